@@ -27,9 +27,9 @@ use crate::config::{
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
-    /// Whether the server opens the connection
+    /// Whether the server opens the connection: true allows, false forbids
     pub allow: bool,
-    /// Names of users [default: all]
+    /// Names of the users to whom the table applies [default: all]
     #[serde(default, deserialize_with = "rules::users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
@@ -37,7 +37,7 @@ pub struct AccessRule {
     #[serde(default, deserialize_with = "rules::networks")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub to: Vec<IpNet>,
-    /// Destination ports [default: all]
+    /// Destination ports, or ranges of ports [default: all]
     #[serde(default, deserialize_with = "rules::some")]
     #[schemars(schema_with = "schema::some::<Ports>")]
     pub ports: Vec<Ports>,
@@ -83,10 +83,10 @@ impl fmt::Display for Ports {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// By this `[[access]]`, counted from 1.
-    #[error("[[access]] number {0} forbids it")]
+    #[error("the table [[access]] number {0} of the server's file forbids it")]
     Rule(usize),
     /// The address belongs to a client: what clients send each other are packets, which show who sent them.
-    #[error("the address is one of the tunnel's clients")]
+    #[error("the address belongs to the network of the tunnel's clients")]
     Client,
     /// The server carries nothing to the address, and nothing allows it.
     #[error("the server's routes do not lead to the address")]

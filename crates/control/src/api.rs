@@ -38,14 +38,14 @@ pub fn user_socket(role: Role, name: &str) -> Result<PathBuf> {
     let dir = dirs::runtime_dir().ok_or_else(|| {
         Error::usage(
             "there is no folder for the socket of the local API: XDG_RUNTIME_DIR is not set",
-            "set it, or give --api-socket PATH",
+            "log in as this user, so that XDG_RUNTIME_DIR is set, or give --api-socket PATH",
         )
     })?;
     Ok(dir.join(format!("{role}-{name}.sock")))
 }
 
 /// Connects to the socket `path` without waiting: a live process whose queue is full is `WouldBlock`.
-fn connect_at_once(path: &Path) -> io::Result<OwnedFd> {
+fn connect_nonblocking(path: &Path) -> io::Result<OwnedFd> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -26,11 +26,11 @@ use crate::{
 };
 
 /// Longest token that is looked at, in bytes.
-const LONGEST: usize = 512;
+const MAX_TOKEN_BYTES: usize = 512;
 /// What our own tokens start with.
-const PREFIX: &str = "mpvpn_";
+const TOKEN_PREFIX: &str = "mpvpn_";
 /// Most users in a file: every check looks at all of them.
-const MOST_USERS: usize = 10_000;
+const MAX_USERS: usize = 10_000;
 
 /// A secret that names a user. It never appears in logs.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Token {
     pub fn generate() -> Result<Self> {
         let mut bits = [0; 32];
         SystemRandom::new().fill(&mut bits).map_err(|_| Error::Random)?;
-        Ok(Self(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
+        Ok(Self(format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
     }
 
     /// The text, for the one place that has to send or show it.
@@ -69,18 +69,18 @@ impl fmt::Debug for Token {
 
 /// A text that is no token; it does not repeat the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is no token: expected 1 to {LONGEST} letters, digits and - . _ ~ + / =")]
-pub struct BadToken;
+#[error("this is not a token: expected 1 to {MAX_TOKEN_BYTES} letters, digits and - . _ ~ + / =")]
+pub struct ParseTokenError;
 
 impl FromStr for Token {
-    type Err = BadToken;
+    type Err = ParseTokenError;
 
     /// `b64token` of RFC 6750, section 2.1.
-    fn from_str(text: &str) -> std::result::Result<Self, BadToken> {
+    fn from_str(text: &str) -> std::result::Result<Self, ParseTokenError> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-._~+/=".contains(&b);
-        match (1..=LONGEST).contains(&text.len()) && text.bytes().all(allowed) {
+        match (1..=MAX_TOKEN_BYTES).contains(&text.len()) && text.bytes().all(allowed) {
             true => Ok(Self(text.into())),
-            false => Err(BadToken),
+            false => Err(ParseTokenError),
         }
     }
 }
@@ -137,7 +137,8 @@ impl Authenticator {
             }
             _ => return Err(Denied::Malformed),
         };
-        let holder = users.holder(&token.map_err(|BadToken| Denied::Malformed)?).ok_or(Denied::Unknown)?;
+        let holder =
+            users.user_with(&token.map_err(|ParseTokenError| Denied::Malformed)?).ok_or(Denied::Unknown)?;
         match name.is_none_or(|name| name == holder.name) {
             true => Ok(holder),
             false => Err(Denied::Unknown),
@@ -148,7 +149,7 @@ impl Authenticator {
 /// What programs send that know names and passwords only (RFC 7617 §2).
 fn name_and_password(encoded: &str) -> Option<(String, String)> {
     // More is nobody's, and not worth its memory.
-    let decoded = (encoded.len() <= 4 * LONGEST).then(|| STANDARD.decode(encoded).ok()).flatten()?;
+    let decoded = (encoded.len() <= 4 * MAX_TOKEN_BYTES).then(|| STANDARD.decode(encoded).ok()).flatten()?;
     let text = String::from_utf8(decoded).ok()?;
     let (name, password) = text.split_once(':')?;
     Some((name.to_owned(), password.to_owned()))
@@ -169,8 +170,8 @@ impl Users {
         };
         let text = String::from_utf8(bytes).map_err(|_| bad("bytes that are no UTF-8".into()))?;
         let file: UsersFile = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
-        if file.user.len() > MOST_USERS {
-            return Err(bad(format!("{} users, at most {MOST_USERS} work", file.user.len())));
+        if file.user.len() > MAX_USERS {
+            return Err(bad(format!("{} users, at most {MAX_USERS} work", file.user.len())));
         }
         let mut users = Self::default();
         for entry in file.user {
@@ -212,7 +213,7 @@ impl Users {
     }
 
     /// Looks at every user, found or not.
-    fn holder(&self, token: &Token) -> Option<User> {
+    fn user_with(&self, token: &Token) -> Option<User> {
         let hash = token.hash();
         let mut holder = None;
         for (name, known) in &self.0 {
@@ -323,7 +324,7 @@ mod tests {
     #[test]
     fn a_token_has_256_bits_and_is_never_logged() {
         let token = Token::generate().unwrap();
-        assert_eq!(token.reveal().len(), PREFIX.len() + 43);
+        assert_eq!(token.reveal().len(), TOKEN_PREFIX.len() + 43);
         assert_ne!(token, Token::generate().unwrap());
         assert!(!format!("{token:?}").contains(&token.reveal()[6..]));
     }
@@ -351,7 +352,7 @@ mod tests {
         let twice = format!("[[user]]\nname='a'\ntoken-sha256='{hash}'\n").repeat(2);
         for (content, said) in [
             ("user = 3", "expected"),
-            ("[[user]]\nname='a'\ntoken-sha256='12'", "user `a`: `12` is no SHA-256"),
+            ("[[user]]\nname='a'\ntoken-sha256='12'", "user `a`: `12` is not a SHA-256"),
             ("[[user]]\nname='a'\npassword='12'", "unknown field `password`"),
             (&twice, "user `a` twice"),
         ] {

@@ -42,7 +42,7 @@ pub struct LinkCheck {
     pub credentials: TokenCheck,
     /// Transport that a client would use on the link.
     #[serde(rename = "use")]
-    pub uses: ChosenTransport,
+    pub chosen: ChosenTransport,
     /// Why the client would use this transport.
     pub why: String,
 }
@@ -218,7 +218,7 @@ impl LinkCheck {
             udp: TransportCheck::Fails { error: why.to_owned() },
             tcp: error(),
             credentials: TokenCheck::Unknown,
-            uses: ChosenTransport::Nothing,
+            chosen: ChosenTransport::Nothing,
             why: why.to_owned(),
         }
     }
@@ -226,11 +226,11 @@ impl LinkCheck {
     /// Says what a client would use there that was told so of the link.
     #[must_use]
     pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
-        (self.uses, self.why) = self.verdict(tier, transport);
+        (self.chosen, self.why) = self.choose_transport(tier, transport);
         self
     }
 
-    fn verdict(&self, tier: Tier, transport: Transport) -> (ChosenTransport, String) {
+    fn choose_transport(&self, tier: Tier, transport: Transport) -> (ChosenTransport, String) {
         if self.credentials == TokenCheck::Refused {
             return (ChosenTransport::Nothing, "the server refuses the token".to_owned());
         }
@@ -247,11 +247,11 @@ impl LinkCheck {
             (None, _, Transport::Quic) => {
                 (ChosenTransport::Nothing, format!("transport is quic, and UDP fails: {}", self.udp.error()))
             }
-            (_, Some(uses), Transport::Tcp) => (uses, "transport is tcp".to_owned()),
+            (_, Some(chosen), Transport::Tcp) => (chosen, "transport is tcp".to_owned()),
             (_, None, Transport::Tcp) => {
                 (ChosenTransport::Nothing, format!("transport is tcp, and TCP fails: {}", self.tcp.error()))
             }
-            (None, Some(uses), Transport::Auto) => (uses, format!("UDP fails: {}", self.udp.error())),
+            (None, Some(chosen), Transport::Auto) => (chosen, format!("UDP fails: {}", self.udp.error())),
             (None, None, Transport::Auto) => {
                 (ChosenTransport::Nothing, "neither UDP nor TCP gets through".to_owned())
             }
@@ -262,7 +262,7 @@ impl LinkCheck {
 impl CheckReport {
     /// Whether a client would have a link.
     pub fn works(&self) -> bool {
-        self.links.iter().any(|link| link.uses != ChosenTransport::Nothing)
+        self.links.iter().any(|link| link.chosen != ChosenTransport::Nothing)
     }
 
     /// What the person can do where nothing works.
@@ -314,14 +314,14 @@ pub fn render(check: &CheckReport, width: usize) -> String {
                 TokenCheck::Refused => "refused".to_owned(),
                 TokenCheck::Unknown => none(),
             },
-            link.uses.as_str().to_owned(),
+            link.chosen.as_str().to_owned(),
             link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
         ]);
     }
     section(&mut text, table);
     text.push('\n');
     for link in &check.links {
-        let _ = writeln!(text, "{}: {}, because {}", link.name, link.uses.as_str(), link.why);
+        let _ = writeln!(text, "{}: {}, because {}", link.name, link.chosen.as_str(), link.why);
         for (what, error) in [
             ("UDP", link.udp.works().is_none().then(|| link.udp.error())),
             ("TCP", link.tcp.works().is_none().then(|| link.tcp.error())),
@@ -386,37 +386,37 @@ mod tests {
         LinkCheck { udp, tcp, credentials, ..LinkCheck::unusable(name, Vec::new(), "") }
     }
 
-    fn verdict(link: &LinkCheck, transport: Transport) -> (ChosenTransport, String) {
-        link.verdict(Tier::Primary, transport)
+    fn choose_transport(link: &LinkCheck, transport: Transport) -> (ChosenTransport, String) {
+        link.choose_transport(Tier::Primary, transport)
     }
 
     #[test]
     fn udp_is_used_where_it_gets_through_and_tcp_where_it_does_not() {
         let both = link("a", udp(), tcp(Mptcp::Works));
-        assert_eq!(verdict(&both, Transport::Auto).0, ChosenTransport::Udp);
-        assert_eq!(verdict(&both, Transport::Tcp).0, ChosenTransport::Mptcp);
+        assert_eq!(choose_transport(&both, Transport::Auto).0, ChosenTransport::Udp);
+        assert_eq!(choose_transport(&both, Transport::Tcp).0, ChosenTransport::Mptcp);
         let blocked = link("b", fails("no answer"), tcp(Mptcp::FellBack));
         assert_eq!(
-            verdict(&blocked, Transport::Auto),
+            choose_transport(&blocked, Transport::Auto),
             (ChosenTransport::Tcp, "UDP fails: no answer".to_owned())
         );
-        let (uses, why) = verdict(&blocked, Transport::Quic);
-        assert_eq!(uses, ChosenTransport::Nothing);
+        let (chosen, why) = choose_transport(&blocked, Transport::Quic);
+        assert_eq!(chosen, ChosenTransport::Nothing);
         assert!(why.contains("transport is quic"), "{why}");
         let dead = link("c", fails("no answer"), fails("refused"));
         for transport in Transport::ALL {
-            assert_eq!(verdict(&dead, *transport).0, ChosenTransport::Nothing);
+            assert_eq!(choose_transport(&dead, *transport).0, ChosenTransport::Nothing);
         }
     }
 
     #[test]
     fn nothing_is_used_without_a_token_or_where_nothing_may_be() {
         let both = link("a", udp(), tcp(Mptcp::Works));
-        assert_eq!(both.verdict(Tier::Never, Transport::Auto).0, ChosenTransport::Nothing);
-        assert_eq!(both.verdict(Tier::Backup, Transport::Auto).0, ChosenTransport::Udp);
+        assert_eq!(both.choose_transport(Tier::Never, Transport::Auto).0, ChosenTransport::Nothing);
+        assert_eq!(both.choose_transport(Tier::Backup, Transport::Auto).0, ChosenTransport::Udp);
         let refused = LinkCheck { credentials: TokenCheck::Refused, ..both };
         let refused = refused.judge(Tier::Primary, Transport::Auto);
-        assert_eq!(refused.uses, ChosenTransport::Nothing);
+        assert_eq!(refused.chosen, ChosenTransport::Nothing);
         let check = CheckReport { server: "vpn.example:443".into(), via: None, links: vec![refused] };
         assert!(!check.works());
         assert!(render(&check, 200).contains("next: give the token"), "{}", render(&check, 200));

@@ -51,7 +51,7 @@ pub use site::{Site, SiteContent};
 pub use values::{AuthMode, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name};
 pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 
-use classes::Surroundings;
+use classes::ClassContext;
 
 use crate::{Error, Result, access::AccessRule, api, auth::Token, files, identity::Fingerprint};
 
@@ -62,7 +62,7 @@ pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
 /// Where a client looks for its configuration unless `--config` names another file.
 pub const CLIENT_FILE: &str = "/etc/mpvpn/client.toml";
 /// All networks.
-const EVERYWHERE: [IpNet; 2] = [
+const ALL_NETWORKS: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
 ];
@@ -73,12 +73,13 @@ pub const STATE_DIR: &str = "/var/lib/mpvpn";
 pub const TUN_NAME: &str = "mpvpn0";
 
 /// What a server listens at unless told otherwise.
-const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
 /// The addresses that it gives to clients.
-const SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24);
-const SUBNET6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64);
+const DEFAULT_SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24);
+const DEFAULT_SUBNET6: Ipv6Net =
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64);
 /// The port of a server unless `--listen` gives another.
-const PORT: u16 = 443;
+const DEFAULT_PORT: u16 = 443;
 
 /// Addresses that a server gives out when nobody says how many clients it may have.
 const DEFAULT_MAX_CLIENTS: u32 = 4096;
@@ -249,11 +250,11 @@ impl ServerConfig {
         if !service.has_tun() {
             options = service::without_tun(options, rights)?;
         }
-        let subnet = options.subnet.unwrap_or(SUBNET);
-        let subnet6 = options.subnet6.map_or(Some(SUBNET6), |given| given.0);
+        let subnet = options.subnet.unwrap_or(DEFAULT_SUBNET);
+        let subnet6 = options.subnet6.map_or(Some(DEFAULT_SUBNET6), |given| given.0);
         let tun_name = options.tun_name.unwrap_or_else(|| TUN_NAME.into());
         let name = options.name.unwrap_or_else(|| tun_name.clone());
-        let listen = if options.listen.is_empty() { vec![LISTEN] } else { options.listen };
+        let listen = if options.listen.is_empty() { vec![DEFAULT_LISTEN] } else { options.listen };
         if let Some(twice) = first_repeated(&listen) {
             return Err(Error::usage(format!("--listen {twice} is given twice"), "give every address once"));
         }
@@ -287,7 +288,7 @@ impl ServerConfig {
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,
-            dns: dns::suggestions(options.dns)?,
+            dns: dns::suggested_servers(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
@@ -308,20 +309,20 @@ impl ClientConfig {
     pub fn load(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
         if !cli.socks5.is_empty() || !cli.http.is_empty() {
             return Err(Error::usage(
-                "--socks5 and --http belong to a proxy, which has no TUN device",
+                "--socks5 and --http are options of `mpvpn proxy`, not of `mpvpn client`",
                 "use `mpvpn proxy`, or leave them out",
             ));
         }
         let from_file: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
-        let options = cli.over(from_file);
-        let via = via::or_environment(options.via, options.server.as_ref());
+        let options = cli.or_fallback(from_file);
+        let via = via::or_from_environment(options.via, options.server.as_ref());
         Self::resolve(ClientOptions { via, ..options })
     }
 
     /// The same for who wants to know about classes only: no server need be named.
     pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
         let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
-        options.server.get_or_insert(ServerAddr { host: String::new(), port: PORT });
+        options.server.get_or_insert(ServerAddr { host: String::new(), port: DEFAULT_PORT });
         options.insecure |= options.ca.is_none() && options.pin.is_none();
         Self::resolve(options)
     }
@@ -344,7 +345,7 @@ impl ClientConfig {
             || options.class.takes_streams();
         if streams && shards.count(1) > 1 {
             return Err(Error::usage(
-                "TCP connections travel as streams with one thread only",
+                "TCP connections can travel as streams only with --shards 1",
                 "leave out --shards, or use --lane datagram and no [[lane-rule]] or [[class]] that says stream",
             ));
         }
@@ -356,14 +357,14 @@ impl ClientConfig {
         }
         if share.contains(&SharedNetwork::Interface(tun_name.clone())) {
             return Err(Error::usage(
-                format!("--share {tun_name} is the tunnel itself"),
+                format!("--share {tun_name} is the TUN device of the tunnel itself"),
                 "name the interface or the network of the machines behind this one",
             ));
         }
         let paths = paths(options.path, &tun_name)?;
         let links = links(options.link, options.pipes, options.transport);
-        let around = Surroundings { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
-        let classes = options.class.resolve(&around)?;
+        let context = ClassContext { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
+        let classes = options.class.resolve(&context)?;
         Ok(Self {
             server,
             trust,
@@ -385,7 +386,7 @@ impl ClientConfig {
             lane: options.lane.unwrap_or_default(),
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or_default(),
-            dns: dns::of_client(options.dns)?,
+            dns: dns::client_dns(options.dns)?,
             share: share.iter().map(ToString::to_string).collect(),
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
@@ -423,12 +424,14 @@ fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<Cert
 /// Every client needs an IPv4 address: all hosts of the subnet but the server.
 fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
     let hosts = u32::MAX >> subnet.prefix_len();
-    let room = hosts.saturating_sub(2);
+    let available = hosts.saturating_sub(2);
     match given {
-        None => Ok(room.min(DEFAULT_MAX_CLIENTS)),
-        Some(0) => Err(Error::usage("--max-clients 0 lets nobody in", "give at least 1")),
-        Some(given) if given > room => Err(Error::usage(
-            format!("--max-clients {given} is more than {subnet} has addresses for: {room}"),
+        None => Ok(available.min(DEFAULT_MAX_CLIENTS)),
+        Some(0) => Err(Error::usage("--max-clients 0 would let no client connect", "give at least 1")),
+        Some(given) if given > available => Err(Error::usage(
+            format!(
+                "--max-clients {given} is more than {available}, the number of addresses for clients in {subnet}"
+            ),
             "give a larger --subnet or fewer clients",
         )),
         Some(given) => Ok(given),
@@ -438,12 +441,12 @@ fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
 /// Where clients' packets may go: everywhere unless networks are given, which are put in order and merged.
 fn routes(given: &[IpNet], subnet6: Option<Ipv6Net>) -> Result<Vec<IpNet>> {
     if given.is_empty() {
-        return Ok(EVERYWHERE.into());
+        return Ok(ALL_NETWORKS.into());
     }
     match given.iter().find(|net| matches!(net, IpNet::V6(_))) {
         Some(net) if subnet6.is_none() => Err(Error::usage(
             format!(
-                "--routes {net} is a network of IPv6, but with --subnet6 none clients have no IPv6 addresses"
+                "--routes {net} is an IPv6 network, but with --subnet6 none clients have no IPv6 addresses"
             ),
             "leave out one of the two",
         )),
@@ -456,15 +459,17 @@ fn max_relays(all: Option<u32>, user: Option<u32>) -> Result<(u32, u32)> {
     for (option, given) in [("max-relays", all), ("max-user-relays", user)] {
         if given == Some(0) {
             return Err(Error::usage(
-                format!("--{option} 0 lets nobody connect"),
-                "give at least 1, or forbid everything with a table [[access]] of the file",
+                format!("--{option} 0 would relay nothing"),
+                "give at least 1, or forbid all destinations with a table [[access]] in the file",
             ));
         }
     }
     let all = all.unwrap_or(DEFAULT_MAX_RELAYS);
     match user {
         Some(user) if user > all => Err(Error::usage(
-            format!("--max-user-relays {user} is more than all users together may have: {all}"),
+            format!(
+                "--max-user-relays {user} is more than --max-relays {all}, the limit for all users together"
+            ),
             "give a larger --max-relays or a smaller --max-user-relays",
         )),
         Some(user) => Ok((all, user)),
@@ -478,7 +483,7 @@ fn trust(ca: Option<PathBuf>, pin: Option<Fingerprint>, insecure: bool) -> Resul
         (Some(ca), None, false) => Ok(Trust::Ca(ca)),
         (None, Some(pin), false) => Ok(Trust::Pin(pin)),
         (None, None, true) => Ok(Trust::Insecure),
-        (None, None, false) => Err(Error::usage("nothing says how to recognise the server", next)),
+        (None, None, false) => Err(Error::usage("no option says how to verify the server", next)),
         (ca, pin, insecure) => {
             let given = [("--ca", ca.is_some()), ("--pin", pin.is_some()), ("--insecure", insecure)];
             let given: Vec<_> = given.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
@@ -502,7 +507,7 @@ fn paths(given: Vec<String>, tun_name: &str) -> Result<Vec<String>> {
     }
     if given.iter().any(|path| path == tun_name) {
         return Err(Error::usage(
-            format!("--path {tun_name} is the tunnel itself"),
+            format!("--path {tun_name} is the TUN device of the tunnel itself"),
             "give the interfaces that lead to the server",
         ));
     }

@@ -50,9 +50,13 @@ impl Credentials {
         };
         match &authenticator {
             Authenticator::Tokens(users) if users.is_empty() => {
-                tracing::warn!("there are no users: nobody can come in");
+                tracing::warn!(
+                    "the users' file names no user: every client is refused; add a [[user]] and restart the server"
+                );
             }
-            Authenticator::None => tracing::warn!("--auth none: everybody may use this server"),
+            Authenticator::None => {
+                tracing::warn!("--auth none: this server accepts every client, without a token");
+            }
             Authenticator::Tokens(_) => {}
         }
         Ok(Self { identity, others, authenticator, token })

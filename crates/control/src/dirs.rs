@@ -9,7 +9,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// An absolute path in the environment; others are to be ignored.
-fn folder(variable: &str) -> Option<PathBuf> {
+fn absolute_path_in(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
@@ -18,11 +18,11 @@ pub(crate) fn runtime_dir() -> Option<PathBuf> {
     if is_root() {
         return Some(api::SOCKET_DIR.into());
     }
-    let of_session = || {
+    let session_dir = || {
         let dir = PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()));
         dir.is_dir().then_some(dir)
     };
-    folder("XDG_RUNTIME_DIR").or_else(of_session).map(|dir| dir.join("mpvpn"))
+    absolute_path_in("XDG_RUNTIME_DIR").or_else(session_dir).map(|dir| dir.join("mpvpn"))
 }
 
 /// For what has to survive a restart.
@@ -30,8 +30,8 @@ pub(crate) fn state_dir() -> PathBuf {
     if is_root() {
         return config::STATE_DIR.into();
     }
-    let of_home = || folder("HOME").map(|home| home.join(".local/state"));
-    folder("XDG_STATE_HOME")
-        .or_else(of_home)
+    let below_home = || absolute_path_in("HOME").map(|home| home.join(".local/state"));
+    absolute_path_in("XDG_STATE_HOME")
+        .or_else(below_home)
         .map_or_else(|| config::STATE_DIR.into(), |dir| dir.join("mpvpn"))
 }

@@ -62,7 +62,7 @@ pub enum Error {
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
     /// The system's random number generator failed.
-    #[error("the system gives no random numbers")]
+    #[error("the kernel gives no random numbers")]
     Random,
     /// Metrics cannot be offered at this address.
     #[error("cannot offer metrics at {address}: {source}")]
@@ -105,7 +105,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Somebody answered at the API's socket, but not as the API does.
-    #[error("{} gave no status: {why}", path.display())]
+    #[error("the process at {} gave an answer that is not understood: {why}", path.display())]
     BadAnswer {
         /// The socket.
         path: PathBuf,
@@ -174,15 +174,17 @@ impl Error {
             Self::File { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 "run it as root, or give this user access to the file".into()
             }
-            Self::File { .. } => "check the path".into(),
+            Self::File { .. } => "check that the path is right and its folder exists".into(),
             Self::Content { path, .. } => format!("correct or replace {}", path.display()),
-            Self::KeyMismatch { .. } => "give --cert and --key that were made together".into(),
-            Self::MakeCertificate(_) => "make one with openssl and give it with --cert and --key".into(),
-            Self::Tls(_) => "check the certificate and the key".into(),
-            Self::Random => "check that getrandom works on this machine".into(),
+            Self::KeyMismatch { .. } => "give the private key of this certificate with --key".into(),
+            Self::MakeCertificate(_) => {
+                "make a certificate with `openssl req -x509` and give it with --cert and --key".into()
+            }
+            Self::Tls(_) => "check the certificate with `openssl x509 -text -noout -in FILE`".into(),
+            Self::Random => "check that nothing, as a seccomp filter, forbids getrandom(2)".into(),
             Self::MetricsAddress { address, source } => match source.kind() {
                 ErrorKind::AddrInUse => format!(
-                    "choose another port with --metrics, or end what listens there: `ss -ltnp sport = :{}` names it",
+                    "choose another port with --metrics, or end the process that listens there: `ss -ltnp sport = :{}` names it",
                     address.port()
                 ),
                 ErrorKind::AddrNotAvailable => {
@@ -195,24 +197,27 @@ impl Error {
             },
             Self::TcpAddress { address, source } => match source.kind() {
                 ErrorKind::AddrInUse => format!(
-                    "end what has the port: `ss -ltnp sport = :{}` names it; or choose another with --listen, or do \
-                     without TCP with --tcp off",
+                    "end the process that has the port: `ss -ltnp sport = :{}` names it; or choose another port with \
+                     --listen, or turn TCP off with --tcp off",
                     address.port()
                 ),
                 ErrorKind::AddrNotAvailable => "give an address of this machine with --listen".into(),
-                _ => "choose another port with --listen, or do without TCP with --tcp off".into(),
+                _ => "choose another port with --listen, or turn TCP off with --tcp off".into(),
             },
             Self::SocketInUse { .. } => {
-                "stop that process, or choose another socket with --name or --api-socket".into()
+                "stop that process, or give this one another --name or --api-socket".into()
             }
             Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
             Self::NoAnswer { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                "run it as the user that runs mpvpn, mostly root".into()
+                "run the command as the user that runs mpvpn: with sudo if that is root".into()
             }
             Self::NoAnswer { .. } => {
                 "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket".into()
             }
-            Self::BadAnswer { .. } => "check that the socket belongs to mpvpn, of this version".into(),
+            Self::BadAnswer { .. } => {
+                "check that the process at the socket is mpvpn, and of the version of `mpvpn --version`"
+                    .into()
+            }
         }
     }
 }

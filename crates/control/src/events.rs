@@ -5,8 +5,8 @@
 //! of each kind ([`EventLog`]) as lines of JSON. Always holds: reporting never blocks; text that a peer chose is bounded
 //! and contains no control characters ([`ShortText`]); names of kinds, events and fields are added to, never renamed.
 
+mod channel;
 mod log;
-mod share;
 mod short_text;
 mod text;
 
@@ -17,9 +17,9 @@ use mpvpn_types::word_enum;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub(crate) use channel::EventReader;
+pub use channel::{EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use log::{Entry, EventLog, MAX_ENTRIES_PER_KIND};
-pub(crate) use share::EventReader;
-pub use share::{EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use short_text::ShortText;
 
 word_enum! {
@@ -293,7 +293,7 @@ macro_rules! kinds {
                 match self { $($(Self::$event { .. })|+ => EventKind::$kind,)+ }
             }
 
-            const fn usual_level(&self) -> tracing::Level {
+            const fn default_level(&self) -> tracing::Level {
                 match self { $($(Self::$event { .. } => tracing::Level::$level,)+)+ }
             }
         }
@@ -321,17 +321,17 @@ impl Event {
             Self::ConfigurationRead { restart, .. } if !restart.is_empty() => tracing::Level::WARN,
             Self::ClassDisconnected { client: Some(_), .. } => tracing::Level::INFO,
             Self::TcpFailed { failures: 1.., .. } => tracing::Level::DEBUG,
-            _ => self.usual_level(),
+            _ => self.default_level(),
         }
     }
 
     /// Whether it equals another event apart from measured figures.
-    pub(crate) fn repeats(&self, other: &Self) -> bool {
+    pub(crate) fn is_repetition_of(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
-            && self.clone().without_figures() == other.clone().without_figures()
+            && self.clone().without_measurements() == other.clone().without_measurements()
     }
 
-    fn without_figures(mut self) -> Self {
+    fn without_measurements(mut self) -> Self {
         match &mut self {
             Self::PathFailed { failure, reinjected_packets, reinjected_stream_bytes, .. } => {
                 (*reinjected_packets, *reinjected_stream_bytes) = (0, 0);

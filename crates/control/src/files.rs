@@ -10,7 +10,7 @@ use std::{
 use crate::{Error, Result};
 
 /// No file that we read is larger than this, in bytes.
-const LARGEST: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The whole text of `path`.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
@@ -22,13 +22,13 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// The whole content of `path`, at most [`LARGEST`] bytes.
+/// The whole content of `path`, at most [`MAX_FILE_BYTES`] bytes.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let error = || Error::file("read", path);
     let file = fs::File::open(path).map_err(error())?;
     let mut bytes = Vec::new();
-    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(error())?;
-    if bytes.len() as u64 > LARGEST {
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(error())?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(Error::Content {
             path: path.into(),
             expected: "at most 4 MiB",
@@ -42,7 +42,10 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let bytes = read(path)?;
     if fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o077 != 0) {
-        tracing::warn!("{} holds a secret and other users can open it: chmod 600 it", path.display());
+        tracing::warn!(
+            "other users of this machine can read the secret in {0}: run `chmod 600 {0}`",
+            path.display()
+        );
     }
     Ok(bytes)
 }
@@ -56,16 +59,16 @@ pub(crate) fn create_private_dir(dir: &Path) -> Result<()> {
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
-    let draft = path.with_file_name(name);
-    let written = write_new(&draft, content).and_then(|()| fs::rename(&draft, path));
+    let temporary = path.with_file_name(name);
+    let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        let _ = fs::remove_file(&draft);
+        let _ = fs::remove_file(&temporary);
     }
     written.map_err(Error::file("write", path))
 }
 
 fn write_new(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    // A draft that a crashed process of the same pid left would keep its own mode.
+    // A temporary that a crashed process of the same pid left would keep its own mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,5 +1,5 @@
-//! HTTP/1.1 for the few requests of programs on this machine or of who watches it: what waits, is read or is answered is
-//! bounded in number, size and time. Only an answer marked [`Endless`] has no time limit.
+//! HTTP/1.1 for the few requests of programs on this machine or of who watches it: server_name waits, is read or is answered is
+//! bounded in number, size and time. Only an answer marked [`NoTimeLimit`] has no time limit.
 
 use std::{
     convert::Infallible,
@@ -27,46 +27,46 @@ use tokio::{
 use crate::api::{ControlRequest, RequestHandler};
 
 /// Requests being answered at once.
-const MOST_CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// How long a request may take as a whole.
-const LONGEST_REQUEST: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the data plane may take.
-const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+const DATA_PLANE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes read ahead on a connection; hyper takes no less.
-const READ_AHEAD: usize = 8192;
+const READ_BUFFER_BYTES: usize = 8192;
 
 /// An answer.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+pub(crate) type HttpResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 /// Marks an answer without a time limit, as an extension.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Endless;
+pub(crate) struct NoTimeLimit;
 
 /// An answer with a complete body.
-pub(crate) fn whole(body: impl Into<Bytes>) -> Answer {
+pub(crate) fn complete(body: impl Into<Bytes>) -> HttpResponse {
     Response::new(Full::new(body.into()).boxed_unsync())
 }
 
 /// Answers requests on the connections that `accept` gives until dropped; inside a tokio runtime with I/O and time.
-/// `what` names it in the log.
+/// `server_name` names it in the log.
 pub(crate) async fn serve<S, F>(
-    what: &'static str,
+    server_name: &'static str,
     accept: impl AsyncFn() -> io::Result<S>,
     answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HttpResponse> + Send + 'static,
 {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = tokio::task::JoinSet::new();
     loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         while connections.try_join_next().is_some() {}
         let stream = match accept().await {
             Ok(stream) => stream,
             Err(error) => {
                 // Mostly a lack of file descriptors: waiting is all that helps.
-                tracing::debug!("{what}: {error}");
+                tracing::debug!("{server_name}: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -79,36 +79,36 @@ pub(crate) async fn serve<S, F>(
                 let (answering, endless) = (answer(request), Arc::clone(&endless));
                 async move {
                     let answer = answering.await;
-                    endless.store(answer.extensions().get::<Endless>().is_some(), Ordering::Relaxed);
+                    endless.store(answer.extensions().get::<NoTimeLimit>().is_some(), Ordering::Relaxed);
                     Ok::<_, Infallible>(answer)
                 }
             });
             let answering = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(LONGEST_REQUEST)
+                .header_read_timeout(REQUEST_TIMEOUT)
                 .keep_alive(false)
-                .max_buf_size(READ_AHEAD)
+                .max_buf_size(READ_BUFFER_BYTES)
                 .serve_connection(TokioIo::new(stream), service);
             tokio::pin!(answering);
-            let ended = match tokio::time::timeout(LONGEST_REQUEST, &mut answering).await {
+            let ended = match tokio::time::timeout(REQUEST_TIMEOUT, &mut answering).await {
                 Ok(ended) => ended,
                 Err(_) if is_endless.load(Ordering::Relaxed) => answering.await,
                 Err(_) => Ok(()),
             };
             if let Err(error) = ended {
-                tracing::debug!("{what}: {error}");
+                tracing::debug!("{server_name}: {error}");
             }
-            drop(place);
+            drop(slot);
         });
     }
 }
 
 /// What the data plane answers; nothing if it does not.
-pub(crate) async fn ask<T>(
-    source: &RequestHandler,
-    question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
+pub(crate) async fn ask_data_plane<T>(
+    handler: &RequestHandler,
+    request: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
 ) -> Option<T> {
     let (sender, receiver) = oneshot::channel();
-    source(question(sender));
-    tokio::time::timeout(LONGEST_ANSWER, receiver).await.ok()?.ok()
+    handler(request(sender));
+    tokio::time::timeout(DATA_PLANE_TIMEOUT, receiver).await.ok()?.ok()
 }

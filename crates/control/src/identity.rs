@@ -20,9 +20,9 @@ use rustls::{
 use crate::{Error, Result, files, tls};
 
 /// How long a certificate of our own is good for.
-const LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
 /// Certificates of our own start that long ago, for clients whose clock is behind.
-const BACKDATED: Duration = Duration::from_secs(24 * 3600);
+const BACKDATED_BY: Duration = Duration::from_secs(24 * 3600);
 
 /// A certificate chain and the private key of its leaf.
 #[derive(Clone)]
@@ -133,8 +133,8 @@ fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + now.saturating_sub(BACKDATED);
-    params.not_after = params.not_before + BACKDATED + LIFETIME;
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + now.saturating_sub(BACKDATED_BY);
+    params.not_after = params.not_before + BACKDATED_BY + CERTIFICATE_LIFETIME;
     let cert = params.self_signed(&pair)?;
     // The key goes first: a crash in between leaves a key alone, which the next start reports.
     files::write_secret(key_file, pair.serialize_pem().as_bytes())?;
@@ -168,15 +168,15 @@ impl fmt::Debug for Fingerprint {
 
 /// A text that is no fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no SHA-256 fingerprint: expected 64 hexadecimal digits, with or without colons")]
-pub struct BadFingerprint(String);
+#[error("`{0}` is not a SHA-256 fingerprint: expected 64 hexadecimal digits, with or without colons")]
+pub struct ParseFingerprintError(String);
 
 impl FromStr for Fingerprint {
-    type Err = BadFingerprint;
+    type Err = ParseFingerprintError;
 
     /// 64 hexadecimal digits of either case; colons between bytes, as openssl prints them, are fine.
-    fn from_str(text: &str) -> std::result::Result<Self, BadFingerprint> {
-        let error = || BadFingerprint(text.chars().take(120).collect());
+    fn from_str(text: &str) -> std::result::Result<Self, ParseFingerprintError> {
+        let error = || ParseFingerprintError(text.chars().take(120).collect());
         let digits: Vec<u8> = match text.contains(':') {
             false => text.bytes().collect(),
             true if text.split(':').all(|byte| byte.len() == 2) => {

@@ -24,7 +24,9 @@ pub fn init(level: LogLevel) {
         .with_target(asked.is_some() || matches!(level, LogLevel::Debug | LogLevel::Trace))
         .try_init();
     if let (Ok(()), Some(error)) = (set, mistake) {
-        tracing::warn!("RUST_LOG is not understood, `{level}` is used: {error}");
+        tracing::warn!(
+            "the environment variable RUST_LOG is not understood, so the level is `{level}`: {error}"
+        );
     }
 }
 

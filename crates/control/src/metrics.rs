@@ -14,18 +14,18 @@ use std::{
 
 use hyper::{Method, Request, StatusCode, body::Incoming, header};
 
-pub(crate) use table::{Head, Kind, Metric, Sample, metrics};
-pub(crate) use text::SINGLE;
+pub(crate) use table::{Kind, Metric, SingleMetric, ToSample, metrics};
+pub(crate) use text::SINGLE_METRICS;
 pub use text::exposition;
 
 use crate::{
     Error, Result,
     api::{ControlRequest, RequestHandler},
-    http::{self, Answer, ask, whole},
+    http::{self, HttpResponse, ask_data_plane, complete},
 };
 
 /// The text format that is written.
-const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A bound address.
 #[derive(Debug)]
@@ -62,23 +62,26 @@ impl Server {
     }
 }
 
-async fn answer(request: &Request<Incoming>, source: &RequestHandler) -> Answer {
+async fn answer(request: &Request<Incoming>, source: &RequestHandler) -> HttpResponse {
     if request.uri().path() != "/metrics" {
         return plain(StatusCode::NOT_FOUND, "there is only /metrics here\n".to_owned());
     }
     if request.method() != Method::GET {
         return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET works here\n".to_owned());
     }
-    match ask(source, ControlRequest::Status).await {
+    match ask_data_plane(source, ControlRequest::Status).await {
         Some(status) => plain(StatusCode::OK, exposition(&status)),
-        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer\n".to_owned()),
+        None => plain(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the data plane did not answer within 2 s: ask again\n".to_owned(),
+        ),
     }
 }
 
-fn plain(code: StatusCode, body: String) -> Answer {
-    let mut response = whole(body);
+fn plain(code: StatusCode, body: String) -> HttpResponse {
+    let mut response = complete(body);
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(FORMAT));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TEXT_FORMAT));
     response
 }
 

@@ -18,7 +18,7 @@ pub struct QuotaUsage {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct UsageFile {
     links: BTreeMap<String, QuotaUsage>,
 }
 
@@ -33,14 +33,14 @@ pub fn load(path: &Path) -> Result<BTreeMap<String, QuotaUsage>> {
         Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(error),
     };
-    match serde_json::from_slice::<Content>(&bytes) {
+    match serde_json::from_slice::<UsageFile>(&bytes) {
         Ok(content) => Ok(content.links),
         Err(error) => {
             let bad = path.with_extension("json.bad");
             std::fs::rename(path, &bad).map_err(Error::file("move away", path))?;
             tracing::warn!(
-                "{} does not say what the links have used ({error}): it is now {}, and quotas count from 0; \
-                 `mpvpn link show` tells how much is used",
+                "{} cannot be understood ({error}), so the quotas of all links count from 0; the file was renamed to {}; \
+                 `mpvpn link show` shows how much is used",
                 path.display(),
                 bad.display()
             );
@@ -57,7 +57,7 @@ pub fn save(path: &Path, links: &BTreeMap<String, QuotaUsage>) -> Result<()> {
     if let Some(dir) = path.parent() {
         files::create_private_dir(dir)?;
     }
-    let content = Content { links: links.clone() };
+    let content = UsageFile { links: links.clone() };
     let bytes = serde_json::to_vec(&content).map_err(|error| Error::Content {
         path: path.into(),
         expected: "what can be written as JSON",

@@ -87,15 +87,19 @@ pub struct Metric {
 
 /// All metrics, in the order of the exposition.
 pub fn all_metrics() -> Vec<Metric> {
-    let single = metrics::SINGLE.iter().map(|head| metric(head.name, head.kind, head.help, head.labels));
+    let single =
+        metrics::SINGLE_METRICS.iter().map(|head| metric(head.name, head.kind, head.help, head.labels));
     single
-        .chain(of_each(Class::METRICS, &["class"]))
-        .chain(of_each(Link::METRICS, &["link"]))
-        .chain(of_each(Path::METRICS, &["class", "link", "path"]))
+        .chain(per_item(Class::METRICS, &["class"]))
+        .chain(per_item(Link::METRICS, &["link"]))
+        .chain(per_item(Path::METRICS, &["class", "link", "path"]))
         .collect()
 }
 
-fn of_each<T>(table: &[metrics::Metric<T>], labels: &'static [&'static str]) -> impl Iterator<Item = Metric> {
+fn per_item<T>(
+    table: &[metrics::Metric<T>],
+    labels: &'static [&'static str],
+) -> impl Iterator<Item = Metric> {
     table.iter().map(move |one| metric(one.name, one.kind, one.help, labels))
 }
 

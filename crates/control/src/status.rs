@@ -194,17 +194,17 @@ impl Class {
             "Packets received a second time, and dropped.";
         "class_given_up_packets_total" Counter class.resequencing.map(|counters| counters.given_up), "Packets that the receiver waited for and gave up.";
         "class_fec_ratio" Gauge class.fec().map(|fec| ratio(fec.percent.into())),
-            "FecStats packets sent now per packet, on the path with the most.";
+            "Repair packets sent now per packet, on the path with the most.";
         "class_fec_protected_packets_total" Counter class.fec().map(|fec| fec.protected),
             "Packets sent in groups that have repair packets.";
-        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "FecStats packets sent.";
+        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "Repair packets sent.";
         "class_fec_repair_bytes_total" Counter class.fec().map(|fec| fec.sent_bytes), "Bytes of repair packets sent.";
         "class_fec_made_good_packets_total" Counter class.fec().map(|fec| fec.made_good),
             "Packets sent by this end and lost, which the far end restored.";
         "class_fec_recovered_packets_total" Counter class.fec().map(|fec| fec.recovered),
             "Packets lost on the way to this end and restored.";
         "class_fec_wasted_packets_total" Counter class.fec().map(|fec| fec.wasted),
-            "FecStats packets received and not needed.";
+            "Repair packets received and not needed.";
         "class_fec_unrecoverable_groups_total" Counter class.fec().map(|fec| fec.unrecoverable),
             "Groups that lost more than could be restored.";
     };
@@ -285,7 +285,7 @@ pub struct Link {
     /// Limit of the rate at which the server sends, in bit/s; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_cap_bps: Option<u64>,
-    /// SharedNetwork of the traffic relative to other links, for the scheduler `weighted`; left out if 1.
+    /// Share of the traffic relative to other links, for the scheduler `weighted`; left out if 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
     /// Quota of a month, in bytes of IP packets; left out without a limit.
@@ -477,11 +477,11 @@ pub struct Resequencing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct FecStats {
-    /// FecStats packets sent now per 100 packets, on the path with the most.
+    /// Repair packets sent now per 100 packets, on the path with the most.
     pub percent: u8,
     /// Packets sent in groups that have repair packets.
     pub protected: u64,
-    /// FecStats packets sent.
+    /// Repair packets sent.
     pub sent: u64,
     /// Bytes of repair packets sent.
     pub sent_bytes: u64,
@@ -489,7 +489,7 @@ pub struct FecStats {
     pub made_good: u64,
     /// Packets lost on the way to this end and restored.
     pub recovered: u64,
-    /// FecStats packets received and not needed.
+    /// Repair packets received and not needed.
     pub wasted: u64,
     /// Groups that lost more than could be restored; their lost packets were retransmitted.
     pub unrecoverable: u64,

@@ -5,7 +5,7 @@
 //! key, whatever the trust; and a certificate that is refused leaves a [`CertificateRefusal`] behind, because QUIC
 //! tells the other side no more than an alert.
 
-mod choice;
+mod by_name;
 mod verify;
 
 use std::sync::{Arc, Once};
@@ -25,7 +25,7 @@ pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(choice::Choice::new(identity, others)));
+        .with_cert_resolver(Arc::new(by_name::CertificatesByName::new(identity, others)));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }
@@ -35,17 +35,22 @@ pub fn client_config(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig> {
     client_config_reporting(trust, alpn, &LastRefusal::default())
 }
 
-/// As [`client_config`]; why a server's certificate was refused is put into `slot`.
-pub fn client_config_reporting(trust: &Trust, alpn: &[&[u8]], slot: &LastRefusal) -> Result<ClientConfig> {
+/// As [`client_config`]; why a server's certificate was refused is put into `last_refusal`.
+pub fn client_config_reporting(
+    trust: &Trust,
+    alpn: &[&[u8]],
+    last_refusal: &LastRefusal,
+) -> Result<ClientConfig> {
     static WARNED: Once = Once::new();
     if *trust == Trust::Insecure {
         WARNED.call_once(|| {
             tracing::warn!(
-                "--insecure: any server is trusted; anybody on the way can read and change everything"
+                "--insecure: the client trusts any server, so an attacker on the path can read and change everything; \
+                 use --pin or --ca"
             );
         });
     }
-    let verifier = verify::Verifier::new(trust, provider(), slot.clone())?;
+    let verifier = verify::Verifier::new(trust, provider(), last_refusal.clone())?;
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()

@@ -306,7 +306,7 @@ fn guarded<T>(else_this: T, work: impl FnOnce() -> T) -> T {
 /// A duplicate of an app's descriptor.
 fn duplicate(fd: c_int) -> Result<OwnedFd, String> {
     if fd < 0 {
-        return Err(format!("{fd} is no descriptor"));
+        return Err(format!("{fd} is not a descriptor"));
     }
     // SAFETY: not negative, and open for the time of this call, or the kernel says that it is not.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -347,7 +347,7 @@ unsafe fn link(given: &mpvpn_link) -> Result<Link, String> {
     if !given.address.is_null() {
         // SAFETY: valid, by the contract.
         let address = unsafe { text(given.address, "the address of a link") }?;
-        let parsed = address.parse().map_err(|_| format!("`{address}` is no address of a link"))?;
+        let parsed = address.parse().map_err(|_| format!("`{address}` is not an address of a link"))?;
         link.address = Some(parsed);
     }
     if given.mtu != 0 {
@@ -360,7 +360,10 @@ unsafe fn link(given: &mpvpn_link) -> Result<Link, String> {
 fn addresses(found: &[u8]) -> Result<Vec<IpAddr>, String> {
     let end = found.iter().position(|byte| *byte == 0).unwrap_or(found.len());
     let words = std::str::from_utf8(&found[..end]).map_err(|_| "the app's addresses are not UTF-8")?;
-    words.split_whitespace().map(|word| word.parse().map_err(|_| format!("`{word}` is no address"))).collect()
+    words
+        .split_whitespace()
+        .map(|word| word.parse().map_err(|_| format!("`{word}` is not an address")))
+        .collect()
 }
 
 /// # Safety

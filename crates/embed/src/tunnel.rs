@@ -195,9 +195,9 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_told_and_nothing_is_left() {
         let text = |result: Result<Tunnel, Error>| result.err().expect("an error").to_string();
-        assert!(text(start("server = 'a'")).contains("how to recognise the server"));
+        assert!(text(start("server = 'a'")).contains("how to verify the server"));
         assert!(text(start("server")).contains("line 1"));
-        assert!(text(start(&format!("{NOBODY}share = ['lan0']"))).contains("`share` means nothing"));
+        assert!(text(start(&format!("{NOBODY}share = ['lan0']"))).contains("`share` does not apply"));
         let pipe = fs::File::open("/proc/self/exe").unwrap();
         let started = Builder::new(NOBODY).unwrap().start_with_descriptor(pipe.into(), |_| {});
         assert!(text(started).contains("one packet a read"));

@@ -98,7 +98,7 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
     if mode != "server" && mode != "client" {
         return Err(Failure::usage(
             WHAT,
-            format!("`{mode}` is no mode: expected --mode server or --mode client"),
+            format!("`{mode}` is not a mode: expected --mode server or --mode client"),
             "see `mpvpn --help`",
         ));
     }

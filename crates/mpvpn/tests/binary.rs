@@ -96,7 +96,7 @@ fn links_are_shown_and_changed() {
         assert!(stderr(&output).contains("there is no link `wlan0`: known are eth0"), "{}", stderr(&output));
         let output = mpvpn(&["link", "set", "eth0", "--api-socket", socket]);
         assert_eq!(code(&output), 2);
-        assert!(stderr(&output).contains("nothing is to change"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("no option says what to change"), "{}", stderr(&output));
     });
 }
 
@@ -131,13 +131,17 @@ fn packets_are_told_their_class_and_the_rule_that_says_so() {
     assert_eq!(code(&output), 2);
     assert_eq!(
         stderr(&output),
-        "mpvpn: cannot test the packet: `tcp 10.0.0.5:4000 -` is no packet: expected a protocol and two ends in \
+        "mpvpn: cannot test the packet: `tcp 10.0.0.5:4000 -` is not a packet: expected a protocol and two ends in \
          quotes, as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\"\n  next: see `mpvpn class test --help`\n"
     );
     std::fs::write(&path, "[[class]]\nname = 'a'\nmin = '60%'\nmax = '50%'\n").unwrap();
     let output = mpvpn(&["class", "list", "--config", file]);
     assert_eq!(code(&output), 2);
-    assert!(stderr(&output).contains("line 3, column 7: the class `a` would get 60%"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("line 3, column 7: `min` of the class `a` is 60%"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -200,7 +204,11 @@ fn events_are_told_for_people_and_programs_and_followed_until_the_end() {
     assert!(stderr(&output).contains("has ended\n  next: "), "{}", stderr(&output));
     let output = mpvpn(&["events", "--since", "noon", "--api-socket", socket]);
     assert_eq!(code(&output), 2);
-    assert!(stderr(&output).contains("--since <TIME>: `noon` is no time: expected"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("--since <TIME>: `noon` is not a time: expected"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]

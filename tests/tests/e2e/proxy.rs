@@ -183,5 +183,5 @@ fn a_wrong_token_and_a_missing_address_end_it_with_the_reason() {
     let output = testbed.mpvpn(Host::Client, &["proxy", "--server", SERVER, "--insecure"]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("nothing says where apps find the proxy"), "{text}");
+    assert!(text.contains("no option says at which address the proxy listens"), "{text}");
 }

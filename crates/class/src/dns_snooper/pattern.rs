@@ -34,7 +34,7 @@ impl fmt::Display for DomainPattern {
 /// Something that is no pattern of names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no domain: expected one as in example.com (and all below it) or *.example.com (below only), in letters of \
+    "`{0}` is not a domain: expected one as in example.com (and all below it) or *.example.com (below only), in letters of \
      ASCII"
 )]
 pub struct ParseDomainPatternError(String);

@@ -15,16 +15,16 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use super::{SOCKET_DIR, connect_at_once};
+use super::{SOCKET_DIR, connect_nonblocking};
 use crate::{Error, Result, dirs};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest answer, in bytes: a server with thousands of clients.
-const LONGEST: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// Longest line of an event log (bytes): ten times the longest event. Without a limit a process that sends no line end
 /// would fill memory.
-const LONGEST_LINE: usize = 64 << 10;
+const MAX_EVENT_LINE_BYTES: usize = 64 << 10;
 
 /// The answer of a process.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ pub(super) struct ApiResponse {
 
 impl ApiResponse {
     /// The body as JSON.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T> {
         if !self.code.is_success() {
             return Err(self.failure());
         }
-        serde_json::from_slice(&self.body).map_err(|error| self.bad(error.to_string()))
+        serde_json::from_slice(&self.body).map_err(|error| self.error(error.to_string()))
     }
 
     /// The body as text.
@@ -52,56 +52,60 @@ impl ApiResponse {
     }
 
     fn failure(&self) -> Error {
-        self.bad(format!("{}: {}", self.code, excerpt(&self.body)))
+        self.error(format!("{}: {}", self.code, excerpt(&self.body)))
     }
 
     /// The body as JSON. The `refusals` are errors of usage with the reason in the body, and `next` as advice.
-    pub(super) fn read_unless<T: DeserializeOwned>(&self, refusals: &[StatusCode], next: &str) -> Result<T> {
-        let said = serde_json::from_slice::<serde_json::Value>(&self.body).ok();
-        match said.as_ref().and_then(|said| said["error"].as_str()) {
+    pub(super) fn json_or_usage_error<T: DeserializeOwned>(
+        &self,
+        refusals: &[StatusCode],
+        next: &str,
+    ) -> Result<T> {
+        let text = serde_json::from_slice::<serde_json::Value>(&self.body).ok();
+        match text.as_ref().and_then(|text| text["error"].as_str()) {
             Some(why) if refusals.contains(&self.code) => Err(Error::usage(why, next)),
-            _ => self.read(),
+            _ => self.json(),
         }
     }
 
-    fn bad(&self, why: String) -> Error {
+    fn error(&self, why: String) -> Error {
         Error::BadAnswer { path: self.path.clone(), why }
     }
 }
 
 fn excerpt(body: &[u8]) -> String {
-    let said: String = String::from_utf8_lossy(body).chars().take(200).collect();
-    said.escape_debug().to_string()
+    let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
+    text.escape_debug().to_string()
 }
 
 /// Sends a request to the process at the socket `path` and waits for the answer.
-pub(super) fn ask(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<ApiResponse> {
-    run(path, async {
-        let response = within(path, send(path, method, uri, body)).await?;
-        within(path, whole(path, response)).await
+pub(super) fn request(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<ApiResponse> {
+    block_on(path, async {
+        let response = with_timeout(path, send(path, method, uri, body)).await?;
+        with_timeout(path, read_body(path, response)).await
     })
 }
 
 /// Calls `take` for each line of an answer as it arrives. Returns when `take` breaks, or at the end of the answer.
 pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-    run(path, async {
-        let mut response = within(path, send(path, Method::GET, uri, Bytes::new())).await?;
+    block_on(path, async {
+        let mut response = with_timeout(path, send(path, Method::GET, uri, Bytes::new())).await?;
         if !response.status().is_success() {
-            let response = within(path, whole(path, response)).await?;
+            let response = with_timeout(path, read_body(path, response)).await?;
             return Err(response.failure());
         }
-        let mut begun = Vec::new();
+        let mut line_start = Vec::new();
         // A killed process aborts the answer, which ends it as well.
         while let Some(Ok(frame)) = response.frame().await {
-            begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-            while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = begun.drain(..=end).collect();
+            line_start.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = line_start.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = line_start.drain(..=end).collect();
                 if take(String::from_utf8_lossy(&line).trim_end()).is_break() {
                     return Ok(());
                 }
             }
-            if begun.len() > LONGEST_LINE {
-                let why = format!("a line of more than {LONGEST_LINE} bytes");
+            if line_start.len() > MAX_EVENT_LINE_BYTES {
+                let why = format!("a line of more than {MAX_EVENT_LINE_BYTES} bytes");
                 return Err(Error::BadAnswer { path: path.into(), why });
             }
         }
@@ -109,14 +113,14 @@ pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> Contr
     })
 }
 
-fn run<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
+fn block_on<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|source| Error::NoAnswer { path: path.into(), source })?.block_on(work)
 }
 
-async fn within<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
+async fn with_timeout<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
     let late = |_| Error::NoAnswer { path: path.into(), source: ErrorKind::TimedOut.into() };
-    tokio::time::timeout(PATIENCE, work).await.map_err(late)?
+    tokio::time::timeout(RESPONSE_TIMEOUT, work).await.map_err(late)?
 }
 
 /// Sends a request and returns the head of the answer. The body arrives while the runtime runs.
@@ -137,9 +141,9 @@ async fn send(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<Res
     requests.send_request(request).await.map_err(|error| bad(error.to_string()))
 }
 
-async fn whole(path: &Path, response: Response<Incoming>) -> Result<ApiResponse> {
+async fn read_body(path: &Path, response: Response<Incoming>) -> Result<ApiResponse> {
     let code = response.status();
-    let body = Limited::new(response.into_body(), LONGEST).collect().await;
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
     let body = body.map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
     Ok(ApiResponse { path: path.into(), code, body: body.to_bytes() })
 }
@@ -157,7 +161,7 @@ pub(super) fn sockets_in(dir: &Path) -> Vec<PathBuf> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
         // One that we may not open is alive too: asking it will say why.
-        .filter(|path| match connect_at_once(path) {
+        .filter(|path| match connect_nonblocking(path) {
             Ok(_) => true,
             Err(error) => matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::WouldBlock),
         })

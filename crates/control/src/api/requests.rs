@@ -10,7 +10,7 @@ use hyper::{Method, StatusCode, body::Bytes};
 use tokio::sync::oneshot;
 
 use super::{
-    client::{ask, follow},
+    client::{follow, request},
     server::Route,
 };
 use crate::{
@@ -40,38 +40,38 @@ pub enum ControlRequest {
 }
 
 /// The last word of a route that matches any word.
-pub(super) const ANY: &str = "NAME";
+pub(super) const PATH_PARAMETER: &str = "NAME";
 
 pub(super) const ROUTES: &[Route] = &[
-    Route::get("/v1/status", |request| request.look(ControlRequest::Status)),
-    Route::get("/v1/flows", |request| request.look(ControlRequest::Flows)),
+    Route::get("/v1/status", |request| request.query(ControlRequest::Status)),
+    Route::get("/v1/flows", |request| request.query(ControlRequest::Flows)),
     Route::get("/v1/events", |request| request.events()),
     Route::post("/v1/links/NAME", |request| {
-        request.change(StatusCode::NOT_FOUND, |name, change, reply| ControlRequest::Link {
+        request.command_with_body(StatusCode::NOT_FOUND, |name, change, reply| ControlRequest::Link {
             name,
             change,
             reply,
         })
     }),
-    Route::post("/v1/reload", |request| request.order(StatusCode::BAD_REQUEST, ControlRequest::Reload)),
+    Route::post("/v1/reload", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Reload)),
 ];
 
 /// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
 /// asynchronous runtime.
 pub fn fetch_status(path: &Path) -> Result<Status> {
-    ask(path, Method::GET, "/v1/status", Bytes::new())?.read()
+    request(path, Method::GET, "/v1/status", Bytes::new())?.json()
 }
 
 /// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use inside an
 /// asynchronous runtime.
 pub fn fetch_flows(path: &Path) -> Result<FlowList> {
-    ask(path, Method::GET, "/v1/flows", Bytes::new())?.read()
+    request(path, Method::GET, "/v1/flows", Bytes::new())?.json()
 }
 
 /// Fetches the event log of the process at the socket `path`: lines of JSON, the latest at the end. Waits for up to 5 s.
 /// Not for use inside an asynchronous runtime.
 pub fn fetch_events(path: &Path) -> Result<String> {
-    ask(path, Method::GET, "/v1/events", Bytes::new())?.text()
+    request(path, Method::GET, "/v1/events", Bytes::new())?.text()
 }
 
 /// Calls `take` for each line of the event log of the process at the socket `path`, and then for each new event. Returns
@@ -85,13 +85,14 @@ pub fn follow_events(path: &Path, mut take: impl FnMut(&str) -> ControlFlow<()>)
 pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
     let body = serde_json::to_vec(change)
         .map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
-    let answer = ask(path, Method::POST, &format!("/v1/links/{name}"), body.into())?;
-    answer.read_unless(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST], "see `mpvpn link show`")
+    let answer = request(path, Method::POST, &format!("/v1/links/{name}"), body.into())?;
+    answer.json_or_usage_error(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST], "see `mpvpn link show`")
 }
 
 /// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
 /// asynchronous runtime.
 pub fn reload(path: &Path) -> Result<ReloadReport> {
     let next = "correct the file and reload again; until then all stays as it is";
-    ask(path, Method::POST, "/v1/reload", Bytes::new())?.read_unless(&[StatusCode::BAD_REQUEST], next)
+    request(path, Method::POST, "/v1/reload", Bytes::new())?
+        .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }

@@ -21,30 +21,30 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{
-    ControlRequest, connect_at_once,
-    requests::{ANY, ROUTES},
+    ControlRequest, connect_nonblocking,
+    requests::{PATH_PARAMETER, ROUTES},
 };
 use crate::{
     Error, Result,
     events::{EventReader, SharedEventLog},
     files,
-    http::{self, Answer, Endless, ask, whole},
+    http::{self, HttpResponse, NoTimeLimit, ask_data_plane, complete},
 };
 
 /// Asks the data plane.
 pub type RequestHandler = Arc<dyn Fn(ControlRequest) + Send + Sync>;
 
-/// Longest path of a socket that leaves room for the draft's name, in bytes (`sun_path` has 108).
-const LONGEST_PATH: usize = 100;
+/// Longest path of a socket that leaves room for the temporary's name, in bytes (`sun_path` has 108).
+const MAX_SOCKET_PATH_BYTES: usize = 100;
 /// Longest body of a request, in bytes.
-const LONGEST_BODY: usize = 4096;
+const MAX_REQUEST_BODY_BYTES: usize = 4096;
 /// Programs that may follow the event log at a time. Each holds one of the 32 connections without a time limit; the others
 /// remain for requests.
-const MOST_FOLLOWERS: usize = 8;
+const MAX_FOLLOWERS: usize = 8;
 
 /// The sources of answers.
 #[derive(Clone)]
-pub(super) struct Daemon {
+pub(super) struct ApiState {
     source: RequestHandler,
     events: SharedEventLog,
     followers: Arc<Semaphore>,
@@ -62,7 +62,7 @@ impl Server {
     /// live process listens at is an error that names it.
     pub fn bind(path: &Path) -> Result<Self> {
         let bytes = path.as_os_str().as_bytes().len();
-        if bytes > LONGEST_PATH {
+        if bytes > MAX_SOCKET_PATH_BYTES {
             return Err(Error::SocketPath { path: path.into(), bytes });
         }
         let dir = match path.parent() {
@@ -71,22 +71,22 @@ impl Server {
         };
         files::create_private_dir(dir)?;
         let _lock = files::lock_dir(dir)?;
-        refuse_if_taken(path)?;
+        check_socket_unused(path)?;
 
         // Made under another name and renamed: at its own name it never has a wider mode.
-        let draft = dir.join(format!(".{}", std::process::id()));
-        let _ = std::fs::remove_file(&draft);
-        let listener = UnixListener::bind(&draft).map_err(Error::file("create", path))?;
-        let ready = std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))
+        let temporary = dir.join(format!(".{}", std::process::id()));
+        let _ = std::fs::remove_file(&temporary);
+        let listener = UnixListener::bind(&temporary).map_err(Error::file("create", path))?;
+        let ready = std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| listener.set_nonblocking(true))
-            .and_then(|()| std::fs::rename(&draft, path))
+            .and_then(|()| std::fs::rename(&temporary, path))
             .and_then(|()| std::fs::metadata(path));
         match ready {
             Ok(meta) => {
                 Ok(Self { listener, file: SocketFile { path: path.into(), id: (meta.dev(), meta.ino()) } })
             }
             Err(error) => {
-                let _ = std::fs::remove_file(&draft);
+                let _ = std::fs::remove_file(&temporary);
                 Err(Error::file("create", path)(error))
             }
         }
@@ -95,10 +95,10 @@ impl Server {
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
     pub async fn serve(self, source: RequestHandler, events: SharedEventLog) -> Result<()> {
         let Self { listener, file } = self;
-        let daemon = Daemon { source, events, followers: Arc::new(Semaphore::new(MOST_FOLLOWERS)) };
+        let state = ApiState { source, events, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
-        let answer = move |request| answer(request, daemon.clone());
+        let answer = move |request| answer(request, state.clone());
         http::serve("local API", async || Ok(listener.accept().await?.0), answer).await;
         Ok(())
     }
@@ -107,32 +107,32 @@ impl Server {
 /// A request of a program.
 pub(super) struct ApiRequest {
     request: Request<Incoming>,
-    /// The word in place of [`ANY`]; empty for other routes.
+    /// The word in permit of [`PATH_PARAMETER`]; empty for other routes.
     name: String,
-    daemon: Daemon,
+    state: ApiState,
 }
 
-type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = HttpResponse> + Send>>;
 
 /// A path with the method and the answer of its requests.
 pub(super) struct Route {
     method: Method,
     path: &'static str,
-    answer: fn(ApiRequest) -> Answering,
+    answer: fn(ApiRequest) -> ResponseFuture,
 }
 
 impl Route {
-    pub(super) const fn get(path: &'static str, answer: fn(ApiRequest) -> Answering) -> Self {
+    pub(super) const fn get(path: &'static str, answer: fn(ApiRequest) -> ResponseFuture) -> Self {
         Self { method: Method::GET, path, answer }
     }
 
-    pub(super) const fn post(path: &'static str, answer: fn(ApiRequest) -> Answering) -> Self {
+    pub(super) const fn post(path: &'static str, answer: fn(ApiRequest) -> ResponseFuture) -> Self {
         Self { method: Method::POST, path, answer }
     }
 
-    /// If the route matches a path, the word in place of [`ANY`].
-    fn name_in<'a>(&self, path: &'a str) -> Option<&'a str> {
-        match self.path.strip_suffix(ANY) {
+    /// If the route matches a path, the word in permit of [`PATH_PARAMETER`].
+    fn parameter_in<'a>(&self, path: &'a str) -> Option<&'a str> {
+        match self.path.strip_suffix(PATH_PARAMETER) {
             Some(before) => path.strip_prefix(before),
             None => (path == self.path).then_some(""),
         }
@@ -141,33 +141,35 @@ impl Route {
 
 impl ApiRequest {
     /// Answers with the answer of the data plane.
-    pub(super) fn look<T: Serialize + Send + 'static>(
+    pub(super) fn query<T: Serialize + Send + 'static>(
         self,
-        question: fn(oneshot::Sender<T>) -> ControlRequest,
-    ) -> Answering {
+        request: fn(oneshot::Sender<T>) -> ControlRequest,
+    ) -> ResponseFuture {
         Box::pin(async move {
-            ask(&self.daemon.source, question).await.map_or_else(no_answer, |found| serialized(&found))
+            ask_data_plane(&self.state.source, request)
+                .await
+                .map_or_else(data_plane_timeout, |found| json_value(&found))
         })
     }
 
     /// Answers with the result of an action of the data plane, or with the status `refused` and the reason.
-    pub(super) fn order<T: Serialize + Send + 'static>(
+    pub(super) fn command<T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        question: fn(oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
-    ) -> Answering {
-        Box::pin(async move { outcome(ask(&self.daemon.source, question).await, refused) })
+        request: fn(oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
+    ) -> ResponseFuture {
+        Box::pin(async move { command_response(ask_data_plane(&self.state.source, request).await, refused) })
     }
 
     /// The same for an action with the name in the path and the body of the request as arguments.
-    pub(super) fn change<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
+    pub(super) fn command_with_body<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        question: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
-    ) -> Answering {
+        request: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
+    ) -> ResponseFuture {
         Box::pin(async move {
-            let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
-            let body = match Limited::new(self.request.into_body(), LONGEST_BODY).collect().await {
+            let bad = |why: String| error_response(StatusCode::BAD_REQUEST, &why);
+            let body = match Limited::new(self.request.into_body(), MAX_REQUEST_BODY_BYTES).collect().await {
                 Ok(body) => body.to_bytes(),
                 Err(error) => return bad(error.to_string()),
             };
@@ -175,31 +177,36 @@ impl ApiRequest {
                 Ok(change) => change,
                 Err(error) => return bad(error.to_string()),
             };
-            outcome(ask(&self.daemon.source, |reply| question(self.name, change, reply)).await, refused)
+            command_response(
+                ask_data_plane(&self.state.source, |reply| request(self.name, change, reply)).await,
+                refused,
+            )
         })
     }
 
     /// Answers with the event log in lines of JSON, and with `?follow` also with new events.
-    pub(super) fn events(self) -> Answering {
+    pub(super) fn events(self) -> ResponseFuture {
         let follows = match self.request.uri().query() {
             None => false,
             Some("follow") => true,
             Some(other) => {
-                let why = format!("`?{other}` is not understood: there is only `?follow` here");
-                return Box::pin(async move { problem(StatusCode::BAD_REQUEST, &why) });
+                let why = format!("the query `?{other}` is unknown: only `?follow` is possible here");
+                return Box::pin(async move { error_response(StatusCode::BAD_REQUEST, &why) });
             }
         };
-        let place = follows.then(|| Arc::clone(&self.daemon.followers).try_acquire_owned());
-        let Ok(place) = place.transpose() else {
-            let why = format!("{MOST_FOLLOWERS} programs follow the events already");
-            return Box::pin(async move { problem(StatusCode::SERVICE_UNAVAILABLE, &why) });
+        let permit = follows.then(|| Arc::clone(&self.state.followers).try_acquire_owned());
+        let Ok(permit) = permit.transpose() else {
+            let why = format!(
+                "{MAX_FOLLOWERS} programs follow the events already, which is the limit: end one of them"
+            );
+            return Box::pin(async move { error_response(StatusCode::SERVICE_UNAVAILABLE, &why) });
         };
-        let reader = self.daemon.events.read(follows);
-        let mut response = Response::new(EventLines::new(reader, place).boxed_unsync());
+        let reader = self.state.events.read(follows);
+        let mut response = Response::new(EventLines::new(reader, permit).boxed_unsync());
         if follows {
-            response.extensions_mut().insert(Endless);
+            response.extensions_mut().insert(NoTimeLimit);
         }
-        Box::pin(async move { typed(response, "application/x-ndjson") })
+        Box::pin(async move { with_content_type(response, "application/x-ndjson") })
     }
 }
 
@@ -208,15 +215,15 @@ impl ApiRequest {
 struct EventLines {
     /// `None` at the end.
     next: Option<NextLines>,
-    /// One of the [`MOST_FOLLOWERS`].
-    _place: Option<OwnedSemaphorePermit>,
+    /// One of the [`MAX_FOLLOWERS`].
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 type NextLines = Pin<Box<dyn Future<Output = Option<(Bytes, EventReader)>> + Send>>;
 
 impl EventLines {
-    fn new(reader: EventReader, place: Option<OwnedSemaphorePermit>) -> Self {
-        Self { next: Some(Box::pin(next_lines(reader))), _place: place }
+    fn new(reader: EventReader, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self { next: Some(Box::pin(next_lines(reader))), _permit: permit }
     }
 }
 
@@ -243,17 +250,20 @@ impl Body for EventLines {
     }
 }
 
-async fn answer(request: Request<Incoming>, daemon: Daemon) -> Answer {
+async fn answer(request: Request<Incoming>, state: ApiState) -> HttpResponse {
     let path = request.uri().path();
-    let found = ROUTES.iter().find_map(|route| Some((route, route.name_in(path)?)));
+    let found = ROUTES.iter().find_map(|route| Some((route, route.parameter_in(path)?)));
     let Some((route, name)) = found else {
-        return problem(StatusCode::NOT_FOUND, &format!("there are only {} here", all_paths()));
+        return error_response(
+            StatusCode::NOT_FOUND,
+            &format!("there is no such path; the paths are {}", all_paths()),
+        );
     };
     if request.method() != route.method {
         return not_allowed(&route.method);
     }
     let name = name.to_owned();
-    (route.answer)(ApiRequest { request, name, daemon }).await
+    (route.answer)(ApiRequest { request, name, state }).await
 }
 
 fn all_paths() -> String {
@@ -262,44 +272,47 @@ fn all_paths() -> String {
     format!("{} and {last}", others.join(", "))
 }
 
-fn outcome<T: Serialize>(found: Option<std::result::Result<T, String>>, refused: StatusCode) -> Answer {
+fn command_response<T: Serialize>(
+    found: Option<std::result::Result<T, String>>,
+    refused: StatusCode,
+) -> HttpResponse {
     match found {
-        Some(Ok(found)) => serialized(&found),
-        Some(Err(why)) => problem(refused, &why),
-        None => no_answer(),
+        Some(Ok(found)) => json_value(&found),
+        Some(Err(why)) => error_response(refused, &why),
+        None => data_plane_timeout(),
     }
 }
 
-fn no_answer() -> Answer {
-    problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer")
+fn data_plane_timeout() -> HttpResponse {
+    error_response(StatusCode::SERVICE_UNAVAILABLE, "the data plane did not answer within 2 s: ask again")
 }
 
-fn serialized(value: &impl Serialize) -> Answer {
+fn json_value(value: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(value) {
         Ok(body) => json(StatusCode::OK, body),
-        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        Err(error) => error_response(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }
 
-fn not_allowed(method: &Method) -> Answer {
-    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &format!("only {method} works here"));
+fn not_allowed(method: &Method) -> HttpResponse {
+    let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, &format!("only {method} works here"));
     if let Ok(method) = header::HeaderValue::from_str(method.as_str()) {
         response.headers_mut().insert(header::ALLOW, method);
     }
     response
 }
 
-fn problem(code: StatusCode, why: &str) -> Answer {
+fn error_response(code: StatusCode, why: &str) -> HttpResponse {
     json(code, serde_json::json!({ "error": why }).to_string().into_bytes())
 }
 
-fn json(code: StatusCode, body: Vec<u8>) -> Answer {
-    let mut response = whole(body);
+fn json(code: StatusCode, body: Vec<u8>) -> HttpResponse {
+    let mut response = complete(body);
     *response.status_mut() = code;
-    typed(response, "application/json")
+    with_content_type(response, "application/json")
 }
 
-fn typed(mut response: Answer, content: &'static str) -> Answer {
+fn with_content_type(mut response: HttpResponse, content: &'static str) -> HttpResponse {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content));
     headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
@@ -307,7 +320,7 @@ fn typed(mut response: Answer, content: &'static str) -> Answer {
 }
 
 /// Clears the way at `path` if nothing lives there.
-fn refuse_if_taken(path: &Path) -> Result<()> {
+fn check_socket_unused(path: &Path) -> Result<()> {
     let meta = match std::fs::symlink_metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -320,7 +333,7 @@ fn refuse_if_taken(path: &Path) -> Result<()> {
             found: "another kind of file".into(),
         });
     }
-    match connect_at_once(path) {
+    match connect_nonblocking(path) {
         Ok(stream) => {
             let pid = rustix::net::sockopt::socket_peercred(&stream).ok();
             Err(Error::SocketInUse {
@@ -348,9 +361,9 @@ struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours =
+        let is_own_file =
             std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.id);
-        if ours {
+        if is_own_file {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -258,7 +258,7 @@ fn a_data_plane_that_is_gone_is_told() {
     let path = home.path().join("a.sock");
     let _running = Running::start(&path, Arc::new(drop));
     let error = fetch_status(&path).unwrap_err().to_string();
-    assert!(error.contains("503") && error.contains("the data plane does not answer"), "{error}");
+    assert!(error.contains("503") && error.contains("the data plane did not answer"), "{error}");
 }
 
 #[test]

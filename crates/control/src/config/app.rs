@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use super::{ClientConfig, ClientOptions, file, proxy::of_a_tun};
+use super::{ClientConfig, ClientOptions, file, proxy::tun_only_option};
 use crate::{Error, Result};
 
 /// The name of such a client unless `name` gives another.
-const NAME: &str = "app";
+const DEFAULT_NAME: &str = "app";
 
 impl ClientOptions {
     /// Reads the text of a configuration file.
@@ -20,7 +20,7 @@ impl ClientConfig {
     /// Fills in the defaults of a client inside an app, and checks what belongs together. Nothing is read from files but
     /// what `options` name.
     pub fn resolve_app(options: ClientOptions) -> Result<Self> {
-        let others = [
+        let other_options = [
             (!options.socks5.is_empty(), "socks5"),
             (!options.http.is_empty(), "http"),
             (options.log_level.is_some(), "log-level"),
@@ -28,23 +28,23 @@ impl ClientConfig {
         // How packets travel counts for those of an app, too.
         let lane = options.lane;
         let options = ClientOptions { lane: None, ..options };
-        let others = others.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option);
-        if let Some(option) = of_a_tun(&options).or(others) {
-            return Err(nothing(option));
+        let other_options = other_options.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option);
+        if let Some(option) = tun_only_option(&options).or(other_options) {
+            return Err(not_applicable(option));
         }
-        let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+        let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
         let config = Self::resolve(ClientOptions { lane, name: Some(name), ..options })?;
         match config.classes.iter().any(|class| class.tun.is_some()) {
-            true => Err(nothing("tun")),
+            true => Err(not_applicable("tun")),
             false => Ok(config),
         }
     }
 }
 
-fn nothing(option: &str) -> Error {
+fn not_applicable(option: &str) -> Error {
     Error::usage(
-        format!("`{option}` means nothing to a client inside an app"),
-        "leave it out: the app has the packets, the routes and the log",
+        format!("`{option}` does not apply to a client inside an app"),
+        "leave it out: the app itself handles packets, routes and the log",
     )
 }
 
@@ -74,7 +74,7 @@ mod tests {
             let head = if key.starts_with("tun ") { "[[class]]\nname = 'critical'\n" } else { "" };
             let error = resolve(&format!("{base}{head}{key}\n")).unwrap_err().to_string();
             let name = key.split(' ').next().unwrap();
-            assert!(error.contains(&format!("`{name}` means nothing")), "{error}");
+            assert!(error.contains(&format!("`{name}` does not apply")), "{error}");
         }
         let error = resolve("server = 'vpn.example'\nsever = 1\n").unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("sever"), "{error}");

@@ -1,14 +1,14 @@
-//! Classes of traffic: `[[class]]` in a client's file, and what belongs to each.
+//! ResolvedClasses of traffic: `[[class]]` in a client's file, and what belongs to each.
 //!
 //! In: the tables as they were read ([`ClassTables`]), and what else the client was told. Out: all classes, whether a
 //! table speaks of them or not, and the rules in the order in which they are tried. What contradicts itself or something
 //! else is refused with its line.
 
-mod ask;
 mod check;
-mod renew;
-mod show;
-mod steer;
+mod classify;
+mod reload;
+mod render;
+mod steering;
 mod table;
 
 use std::{fmt, path::PathBuf};
@@ -17,14 +17,14 @@ use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
 use super::{
-    CongestionControl, FlowMode, LinkConfig, Scheduler, SharedNetwork, file::Source, links::is_match,
+    CongestionControl, FlowMode, LinkConfig, Scheduler, SharedNetwork, file::SourceText, links::is_match,
 };
 use crate::Result;
 
-pub use ask::{Classification, PacketDescription};
-pub(super) use renew::Renewal;
-pub use show::render_classes;
-pub use steer::{KernelMatch, Mark, SteeringRule};
+pub use classify::{Classification, PacketDescription};
+pub(super) use reload::ClassReload;
+pub use render::render_classes;
+pub use steering::{KernelMatch, Mark, SteeringRule};
 pub use table::ClassTables;
 
 /// How the packets of a class travel.
@@ -174,14 +174,14 @@ pub fn rules_of(rules: &[MatchRule]) -> Rules {
 }
 
 /// All classes, and all rules in order.
-pub(super) struct Classes {
+pub(super) struct ResolvedClasses {
     pub(super) list: Vec<ClassConfig>,
     pub(super) rules: Vec<MatchRule>,
     pub(super) steering: Vec<SteeringRule>,
 }
 
 /// What else the client was told that has to do with classes.
-pub(super) struct Surroundings<'a> {
+pub(super) struct ClassContext<'a> {
     pub(super) paths: &'a [String],
     pub(super) links: &'a [LinkConfig],
     pub(super) tun_name: &'a str,
@@ -189,17 +189,17 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl ClassTables {
-    /// These tables; if there are none, those `below`.
-    pub(super) fn over(self, below: Self) -> Self {
-        if self.tables.is_empty() { below } else { self }
+    /// These tables; if there are none, those `fallback`.
+    pub(super) fn or_fallback(self, fallback: Self) -> Self {
+        if self.tables.is_empty() { fallback } else { self }
     }
 
-    pub(super) fn came_from(&mut self, source: Source) {
+    pub(super) fn set_source(&mut self, source: SourceText) {
         self.source = source;
     }
 
     /// Fills in what is not said, and checks what belongs together.
-    pub(super) fn resolve(&self, around: &Surroundings<'_>) -> Result<Classes> {
+    pub(super) fn resolve(&self, context: &ClassContext<'_>) -> Result<ResolvedClasses> {
         let list = self.classes()?;
         let (mut rules, mut steering) = (Vec::new(), Vec::new());
         let origin = |line| RuleOrigin::File { file: self.source.file().into(), line };
@@ -218,9 +218,9 @@ impl ClassTables {
                 kernel_match: kernel_match.clone(),
             }));
         }
-        check::Check { tables: self, list: &list, around }.all(&rules, &steering)?;
+        check::ClassCheck { tables: self, list: &list, context }.all(&rules, &steering)?;
         rules.extend(MatchRule::built_in());
-        Ok(Classes { list, rules, steering })
+        Ok(ResolvedClasses { list, rules, steering })
     }
 
     /// The classes with their numbers, and what their tables say.
@@ -230,7 +230,7 @@ impl ClassTables {
             let name = table.name();
             if self.tables[..at].iter().any(|other| other.name() == name) {
                 let why = format!("there are two [[class]] with the name `{name}`: say all of it in one");
-                return Err(self.source.mistake(table.name_span(), why));
+                return Err(self.source.error_at(table.name_span(), why));
             }
             let place = match list.iter().position(|class| class.name == name) {
                 Some(place) => place,
@@ -239,7 +239,7 @@ impl ClassTables {
                         "`{name}` is one class too many: {} are possible, and critical, default and bulk are always there",
                         ClassId::MAX
                     );
-                    return Err(self.source.mistake(table.name_span(), why));
+                    return Err(self.source.error_at(table.name_span(), why));
                 }
                 None => {
                     let id = ClassId(list.len() as u8);

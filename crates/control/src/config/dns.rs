@@ -6,7 +6,7 @@ use super::{first_repeated, values::Text};
 use crate::{Error, Result};
 
 /// Resolvers that a machine asks at most: `MAXNS` of resolv.conf(5).
-const MOST: usize = 3;
+const MAX_RESOLVERS: usize = 3;
 
 /// Which resolvers a client's machine asks while the tunnel is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,12 +36,12 @@ pub enum DnsOption {
 }
 
 /// The resolvers that a server suggests.
-pub(super) fn suggestions(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
+pub(super) fn suggested_servers(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
     addresses(given.into_iter().map(|server| server.0).collect())
 }
 
 /// What a client makes of the words that it was given.
-pub(super) fn of_client(given: Vec<DnsOption>) -> Result<Dns> {
+pub(super) fn client_dns(given: Vec<DnsOption>) -> Result<Dns> {
     let servers: Vec<IpAddr> = given
         .iter()
         .filter_map(|word| match word {
@@ -54,8 +54,8 @@ pub(super) fn of_client(given: Vec<DnsOption>) -> Result<Dns> {
         [DnsOption::Off] => Ok(Dns::Untouched),
         _ if servers.len() == given.len() => Ok(Dns::Servers(addresses(servers)?)),
         _ => Err(Error::usage(
-            "--dns auto and --dns off stand alone",
-            "give either of them, or the addresses of resolvers",
+            "--dns auto and --dns off cannot be combined with other values",
+            "give --dns once, or only addresses of resolvers",
         )),
     }
 }
@@ -64,10 +64,10 @@ fn addresses(servers: Vec<IpAddr>) -> Result<Vec<IpAddr>> {
     if let Some(twice) = first_repeated(&servers) {
         return Err(Error::usage(format!("--dns {twice} is given twice"), "give every resolver once"));
     }
-    match servers.len() > MOST {
+    match servers.len() > MAX_RESOLVERS {
         true => Err(Error::usage(
-            format!("{} resolvers are given: programs ask {MOST} at most", servers.len()),
-            "leave out the last ones",
+            format!("{} resolvers are given with --dns, at most {MAX_RESOLVERS} are possible", servers.len()),
+            "leave some out: the C library asks no more than the first three",
         )),
         false => Ok(servers),
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn read(words: &[&str]) -> Result<Dns> {
-        of_client(words.iter().map(|word| DnsOption::read(word).unwrap()).collect())
+        client_dns(words.iter().map(|word| DnsOption::read(word).unwrap()).collect())
     }
 
     #[test]
@@ -116,10 +116,10 @@ mod tests {
         let servers = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
         assert_eq!(read(&["10.0.0.1", "fd00::1"]).unwrap(), Dns::Servers(servers));
         for (words, said) in [
-            (&["off", "10.0.0.1"][..], "stand alone"),
-            (&["off", "auto"], "stand alone"),
+            (&["off", "10.0.0.1"][..], "cannot be combined"),
+            (&["off", "auto"], "cannot be combined"),
             (&["9.9.9.9", "9.9.9.9"], "9.9.9.9 is given twice"),
-            (&["9.9.9.1", "9.9.9.2", "9.9.9.3", "9.9.9.4"], "3 at most"),
+            (&["9.9.9.1", "9.9.9.2", "9.9.9.3", "9.9.9.4"], "at most 3 are possible"),
         ] {
             let error = read(words).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

@@ -10,23 +10,23 @@ use serde::de::DeserializeOwned;
 use crate::{Error, Result, files};
 
 /// Keys that people look for in the wrong place, and where they are.
-const ELSEWHERE: &[(&str, &str)] =
+const MISPLACED_KEYS: &[(&str, &str)] =
     &[("fec", "it is a key of each [[class]] in the client's file, as in fec = \"auto\"")];
 
 /// What a file holds.
-pub(super) trait Content: DeserializeOwned + Default {
+pub(super) trait ConfigFile: DeserializeOwned + Default {
     /// Where it came from, for who finds mistakes only when everything is together.
-    fn came_from(&mut self, _source: Source) {}
+    fn set_source(&mut self, _source: SourceText) {}
 }
 
 /// A file's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct SourceText {
     file: PathBuf,
     text: String,
 }
 
-impl Source {
+impl SourceText {
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
@@ -37,24 +37,24 @@ impl Source {
     }
 
     /// What to say about a mistake in `span`.
-    pub(super) fn mistake(&self, span: Range<usize>, why: String) -> Error {
+    pub(super) fn error_at(&self, span: Range<usize>, why: String) -> Error {
         let (line, column, shown) = locate(&self.text, span);
         Error::ConfigFile { file: self.file.clone(), line, column, why, shown }
     }
 }
 
 /// The file that was named.
-pub(super) fn load_named<T: Content>(named: &Path) -> Result<T> {
+pub(super) fn load_named<T: ConfigFile>(named: &Path) -> Result<T> {
     load(Some(named), named)
 }
 
 /// The file that was named, or the default one if it is there, or nothing.
-pub(super) fn load<T: Content>(named: Option<&Path>, default: &Path) -> Result<T> {
+pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Result<T> {
     let path = match named {
         Some(path) if !path.exists() => {
             return Err(Error::Usage {
                 why: format!("--config names {}, which does not exist", path.display()),
-                next: "check the path".into(),
+                next: "check that the path is right".into(),
             });
         }
         Some(path) => path,
@@ -65,14 +65,14 @@ pub(super) fn load<T: Content>(named: Option<&Path>, default: &Path) -> Result<T
 }
 
 /// Reads `text`, which came from `file`.
-pub(super) fn parse<T: Content>(text: &str, file: &Path) -> Result<T> {
-    let source = Source { file: file.into(), text: text.into() };
+pub(super) fn parse<T: ConfigFile>(text: &str, file: &Path) -> Result<T> {
+    let source = SourceText { file: file.into(), text: text.into() };
     match toml::from_str::<T>(text) {
         Ok(mut content) => {
-            content.came_from(source);
+            content.set_source(source);
             Ok(content)
         }
-        Err(error) => Err(source.mistake(error.span().unwrap_or(0..0), explain(error.message()))),
+        Err(error) => Err(source.error_at(error.span().unwrap_or(0..0), explain(error.message()))),
     }
 }
 
@@ -84,8 +84,8 @@ fn explain(message: &str) -> String {
         return message.trim().replace('\n', ", ");
     };
     let known: Vec<_> = known.split(", ").map(|key| key.trim_matches('`')).collect();
-    if let Some((_, place)) = ELSEWHERE.iter().find(|(other, _)| *other == key) {
-        return format!("`{key}` does not belong here: {place}");
+    if let Some((_, place)) = MISPLACED_KEYS.iter().find(|(other, _)| *other == key) {
+        return format!("`{key}` is not a key of this table: {place}");
     }
     let hyphens = key.replace('_', "-");
     if known.contains(&hyphens.as_str()) {

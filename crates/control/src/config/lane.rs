@@ -16,7 +16,7 @@ use super::{
 use crate::access::Ports;
 
 /// The modes of a rule.
-const FIXED: &str = "\"datagram\" or \"stream\"";
+const RULE_MODES: &str = "\"datagram\" or \"stream\"";
 
 /// How TCP connections to some destinations travel. The first table that matches counts.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
@@ -25,7 +25,7 @@ const FIXED: &str = "\"datagram\" or \"stream\"";
 pub struct LaneRule {
     /// How the connections travel; `auto` is not allowed here
     #[serde(rename = "lane", deserialize_with = "lane")]
-    #[schemars(schema_with = "fixed_mode")]
+    #[schemars(schema_with = "rule_mode_schema")]
     pub streams: bool,
     /// Destination networks or addresses [default: all]
     #[serde(default, deserialize_with = "networks")]
@@ -38,16 +38,16 @@ pub struct LaneRule {
 }
 
 /// The words that [`lane`] reads.
-fn fixed_mode(_: &mut SchemaGenerator) -> Schema {
-    let fixed: Vec<_> =
+fn rule_mode_schema(_: &mut SchemaGenerator) -> Schema {
+    let words: Vec<_> =
         FlowMode::WORDS.iter().filter(|(word, _)| *word != FlowMode::Auto.as_str()).copied().collect();
-    schema::words(FIXED, &fixed)
+    schema::words(RULE_MODES, &words)
 }
 
 fn lane<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     match one::<D, FlowMode>(from)? {
         Some(FlowMode::Stream) => Ok(true),
         Some(FlowMode::Datagram) => Ok(false),
-        _ => Err(D::Error::custom(format!("expected {FIXED}"))),
+        _ => Err(D::Error::custom(format!("expected {RULE_MODES}"))),
     }
 }

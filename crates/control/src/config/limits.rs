@@ -15,16 +15,16 @@ use super::{
 #[schemars(rename = "limit")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
 pub struct LimitRule {
-    /// Names of users [default: all]
+    /// Names of the users to whom the table applies [default: all]
     #[serde(default, deserialize_with = "users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// Limit of the classes of a session, 1 to 8; the class `default` is one [default: 8]
+    /// Number of classes of traffic that a session may have, 1 to 8; the class `default` is one [default: 8]
     #[serde(default = "all_classes", deserialize_with = "classes")]
-    #[schemars(schema_with = "schema::one_or_number::<Count>")]
+    #[schemars(schema_with = "schema::one_or_number::<ClassCount>")]
     pub max_classes: u8,
-    /// Limit of what the server sends for each class with priority, as a rate in bit/s or as a part of a link
-    /// [default: none]
+    /// Limit of the rate at which the server sends for each class with priority, in bit/s or as a part of a link,
+    /// whatever the client asks for [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Portion>")]
     pub max_priority: Option<Portion>,
@@ -37,17 +37,17 @@ impl LimitRule {
     }
 }
 
-struct Count(u8);
+struct ClassCount(u8);
 
 fn all_classes() -> u8 {
     ClassId::MAX
 }
 
 fn classes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    Ok(one_or_number::<D, Count>(from)?.map_or(ClassId::MAX, |count| count.0))
+    Ok(one_or_number::<D, ClassCount>(from)?.map_or(ClassId::MAX, |count| count.0))
 }
 
-impl Text for Count {
+impl Text for ClassCount {
     const EXPECTED: &'static str = "a number from 1 to 8";
     const EXAMPLE: &'static str = "3";
 
@@ -55,7 +55,7 @@ impl Text for Count {
         let count = text.parse().ok().filter(|count| (1..=ClassId::MAX).contains(count));
         count.map(Self).ok_or_else(|| {
             format!(
-                "`{text}` is no number of classes: expected 1 (no others beside `default`) to {}",
+                "`{text}` is not a number of classes: expected 1 (no others beside `default`) to {}",
                 ClassId::MAX
             )
         })

@@ -18,35 +18,38 @@ use super::{
 };
 
 /// Slower links could not even keep a connection going beside the data.
-const SLOWEST: BitRate = BitRate::from_bps(64_000);
-const FASTEST: BitRate = BitRate::from_bps(1_000_000_000_000);
-const SMALLEST_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
+const MIN_LINK_RATE: BitRate = BitRate::from_bps(64_000);
+const MAX_LINK_RATE: BitRate = BitRate::from_bps(1_000_000_000_000);
+const MIN_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
 
 /// How interfaces with names like this are used. The first table whose `name` matches counts.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "link")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkConfig {
-    /// Name of an interface; `*` stands for any characters, `?` for any one
+    /// Name of an interface, or a pattern: `*` stands for any characters, `?` for any one
     #[serde(deserialize_with = "name")]
     #[schemars(schema_with = "schema::one::<LinkPattern>")]
     pub name: String,
-    /// When the link is used [default: primary]
+    /// When the link is used; set `backup` for one that should only help out [default: primary]
     #[serde(default, deserialize_with = "value")]
     #[schemars(schema_with = "schema::one::<Tier>")]
     pub tier: Tier,
-    /// Whether every byte costs: fewer heartbeats [default: false]
+    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed later
+    /// [default: false]
     #[serde(default)]
     pub metered: bool,
-    /// Limit of the rate at which the client sends, in bit/s of IP packets: 64kbit to 1000gbit [default: none]
+    /// Limit of the rate at which the client sends over the link, in bit/s of IP packets, 64kbit to 1000gbit. A limit a
+    /// little below the real rate keeps queues out of the modem [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub up: Option<BitRate>,
-    /// Limit of the rate at which the server sends, in bit/s of IP packets: 64kbit to 1000gbit [default: none]
+    /// Limit of the rate at which the server sends over the link, in bit/s of IP packets, 64kbit to 1000gbit. A limit a
+    /// little below the real rate keeps queues out of the operator's network [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub down: Option<BitRate>,
-    /// SharedNetwork of the traffic of both ends, relative to other links, 1 to 1000; only for the scheduler `weighted`
+    /// Share of the traffic relative to other links, 1 to 1000, in both directions; only for the scheduler `weighted`
     /// [default: 1]
     #[serde(default, deserialize_with = "weight")]
     #[schemars(schema_with = "schema::number::<Weight>")]
@@ -56,19 +59,22 @@ pub struct LinkConfig {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ByteSize>")]
     pub quota: Option<ByteSize>,
-    /// Day on which the month of the quota begins, 1 to 31 [default: 1]
+    /// Day of the month on which the quota starts again from 0, 1 to 31 [default: 1]
     #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
     #[schemars(range(min = 1, max = 31))]
     pub quota_day: u8,
-    /// Paths over the link, each from a source port of its own [default: the key `pipes` of the file]
+    /// Number of paths over the link, each from its own UDP source port; raise it if the operator limits the rate of
+    /// each UDP flow [default: the key `pipes` of the file]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
     pub pipes: Option<Pipes>,
-    /// DSCP of the tunnel's packets on this link (RFC 2474) [default: 0]
+    /// DSCP of the tunnel's packets on this link (RFC 2474), for networks that treat packets by it; the `dscp` of a
+    /// class precedes it [default: 0]
     #[serde(default, deserialize_with = "dscp")]
     #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     pub dscp: u8,
-    /// Transport of the paths over the link [default: the key `transport` of the file]
+    /// How packets over the link reach the server; set `tcp` where UDP passes but is slowed down [default: the key
+    /// `transport` of the file]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Transport>")]
     pub transport: Option<Transport>,
@@ -119,49 +125,50 @@ impl LinkConfig {
 pub struct LinkChange {
     /// When the link is used
     #[arg(long, value_name = "TIER", value_parser = word::<Tier>())]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
 
-    /// Whether every byte costs: fewer heartbeats
+    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed later
     #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metered: Option<bool>,
 
-    /// Limit of the rate at which the client sends, in bit/s, as in 20mbit; none: no limit
+    /// Limit of the rate at which the client sends over the link, in bit/s, as in 20mbit; none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub up: Option<Limit<BitRate>>,
 
-    /// Limit of the rate at which the server sends, in bit/s, as in 50mbit; none: no limit
+    /// Limit of the rate at which the server sends over the link, in bit/s, as in 50mbit; none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub down: Option<Limit<BitRate>>,
 
-    /// SharedNetwork of the traffic relative to other links, 1 to 1000; only for --scheduler weighted
+    /// Share of the traffic relative to other links, 1 to 1000; only for --scheduler weighted
     #[arg(long, value_name = "N", value_parser = text::<Weight>)]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub weight: Option<Weight>,
 
     /// Limit of the bytes in a month, both directions together, as in 50GB; none: no limit
     #[arg(long, value_name = "SIZE|none", value_parser = text::<Limit<ByteSize>>)]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub quota: Option<Limit<ByteSize>>,
 
-    /// Paths over the link, each from a source port of its own: 1 to 8, or auto
+    /// Number of paths over the link, each from its own UDP source port: 1 to 8, or auto; raise it if the operator
+    /// limits the rate of each UDP flow
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(
         deserialize_with = "one_or_number",
-        serialize_with = "words",
+        serialize_with = "as_text",
         skip_serializing_if = "Option::is_none"
     )]
     pub pipes: Option<Pipes>,
 
-    /// Transport of the paths over the link
+    /// How packets over the link reach the server; set tcp where UDP passes but is slowed down
     #[arg(long, value_name = "auto|quic|tcp", value_parser = word::<Transport>())]
-    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
 
-    /// Count the quota of this month from 0 again
+    /// Count the quota of this month from 0 again, after you bought more data
     #[arg(long)]
     pub quota_reset: bool,
 }
@@ -226,8 +233,12 @@ impl Text for BitRate {
     fn read(text: &str) -> Result<Self, String> {
         let rate: Self = text.parse().map_err(|error: mpvpn_types::ParseBitRateError| error.to_string())?;
         match rate {
-            rate if rate < SLOWEST => Err(format!("{rate} is too little: expected at least {SLOWEST}")),
-            rate if rate > FASTEST => Err(format!("{rate} is too much: expected at most {FASTEST}")),
+            rate if rate < MIN_LINK_RATE => {
+                Err(format!("{rate} is too little: expected at least {MIN_LINK_RATE}"))
+            }
+            rate if rate > MAX_LINK_RATE => {
+                Err(format!("{rate} is too much: expected at most {MAX_LINK_RATE}"))
+            }
             rate => Ok(rate),
         }
     }
@@ -239,8 +250,8 @@ impl Text for ByteSize {
 
     fn read(text: &str) -> Result<Self, String> {
         let size: Self = text.parse().map_err(|error: mpvpn_types::ParseByteSizeError| error.to_string())?;
-        match size < SMALLEST_QUOTA {
-            true => Err(format!("{size} is too little: expected at least {SMALLEST_QUOTA}")),
+        match size < MIN_QUOTA {
+            true => Err(format!("{size} is too little: expected at least {MIN_QUOTA}")),
             false => Ok(size),
         }
     }
@@ -300,7 +311,7 @@ impl Text for LinkPattern {
         match is_link_name(text) {
             true => Ok(Self(text.into())),
             false => Err(format!(
-                "`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ . * or ?"
+                "`{text}` is not an interface's name: expected 1 to 15 letters, digits, - _ . * or ?"
             )),
         }
     }
@@ -314,7 +325,7 @@ fn day<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     let day = i64::deserialize(from)?;
     match u8::try_from(day) {
         Ok(day) if (1..=31).contains(&day) => Ok(day),
-        _ => Err(D::Error::custom(format!("{day} is no day of a month: expected 1 to 31"))),
+        _ => Err(D::Error::custom(format!("{day} is not a day of a month: expected 1 to 31"))),
     }
 }
 
@@ -322,7 +333,10 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Weight, D::Error> {
     let number = i64::deserialize(from)?;
     let found = u64::try_from(number).ok().and_then(Weight::new);
     found.ok_or_else(|| {
-        D::Error::custom(format!("{number} is no weight: expected a whole number from 1 to {}", Weight::MAX))
+        D::Error::custom(format!(
+            "{number} is not a weight: expected a whole number from 1 to {}",
+            Weight::MAX
+        ))
     })
 }
 
@@ -337,7 +351,7 @@ impl Text for Dscp {
     fn read(text: &str) -> Result<Self, String> {
         let number = || text.parse().ok().filter(|number| *number < 64);
         dscp_named(text).or_else(number).map(Self).ok_or_else(|| {
-            format!("`{text}` is no DSCP: expected 0 to 63, ef, va, le, cs0 to cs7, or af11 to af43")
+            format!("`{text}` is not a DSCP: expected 0 to 63, ef, va, le, cs0 to cs7, or af11 to af43")
         })
     }
 }
@@ -367,13 +381,13 @@ fn dscp_named(text: &str) -> Option<u8> {
 }
 
 /// For serde: a list in which no name comes twice.
-pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>, D::Error> {
+pub(super) fn link_tables<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>, D::Error> {
     struct Links;
 
     /// One entry, read with those before it in view, so that a mistake is shown where it is.
-    struct Next<'a>(&'a [LinkConfig]);
+    struct LinkTable<'a>(&'a [LinkConfig]);
 
-    impl<'de> serde::de::DeserializeSeed<'de> for Next<'_> {
+    impl<'de> serde::de::DeserializeSeed<'de> for LinkTable<'_> {
         type Value = LinkConfig;
 
         fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<LinkConfig, D::Error> {
@@ -381,7 +395,7 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>
         }
     }
 
-    impl<'de> Visitor<'de> for Next<'_> {
+    impl<'de> Visitor<'de> for LinkTable<'_> {
         type Value = LinkConfig;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -409,7 +423,7 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
             let mut links = Vec::new();
-            while let Some(link) = items.next_element_seed(Next(&links))? {
+            while let Some(link) = items.next_element_seed(LinkTable(&links))? {
                 links.push(link);
             }
             Ok(links)
@@ -419,7 +433,7 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>
     from.deserialize_seq(Links)
 }
 
-fn words<S: Serializer, T: fmt::Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+fn as_text<S: Serializer, T: fmt::Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
     match value {
         Some(value) => to.collect_str(value),
         None => to.serialize_none(),
@@ -492,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_change_leaves_the_rest_as_it_is() {
-        let mut link = LinkConfig { up: Some(SLOWEST), metered: true, ..LinkConfig::default() };
+        let mut link = LinkConfig { up: Some(MIN_LINK_RATE), metered: true, ..LinkConfig::default() };
         link.change(&LinkChange { up: Some(Limit(None)), tier: Some(Tier::Never), ..LinkChange::default() });
         assert_eq!(link, LinkConfig { tier: Tier::Never, metered: true, ..LinkConfig::default() });
     }

@@ -14,10 +14,10 @@ use super::{
     CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
     dns::{DnsOption, DnsServer},
-    file::{Content, Source},
+    file::{ConfigFile, SourceText},
     lane::LaneRule,
     limits::LimitRule,
-    links::{LinkConfig, list},
+    links::{LinkConfig, link_tables},
     pipes::Pipes,
     rules::Prefix,
     schema,
@@ -36,113 +36,125 @@ use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 #[schemars(rename = "mpvpn server")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServerOptions {
-    /// Listen on this address, UDP and TCP; repeatable [default: 0.0.0.0:443; without root 0.0.0.0:4433]
+    /// Address and port at which the server accepts clients, over UDP and TCP; repeatable. Set it for another port, or
+    /// for IPv6 too, as in [::]:443 [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub listen: Vec<SocketAddr>,
 
-    /// Listen on TCP at the same addresses, for clients whose networks block UDP [default: on]
+    /// Accept clients over TCP, too, at the addresses of --listen: needed by clients whose networks block UDP. Turn it
+    /// off if another program needs the TCP port [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Tcp>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Tcp>")]
     pub tcp: Option<Tcp>,
 
-    /// Serve clients of early MASQUE drafts over TCP: TLS without ALPN, CONNECT-UDP in HTTP/1.1
+    /// Accept clients of early MASQUE drafts over TCP (TLS without ALPN, CONNECT-UDP in HTTP/1.1). Give it only if such
+    /// clients have to connect
     #[arg(long)]
     pub old_clients: bool,
 
-    /// Relay TCP and UDP only, without a TUN device; a server without root always does this
+    /// Relay TCP connections and UDP flows only, without a TUN device, addresses and routes, so that the machine's
+    /// network stays unchanged. A server without root always works like this
     #[arg(long)]
     pub relay_only: bool,
 
-    /// Certificate chain, leaf first [default: a self-signed certificate, made at the first start]
+    /// PEM file with the certificate chain of the server, leaf first; needs --key. Give it if clients trust your CA,
+    /// with --ca [default: a self-signed certificate, made at the first start, which clients pin]
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub cert: Option<PathBuf>,
 
-    /// Private key of the certificate
+    /// PEM file with the private key of --cert
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub key: Option<PathBuf>,
 
-    /// Further certificates for other server names: the tables `[[certificate]]`
+    /// Further certificates, for other server names: the tables `[[certificate]]`
     #[arg(skip)]
     #[serde(deserialize_with = "site::certificates")]
     #[schemars(with = "Vec<site::CertificateTable>")]
     pub certificate: Vec<CertFiles>,
 
-    /// Require a PROXY protocol header (version 1 or 2) on TCP connections from this network; a load balancer sends
-    /// the client's address in it; repeatable
+    /// Network of a load balancer in front of the server; repeatable. TCP connections from there must begin with a
+    /// PROXY protocol header (version 1 or 2), which tells the client's address; without this option all clients seem
+    /// to have the balancer's address
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
     #[serde(deserialize_with = "site::networks")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub proxy_protocol_from: Vec<IpNet>,
 
-    /// The web site for visitors without credentials: the table `[site]`
+    /// Web site that visitors without credentials see: the table `[site]`
     #[arg(skip)]
-    #[serde(deserialize_with = "site::table")]
+    #[serde(deserialize_with = "site::site_table")]
     #[schemars(with = "site::SiteTable")]
     pub site: Option<Site>,
 
-    /// IPv4 network of the tunnel; the server is its first host [default: 10.0.0.0/24]
+    /// IPv4 network of the tunnel, /8 to /30: the server is its first host, each client gets another address. Change it
+    /// if clients use this network elsewhere, or for more than 253 clients [default: 10.0.0.0/24]
     #[arg(long, value_name = "CIDR", value_parser = text::<Ipv4Net>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Ipv4Net>")]
     pub subnet: Option<Ipv4Net>,
 
-    /// IPv6 network of the tunnel, or none [default: fd00:6d70:766e::/64]
+    /// IPv6 network of the tunnel, /16 to /126, or none for a tunnel without IPv6. Set it to your own prefix to give
+    /// clients public addresses, with --nat off [default: fd00:6d70:766e::/64]
     #[arg(long, value_name = "CIDR|none", value_parser = text::<Subnet6>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Subnet6>")]
     pub subnet6: Option<Subnet6>,
 
-    /// Name of the TUN device [default: mpvpn0]
+    /// Name of the TUN device, up to 15 characters. Change it to run several servers on one machine [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<String>")]
     pub tun_name: Option<String>,
 
-    /// How clients authenticate [default: token]
+    /// How clients prove who they are [default: token]
     #[arg(long, value_name = "none|token", value_parser = word::<AuthMode>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<AuthMode>")]
     pub auth: Option<AuthMode>,
 
-    /// File of the users and their tokens [default: users.toml in the state folder, made at the first start]
+    /// TOML file with the users and the hashes of their tokens. Set it to have more users than the one that the first
+    /// start makes [default: users.toml in the state folder, made at the first start]
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub users: Option<PathBuf>,
 
-    /// Folder for certificate, users and other data that survive a restart [default: /var/lib/mpvpn; without root $XDG_STATE_HOME/mpvpn]
+    /// Folder for certificate, users and other data that survive a restart [default: /var/lib/mpvpn; without root
+    /// $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
-    /// Translate clients' addresses to the server's own on the way to the network behind it [default: on]
+    /// Translate clients' source addresses to the server's own (NAT). Turn it off if the network behind the server has
+    /// a route back to the tunnel's networks and shall see clients' addresses [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Nat>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Nat>")]
     pub nat: Option<Nat>,
 
     /// Carry clients' packets to this network only, and advertise it to clients, which use it with --routes advertised;
-    /// repeatable [default: everywhere]
+    /// repeatable. Set it for access to a few networks instead of the internet [default: everywhere]
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
     #[serde(deserialize_with = "site::networks")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub routes: Vec<IpNet>,
 
-    /// Suggest this resolver to clients; a client uses it if all its traffic goes into the tunnel; repeatable
+    /// Suggest this resolver to clients, by its address; repeatable, up to 3, the best first. A client uses it if all
+    /// its traffic goes into the tunnel [default: no suggestion]
     #[arg(long, value_name = "ADDR", value_parser = text::<DnsServer>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<DnsServer>")]
     pub dns: Vec<DnsServer>,
 
-    /// Limit of clients at once [default: as many as the subnet has addresses, up to 4096]
+    /// Number of clients that may be connected at once [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
 
@@ -154,45 +166,52 @@ pub struct ServerOptions {
     #[arg(skip)]
     pub limit: Vec<LimitRule>,
 
-    /// Limit of TCP connections and UDP flows that the server relays at once, for all clients [default: 32768]
+    /// Number of TCP connections and UDP flows that the server relays at once for all clients together; each needs a
+    /// socket and buffers [default: 32768]
     #[arg(long, value_name = "N")]
     pub max_relays: Option<u32>,
 
-    /// Limit of TCP connections and UDP flows that the server relays at once for one user [default: 8192]
+    /// Number of TCP connections and UDP flows that the server relays at once for one user, so that no user takes all
+    /// of --max-relays [default: 8192]
     #[arg(long, value_name = "N")]
     pub max_user_relays: Option<u32>,
 
-    /// Threads that carry packets: 1 to 16, or auto, which is one per processor if there are more than two [default: auto]
+    /// Number of threads that carry packets: 1 to 16, or auto, which is one per processor if there are more than two,
+    /// else one. Set it to leave processors to other programs [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
     #[serde(deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Shards>")]
     pub shards: Option<Shards>,
 
-    /// Name of this server among the mpvpn processes of this machine [default: that of the TUN, else server]
+    /// Name of this server in `mpvpn status --name NAME` and in the name of its socket, for machines with several mpvpn
+    /// processes [default: that of the TUN device, else server]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
     #[schemars(schema_with = "schema::one::<InstanceName>")]
     pub name: Option<String>,
 
-    /// Unix socket for `mpvpn status` [default: server-NAME.sock in /run/mpvpn; without root in $XDG_RUNTIME_DIR/mpvpn]
+    /// Path of the unix socket at which `mpvpn status` and other commands reach this server [default: server-NAME.sock
+    /// in /run/mpvpn; without root in $XDG_RUNTIME_DIR/mpvpn]
     #[arg(long, value_name = "PATH")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address that only
+    /// the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
-    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection
+    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
+    /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
-    /// Level of the log; the environment variable RUST_LOG overrides it [default: info]
+    /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<LogLevel>")]
@@ -204,15 +223,15 @@ pub struct ServerOptions {
 #[schemars(rename = "mpvpn client")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ClientOptions {
-    /// Name or address of the server, with its port if that is not 443; a name is resolved again while the server does not
-    /// answer
+    /// Name or address of the server, with its port if that is not 443. While the server does not answer, the name is
+    /// resolved again
     #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerAddr>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ServerAddr>")]
     pub server: Option<ServerAddr>,
 
-    /// Use this interface as a link, or all whose names match a pattern as in 'wwan*'; repeatable [default: auto, every
-    /// interface with a default route]
+    /// Network interface to use as a link, or a pattern for several, as in 'wwan*'; repeatable. Set it to leave other
+    /// interfaces out [default: auto, every interface with a default route]
     #[arg(long, value_name = "IFACE|auto", value_parser = text::<String>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<String>")]
@@ -220,7 +239,7 @@ pub struct ClientOptions {
 
     /// How single links are used: the tables `[[link]]`
     #[arg(skip)]
-    #[serde(deserialize_with = "list")]
+    #[serde(deserialize_with = "link_tables")]
     #[schemars(with = "Vec<LinkConfig>")]
     pub link: Vec<LinkConfig>,
 
@@ -228,49 +247,53 @@ pub struct ClientOptions {
     #[arg(skip)]
     pub class: ClassTables,
 
-    /// Paths over each link, each from a source port of its own, for operators that limit the rate of a UDP session:
-    /// 1 to 8, or auto, which adds paths while these raise the rate; `pipes` of a `[[link]]` overrides it
+    /// Number of paths over each link, each from its own UDP source port: 1 to 8, or auto, which adds paths while each
+    /// raises the rate. Raise it if an operator limits the rate of each UDP flow; `pipes` of a `[[link]]` overrides it
     /// [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
     pub pipes: Option<Pipes>,
 
-    /// Transport of every link; `transport` of a `[[link]]` overrides it; TCP uses the same port as UDP [default: auto]
+    /// How the packets of all links reach the server; TCP uses the same port number as UDP. Set tcp where UDP passes
+    /// but is slowed down; `transport` of a `[[link]]` overrides it [default: auto]
     #[arg(long, value_name = "auto|quic|tcp", value_parser = word::<Transport>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Transport>")]
     pub transport: Option<Transport>,
 
-    /// Trust a server whose certificate is in this file, or is signed for its name by a CA in this file
+    /// PEM file that says which server to trust: one whose certificate is in this file, or is signed for the server's
+    /// name by a CA in this file
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub ca: Option<PathBuf>,
 
-    /// Trust the server whose certificate has this SHA-256 fingerprint, which the server prints
+    /// Trust the server whose certificate has this SHA-256 fingerprint, 64 hexadecimal digits; `mpvpn server` prints it
+    /// at its start
     #[arg(long, value_name = "SHA256", value_parser = text::<Fingerprint>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Fingerprint>")]
     pub pin: Option<Fingerprint>,
 
-    /// Trust any server: an attacker on the path can read and change everything
+    /// Trust any server, for tests only: an attacker between client and server can read and change everything
     #[arg(long)]
     pub insecure: bool,
 
-    /// Token of a user; other users of this machine can see it in the list of processes
+    /// Token of a user, which the server printed at its first start. Other users of this machine can see it in the list
+    /// of processes; --token-file avoids that
     #[arg(long, value_name = "TOKEN", value_parser = text::<Token>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Token>")]
     pub token: Option<Token>,
 
-    /// File with the token
+    /// File with the token on one line, readable by its owner only
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub token_file: Option<PathBuf>,
 
-    /// Name of the TUN device [default: mpvpn0]
+    /// Name of the TUN device, up to 15 characters. Change it to run several clients on one machine [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<String>")]
@@ -288,14 +311,15 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<CongestionControl>")]
     pub cc: Option<CongestionControl>,
 
-    /// HTTP proxy for TCP connections to the server, or none [default: the proxy of the environment variable https_proxy
-    /// or all_proxy, unless no_proxy names the server]
+    /// HTTP proxy for TCP connections to the server, as in http://proxy:3128, where only a proxy leads out; none
+    /// ignores the environment [default: the proxy of the environment variable https_proxy or all_proxy, unless
+    /// no_proxy names the server]
     #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaOption>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ViaOption>")]
     pub via: Option<ViaOption>,
 
-    /// How TCP connections travel [default: auto]
+    /// How TCP connections travel inside the tunnel [default: auto]
     #[arg(long, value_name = "NAME", value_parser = word::<FlowMode>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<FlowMode>")]
@@ -311,118 +335,125 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<Routes>")]
     pub routes: Option<Routes>,
 
-    /// Ask this resolver while the tunnel is up, repeatable (up to 3); or off: keep the resolvers of the system; or auto:
-    /// the server's suggestion, if all traffic goes into the tunnel [default: auto]
+    /// Address of a resolver to ask while the tunnel is up, repeatable (up to 3); or off: keep the resolvers of the
+    /// system; or auto: those that the server suggests, if all traffic goes into the tunnel [default: auto]
     #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsOption>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<DnsOption>")]
     pub dns: Vec<DnsOption>,
 
-    /// Let the machines behind this interface, or of this network, use the tunnel; repeatable
+    /// Let the machines behind this interface, or of this network, use the tunnel, which makes this machine a router;
+    /// repeatable [default: only this machine uses it]
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<SharedNetwork>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<SharedNetwork>")]
     pub share: Vec<SharedNetwork>,
 
-    /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable
+    /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable. Use 127.0.0.1 unless other
+    /// machines may use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub socks5: Vec<SocketAddr>,
 
-    /// Offer an HTTP proxy to apps at this TCP address; repeatable
+    /// Offer an HTTP proxy to apps at this TCP address; repeatable. Use 127.0.0.1 unless other machines may use it,
+    /// too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub http: Vec<SocketAddr>,
 
-    /// Folder for the use of quotas by links [default: /var/lib/mpvpn]
+    /// Folder for data that survive a restart: how much of its quota each link has used [default: /var/lib/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
-    /// Threads that carry packets, each with a connection of its own: 1 to 16, or auto, which is one
-    /// [default: auto]
+    /// Number of threads that carry packets, each with its own connection: 1 to 16, or auto, which is 1. Raise it if
+    /// one processor is too slow for all links together [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
     #[serde(deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Shards>")]
     pub shards: Option<Shards>,
 
-    /// Name of this client among the mpvpn processes of this machine [default: that of the TUN]
+    /// Name of this client in `mpvpn status --name NAME` and in the name of its socket, for machines with several mpvpn
+    /// processes [default: that of the TUN device]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
     #[schemars(schema_with = "schema::one::<InstanceName>")]
     pub name: Option<String>,
 
-    /// Unix socket for `mpvpn status` [default: /run/mpvpn/client-NAME.sock]
+    /// Path of the unix socket at which `mpvpn status` and other commands reach this client [default:
+    /// /run/mpvpn/client-NAME.sock]
     #[arg(long, value_name = "PATH")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address that only
+    /// the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
-    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection
+    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
+    /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
-    /// Level of the log; the environment variable RUST_LOG overrides it [default: info]
+    /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<LogLevel>")]
     pub log_level: Option<LogLevel>,
 }
 
-impl Content for ServerOptions {}
+impl ConfigFile for ServerOptions {}
 
-impl Content for ClientOptions {
-    fn came_from(&mut self, source: Source) {
-        self.class.came_from(source);
+impl ConfigFile for ClientOptions {
+    fn set_source(&mut self, source: SourceText) {
+        self.class.set_source(source);
     }
 }
 
 /// An option that may be missing.
-pub(super) trait Over {
-    /// This option; where it is missing, `below`.
-    fn over(self, below: Self) -> Self;
+pub(super) trait OrFallback {
+    /// This option; where it is missing, `fallback`.
+    fn or_fallback(self, fallback: Self) -> Self;
 }
 
-impl<T> Over for Option<T> {
-    fn over(self, below: Self) -> Self {
-        self.or(below)
+impl<T> OrFallback for Option<T> {
+    fn or_fallback(self, fallback: Self) -> Self {
+        self.or(fallback)
     }
 }
 
-impl<T> Over for Vec<T> {
-    fn over(self, below: Self) -> Self {
-        if self.is_empty() { below } else { self }
+impl<T> OrFallback for Vec<T> {
+    fn or_fallback(self, fallback: Self) -> Self {
+        if self.is_empty() { fallback } else { self }
     }
 }
 
-impl Over for bool {
-    fn over(self, below: Self) -> Self {
-        self || below
+impl OrFallback for bool {
+    fn or_fallback(self, fallback: Self) -> Self {
+        self || fallback
     }
 }
 
-/// Each of these fields of `above`; where one is missing, that of `below`.
-macro_rules! over {
-    ($above:expr, $below:expr; $($field:ident)+) => {
-        Self { $($field: $above.$field.over($below.$field)),+ }
+/// Each of these fields of `preferred`; where one is missing, that of `fallback`.
+macro_rules! fields_or_fallback {
+    ($preferred:expr, $fallback:expr; $($field:ident)+) => {
+        Self { $($field: $preferred.$field.or_fallback($fallback.$field)),+ }
     };
 }
 
 impl ServerOptions {
-    /// These options; where one is missing, the one of `below`.
-    pub(super) fn over(self, below: Self) -> Self {
-        over! { self, below;
+    /// These options; where one is missing, the one of `fallback`.
+    pub(super) fn or_fallback(self, fallback: Self) -> Self {
+        fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
             auth users state_dir nat routes dns max_clients access limit max_relays max_user_relays
             shards name api_socket metrics qlog log_level
@@ -431,16 +462,16 @@ impl ServerOptions {
 }
 
 impl ClientOptions {
-    /// These options; where one is missing, the one of `below`. Options that exclude each other are
-    /// one choice: `--pin` replaces a `ca` below it.
-    pub(super) fn over(self, mut below: Self) -> Self {
+    /// These options; where one is missing, the one of `fallback`. Options that exclude each other are
+    /// one choice: `--pin` replaces a `ca` fallback it.
+    pub(super) fn or_fallback(self, mut fallback: Self) -> Self {
         if self.ca.is_some() || self.pin.is_some() || self.insecure {
-            (below.ca, below.pin, below.insecure) = (None, None, false);
+            (fallback.ca, fallback.pin, fallback.insecure) = (None, None, false);
         }
         if self.token.is_some() || self.token_file.is_some() {
-            (below.token, below.token_file) = (None, None);
+            (fallback.token, fallback.token_file) = (None, None);
         }
-        over! { self, below;
+        fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
             lane lane_rule routes dns share socks5 http state_dir shards name api_socket metrics qlog log_level
         }

@@ -46,7 +46,7 @@ impl Text for Pipes {
         match text.parse() {
             _ if text == "auto" => Ok(Self::Auto),
             Ok(count) if (1..=Self::MAX).contains(&count) => Ok(Self::Count(count)),
-            _ => Err(format!("`{text}` is not auto and no number from 1 to {}", Self::MAX)),
+            _ => Err(format!("`{text}` is neither auto nor a number from 1 to {}", Self::MAX)),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{ClientConfig, ClientOptions, FlowMode, Shards, first_repeated};
 use crate::{Error, Result, api, dirs, status::Role};
 
 /// The name of a proxy unless `--name` gives another.
-const NAME: &str = "proxy";
+const DEFAULT_NAME: &str = "proxy";
 
 /// Where apps find proxies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,15 +28,15 @@ impl Proxies {
 impl ClientConfig {
     /// The options `cli` over those in `file`, for a proxy. There is no default file: that of the client is root's.
     pub fn load_proxy(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
-        if let Some(option) = of_a_tun(&cli) {
+        if let Some(option) = tun_only_option(&cli) {
             return Err(Error::usage(
                 format!("--{option} is about a TUN device, which a proxy does not have"),
                 "leave it out, or use `mpvpn client`",
             ));
         }
         let from_file = file.map_or_else(|| Ok(ClientOptions::default()), super::file::load_named)?;
-        let options = cli.over(from_file);
-        let via = super::via::or_environment(options.via, options.server.as_ref());
+        let options = cli.or_fallback(from_file);
+        let via = super::via::or_from_environment(options.via, options.server.as_ref());
         Self::resolve_proxy(ClientOptions { via, ..options })
     }
 
@@ -45,7 +45,7 @@ impl ClientConfig {
         let proxies = Proxies { socks5: options.socks5.clone(), http: options.http.clone() };
         if proxies.is_empty() {
             return Err(Error::usage(
-                "nothing says where apps find the proxy",
+                "no option says at which address the proxy listens",
                 "add --socks5 127.0.0.1:1080 or --http 127.0.0.1:8080, or both",
             ));
         }
@@ -56,7 +56,7 @@ impl ClientConfig {
                 "give every proxy an address of its own",
             ));
         }
-        let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+        let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
         let api_socket = match options.api_socket.clone() {
             Some(path) => path,
             None => api::user_socket(Role::Client, &name)?,
@@ -91,13 +91,13 @@ impl ClientConfig {
     pub fn note(&self) -> Option<String> {
         let tuns = self.ignored_class_tuns.iter().map(|tun| format!("`{tun}`")).collect::<Vec<_>>();
         (!tuns.is_empty()).then(|| {
-            format!("a proxy has no TUN devices: {} of [[class]] counts for nothing here", tuns.join(" and "))
+            format!("a proxy has no TUN devices: `tun` of [[class]] is ignored ({})", tuns.join(" and "))
         })
     }
 }
 
 /// The first option that is about a TUN.
-pub(super) fn of_a_tun(options: &ClientOptions) -> Option<&'static str> {
+pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
     let given = [
         (options.tun_name.is_some(), "tun-name"),
         (options.lane.is_some(), "lane"),
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((config.proxies.socks5.len(), config.proxies.http.len()), (1, 1));
         assert_eq!((config.name.as_str(), config.lane), ("proxy", FlowMode::Stream));
         let refused = |options| ClientConfig::load_proxy(None, options).unwrap_err().to_string();
-        assert!(refused(options(&[], &[])).contains("nothing says where apps find the proxy"));
+        assert!(refused(options(&[], &[])).contains("no option says at which address the proxy listens"));
         assert!(refused(options(&["127.0.0.1:1"], &["127.0.0.1:1"])).contains("127.0.0.1:1 is given twice"));
         let tun = ClientOptions { tun_name: Some("tun7".into()), ..options(&["127.0.0.1:1"], &[]) };
         assert!(refused(tun).contains("--tun-name is about a TUN device"));

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, classes::Renewal};
+use super::{
+    ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, classes::ClassReload,
+};
 use crate::Result;
 
 /// Where a configuration came from.
@@ -99,23 +101,23 @@ impl ClientConfig {
             lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             log_level: "log-level"
         );
-        let renewal = self.renew_classes(new.classes, new.class_rules, new.class_steering);
-        if renewal == Renewal::OtherDevices {
+        let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
+        if class_reload == ClassReload::NeedsRestart {
             restart.push(
                 "tun of [[class]], or what is steered there (until then no [[class]] changes)".to_owned(),
             );
         }
         // The socket of a link has it from its beginning.
-        if marks(&self.links) != marks(&new.links) {
+        if dscps(&self.links) != dscps(&new.links) {
             restart.push("dscp of [[link]]".to_owned());
         }
         let links = self.links != new.links;
         self.links = new.links;
-        ReloadReport { links, classes: renewal == Renewal::Taken, restart }
+        ReloadReport { links, classes: class_reload == ClassReload::Applied, restart }
     }
 }
 
-fn marks(links: &[LinkConfig]) -> Vec<(&str, u8)> {
+fn dscps(links: &[LinkConfig]) -> Vec<(&str, u8)> {
     links.iter().filter(|link| link.dscp != 0).map(|link| (link.name.as_str(), link.dscp)).collect()
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>,
 /// The list, unless it is empty.
 pub(super) fn filled<T, E: serde::de::Error>(values: Vec<T>) -> Result<Vec<T>, E> {
     match values.is_empty() {
-        true => Err(E::custom("the list is empty: leave the key out if it does not matter")),
+        true => Err(E::custom("the list is empty: leave the key out to match everything")),
         false => Ok(values),
     }
 }
@@ -61,7 +61,7 @@ impl Text for Prefix {
         }
         match net {
             IpNet::V6(v6) if v6.prefix_len() >= 96 && v6.addr().to_ipv4_mapped().is_some() => {
-                Err(format!("`{text}` is a network of IPv4: write it as such"))
+                Err(format!("`{text}` is an IPv4-mapped network: write the IPv4 network instead"))
             }
             _ => Ok(Self(net)),
         }

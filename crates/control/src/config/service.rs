@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::{LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
+use super::{DEFAULT_LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
 use crate::{Error, Result, api, dirs, status::Role};
 
 /// The name of a server without a TUN device unless `--name` gives another.
-const NAME: &str = "server";
-/// The port of a server that may not have [`super::PORT`].
-const HIGH_PORT: u16 = 4433;
+const DEFAULT_NAME: &str = "server";
+/// The port of a server that may not have [`super::DEFAULT_PORT`].
+const UNPRIVILEGED_PORT: u16 = 4433;
 
 /// What this process may do to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +77,9 @@ pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> R
         None if rights.network || dirs::is_root() => file::load(None, Path::new(SERVER_FILE))?,
         None => ServerOptions::default(),
     };
-    let of_a_tun = of_a_tun(&cli);
-    let options = cli.over(from_file);
-    match (ServerMode::of(&options, rights), of_a_tun) {
+    let tun_only_option = tun_only_option(&cli);
+    let options = cli.or_fallback(from_file);
+    match (ServerMode::of(&options, rights), tun_only_option) {
         (ServerMode::Relays, Some(option)) => Err(Error::usage(
             format!("--{option} is about a TUN device, which a server with --relay-only does not have"),
             "leave out one of the two",
@@ -94,14 +94,14 @@ pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> R
 
 /// Fills in what is different without a TUN device.
 pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<ServerOptions> {
-    let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+    let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
     let api_socket = match options.api_socket.clone() {
         Some(path) => path,
         None => api::user_socket(Role::Server, &name)?,
     };
     let mut listen = options.listen.clone();
     if listen.is_empty() && !rights.port_443 {
-        listen = vec![SocketAddr::new(LISTEN.ip(), HIGH_PORT)];
+        listen = vec![SocketAddr::new(DEFAULT_LISTEN.ip(), UNPRIVILEGED_PORT)];
     }
     Ok(ServerOptions {
         listen,
@@ -113,7 +113,7 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
 }
 
 /// The first option that is about a TUN.
-fn of_a_tun(options: &ServerOptions) -> Option<&'static str> {
+fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
     let given = [
         (options.subnet.is_some(), "subnet"),
         (options.subnet6.is_some(), "subnet6"),

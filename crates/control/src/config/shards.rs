@@ -43,7 +43,7 @@ impl FromStr for Shards {
         match text.parse() {
             _ if text == "auto" => Ok(Self::Auto),
             Ok(count) if (1..=Self::MAX).contains(&count) => Ok(Self::Count(count)),
-            _ => Err(format!("`{text}` is not auto and no number from 1 to {}", Self::MAX)),
+            _ => Err(format!("`{text}` is neither auto nor a number from 1 to {}", Self::MAX)),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// What the field `server` of answers says unless told otherwise: what most sites say.
-const SERVER: &str = "nginx";
+const DEFAULT_SERVER_FIELD: &str = "nginx";
 
 /// The site that a server is to those who have no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum SiteContent {
 
 impl Default for Site {
     fn default() -> Self {
-        Self { content: SiteContent::Nothing, server: SERVER.into(), hide: false }
+        Self { content: SiteContent::Nothing, server: DEFAULT_SERVER_FIELD.into(), hide: false }
     }
 }
 
@@ -50,19 +50,21 @@ impl Default for Site {
 #[schemars(rename = "site")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [site]")]
 pub(super) struct SiteTable {
-    /// Folder whose files are the pages; not together with `upstream` [default: no pages]
+    /// Folder whose files are the pages of the site; not together with `upstream` [default: no pages]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     root: Option<PathBuf>,
-    /// HTTP server that has the pages; not together with `root` [default: no pages]
+    /// Address of the HTTP server to which requests for pages are passed on; not together with `root` [default: no
+    /// pages]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Upstream>")]
     upstream: Option<Upstream>,
-    /// Value of the header field `server` of responses [default: nginx]
+    /// Value of the header field `server` of responses, so that the site looks like others [default: nginx]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ServerName>")]
     server: Option<ServerName>,
-    /// Answer requests with wrong credentials as requests without credentials, instead of with 401 [default: false]
+    /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so that visitors
+    /// cannot find out that this is a proxy [default: false]
     hide: bool,
 }
 
@@ -71,17 +73,17 @@ struct Upstream(String);
 struct ServerName(String);
 
 /// For serde: the table.
-pub(super) fn table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Site>, D::Error> {
+pub(super) fn site_table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Site>, D::Error> {
     let table = SiteTable::deserialize(from)?;
     let content = match (table.root, table.upstream) {
         (None, None) => SiteContent::Nothing,
         (Some(root), None) => SiteContent::Root(root),
         (None, Some(upstream)) => SiteContent::Upstream(upstream.0),
         (Some(_), Some(_)) => {
-            return Err(serde::de::Error::custom("a site has either `root` or `upstream`: leave out one"));
+            return Err(serde::de::Error::custom("`root` and `upstream` exclude each other: leave out one"));
         }
     };
-    let server = table.server.map_or_else(|| SERVER.into(), |name| name.0);
+    let server = table.server.map_or_else(|| DEFAULT_SERVER_FIELD.into(), |name| name.0);
     Ok(Some(Site { content, server, hide: table.hide }))
 }
 
@@ -90,11 +92,13 @@ impl Text for Upstream {
     const EXAMPLE: &'static str = "http://127.0.0.1:8080";
 
     fn read(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no address of an HTTP server, as in http://127.0.0.1:8080");
+        let wrong = || format!("`{text}` is not an address of an HTTP server, as in http://127.0.0.1:8080");
         let uri: Uri = text.parse().map_err(|_| wrong())?;
         let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
         if uri.path() != "/" || uri.query().is_some() || authority.as_str().contains('@') {
-            return Err(format!("`{text}` is more than scheme, host and port: paths stay as they are"));
+            return Err(format!(
+                "`{text}` is more than scheme, host and port: requests keep the path that the visitor asked for"
+            ));
         }
         let port = authority.port_u16().unwrap_or(80);
         Ok(Self(format!("{}:{port}", authority.host())))

@@ -14,7 +14,7 @@ fn client(text: &str) -> Result<ClientConfig> {
 #[test]
 fn an_empty_file_gives_a_server_the_defaults() {
     let defaults = ServerConfig {
-        listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
+        listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT)],
         tcp: Tcp::On,
         old_clients: false,
         service: ServerMode::Packets,
@@ -29,7 +29,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         users: None,
         state_dir: STATE_DIR.into(),
         nat: Nat::On,
-        routes: EVERYWHERE.into(),
+        routes: ALL_NETWORKS.into(),
         dns: Vec::new(),
         max_clients: 253,
         access: Vec::new(),
@@ -169,8 +169,8 @@ fn every_key_of_a_server_arrives() {
 #[test]
 fn mistakes_about_limits_are_told_where_they_are() {
     for (text, line, said) in [
-        ("[[limit]]\nmax-classes = 0\n", 2, "`0` is no number of classes: expected 1"),
-        ("[[limit]]\nmax-classes = 9\n", 2, "`9` is no number of classes"),
+        ("[[limit]]\nmax-classes = 0\n", 2, "`0` is not a number of classes: expected 1"),
+        ("[[limit]]\nmax-classes = 9\n", 2, "`9` is not a number of classes"),
         ("[[limit]]\nmax-priority = 'much'\n", 2, "`much` is not a part of a link"),
         ("[[limit]]\nusers = []\n", 2, "the list is empty"),
         ("[[limit]]\nmax-rate = '1mbit'\n", 2, "unknown key `max-rate`"),
@@ -306,16 +306,16 @@ fn mistakes_about_links_are_told_where_they_are() {
         ("[[link]]\nname = 'eth0'\nup = '1kbit'\n", 5, "1kbit is too little: expected at least 64kbit"),
         ("[[link]]\nname = 'eth0'\ndown = 20\n", 5, "expected a rate in quotes"),
         ("[[link]]\nname = 'eth0'\nquota = '5'\n", 5, "`5` is not an amount of data"),
-        ("[[link]]\nname = 'eth0'\nquota-day = 32\n", 5, "32 is no day of a month"),
-        ("[[link]]\nname = 'eth0'\nweight = 0\n", 5, "0 is no weight"),
-        ("[[link]]\nname = 'eth0'\npipes = 9\n", 5, "`9` is not auto and no number from 1 to 8"),
+        ("[[link]]\nname = 'eth0'\nquota-day = 32\n", 5, "32 is not a day of a month"),
+        ("[[link]]\nname = 'eth0'\nweight = 0\n", 5, "0 is not a weight"),
+        ("[[link]]\nname = 'eth0'\npipes = 9\n", 5, "`9` is neither auto nor a number from 1 to 8"),
         ("[[link]]\nname = 'eth0'\npipes = true\n", 5, "expected a number from 1 to 8, or \"auto\""),
-        ("pipes = 'many'\n", 3, "`many` is not auto"),
+        ("pipes = 'many'\n", 3, "`many` is neither auto"),
         ("transport = 'udp'\n", 3, "`udp` is none of: auto, quic, tcp"),
         ("[[link]]\nname = 'eth0'\ntransport = 2\n", 5, "expected \"auto\", \"quic\" or \"tcp\""),
-        ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "`64` is no DSCP"),
-        ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
-        ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),
+        ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "`64` is not a DSCP"),
+        ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is not a DSCP"),
+        ("[[link]]\nname = 'a link'\n", 4, "not an interface's name"),
         ("[[link]]\nname = 'e*'\n[[link]]\nname = 'e*'\n", 5, "two [[link]] with the name `e*`"),
         ("link = 'eth0'\n", 3, "tables with the head [[link]]"),
     ] {
@@ -350,7 +350,7 @@ fn mistakes_about_access_are_told_where_they_are() {
         ("[[access]]\nallow = true\nusers = 5\n", 3, "expected a user's name in quotes"),
         ("[[access]]\nallow = true\nto = '10.0.0.1/8'\n", 3, "did you mean 10.0.0.0/8?"),
         ("[[access]]\nallow = true\nto = 'lan'\n", 3, "`lan` is neither a network"),
-        ("[[access]]\nallow = true\nto = '::ffff:10.0.0.0/104'\n", 3, "is a network of IPv4"),
+        ("[[access]]\nallow = true\nto = '::ffff:10.0.0.0/104'\n", 3, "is an IPv4-mapped network"),
         ("access = 'all'\n", 1, "expected a sequence"),
         ("access = ['all']\n", 1, "a table with the head [[access]]"),
     ] {
@@ -437,7 +437,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         ),
         (
             "fec = 'auto'",
-            "server.toml, line 1, column 1: `fec` does not belong here: it is a key of each [[class]] in the \
+            "server.toml, line 1, column 1: `fec` is not a key of this table: it is a key of each [[class]] in the \
              client's file, as in fec = \"auto\"\n 1 | fec = 'auto'\n   | ^^^",
         ),
         (
@@ -455,7 +455,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         ),
         (
             "shards = 17",
-            "server.toml, line 1, column 10: `17` is not auto and no number from 1 to 16\n \
+            "server.toml, line 1, column 10: `17` is neither auto nor a number from 1 to 16\n \
              1 | shards = 17\n   |          ^^",
         ),
         (
@@ -495,7 +495,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         ),
         (
             "name = 'é/..'",
-            "server.toml, line 1, column 8: `é/..` is no name: expected 1 to 32 letters, digits, - _ or .\n \
+            "server.toml, line 1, column 8: `é/..` is not a name: expected 1 to 32 letters, digits, - _ or .\n \
              1 | name = 'é/..'\n   |        ^^^^^^",
         ),
         (
@@ -524,29 +524,32 @@ fn options_that_contradict_each_other_are_explained() {
         ("key = 'a'", "--key is given without --cert"),
         ("listen = ['1.2.3.4:5', '1.2.3.4:5']", "--listen 1.2.3.4:5 is given twice"),
         ("auth = 'none'\nusers = 'u'", "--users and --auth none contradict each other"),
-        ("max-clients = 0", "--max-clients 0 lets nobody in"),
-        ("max-relays = 0", "--max-relays 0 lets nobody connect"),
-        ("max-user-relays = 0", "--max-user-relays 0 lets nobody connect"),
+        ("max-clients = 0", "--max-clients 0 would let no client connect"),
+        ("max-relays = 0", "--max-relays 0 would relay nothing"),
+        ("max-user-relays = 0", "--max-user-relays 0 would relay nothing"),
         (
             "max-relays = 7\nmax-user-relays = 8",
-            "--max-user-relays 8 is more than all users together may have: 7",
+            "--max-user-relays 8 is more than --max-relays 7, the limit for all users together",
         ),
-        ("max-clients = 254", "--max-clients 254 is more than 10.0.0.0/24 has addresses for: 253"),
+        (
+            "max-clients = 254",
+            "--max-clients 254 is more than 253, the number of addresses for clients in 10.0.0.0/24",
+        ),
     ] {
         assert_eq!(server(text).unwrap_err().to_string(), why);
     }
     let base = "server = 'a'\n";
     let pin = format!("ca = 'x'\ninsecure = true\npin = '{}'", "00".repeat(32));
     for (text, why) in [
-        ("", "nothing says how to recognise the server"),
+        ("", "no option says how to verify the server"),
         ("ca = 'x'\ninsecure = true", "--ca and --insecure contradict each other"),
         (&pin, "--ca and --pin and --insecure contradict each other"),
         ("ca='x'\ntoken='t'\ntoken-file='f'", "--token and --token-file are given together"),
         ("ca='x'\npath=['eth0','eth1','eth0']", "--path eth0 is given twice"),
         ("ca='x'\npath=['eth0','auto']", "--path auto is given together with interfaces"),
-        ("ca='x'\npath='mpvpn0'", "--path mpvpn0 is the tunnel itself"),
+        ("ca='x'\npath='mpvpn0'", "--path mpvpn0 is the TUN device of the tunnel itself"),
         ("ca='x'\nshare=['lan0','lan0']", "--share lan0 is given twice"),
-        ("ca='x'\nshare='mpvpn0'", "--share mpvpn0 is the tunnel itself"),
+        ("ca='x'\nshare='mpvpn0'", "--share mpvpn0 is the TUN device of the tunnel itself"),
     ] {
         let error = client(&format!("{base}{text}")).unwrap_err();
         assert_eq!(error.to_string(), why);
@@ -697,7 +700,7 @@ fn routes_of_a_family_without_addresses_are_refused() {
         ..ServerOptions::default()
     };
     let error = ServerConfig::resolve(options("none"), Rights::ALL).unwrap_err();
-    assert!(error.to_string().contains("--routes 2001:db8::/32 is a network of IPv6"), "{error}");
+    assert!(error.to_string().contains("--routes 2001:db8::/32 is an IPv6 network"), "{error}");
     let config = ServerConfig::resolve(options("fd00::/64"), Rights::ALL).unwrap();
     assert_eq!(config.routes, ["10.1.0.0/16", "2001:db8::/32"].map(|net| net.parse().unwrap()));
 }

@@ -275,7 +275,7 @@ impl FromStr for ServerAddr {
             None => 443,
             Some(port) => match port.parse() {
                 Ok(port) if port != 0 => port,
-                _ => return Err(format!("`{port}` is no UDP port: expected a number from 1 to 65535")),
+                _ => return Err(format!("`{port}` is not a port: expected a number from 1 to 65535")),
             },
         };
         if host.parse::<IpAddr>().is_err() && !is_host_name(host) {
@@ -291,7 +291,7 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
             return Err(format!("`{text}` has no closing bracket: expected [IPV6]:PORT"));
         };
         if host.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err(format!("`{host}` is no IPv6 address"));
+            return Err(format!("`{host}` is not an IPv6 address"));
         }
         return match after.strip_prefix(':') {
             Some(port) => Ok((host, Some(port))),
@@ -343,7 +343,7 @@ impl FromStr for SharedNetwork {
     fn from_str(text: &str) -> Result<Self, String> {
         if text.contains('/') {
             let net: IpNet =
-                text.parse().map_err(|_| format!("`{text}` is no network, as in 192.168.1.0/24"))?;
+                text.parse().map_err(|_| format!("`{text}` is not a network, as in 192.168.1.0/24"))?;
             return match net.trunc() == net {
                 true => Ok(Self::Network(net)),
                 false => Err(host_bits(text, &net.trunc())),
@@ -387,11 +387,11 @@ impl Text for SocketAddr {
     const EXAMPLE: &'static str = "127.0.0.1:9464";
 
     fn read(text: &str) -> Result<Self, String> {
-        let address: Self = text
-            .parse()
-            .map_err(|_| format!("`{text}` is no address with a port, as in 0.0.0.0:4433 or [::]:4433"))?;
+        let address: Self = text.parse().map_err(|_| {
+            format!("`{text}` is not an address with a port, as in 0.0.0.0:4433 or [::]:4433")
+        })?;
         match address.port() {
-            0 => Err(format!("`{text}` has port 0: clients could not know where to go")),
+            0 => Err(format!("`{text}` has port 0, which no client could connect to: expected 1 to 65535")),
             _ => Ok(address),
         }
     }
@@ -403,7 +403,7 @@ impl Text for Ipv4Net {
 
     fn read(text: &str) -> Result<Self, String> {
         let net: Self =
-            text.parse().map_err(|_| format!("`{text}` is no IPv4 network, as in 10.0.0.0/24"))?;
+            text.parse().map_err(|_| format!("`{text}` is not an IPv4 network, as in 10.0.0.0/24"))?;
         if net.trunc() != net {
             return Err(host_bits(text, &net.trunc()));
         }
@@ -440,7 +440,7 @@ impl Text for Subnet6 {
         }
         let net: Ipv6Net = text
             .parse()
-            .map_err(|_| format!("`{text}` is no IPv6 network, as in fd00:1:2:3::/64, and not none"))?;
+            .map_err(|_| format!("`{text}` is neither an IPv6 network, as in fd00:1:2:3::/64, nor none"))?;
         if net.trunc() != net {
             return Err(host_bits(text, &net.trunc()));
         }
@@ -468,9 +468,9 @@ impl Text for String {
     fn read(text: &str) -> Result<Self, String> {
         match is_link_name(text) {
             true => Ok(text.into()),
-            false => {
-                Err(format!("`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ or ."))
-            }
+            false => Err(format!(
+                "`{text}` is not an interface's name: expected 1 to 15 letters, digits, - _ or ."
+            )),
         }
     }
 }
@@ -489,7 +489,7 @@ impl Text for InstanceName {
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
         match good {
             true => Ok(Self(text.into())),
-            false => Err(format!("`{text}` is no name: expected 1 to 32 letters, digits, - _ or .")),
+            false => Err(format!("`{text}` is not a name: expected 1 to 32 letters, digits, - _ or .")),
         }
     }
 }
@@ -511,7 +511,7 @@ impl Text for Fingerprint {
     const EXAMPLE: &'static str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::identity::BadFingerprint| error.to_string())
+        text.parse().map_err(|error: crate::identity::ParseFingerprintError| error.to_string())
     }
 }
 
@@ -520,6 +520,6 @@ impl Text for Token {
     const EXAMPLE: &'static str = "mpvpn_secret";
 
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::auth::BadToken| error.to_string())
+        text.parse().map_err(|error: crate::auth::ParseTokenError| error.to_string())
     }
 }

@@ -8,14 +8,14 @@ use ipnet::IpNet;
 use super::values::{ServerAddr, Text};
 
 /// Port of `http://PROXY` without one (RFC 9110, section 4.2.1).
-const PORT: u16 = 80;
+const DEFAULT_PORT: u16 = 80;
 /// Longest user name and password together (bytes).
-const LONGEST: usize = 512;
+const MAX_CREDENTIALS_BYTES: usize = 512;
 
 /// Variables of the environment that name a proxy for what is encrypted, as other programs know them, the first that is set first.
-const VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
+const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
 /// Those that name what is reached without one.
-const EXCEPTIONS: [&str; 2] = ["no_proxy", "NO_PROXY"];
+const NO_PROXY_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
 /// A proxy that makes connections for those who ask by CONNECT (RFC 9110, section 9.3.6).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl FromStr for ViaProxy {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
             Some((scheme, _)) => {
                 return Err(format!(
-                    "a proxy of the kind {scheme}:// cannot be used: expected http://HOST:PORT"
+                    "proxies of the kind {scheme}:// are not supported: expected http://HOST:PORT"
                 ));
             }
         };
@@ -82,7 +82,7 @@ impl FromStr for ViaProxy {
         };
         let mut proxy: ServerAddr = host.parse()?;
         if !has_port {
-            proxy.port = PORT;
+            proxy.port = DEFAULT_PORT;
         }
         Ok(Self { proxy, credentials: credentials.map(read_credentials).transpose()? })
     }
@@ -90,20 +90,21 @@ impl FromStr for ViaProxy {
 
 fn read_credentials(text: &str) -> Result<ProxyCredentials, String> {
     let (user, password) = text.split_once(':').unwrap_or((text, ""));
-    let read = |part| decode(part).filter(|part| !part.chars().any(char::is_control));
+    let read = |part| percent_decode(part).filter(|part| !part.chars().any(char::is_control));
     match (read(user), read(password)) {
         // The name must have no colon (RFC 7617, section 2).
-        (Some(user), Some(password)) if !user.contains(':') && text.len() <= LONGEST => {
+        (Some(user), Some(password)) if !user.contains(':') && text.len() <= MAX_CREDENTIALS_BYTES => {
             Ok(ProxyCredentials { user, password })
         }
         _ => {
-            Err("what is before the @ is not USER:PASSWORD; write special characters as in %40 for @".into())
+            Err("the part before the @ is not USER:PASSWORD; encode special characters, as in %40 for @"
+                .into())
         }
     }
 }
 
 /// Undoes percent-encoding (RFC 3986, section 2.1); `None` if an escape is broken or the result is no text.
-fn decode(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
@@ -130,16 +131,23 @@ impl Text for ViaOption {
 }
 
 /// The proxy to `server` that is given, or else the one that the environment names.
-pub(super) fn or_environment(given: Option<ViaOption>, server: Option<&ServerAddr>) -> Option<ViaOption> {
+pub(super) fn or_from_environment(
+    given: Option<ViaOption>,
+    server: Option<&ServerAddr>,
+) -> Option<ViaOption> {
     given.or_else(|| {
         let variable = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
-        let named = VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
-        let exceptions = EXCEPTIONS.iter().find_map(variable).unwrap_or_default();
-        of_environment(named, &exceptions, server?).map(ViaOption::Proxy)
+        let named = PROXY_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
+        let exceptions = NO_PROXY_VARIABLES.iter().find_map(variable).unwrap_or_default();
+        from_environment(named, &exceptions, server?).map(ViaOption::Proxy)
     })
 }
 
-fn of_environment(named: Option<(&str, String)>, exceptions: &str, server: &ServerAddr) -> Option<ViaProxy> {
+fn from_environment(
+    named: Option<(&str, String)>,
+    exceptions: &str,
+    server: &ServerAddr,
+) -> Option<ViaProxy> {
     let (variable, value) = named?;
     if exceptions.split(',').any(|entry| is_excepted(entry.trim(), server)) {
         return None;
@@ -148,7 +156,10 @@ fn of_environment(named: Option<(&str, String)>, exceptions: &str, server: &Serv
         Ok(via) => Some(via),
         Err(why) => {
             // It may be meant for other programs, which know other kinds of proxies.
-            tracing::warn!(variable, %why, "the proxy that the environment names is not used");
+            tracing::warn!(
+                variable, %why,
+                "the proxy of this environment variable is not used; name another one with --via, or --via none"
+            );
             None
         }
     }
@@ -211,7 +222,7 @@ mod tests {
     fn the_environment_names_a_proxy_but_not_for_all() {
         let server: ServerAddr = "vpn.example:443".parse().unwrap();
         let ask = |value: &str, exceptions: &str, server: &ServerAddr| {
-            of_environment(Some(("https_proxy", value.to_owned())), exceptions, server).is_some()
+            from_environment(Some(("https_proxy", value.to_owned())), exceptions, server).is_some()
         };
         assert!(ask("http://proxy:3128", "", &server));
         assert!(!ask("socks5://proxy:1080", "", &server), "one that cannot be used is no mistake");
@@ -226,7 +237,7 @@ mod tests {
             assert!(!ask("http://proxy:3128", exceptions, &by_address), "{exceptions}");
         }
         assert!(ask("http://proxy:3128", "192.0.2.70,2.7", &by_address));
-        assert_eq!(of_environment(None, "", &server), None);
+        assert_eq!(from_environment(None, "", &server), None);
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! The last events of each kind, in memory. Time is an argument.
 //!
-//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at most
+//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at max_entries
 //! [`MAX_ENTRIES_PER_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
 //! recent one of its kind is merged into its entry; a changed entry gets a new number, so that readers see it again.
 
@@ -14,14 +14,14 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 
 use super::{Event, EventKind};
 
-/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
+/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at max_entries.
 pub const MAX_ENTRIES_PER_KIND: usize = 1000;
 /// Entries of its kind with which a new event is compared. A flapping link makes about four events each time, so with
 /// fewer the events of several links would not be merged; with more, a rare event would be listed at its last time only.
-const COMPARED: usize = 16;
-/// An event is merged with one that happened at most this long before. A shorter time would list every retry of what is
+const MERGE_CANDIDATES: usize = 16;
+/// An event is merged with one that happened at max_entries this long before. A shorter time would list every retry of what is
 /// tried every 15 to 30 s; a longer one would hide when the second event happened.
-const MERGED_WITHIN: Duration = Duration::from_secs(60);
+const MERGE_WINDOW: Duration = Duration::from_secs(60);
 
 /// RFC 3339 in UTC, with ms.
 const RFC_3339: &[BorrowedFormatItem<'_>] =
@@ -66,9 +66,10 @@ impl EventLog {
         self.last += 1;
         let ring = &mut self.rings[event.kind() as usize];
         let text = event.to_string();
-        let earlier = ring.len().saturating_sub(COMPARED)..ring.len();
-        let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGED_WITHIN;
-        let same = earlier.rev().find(|place| is_soon(&ring[*place]) && event.repeats(&ring[*place].event));
+        let earlier = ring.len().saturating_sub(MERGE_CANDIDATES)..ring.len();
+        let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGE_WINDOW;
+        let same =
+            earlier.rev().find(|place| is_soon(&ring[*place]) && event.is_repetition_of(&ring[*place].event));
         let before = same.and_then(|place| ring.remove(place));
         if ring.len() >= MAX_ENTRIES_PER_KIND
             && let Some(oldest) = ring.pop_front()
@@ -91,13 +92,13 @@ impl EventLog {
         self.last
     }
 
-    /// Up to `most` entries with numbers above `number`, in order.
-    pub fn after(&self, number: u64, most: usize) -> Vec<&Entry> {
+    /// Up to `max_entries` entries with numbers above `number`, in order.
+    pub fn after(&self, number: u64, max_entries: usize) -> Vec<&Entry> {
         let newer = |ring: &VecDeque<Entry>| ring.partition_point(|entry| entry.number <= number);
         let mut found: Vec<&Entry> =
-            self.rings.iter().flat_map(|ring| ring.range(newer(ring)..).take(most)).collect();
+            self.rings.iter().flat_map(|ring| ring.range(newer(ring)..).take(max_entries)).collect();
         found.sort_unstable_by_key(|entry| entry.number);
-        found.truncate(most);
+        found.truncate(max_entries);
         found
     }
 

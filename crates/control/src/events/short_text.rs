@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Longest text, in characters: twice the longest reason of our own. The reason in a peer's CONNECTION_CLOSE frame may be
 /// as long as a packet; a longer limit would let peers fill memory, a shorter one cuts our own reasons.
-const LONGEST: usize = 240;
+const MAX_CHARS: usize = 240;
 
 /// Text of at most 240 characters, without control characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
@@ -35,8 +35,8 @@ impl ShortText {
 impl From<&str> for ShortText {
     fn from(text: &str) -> Self {
         let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-        let mut kept: String = text.chars().take(LONGEST).map(shown).collect();
-        if text.chars().nth(LONGEST).is_some() {
+        let mut kept: String = text.chars().take(MAX_CHARS).map(shown).collect();
+        if text.chars().nth(MAX_CHARS).is_some() {
             kept.pop();
             kept.push('…');
         }
@@ -67,15 +67,15 @@ mod tests {
         assert_eq!(ShortText::from("no answer").as_str(), "no answer");
         assert_eq!(ShortText::from("\x1b[2Jgone\r\n").as_str(), "\u{fffd}[2Jgone\u{fffd}\u{fffd}");
         let long = ShortText::from("é".repeat(5000));
-        assert_eq!((long.as_str().chars().count(), long.as_str().ends_with("é…")), (LONGEST, true));
-        assert_eq!(ShortText::from("x".repeat(LONGEST)).as_str(), "x".repeat(LONGEST));
+        assert_eq!((long.as_str().chars().count(), long.as_str().ends_with("é…")), (MAX_CHARS, true));
+        assert_eq!(ShortText::from("x".repeat(MAX_CHARS)).as_str(), "x".repeat(MAX_CHARS));
     }
 
     proptest! {
         #[test]
         fn any_text_is_bounded(text in "\\PC*|.{0,600}") {
             let kept = ShortText::from(text.as_str());
-            prop_assert!(kept.as_str().chars().count() <= LONGEST);
+            prop_assert!(kept.as_str().chars().count() <= MAX_CHARS);
             prop_assert!(!kept.as_str().chars().any(char::is_control));
         }
     }

@@ -7,7 +7,7 @@ use super::{CapacityReason, ClientName, Event, PathFailure, PathName, ShortText,
 impl Display for Event {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::LinkUp { link, addresses } => write!(f, "{link} is up: {}", Listed(addresses)),
+            Self::LinkUp { link, addresses } => write!(f, "{link} is up: {}", CommaSeparated(addresses)),
             Self::LinkDown { link, reason } => write!(f, "{link} is down: {reason}"),
             Self::LinkUnusable { link, reason } => {
                 write!(f, "{link} cannot be used yet: {reason}")
@@ -31,10 +31,10 @@ impl Display for Event {
                 write!(f, "{path} failed: {failure}; ")?;
                 match (reinjected_packets, reinjected_stream_bytes) {
                     (0, 0) => {}
-                    (packets, 0) => write!(f, "{} reinjected; ", Count(*packets, "packet"))?,
+                    (packets, 0) => write!(f, "{} reinjected; ", Counted(*packets, "packet"))?,
                     (0, bytes) => write!(f, "{} of streams reinjected; ", Bytes(*bytes))?,
                     (packets, bytes) => {
-                        let packets = Count(*packets, "packet");
+                        let packets = Counted(*packets, "packet");
                         write!(f, "{packets} and {} of streams reinjected; ", Bytes(*bytes))?;
                     }
                 }
@@ -45,7 +45,7 @@ impl Display for Event {
                 }
             }
             Self::PathRecovered { path, failed_ms } => {
-                write!(f, "{path} recovered after {}", Time(*failed_ms))
+                write!(f, "{path} recovered after {}", Milliseconds(*failed_ms))
             }
             Self::PathActive { path } => write!(f, "{path} carries data"),
             Self::PathStandby { path, reason } => write!(f, "{path} on standby: {reason}"),
@@ -55,34 +55,38 @@ impl Display for Event {
                     Transport::Quic => "QUIC over UDP",
                     Transport::Tcp => "QUIC inside TCP",
                 };
-                write!(f, "{link}: transport {transport}{}{}", Because(reason), Shard(*shard))
+                write!(f, "{link}: transport {transport}{}{}", ReasonSuffix(reason), ThreadSuffix(*shard))
             }
             Self::TcpConnected { link, local, remote, multipath, shard } => {
                 let kind = if *multipath { "Multipath TCP" } else { "TCP" };
-                write!(f, "{link}: {kind} connection established, {local} to {remote}{}", Shard(*shard))
+                write!(
+                    f,
+                    "{link}: {kind} connection established, {local} to {remote}{}",
+                    ThreadSuffix(*shard)
+                )
             }
             Self::TcpFailed { link, reason, failures: _, shard } => {
-                write!(f, "{link}: no TCP connection: {reason}{}", Shard(*shard))
+                write!(f, "{link}: no TCP connection: {reason}{}", ThreadSuffix(*shard))
             }
             Self::TcpClosed { link, reason, shard } => {
-                write!(f, "{link}: TCP connection closed: {reason}{}", Shard(*shard))
+                write!(f, "{link}: TCP connection closed: {reason}{}", ThreadSuffix(*shard))
             }
             Self::PipesChanged { link, pipes, reason } => {
-                write!(f, "{link} has {}: {reason}", Count(u64::from(*pipes), "pipe"))
+                write!(f, "{link} has {}: {reason}", Counted(u64::from(*pipes), "pipe"))
             }
             Self::ClassUsed { class } => write!(f, "class {class} is used: connecting"),
             Self::ClassConnected { client, class } => {
-                write!(f, "{}class {class} is connected", Of(client))
+                write!(f, "{}class {class} is connected", ClientPrefix(client))
             }
             Self::ClassIdle { class } => write!(f, "class {class} is idle: connection closed"),
             Self::ClassDisconnected { client, class, reason } => {
-                write!(f, "{}class {class} lost its connection: {reason}", Of(client))
+                write!(f, "{}class {class} lost its connection: {reason}", ClientPrefix(client))
             }
             Self::ClassRefused { class, reason } => {
                 write!(f, "class {class} gets no connection of its own, the default one carries it: {reason}")
             }
             Self::CapacityChanged { client, link, before_bps, bps, reason } => {
-                write!(f, "{}{link}: capacity {}", Of(client), Rate(*bps))?;
+                write!(f, "{}{link}: capacity {}", ClientPrefix(client), Rate(*bps))?;
                 before_bps.map_or(Ok(()), |before| write!(f, ", before {}", Rate(before)))?;
                 write!(f, ": {reason}")
             }
@@ -92,10 +96,10 @@ impl Display for Event {
             }
             Self::Connected { server, addresses, resumed } => {
                 let session = if *resumed { ", session resumed" } else { "" };
-                write!(f, "connected to {server}: {}{session}", Listed(addresses))
+                write!(f, "connected to {server}: {}{session}", CommaSeparated(addresses))
             }
             Self::AddressesChanged { addresses } => {
-                write!(f, "addresses or routes changed: {}", Listed(addresses))
+                write!(f, "addresses or routes changed: {}", CommaSeparated(addresses))
             }
             Self::MtuChanged { mtu } => write!(f, "tunnel MTU {mtu}"),
             Self::Disconnected { reason } => write!(f, "connection lost: {reason}; connecting again"),
@@ -103,14 +107,14 @@ impl Display for Event {
                 write!(f, "the server is about to stop (class {class})")
             }
             Self::ServerResolved { server, addresses } => {
-                write!(f, "{server} has the addresses {}", Listed(addresses))
+                write!(f, "{server} has the addresses {}", CommaSeparated(addresses))
             }
             Self::ResolveFailed { server, reason } => write!(f, "cannot resolve {server}: {reason}"),
             Self::ShardChanged { shard, connected: true, .. } => {
                 write!(f, "thread {shard} is connected")
             }
             Self::ShardChanged { shard, connected: false, reason } => {
-                write!(f, "thread {shard} lost its connection{}; connecting again", Because(reason))
+                write!(f, "thread {shard} lost its connection{}; connecting again", ReasonSuffix(reason))
             }
             Self::ClientConnected { client, resumed: false } => write!(f, "{client} connected"),
             Self::ClientConnected { client, resumed: true } => {
@@ -137,7 +141,7 @@ impl Display for Event {
             }
             Self::Ending { signal } => write!(f, "ending on {signal}"),
             Self::EventsDropped { count } => {
-                write!(f, "{} dropped: the queue of the event log was full", Count(*count, "event"))
+                write!(f, "{} dropped: the queue of the event log was full", Counted(*count, "event"))
             }
         }
     }
@@ -153,8 +157,8 @@ impl Display for ClientName {
 impl Display for PathName {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.link.is_empty() {
-            true => write!(f, "{}path {}", Of(&self.client), self.path),
-            false => write!(f, "{}{} (path {})", Of(&self.client), self.link, self.path),
+            true => write!(f, "{}path {}", ClientPrefix(&self.client), self.path),
+            false => write!(f, "{}{} (path {})", ClientPrefix(&self.client), self.link, self.path),
         }
     }
 }
@@ -166,7 +170,7 @@ impl Display for PathFailure {
                 write!(
                     f,
                     "nothing received for {silence_ms} ms, {} missed",
-                    Count(u64::from(*heartbeats), "heartbeat")
+                    Counted(u64::from(*heartbeats), "heartbeat")
                 )
             }
             Self::NoCarrier => f.write_str("no carrier"),
@@ -189,9 +193,9 @@ impl Display for CapacityReason {
 }
 
 /// A comma-separated list.
-struct Listed<'a, T>(&'a [T]);
+struct CommaSeparated<'a, T>(&'a [T]);
 
-impl<T: Display> Display for Listed<'_, T> {
+impl<T: Display> Display for CommaSeparated<'_, T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("no address");
@@ -204,36 +208,36 @@ impl<T: Display> Display for Listed<'_, T> {
 }
 
 /// A colon and a reason, unless that is empty.
-struct Because<'a>(&'a ShortText);
+struct ReasonSuffix<'a>(&'a ShortText);
 
-impl Display for Because<'_> {
+impl Display for ReasonSuffix<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
     }
 }
 
 /// The client and a colon, at a server.
-struct Of<'a>(&'a Option<ClientName>);
+struct ClientPrefix<'a>(&'a Option<ClientName>);
 
-impl Display for Of<'_> {
+impl Display for ClientPrefix<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |client| write!(f, "{client}: "))
     }
 }
 
 /// A thread, unless it is the first.
-struct Shard(u8);
+struct ThreadSuffix(u8);
 
-impl Display for Shard {
+impl Display for ThreadSuffix {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.0 == 0 { Ok(()) } else { write!(f, " (thread {})", self.0) }
     }
 }
 
 /// A number of things whose plural takes an s.
-struct Count(u64, &'static str);
+struct Counted(u64, &'static str);
 
-impl Display for Count {
+impl Display for Counted {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
     }
@@ -268,9 +272,9 @@ fn scaled(f: &mut Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
 }
 
 /// A time (ms).
-struct Time(u64);
+struct Milliseconds(u64);
 
-impl Display for Time {
+impl Display for Milliseconds {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0 {
             ms @ ..1000 => write!(f, "{ms} ms"),

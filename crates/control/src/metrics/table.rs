@@ -11,7 +11,7 @@ pub(crate) enum Kind {
 
 /// A metric that is written by itself, not for each of several things.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct SingleMetric {
     /// Its name without the prefix.
     pub(crate) name: &'static str,
     /// What its number is.
@@ -36,43 +36,43 @@ pub(crate) struct Metric<T> {
 }
 
 /// A number of a metric, or none.
-pub(crate) trait Sample {
+pub(crate) trait ToSample {
     /// The number.
-    fn sample(self) -> Option<f64>;
+    fn to_sample(self) -> Option<f64>;
 }
 
-impl Sample for f64 {
-    fn sample(self) -> Option<f64> {
+impl ToSample for f64 {
+    fn to_sample(self) -> Option<f64> {
         Some(self)
     }
 }
 
-impl Sample for u64 {
-    fn sample(self) -> Option<f64> {
+impl ToSample for u64 {
+    fn to_sample(self) -> Option<f64> {
         Some(self as f64)
     }
 }
 
-impl Sample for bool {
-    fn sample(self) -> Option<f64> {
+impl ToSample for bool {
+    fn to_sample(self) -> Option<f64> {
         Some(f64::from(self))
     }
 }
 
-impl<T: Sample> Sample for Option<T> {
-    fn sample(self) -> Option<f64> {
-        self.and_then(T::sample)
+impl<T: ToSample> ToSample for Option<T> {
+    fn to_sample(self) -> Option<f64> {
+        self.and_then(T::to_sample)
     }
 }
 
 /// A table of metrics: a name, what its number is, the number of a thing, and what it tells.
 macro_rules! metrics {
-    ($thing:ident: $type:ty; $($name:literal $kind:ident $value:expr, $help:literal;)+) => {
+    ($item:ident: $type:ty; $($name:literal $kind:ident $value:expr, $help:literal;)+) => {
         &[$($crate::metrics::Metric::<$type> {
             name: $name,
             kind: $crate::metrics::Kind::$kind,
             help: $help,
-            value: |$thing| $crate::metrics::Sample::sample($value),
+            value: |$item| $crate::metrics::ToSample::to_sample($value),
         }),+]
     };
 }

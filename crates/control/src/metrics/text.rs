@@ -3,32 +3,37 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use super::{
-    Head,
     Kind::{self, Counter, Gauge},
-    Metric,
+    Metric, SingleMetric,
 };
 use crate::status::{Class, Link, Path, PathState, Role, State, Status};
 
-const BUILD_INFO: Head = head("build_info", Gauge, "Version and role of this mpvpn.", &["version", "role"]);
-const UP: Head = head("up", Gauge, "Whether the tunnel works.", &[]);
-const UPTIME: Head = head("uptime_seconds", Gauge, "Time since the start of the process.", &[]);
-const RESUMED: Head =
-    head("session_resumed_total", Counter, "How often the session of a client was resumed.", &[]);
-const FLOWS: Head = head("flows", Gauge, "Flows inside the tunnel, by how they travel.", &["lane"]);
-const CLIENTS: Head = head("clients", Gauge, "Sessions at a server.", &[]);
-const PATHS: Head =
-    head("paths", Gauge, "Paths of all clients of a server, by their states.", &["class", "state"]);
+const BUILD_INFO: SingleMetric =
+    single("build_info", Gauge, "Version and role of this mpvpn.", &["version", "role"]);
+const UP: SingleMetric = single("up", Gauge, "Whether the tunnel works.", &[]);
+const UPTIME: SingleMetric = single("uptime_seconds", Gauge, "Time since the start of the process.", &[]);
+const RESUMED: SingleMetric =
+    single("session_resumed_total", Counter, "How often the session of a client was resumed.", &[]);
+const FLOWS: SingleMetric = single("flows", Gauge, "Flows inside the tunnel, by how they travel.", &["lane"]);
+const CLIENTS: SingleMetric = single("clients", Gauge, "Sessions at a server.", &[]);
+const PATHS: SingleMetric =
+    single("paths", Gauge, "Paths of all clients of a server, by their states.", &["class", "state"]);
 /// The metrics that are no table of [`Metric`].
-pub(crate) const SINGLE: &[Head] = &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, CLIENTS, PATHS];
+pub(crate) const SINGLE_METRICS: &[SingleMetric] = &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, CLIENTS, PATHS];
 
-const fn head(name: &'static str, kind: Kind, help: &'static str, labels: &'static [&'static str]) -> Head {
-    Head { name, kind, help, labels }
+const fn single(
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    labels: &'static [&'static str],
+) -> SingleMetric {
+    SingleMetric { name, kind, help, labels }
 }
 
-/// A status as metrics. Paths are named by class, link and their number among those of the link, so that a path that is
+/// A status as metrics. Paths are by_label by class, link and their number among those of the link, so that a path that is
 /// made anew goes on where the one before ended.
 pub fn exposition(status: &Status) -> String {
-    let mut out = Text::default();
+    let mut out = Exposition::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());
     out.single(&BUILD_INFO, &[version, &role], 1.0);
     out.single(&UP, &[], f64::from(status.state == State::Up));
@@ -37,27 +42,27 @@ pub fn exposition(status: &Status) -> String {
         out.single(&RESUMED, &[], session.resumed as f64);
     }
     let flows = &status.flows;
-    out.several(
+    out.labelled(
         &FLOWS,
         [("stream", flows.stream), ("datagram", flows.datagram), ("udp", flows.udp)]
             .map(|(lane, count)| ([lane], count as f64)),
     );
     let classes: BTreeMap<_, _> =
         status.classes.iter().map(|class| (vec![("class", class.name.clone())], class)).collect();
-    out.all(Class::METRICS, &classes);
+    out.per_item(Class::METRICS, &classes);
     let links: BTreeMap<_, _> =
         status.links.iter().map(|link| (vec![("link", link.name.clone())], link)).collect();
-    out.all(Link::METRICS, &links);
+    out.per_item(Link::METRICS, &links);
     match status.role {
-        Role::Client => out.all(Path::METRICS, &named(&status.paths)),
-        Role::Server => of_clients(&mut out, status),
+        Role::Client => out.per_item(Path::METRICS, &by_labels(&status.paths)),
+        Role::Server => client_totals(&mut out, status),
     }
     out.0
 }
 
 /// The paths by their names. While one ends and another takes its place, there is the one that works.
-fn named(paths: &[Path]) -> BTreeMap<Labels, &Path> {
-    let mut named: BTreeMap<Labels, &Path> = BTreeMap::new();
+fn by_labels(paths: &[Path]) -> BTreeMap<Labels, &Path> {
+    let mut by_label: BTreeMap<Labels, &Path> = BTreeMap::new();
     for path in paths {
         let pipe = match path.transport.as_deref() {
             Some("tcp" | "mptcp") => "tcp".to_owned(),
@@ -69,15 +74,15 @@ fn named(paths: &[Path]) -> BTreeMap<Labels, &Path> {
         };
         let labels = vec![("class", path.class.clone()), ("link", path.link.clone()), ("path", number)];
         let is_better = |other: &Path| path.state == PathState::Active || other.state != PathState::Active;
-        if named.get(&labels).is_none_or(|other| is_better(other)) {
-            named.insert(labels, path);
+        if by_label.get(&labels).is_none_or(|other| is_better(other)) {
+            by_label.insert(labels, path);
         }
     }
-    named
+    by_label
 }
 
 /// How many clients and paths there are; there may be too many to tell them apart.
-fn of_clients(out: &mut Text, status: &Status) {
+fn client_totals(out: &mut Exposition, status: &Status) {
     out.single(&CLIENTS, &[], status.clients.len() as f64);
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     let known = |name: &str| status.classes.iter().any(|class| class.name == name);
@@ -85,7 +90,10 @@ fn of_clients(out: &mut Text, status: &Status) {
         *counts.entry((&path.class, path.state.as_str())).or_default() += 1;
     }
     if !counts.is_empty() {
-        out.several(&PATHS, counts.into_iter().map(|((class, state), count)| ([class, state], count.into())));
+        out.labelled(
+            &PATHS,
+            counts.into_iter().map(|((class, state), count)| ([class, state], count.into())),
+        );
     }
 }
 
@@ -93,9 +101,9 @@ fn of_clients(out: &mut Text, status: &Status) {
 type Labels = Vec<(&'static str, String)>;
 
 #[derive(Default)]
-struct Text(String);
+struct Exposition(String);
 
-impl Text {
+impl Exposition {
     fn head(&mut self, name: &str, kind: Kind, help: &str) {
         let kind = match kind {
             Counter => "counter",
@@ -116,32 +124,32 @@ impl Text {
     }
 
     /// A metric with one sample; `values` are those of its labels.
-    fn single(&mut self, head: &Head, values: &[&str], value: f64) {
+    fn single(&mut self, head: &SingleMetric, values: &[&str], value: f64) {
         self.head(head.name, head.kind, head.help);
-        self.of(head, values, value);
+        self.labelled_sample(head, values, value);
     }
 
     /// A metric with a sample for each of these values of its labels.
-    fn several<'a, const N: usize>(
+    fn labelled<'a, const N: usize>(
         &mut self,
-        head: &Head,
+        head: &SingleMetric,
         samples: impl IntoIterator<Item = ([&'a str; N], f64)>,
     ) {
         self.head(head.name, head.kind, head.help);
         for (values, value) in samples {
-            self.of(head, &values, value);
+            self.labelled_sample(head, &values, value);
         }
     }
 
-    fn of(&mut self, head: &Head, values: &[&str], value: f64) {
+    fn labelled_sample(&mut self, head: &SingleMetric, values: &[&str], value: f64) {
         let labels: Vec<_> = head.labels.iter().copied().zip(values.iter().copied()).collect();
         self.sample(head.name, &labels, value);
     }
 
-    fn all<T>(&mut self, metrics: &[Metric<T>], things: &BTreeMap<Labels, &T>) {
+    fn per_item<T>(&mut self, metrics: &[Metric<T>], items: &BTreeMap<Labels, &T>) {
         for Metric { name, kind, help, value } in metrics {
             let samples: Vec<_> =
-                things.iter().filter_map(|(labels, thing)| Some((labels, value(thing)?))).collect();
+                items.iter().filter_map(|(labels, item)| Some((labels, value(item)?))).collect();
             if samples.is_empty() {
                 continue;
             }

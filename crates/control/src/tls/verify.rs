@@ -119,36 +119,40 @@ impl LastRefusal {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn put(&self, refusal: CertificateRefusal) {
+    fn set(&self, refusal: CertificateRefusal) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Verifier {
-    rule: Rule,
+    rule: TrustRule,
     provider: Arc<CryptoProvider>,
-    slot: LastRefusal,
+    last_refusal: LastRefusal,
 }
 
 #[derive(Debug)]
-enum Rule {
-    Listed { file: PathBuf, certs: Vec<CertificateDer<'static>>, issuers: Option<Arc<WebPkiServerVerifier>> },
+enum TrustRule {
+    File { file: PathBuf, certs: Vec<CertificateDer<'static>>, issuers: Option<Arc<WebPkiServerVerifier>> },
     Pinned(Fingerprint),
-    Anything,
+    Any,
 }
 
 impl Verifier {
-    pub(super) fn new(trust: &Trust, provider: Arc<CryptoProvider>, slot: LastRefusal) -> Result<Self> {
+    pub(super) fn new(
+        trust: &Trust,
+        provider: Arc<CryptoProvider>,
+        last_refusal: LastRefusal,
+    ) -> Result<Self> {
         let rule = match trust {
             Trust::Ca(file) => {
                 let certs = read_certs(file)?;
-                Rule::Listed { file: file.clone(), issuers: issuers(&certs, &provider), certs }
+                TrustRule::File { file: file.clone(), issuers: issuers(&certs, &provider), certs }
             }
-            Trust::Pin(fingerprint) => Rule::Pinned(*fingerprint),
-            Trust::Insecure => Rule::Anything,
+            Trust::Pin(fingerprint) => TrustRule::Pinned(*fingerprint),
+            Trust::Insecure => TrustRule::Any,
         };
-        Ok(Self { rule, provider, slot })
+        Ok(Self { rule, provider, last_refusal })
     }
 
     fn judge(
@@ -160,14 +164,14 @@ impl Verifier {
         now: UnixTime,
     ) -> std::result::Result<(), CertificateRefusal> {
         match &self.rule {
-            Rule::Anything => Ok(()),
-            Rule::Pinned(expected) => match Fingerprint::of(cert) {
+            TrustRule::Any => Ok(()),
+            TrustRule::Pinned(expected) => match Fingerprint::of(cert) {
                 presented if presented == *expected => Ok(()),
                 presented => Err(CertificateRefusal::OtherFingerprint { expected: *expected, presented }),
             },
             // The very certificate that the person trusts: its name and dates add nothing to that.
-            Rule::Listed { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
-            Rule::Listed { file, issuers, .. } => {
+            TrustRule::File { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
+            TrustRule::File { file, issuers, .. } => {
                 let presented = names(cert);
                 let name = asked.to_str().into_owned();
                 let untrusted =
@@ -202,11 +206,11 @@ impl Verifier {
             CertificateRefusal::Untrusted { .. } => CertificateError::UnknownIssuer,
             other => CertificateError::Other(OtherError(Arc::new(other.clone()))),
         };
-        self.slot.put(refusal);
+        self.last_refusal.set(refusal);
         rustls::Error::InvalidCertificate(error)
     }
 
-    fn owner(
+    fn check_signature(
         &self,
         checked: std::result::Result<HandshakeSignatureValid, rustls::Error>,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
@@ -236,7 +240,7 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        self.owner(verify_tls12_signature(message, cert, dss, algorithms))
+        self.check_signature(verify_tls12_signature(message, cert, dss, algorithms))
     }
 
     fn verify_tls13_signature(
@@ -246,7 +250,7 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        self.owner(verify_tls13_signature(message, cert, dss, algorithms))
+        self.check_signature(verify_tls13_signature(message, cert, dss, algorithms))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

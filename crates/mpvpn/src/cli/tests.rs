@@ -75,7 +75,7 @@ fn the_mode_may_stand_anywhere_and_have_an_equals_sign() {
 #[test]
 fn a_mode_that_is_none_is_refused() {
     for line in ["mpvpn --mode", "mpvpn --mode gateway", "mpvpn --mode="] {
-        assert!(refused(line).contains("is no mode: expected --mode server or --mode client"), "{line}");
+        assert!(refused(line).contains("is not a mode: expected --mode server or --mode client"), "{line}");
     }
 }
 

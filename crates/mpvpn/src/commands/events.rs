@@ -163,7 +163,7 @@ fn moment_before(
     let (date, time) = text.split_once([' ', 'T']).unwrap_or((text, "00:00"));
     match (Date::parse(date, DATE), clock(time)) {
         (Ok(date), Some(time)) => Ok(here(date, time)),
-        _ => Err(format!("`{text}` is no time: expected one as in 14:02, \"2026-01-31 14:02:30\" or 10m")),
+        _ => Err(format!("`{text}` is not a time: expected one as in 14:02, \"2026-01-31 14:02:30\" or 10m")),
     }
 }
 
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(of(text), Ok(expected), "{text}");
         }
         for text in ["", "m", "noon", "25:00", "2026-13-01", "-5m", "10m 2s", "é", "99999999999s"] {
-            assert!(of(text).unwrap_err().contains("is no time"), "{text}");
+            assert!(of(text).unwrap_err().contains("is not a time"), "{text}");
         }
     }
 

@@ -60,8 +60,12 @@ impl Command for Link {
                 let socket = target.socket(WHAT)?;
                 let status = api::fetch_status(&socket).map_err(|error| Failure::control(WHAT, &error))?;
                 if status.role == Role::Server {
-                    let next = "ask a client: name its socket with --api-socket";
-                    return Err(Failure::usage(WHAT, "this is a server: links are a client's", next));
+                    let next = "give the socket of a client with --api-socket";
+                    return Err(Failure::usage(
+                        WHAT,
+                        "this process is a server: only clients have links",
+                        next,
+                    ));
                 }
                 print(&render_links(&status.links, width()))
             }
@@ -69,10 +73,10 @@ impl Command for Link {
                 const WHAT: &str = "cannot change the link";
                 let next = "see `mpvpn link set --help`";
                 if change.is_empty() {
-                    return Err(Failure::usage(WHAT, "nothing is to change about it", next));
+                    return Err(Failure::usage(WHAT, "no option says what to change", next));
                 }
                 if !is_link_name(&link) {
-                    return Err(Failure::usage(WHAT, format!("`{link}` is no interface's name"), next));
+                    return Err(Failure::usage(WHAT, format!("`{link}` is not an interface's name"), next));
                 }
                 let socket = target.socket(WHAT)?;
                 let link = api::change_link(&socket, &link, &change)

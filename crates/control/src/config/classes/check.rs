@@ -4,7 +4,7 @@ use mpvpn_class::UnreachableReason;
 use mpvpn_types::{BitRate, Portion};
 
 use super::{
-    ClassConfig, ClassTables, MatchRule, SteeringRule, Surroundings, rules_of, steer,
+    ClassConfig, ClassContext, ClassTables, MatchRule, SteeringRule, rules_of, steering,
     table::{Key, Table},
 };
 use crate::{
@@ -13,22 +13,22 @@ use crate::{
 };
 
 /// The classes and what they came from.
-pub(super) struct Check<'a> {
+pub(super) struct ClassCheck<'a> {
     pub(super) tables: &'a ClassTables,
     /// Each with its number as its place.
     pub(super) list: &'a [ClassConfig],
-    pub(super) around: &'a Surroundings<'a>,
+    pub(super) context: &'a ClassContext<'a>,
 }
 
 /// What carries the portions that classes ask for.
-struct Carrier<'a> {
+struct SharedLink<'a> {
     /// As in "of each link".
     name: String,
     rates: Vec<BitRate>,
-    users: Vec<&'a ClassConfig>,
+    classes: Vec<&'a ClassConfig>,
 }
 
-impl Check<'_> {
+impl ClassCheck<'_> {
     /// All of it; `rules` and `steering` are those of the file.
     pub(super) fn all(&self, rules: &[MatchRule], steering: &[SteeringRule]) -> Result<()> {
         self.portions()?;
@@ -43,7 +43,7 @@ impl Check<'_> {
 
     /// Portions that contradict each other.
     fn portions(&self) -> Result<()> {
-        let carriers = self.carriers();
+        let shared_links = self.shared_links();
         for table in &self.tables.tables {
             let class = self.class(table);
             let (Some(min), Some(max)) = (class.min, class.max) else { continue };
@@ -51,61 +51,64 @@ impl Check<'_> {
                 (Portion::Percent(min), Portion::Percent(max)) => min > max,
                 (Portion::Rate(min), Portion::Rate(max)) => min > max,
                 // One says nothing about the other until the rate of a link is known.
-                _ => carriers
+                _ => shared_links
                     .iter()
-                    .filter(|carrier| carrier.users.iter().any(|user| user.id == class.id))
-                    .any(|carrier| carrier.rates.iter().any(|rate| min.of(*rate) > max.of(*rate))),
+                    .filter(|link| link.classes.iter().any(|user| user.id == class.id))
+                    .any(|link| link.rates.iter().any(|rate| min.of(*rate) > max.of(*rate))),
             };
             if above {
-                let why = format!("the class `{}` would get {min} at least and {max} at most", class.name);
-                return Err(self.mistake(table, Key::Min, why));
+                let why = format!(
+                    "`min` of the class `{}` is {min}, which is more than its `max` {max}",
+                    class.name
+                );
+                return Err(self.error_at(table, Key::Min, why));
             }
         }
-        carriers.iter().try_for_each(|carrier| self.sums(carrier))
+        shared_links.iter().try_for_each(|link| self.check_sums(link))
     }
 
     /// What could carry less than classes need together.
-    fn carriers(&self) -> Vec<Carrier<'_>> {
-        let users = |excluded: &dyn Fn(&ClassConfig) -> bool| {
+    fn shared_links(&self) -> Vec<SharedLink<'_>> {
+        let classes = |excluded: &dyn Fn(&ClassConfig) -> bool| {
             self.list.iter().filter(|class| class.min.is_some() && !excluded(class)).collect::<Vec<_>>()
         };
         // Some link is there that has no name here.
-        let any = Carrier {
+        let any = SharedLink {
             name: "each link".into(),
             rates: Vec::new(),
-            users: users(&|class| !class.exclude.is_empty()),
+            classes: classes(&|class| !class.exclude.is_empty()),
         };
-        let named = self.around.links.iter().map(|link| Carrier {
+        let named = self.context.links.iter().map(|link| SharedLink {
             name: format!("the link `{}`", link.name),
             rates: [link.up, link.down].into_iter().flatten().collect(),
-            users: users(&|class| class.excludes(&link.name)),
+            classes: classes(&|class| class.excludes(&link.name)),
         });
-        let paths = self.around.paths.iter().filter(|path| *path != "auto").map(|path| Carrier {
+        let paths = self.context.paths.iter().filter(|path| *path != "auto").map(|path| SharedLink {
             name: format!("the link `{path}`"),
             rates: Vec::new(),
-            users: users(&|class| class.excludes(path)),
+            classes: classes(&|class| class.excludes(path)),
         });
         std::iter::once(any).chain(named).chain(paths).collect()
     }
 
-    fn sums(&self, carrier: &Carrier<'_>) -> Result<()> {
+    fn check_sums(&self, link: &SharedLink<'_>) -> Result<()> {
         let mut percents = 0;
-        let mut sums = vec![0; carrier.rates.len()];
-        for (at, class) in carrier.users.iter().enumerate() {
+        let mut sums = vec![0; link.rates.len()];
+        for (at, class) in link.classes.iter().enumerate() {
             let Some(min) = class.min else { continue };
             if let Portion::Percent(percent) = min {
                 percents += u32::from(percent);
             }
-            for (sum, rate) in sums.iter_mut().zip(&carrier.rates) {
+            for (sum, rate) in sums.iter_mut().zip(&link.rates) {
                 *sum += u128::from(min.of(*rate).bps());
             }
-            let over = sums.iter().zip(&carrier.rates).find(|(sum, rate)| **sum > u128::from(rate.bps()));
+            let over = sums.iter().zip(&link.rates).find(|(sum, rate)| **sum > u128::from(rate.bps()));
             let of = match over {
-                _ if percents > 100 => format!("100% of {}", carrier.name),
-                Some((_, rate)) => format!("{}, which carries {rate}", carrier.name),
+                _ if percents > 100 => format!("100% of {}", link.name),
+                Some((_, rate)) => format!("{}, which carries {rate}", link.name),
                 None => continue,
             };
-            let needs: Vec<_> = carrier.users[..=at]
+            let needs: Vec<_> = link.classes[..=at]
                 .iter()
                 .filter_map(|class| class.min.map(|min| format!("{min} for {}", class.name)))
                 .collect();
@@ -115,16 +118,16 @@ impl Check<'_> {
             };
             // Of the classes whose needs were added, the one that comes last in the file is the one to look at.
             let last = self.tables.tables.iter().rev().find(|table| {
-                table.min.is_some() && carrier.users[..=at].iter().any(|class| class.name == *table.name())
+                table.min.is_some() && link.classes[..=at].iter().any(|class| class.name == *table.name())
             });
-            return last.map_or(Ok(()), |table| Err(self.mistake(table, Key::Min, why)));
+            return last.map_or(Ok(()), |table| Err(self.error_at(table, Key::Min, why)));
         }
         Ok(())
     }
 
     /// Links that a class cannot have.
     fn links(&self, table: &Table, class: &ClassConfig) -> Result<()> {
-        let Surroundings { paths, .. } = self.around;
+        let ClassContext { paths, .. } = self.context;
         let is_pattern = |text: &str| text.contains(['*', '?']);
         let all_known = !paths.iter().any(|path| path == "auto" || is_pattern(path));
         // A pattern may stand for links that come later.
@@ -138,20 +141,20 @@ impl Check<'_> {
             if let Some(unknown) = said.iter().find(|said| !is_possible(said)) {
                 let why =
                     format!("`{name}` names the link `{unknown}`, which is none of: {}", paths.join(", "));
-                return Err(self.mistake(table, key, why));
+                return Err(self.error_at(table, key, why));
             }
         }
         if let Some(both) = class.prefer.iter().find(|link| class.excludes(link)) {
-            let why = format!("the link `{both}` is preferred and excluded");
-            return Err(self.mistake(table, Key::Exclude, why));
+            let why = format!("the link `{both}` is both in `prefer` and in `exclude`");
+            return Err(self.error_at(table, Key::Exclude, why));
         }
         if all_known && paths.iter().all(|path| class.excludes(path)) {
             let why = format!(
-                "the class `{}` would have no link: all of {} are excluded",
+                "the class `{}` would have no link: `exclude` names all of {}",
                 class.name,
                 paths.join(", ")
             );
-            return Err(self.mistake(table, Key::Exclude, why));
+            return Err(self.error_at(table, Key::Exclude, why));
         }
         Ok(())
     }
@@ -160,20 +163,20 @@ impl Check<'_> {
         let Some(tun) = &class.tun else { return Ok(()) };
         let other = self.tables.tables.iter().map(|other| self.class(other));
         let mut before = other.take_while(|other| other.id != class.id);
-        let why = if tun == self.around.tun_name {
+        let why = if tun == self.context.tun_name {
             format!("`{tun}` is the TUN device of the client itself")
         } else if let Some(other) = before.find(|other| other.tun.as_ref() == Some(tun)) {
             format!("`{tun}` is the TUN device of the class `{}`", other.name)
-        } else if self.around.paths.contains(tun) {
-            format!("`{tun}` is one of the links")
-        } else if self.around.share.iter().any(|share| *share == SharedNetwork::Interface(tun.clone())) {
-            format!("`{tun}` is to share the tunnel, and would be the tunnel")
+        } else if self.context.paths.contains(tun) {
+            format!("`{tun}` is a link of --path: choose another name for the TUN device of the class")
+        } else if self.context.share.iter().any(|share| *share == SharedNetwork::Interface(tun.clone())) {
+            format!("`{tun}` is an interface of --share: choose another name for the TUN device of the class")
         } else if tun.contains(['*', '?']) {
-            format!("`{tun}` is a pattern: expected a name")
+            format!("`{tun}` is a pattern: expected the name of one device")
         } else {
             return Ok(());
         };
-        Err(self.mistake(table, Key::Tun, why))
+        Err(self.error_at(table, Key::Tun, why))
     }
 
     /// Rules that can never decide.
@@ -184,7 +187,7 @@ impl Check<'_> {
                 let by = &rules[by];
                 let class = &self.list[usize::from(by.rule.class.0)].name;
                 format!(
-                    "this rule never decides: the one at {} (class `{class}`) comes first and fits all that it fits",
+                    "this rule never decides: the rule at {} (class `{class}`) comes first and matches all its packets",
                     by.origin
                 )
             }
@@ -192,18 +195,18 @@ impl Check<'_> {
         };
         let mut spans = self.tables.tables.iter().flat_map(|table| table.rules().map(|(span, _)| span));
         let span = spans.nth(first.rule).unwrap_or_default();
-        Err(self.tables.source.mistake(span, why))
+        Err(self.tables.source.error_at(span, why))
     }
 
     /// Rules for packets that the kernel is to steer and cannot.
     fn steering(&self, rules: &[SteeringRule]) -> Result<()> {
         let of_classes = self.list.iter().filter_map(|class| class.tun.as_deref());
-        let tuns: Vec<&str> = of_classes.chain([self.around.tun_name]).collect();
+        let tuns: Vec<&str> = of_classes.chain([self.context.tun_name]).collect();
         let spans = self.tables.tables.iter().flat_map(|table| table.steering().map(|(span, ..)| span));
         for (found, span) in rules.iter().zip(spans) {
             let class = &self.list[usize::from(found.rule.class.0)];
-            if let Some(why) = steer::objection(found, class, &tuns) {
-                return Err(self.tables.source.mistake(span, why));
+            if let Some(why) = steering::steering_error(found, class, &tuns) {
+                return Err(self.tables.source.error_at(span, why));
             }
         }
         Ok(())
@@ -214,7 +217,7 @@ impl Check<'_> {
         self.list.iter().find(|class| class.name == *table.name()).unwrap_or(&self.list[0])
     }
 
-    fn mistake(&self, table: &Table, key: Key, why: String) -> Error {
-        self.tables.source.mistake(table.span(key), why)
+    fn error_at(&self, table: &Table, key: Key, why: String) -> Error {
+        self.tables.source.error_at(table.span(key), why)
     }
 }

@@ -14,13 +14,13 @@ use toml::Spanned;
 
 use super::{
     ClassConfig,
-    steer::{Ingress, KernelMatch, Mark, Vlan},
+    steering::{Ingress, KernelMatch, Mark, Vlan},
 };
 use crate::{
     access::Ports,
     config::{
         CongestionControl, FlowMode, Scheduler,
-        file::Source,
+        file::SourceText,
         links::{Dscp, LinkPattern},
         rules::{Prefix, filled, some},
         schema,
@@ -32,7 +32,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassTables {
     pub(super) tables: Vec<Table>,
-    pub(super) source: Source,
+    pub(super) source: SourceText,
 }
 
 impl ClassTables {
@@ -44,7 +44,7 @@ impl ClassTables {
 
 impl<'de> Deserialize<'de> for ClassTables {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self { tables: Vec::deserialize(from)?, source: Source::default() })
+        Ok(Self { tables: Vec::deserialize(from)?, source: SourceText::default() })
     }
 }
 
@@ -70,7 +70,7 @@ impl JsonSchema for ClassTables {
 pub(super) struct Table {
     /// Name of the class: 1 to 16 lower-case letters, digits, `-` or `_`
     #[schemars(schema_with = "schema::one::<ClassName>")]
-    name: Spanned<One<ClassName>>,
+    name: Spanned<Parsed<ClassName>>,
     /// How TCP connections of the class travel where no `[[lane-rule]]` matches [default: the key `lane` of the file]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<FlowMode>")]
@@ -83,52 +83,56 @@ pub(super) struct Table {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Scheduler>")]
     scheduler: Option<Scheduler>,
-    /// Number of links on which each packet is sent, 1 to 4 [default: 1]
+    /// Number of links on which each packet is sent, 1 to 4. More copies get through outages without a gap, and cost
+    /// that many times the data [default: 1]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Copies>")]
     copies: Option<Copies>,
-    /// Forward error correction: off, auto, or a fixed rate, as in `10+2` for 2 repair packets per 10 packets
-    /// [default: off]
+    /// Forward error correction, for lossy links where a retransmission would come too late: off, auto, or a fixed
+    /// rate, as in `10+2` for 2 repair packets per 10 packets [default: off]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Fec>")]
     fec: Option<Fec>,
-    /// SharedNetwork of a link relative to other classes, 1 to 1000 [default: 4]
+    /// Share of a link relative to other classes, while they compete for it, 1 to 1000 [default: 4]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Weight>")]
     weight: Option<Weight>,
-    /// Guaranteed share of each link, as a rate in bit/s or a part of the link [default: none]
+    /// Rate that the class gets of each link whenever it needs it, in bit/s or as a part of the link [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<Portion>")]
-    pub(super) min: Option<Spanned<One<Portion>>>,
-    /// Limit on each link, as a rate in bit/s or a part of the link; with `priority` the limit up to which the class
-    /// precedes others [default: none]
+    pub(super) min: Option<Spanned<Parsed<Portion>>>,
+    /// Limit on each link, in bit/s or as a part of the link; with `priority` the limit up to which the class precedes
+    /// others [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<Portion>")]
-    max: Option<Spanned<One<Portion>>>,
-    /// DSCP of the tunnel's packets that carry the class (RFC 2474) [default: the `dscp` of the `[[link]]`]
+    max: Option<Spanned<Parsed<Portion>>>,
+    /// DSCP of the tunnel's packets that carry the class (RFC 2474), for networks that treat packets by it [default:
+    /// the `dscp` of the `[[link]]`]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     dscp: Option<Dscp>,
-    /// Links that the class uses while one of them works: names or patterns [default: all]
+    /// LinkPatterns that the class uses as long as one of them works, names or patterns; others only if none does [default:
+    /// all]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
-    prefer: Option<Spanned<Links>>,
-    /// Links that the class never uses: names or patterns [default: none]
+    prefer: Option<Spanned<LinkPatterns>>,
+    /// LinkPatterns that the class never uses, names or patterns; for example a metered link for backups [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
-    exclude: Option<Spanned<Links>>,
-    /// Name of a TUN device for the class: all packets of this device belong to the class [default: none]
+    exclude: Option<Spanned<LinkPatterns>>,
+    /// Name of a TUN device for the class: all packets of this device belong to the class. Set it where routes or
+    /// firewall marks shall choose the class [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<String>")]
-    tun: Option<Spanned<One<String>>>,
-    /// Whether the class is sent before the classes without priority [default: false]
+    tun: Option<Spanned<Parsed<String>>>,
+    /// Whether the class is sent before the classes without priority, up to `max` [default: false]
     #[serde(default)]
     #[schemars(with = "bool")]
     priority: Option<bool>,
     /// Packets that belong to the class: the tables `[[class.match]]`
     #[serde(default, rename = "match")]
     #[schemars(with = "Vec<MatchTable>")]
-    rules: Vec<Spanned<Match>>,
+    rules: Vec<Spanned<MatchEntry>>,
 }
 
 /// What a mistake that shows later may be about.
@@ -174,8 +178,10 @@ impl Table {
 
     /// Writes what it says into `class`.
     pub(super) fn apply(&self, class: &mut ClassConfig) {
-        let links = |links: &Option<Spanned<Links>>| links.as_ref().map(|links| links.get_ref().0.clone());
-        let portion = |portion: &Option<Spanned<One<Portion>>>| portion.as_ref().map(|one| one.get_ref().0);
+        let links =
+            |links: &Option<Spanned<LinkPatterns>>| links.as_ref().map(|links| links.get_ref().0.clone());
+        let portion =
+            |portion: &Option<Spanned<Parsed<Portion>>>| portion.as_ref().map(|one| one.get_ref().0);
         class.lane = self.lane;
         class.cc = self.cc;
         class.scheduler = self.scheduler;
@@ -194,9 +200,9 @@ impl Table {
 
 /// A value that is written as text, for [`Spanned`], which asks the type itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct One<T>(pub(super) T);
+pub(super) struct Parsed<T>(pub(super) T);
 
-impl<'de, T: Text> Deserialize<'de> for One<T> {
+impl<'de, T: Text> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let read = one::<D, T>(from)?;
         read.map(Self).ok_or_else(|| D::Error::custom(format!("expected {}", T::EXPECTED)))
@@ -205,18 +211,18 @@ impl<'de, T: Text> Deserialize<'de> for One<T> {
 
 /// Names of links, or patterns of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Links(Vec<String>);
+struct LinkPatterns(Vec<String>);
 
-impl<'de> Deserialize<'de> for Links {
+impl<'de> Deserialize<'de> for LinkPatterns {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let links = some::<D, LinkPattern>(from)?;
         Ok(Self(links.into_iter().map(|link| link.0).collect()))
     }
 }
 
-/// One `[[class.match]]`; the class is filled in later.
+/// Parsed `[[class.match]]`; the class is filled in later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Match {
+struct MatchEntry {
     rule: Rule,
     kernel_match: KernelMatch,
 }
@@ -239,19 +245,19 @@ struct MatchTable {
     #[serde(default, deserialize_with = "some")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     to: Vec<Prefix>,
-    /// Ports of the client's end [default: all]
+    /// Ports of the client's end, or ranges of ports [default: all]
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
     from_ports: Vec<Ports>,
-    /// Ports of the far end [default: all]
+    /// Ports of the far end, or ranges of ports [default: all]
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
     ports: Vec<Ports>,
-    /// DSCPs of the packet (RFC 2474) [default: all]
+    /// DSCPs of the packet inside the tunnel (RFC 2474), as the application set it [default: all]
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Dscp>")]
     dscp: Vec<Dscp>,
-    /// Domain names for which DNS gave the address of the far end: `example.com` is this name and all below it,
+    /// Domain names to which DNS gave the address of the far end: `example.com` is this name and all below it,
     /// `*.example.com` only those below it [default: all]
     #[serde(default, deserialize_with = "some")]
     #[schemars(schema_with = "schema::some::<DomainPattern>")]
@@ -271,7 +277,7 @@ struct MatchTable {
     ingress: Vec<Ingress>,
 }
 
-impl<'de> Deserialize<'de> for Match {
+impl<'de> Deserialize<'de> for MatchEntry {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let fields = MatchTable::deserialize(from)?;
         let nets = |list: Vec<Prefix>| -> Vec<IpNet> { list.into_iter().map(|prefix| prefix.0).collect() };
@@ -319,12 +325,12 @@ impl Text for Copies {
         let number = text.parse().ok().filter(|number| (1..=MAX_COPIES).contains(number));
         number
             .map(Self)
-            .ok_or_else(|| format!("`{text}` is no number of copies: expected 1 to {}", MAX_COPIES))
+            .ok_or_else(|| format!("`{text}` is not a number of copies: expected 1 to {}", MAX_COPIES))
     }
 }
 
 impl Text for Fec {
-    const EXPECTED: &'static str = "\"off\", \"auto\", or packets and packets of repair as in \"10+2\"";
+    const EXPECTED: &'static str = "\"off\", \"auto\", or packets and repair packets as in \"10+2\"";
     const EXAMPLE: &'static str = "10+2";
 
     fn read(text: &str) -> Result<Self, String> {
@@ -395,7 +401,7 @@ impl Text for Protocol {
             Some(number) => Ok(Self::Number(number)),
             None if text == "icmp" => Ok(Self::Icmp),
             None => {
-                Err(format!("`{text}` is no protocol: expected tcp, udp, icmp or a number from 0 to 255"))
+                Err(format!("`{text}` is not a protocol: expected tcp, udp, icmp or a number from 0 to 255"))
             }
         }
     }

@@ -134,45 +134,53 @@ fn mistakes_in_a_table_are_told_where_they_are() {
         ("[[class]]\nname = 'a'\ncolour = 1\n", 5, "unknown key `colour`; known are: name, lane, cc"),
         ("[[class]]\nname = 'a'\nlane = 'best'\n", 5, "`best` is none of: auto, datagram, stream"),
         ("[[class]]\nname = 'a'\ncc = 'reno'\n", 5, "`reno` is none of: bbr, cubic"),
-        ("[[class]]\nname = 'a'\ncopies = 5\n", 5, "`5` is no number of copies: expected 1 to 4"),
-        ("[[class]]\nname = 'a'\ncopies = 0\n", 5, "`0` is no number of copies"),
+        ("[[class]]\nname = 'a'\ncopies = 5\n", 5, "`5` is not a number of copies: expected 1 to 4"),
+        ("[[class]]\nname = 'a'\ncopies = 0\n", 5, "`0` is not a number of copies"),
         ("[[class]]\nname = 'a'\nfec = '65+1'\n", 5, "`65+1` is not a FEC setting: expected off, auto"),
         ("[[class]]\nname = 'a'\nfec = '10+33'\n", 5, "(1 to 64, 1 to 32)"),
         ("[[class]]\nname = 'a'\nweight = 0\n", 5, "`0` is not a weight"),
         ("[[class]]\nname = 'a'\nmin = '0%'\n", 5, "`0%` is not a part of a link"),
         ("[[class]]\nname = 'a'\nmax = 50\n", 5, "expected a part of a link in quotes"),
-        ("[[class]]\nname = 'a'\ndscp = 64\n", 5, "`64` is no DSCP: expected 0 to 63"),
+        ("[[class]]\nname = 'a'\ndscp = 64\n", 5, "`64` is not a DSCP: expected 0 to 63"),
         ("[[class]]\nname = 'a'\nprefer = []\n", 5, "the list is empty"),
-        ("[[class]]\nname = 'a'\nprefer = 'a/b'\n", 5, "is no interface's name"),
-        ("[[class]]\nname = 'a'\ntun = 'a-name-too-long-'\n", 5, "is no interface's name"),
+        ("[[class]]\nname = 'a'\nprefer = 'a/b'\n", 5, "is not an interface's name"),
+        ("[[class]]\nname = 'a'\ntun = 'a-name-too-long-'\n", 5, "is not an interface's name"),
         ("[[class]]\nname = 'a'\npriority = 1\n", 5, "expected a boolean"),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nport = 5\n",
             6,
             "unknown key `port`; known are: protocol, from",
         ),
-        ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'tpc'\n", 6, "`tpc` is no protocol"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 256\n", 6, "`256` is no protocol"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'tpc'\n", 6, "`tpc` is not a protocol"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 256\n", 6, "`256` is not a protocol"),
         ("[[class]]\nname = 'a'\n[[class.match]]\nto = '10.0.0.1/8'\n", 6, "did you mean 10.0.0.0/8?"),
         ("[[class]]\nname = 'a'\n[[class.match]]\nports = 70000\n", 6, "`70000` is neither a port from 1"),
         ("[[class]]\nname = 'a'\n[[class.match]]\nports = [5, '9-8']\n", 6, "`9-8` is neither a port from 1"),
         ("[[class]]\nname = 'a'\n[[class.match]]\nports = []\n", 6, "the list is empty"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\ndscp = ['ef', 'best']\n", 6, "`best` is no DSCP"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\ndomain = '*'\n", 6, "`*` is no domain"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0x100000000'\n", 6, "is no firewall mark"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\ndscp = ['ef', 'best']\n", 6, "`best` is not a DSCP"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\ndomain = '*'\n", 6, "`*` is not a domain"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0x100000000'\n", 6, "is not a firewall mark"),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nmark = '0x11/0x10'\n",
             6,
-            "it asks for bits that its mask leaves out",
+            "the value has bits that the mask leaves out",
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nmark = 0x02000000\n",
             6,
-            "by which mpvpn itself steers packets",
+            "which mpvpn itself uses to steer packets",
         ),
-        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0/0'\n", 6, "`0/0` fits every mark"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\nvlan = 4095\n", 6, "`4095` is no VLAN: expected 1 to 4094"),
-        ("[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan*'\n", 6, "`lan*` is no interface's name"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0/0'\n", 6, "`0/0` matches every mark"),
+        (
+            "[[class]]\nname = 'a'\n[[class.match]]\nvlan = 4095\n",
+            6,
+            "`4095` is not a VLAN: expected 1 to 4094",
+        ),
+        (
+            "[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan*'\n",
+            6,
+            "`lan*` is not an interface's name",
+        ),
         ("[[class]]\nname = 'a'\n[[class.match]]\ningress = []\n", 6, "the list is empty"),
         ("class = 'critical'\n", 3, "expected a sequence"),
         ("class = ['critical']\n", 3, "a table with the head [[class]]"),
@@ -213,24 +221,24 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\nmin = '2mbit'\nmax = '1mbit'\n",
-            "client.toml, line 5, column 7: the class `a` would get 2mbit at least and 1mbit at most\n \
+            "client.toml, line 5, column 7: `min` of the class `a` is 2mbit, which is more than its `max` 1mbit\n \
              5 | min = '2mbit'\n   |       ^^^^^^^",
         ),
         (
             "[[class]]\nname = 'critical'\nmin = '60%'\n",
-            "client.toml, line 5, column 7: the class `critical` would get 60% at least and 50% at most\n \
+            "client.toml, line 5, column 7: `min` of the class `critical` is 60%, which is more than its `max` 50%\n \
              5 | min = '60%'\n   |       ^^^^^",
         ),
         (
             "[[link]]\nname = 'e'\nup = '4mbit'\n[[class]]\nname = 'a'\nmin = '3mbit'\nmax = '50%'\n",
-            "client.toml, line 8, column 7: the class `a` would get 3mbit at least and 50% at most\n \
+            "client.toml, line 8, column 7: `min` of the class `a` is 3mbit, which is more than its `max` 50%\n \
              8 | min = '3mbit'\n   |       ^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'udp'\n[[class]]\nname = 'b'\n[[class.match]]\n\
              protocol = 'udp'\nports = 5\n",
-            "client.toml, line 9, column 1: this rule never decides: the one at client.toml, line 5 (class `a`) comes first and \
-             fits all that it fits\n 9 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 9, column 1: this rule never decides: the rule at client.toml, line 5 (class `a`) comes first and \
+             matches all its packets\n 9 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'icmp'\nports = 5\n",
@@ -254,12 +262,12 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\nprefer = 'wwan0'\nexclude = 'wwan*'\n",
-            "client.toml, line 6, column 11: the link `wwan0` is preferred and excluded\n \
+            "client.toml, line 6, column 11: the link `wwan0` is both in `prefer` and in `exclude`\n \
              6 | exclude = 'wwan*'\n   |           ^^^^^^^",
         ),
         (
             "path = ['eth0', 'eth1']\n[[class]]\nname = 'a'\nexclude = 'eth*'\n",
-            "client.toml, line 6, column 11: the class `a` would have no link: all of eth0, eth1 are excluded\n \
+            "client.toml, line 6, column 11: the class `a` would have no link: `exclude` names all of eth0, eth1\n \
              6 | exclude = 'eth*'\n   |           ^^^^^^",
         ),
         (
@@ -274,19 +282,19 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan0'\n",
-            "client.toml, line 5, column 1: `ingress` is not kernel_match any more in packets that come from a TUN: give the \
-             class `a` one of its own, as in tun = \"cr0\", into which the kernel steers them\n 5 | [[class.match]]\n   | \
+            "client.toml, line 5, column 1: only the kernel sees `ingress` of a packet, mpvpn does not: give the class `a` \
+             a TUN device, as in tun = \"cr0\", into which the kernel steers such packets\n 5 | [[class.match]]\n   | \
              ^^^^^^^^^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\nmark = 1\ndomain = 'a.b'\n",
-            "client.toml, line 6, column 1: `domain` does not go together with `mark`: the kernel, which steers such \
-             packets, does not know names\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 6, column 1: `domain` cannot be combined with `mark`: the kernel, which steers such \
+             packets, does not know domain names\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\ningress = ['lan0', 'cr0']\n",
-            "client.toml, line 6, column 1: `ingress` names `cr0`, a TUN device: what comes in there has left the \
-             tunnel\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 6, column 1: `ingress` names the TUN device `cr0`: packets that come in there have left \
+             the tunnel already\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\nvlan = 7\nprotocol = 'icmp'\nports = 1\n",
@@ -295,15 +303,15 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "share = 'cr0'\n[[class]]\nname = 'a'\ntun = 'cr0'\n",
-            "client.toml, line 6, column 7: `cr0` is to share the tunnel, and would be the tunnel\n 6 | tun = 'cr0'\n   |       ^^^^^",
+            "client.toml, line 6, column 7: `cr0` is an interface of --share: choose another name for the TUN device of the class\n 6 | tun = 'cr0'\n   |       ^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\ntun = 'cr*'\n",
-            "client.toml, line 5, column 7: `cr*` is a pattern: expected a name\n 5 | tun = 'cr*'\n   |       ^^^^^",
+            "client.toml, line 5, column 7: `cr*` is a pattern: expected the name of one device\n 5 | tun = 'cr*'\n   |       ^^^^^",
         ),
         (
             "path = 'eth0'\n[[class]]\nname = 'a'\ntun = 'eth0'\n",
-            "client.toml, line 6, column 7: `eth0` is one of the links\n 6 | tun = 'eth0'\n   |       ^^^^^^",
+            "client.toml, line 6, column 7: `eth0` is a link of --path: choose another name for the TUN device of the class\n 6 | tun = 'eth0'\n   |       ^^^^^^",
         ),
     ] {
         let error = client(text).unwrap_err();
@@ -377,7 +385,7 @@ fn a_proxy_and_an_app_have_classes_without_tuns() {
     let options: ClientOptions = file::parse(&text, Path::new("client.toml")).unwrap();
     let config = ClientConfig::resolve_proxy(options).unwrap();
     assert_eq!((class(&config, "a").tun.as_deref(), class(&config, "a").lane), (None, None));
-    let said = "a proxy has no TUN devices: `cr0` of [[class]] counts for nothing here";
+    let said = "a proxy has no TUN devices: `tun` of [[class]] is ignored (`cr0`)";
     assert_eq!(config.note().as_deref(), Some(said));
     assert_eq!(client("").unwrap().note(), None);
 }
@@ -444,21 +452,21 @@ fn what_the_kernel_would_steer_is_said_to_be_steered() {
 fn a_packet_that_makes_no_sense_is_explained() {
     for (text, said) in [
         ("", "as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\""),
-        ("udp 10.0.0.5:5060", "is no packet: expected a protocol and two ends"),
-        ("tpc 10.0.0.5:1 -> 10.0.0.6:2", "`tpc` is no protocol"),
+        ("udp 10.0.0.5:5060", "is not a packet: expected a protocol and two ends"),
+        ("tpc 10.0.0.5:1 -> 10.0.0.6:2", "`tpc` is not a protocol"),
         ("udp 10.0.0.5 -> 10.0.0.6:2", "`10.0.0.5` has no port: expected one as in 10.0.0.5:5060"),
         ("udp fd00::5 -> [fd00::6]:2", "expected one as in [fd00::5]:5060"),
         ("icmp 10.0.0.5:1 -> 10.0.0.6", "has a port, and the protocol has none: expected 10.0.0.5"),
-        ("udp 10.0.0.5:x -> 10.0.0.6:2", "`10.0.0.5:x` is no address with a port"),
+        ("udp 10.0.0.5:x -> 10.0.0.6:2", "`10.0.0.5:x` is not an address with a port"),
         ("udp 10.0.0.5:1 -> [fd00::6]:2", "are of two versions of IP"),
-        ("udp 10.0.0.5:1 -> 10.0.0.6:2 dscp 64", "`64` is no DSCP"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 dscp 64", "`64` is not a DSCP"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 dscp", "`dscp` is not understood"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 ttl 5", "`ttl 5` is not understood"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 domain *.zoom.us", "is not understood"),
-        ("udp 10.0.0.5:1 -> 10.0.0.6:2 domain 1.2.3.4", "`1.2.3.4` is no domain"),
-        ("udp 10.0.0.5:1 -> 10.0.0.6:2 mark 0x10/0xff", "`0x10/0xff` is no firewall mark of a packet"),
-        ("udp 10.0.0.5:1 -> 10.0.0.6:2 vlan 0", "`0` is no VLAN"),
-        ("udp 10.0.0.5:1 -> 10.0.0.6:2 ingress lan*", "`lan*` is no interface's name"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 domain 1.2.3.4", "`1.2.3.4` is not a domain"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 mark 0x10/0xff", "`0x10/0xff` is not a firewall mark of a packet"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 vlan 0", "`0` is not a VLAN"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 ingress lan*", "`lan*` is not an interface's name"),
     ] {
         let error = text.parse::<PacketDescription>().unwrap_err();
         assert!(error.contains(said), "{text}: {error}");

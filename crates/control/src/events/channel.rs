@@ -18,7 +18,7 @@ use super::{Event, EventLog};
 
 /// Events that may wait for the log, about 200 bytes each. The log takes them within 1 ms unless its thread is busy. With
 /// fewer, events are dropped when many clients of a server disconnect at once.
-const WAITING: usize = 1024;
+const MAX_QUEUED_EVENTS: usize = 1024;
 
 /// The target of the log lines.
 const TARGET: &str = "mpvpn::events";
@@ -40,7 +40,7 @@ pub struct EventReceiver {
 
 /// A queue of events for a log.
 pub fn event_channel() -> (EventSender, EventReceiver) {
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
     let dropped = Arc::new(AtomicU64::new(0));
     (EventSender { sender: Some(sender), dropped: Arc::clone(&dropped) }, EventReceiver { receiver, dropped })
 }
@@ -140,7 +140,7 @@ pub(crate) struct EventReader {
 
 impl EventReader {
     /// Entries of a batch, about 20 kB: copied while the log is locked, and held by the reader.
-    const AT_ONCE: usize = 64;
+    const BATCH_ENTRIES: usize = 64;
 
     /// The next batch of whole lines of JSON; `None` at the end. If entries were evicted before they were read, the batch
     /// begins with a line that says so.
@@ -162,9 +162,9 @@ impl EventReader {
         let log = self.log.lock();
         let evicted = log.last_evicted();
         if self.evicted.replace(evicted).is_some_and(|known| evicted > known.max(self.number)) {
-            lines.extend_from_slice(MISSED.as_bytes());
+            lines.extend_from_slice(MISSED_LINE.as_bytes());
         }
-        for entry in log.after(self.number, Self::AT_ONCE) {
+        for entry in log.after(self.number, Self::BATCH_ENTRIES) {
             self.number = entry.number;
             let before = lines.len();
             if serde_json::to_writer(&mut lines, entry).is_err() {
@@ -179,7 +179,7 @@ impl EventReader {
 }
 
 /// The line for a reader that missed entries.
-const MISSED: &str = concat!(
+const MISSED_LINE: &str = concat!(
     r#"{"kind":"log","event":"missed","#,
     r#""text":"events are missing here: they were evicted before they were read"}"#,
     "\n"
@@ -226,7 +226,7 @@ mod tests {
     fn events_beyond_the_queue_are_counted_and_reporting_never_blocks() {
         block_on(async {
             let (events, receiver) = event_channel();
-            for number in 0..WAITING + 7 {
+            for number in 0..MAX_QUEUED_EVENTS + 7 {
                 events.report(link(&format!("eth{number}")));
             }
             drop(events);
@@ -250,13 +250,13 @@ mod tests {
             };
             fill(0, 100);
             let first = String::from_utf8(reader.next().await.unwrap()).unwrap();
-            assert_eq!(first.lines().count(), EventReader::AT_ONCE);
+            assert_eq!(first.lines().count(), EventReader::BATCH_ENTRIES);
             fill(100, 100 + 2 * MAX_ENTRIES_PER_KIND);
             let next = String::from_utf8(reader.next().await.unwrap()).unwrap();
-            assert_eq!(next.lines().next().unwrap().to_owned() + "\n", MISSED);
-            assert_eq!(next.lines().count(), EventReader::AT_ONCE + 1);
+            assert_eq!(next.lines().next().unwrap().to_owned() + "\n", MISSED_LINE);
+            assert_eq!(next.lines().count(), EventReader::BATCH_ENTRIES + 1);
             let rest = reader.next().await.unwrap();
-            assert!(!rest.starts_with(MISSED.as_bytes()), "the gap is reported once");
+            assert!(!rest.starts_with(MISSED_LINE.as_bytes()), "the gap is reported once");
             assert_eq!(log.lock().after(0, usize::MAX).len(), MAX_ENTRIES_PER_KIND);
         });
     }

@@ -9,24 +9,24 @@ use crate::config::ClientConfig;
 
 /// What came of classes that were read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::config) enum Renewal {
+pub(in crate::config) enum ClassReload {
     /// They are the same.
-    Same,
+    Unchanged,
     /// Others count from now on.
-    Taken,
+    Applied,
     /// Devices differ, or what is steered there, which is made at the start: all stays as it is.
-    OtherDevices,
+    NeedsRestart,
 }
 
 impl ClientConfig {
     /// Takes over the classes and rules of `new`. A class keeps its number, which its connection and its sockets know it
     /// by, as long as it is there.
-    pub(in crate::config) fn renew_classes(
+    pub(in crate::config) fn reload_classes(
         &mut self,
         classes: Vec<ClassConfig>,
         mut rules: Vec<MatchRule>,
         mut steering: Vec<SteeringRule>,
-    ) -> Renewal {
+    ) -> ClassReload {
         let devices_differ = devices(&self.classes) != devices(&classes);
         let (classes, numbers) = renumbered(&self.classes, classes);
         let all = rules.iter_mut().map(|found| &mut found.rule);
@@ -37,12 +37,12 @@ impl ClientConfig {
             all.iter().map(|found| (found.rule.clone(), found.kernel_match.clone())).collect::<Vec<_>>()
         };
         if devices_differ || steered(&self.class_steering) != steered(&steering) {
-            return Renewal::OtherDevices;
+            return ClassReload::NeedsRestart;
         }
         // Where a rule is written does not matter.
-        let is_news = self.classes != classes || rules_of(&self.class_rules) != rules_of(&rules);
+        let is_changed = self.classes != classes || rules_of(&self.class_rules) != rules_of(&rules);
         (self.classes, self.class_rules, self.class_steering) = (classes, rules, steering);
-        if is_news { Renewal::Taken } else { Renewal::Same }
+        if is_changed { ClassReload::Applied } else { ClassReload::Unchanged }
     }
 }
 

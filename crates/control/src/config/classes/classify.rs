@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{
     KernelMatch, RuleOrigin, SteeringRule, rules_of,
-    steer::{self, Ingress, Vlan},
+    steering::{self, Ingress, Vlan},
     table::Protocol,
 };
 use crate::config::{ClientConfig, links::Dscp, values::Text};
@@ -73,7 +73,7 @@ impl ClientConfig {
         if let Some(SteeringRule { origin, rule, .. }) =
             self.class_steering.iter().find(|rule| packet.is_steered_by(rule))
         {
-            let (file, line, built_in) = place(Some(origin));
+            let (file, line, built_in) = rule_location(Some(origin));
             let tun = self.class(rule.class).and_then(|class| class.tun.clone());
             let class = self.class_name(rule.class);
             return Classification {
@@ -93,7 +93,7 @@ impl ClientConfig {
             names.add_mapping(now, packet.facts.dst, domain);
         }
         let verdict = rules.classify(now, &packet.facts, &names);
-        let (file, line, built_in) = place(verdict.rule.map(|at| &self.class_rules[at].origin));
+        let (file, line, built_in) = rule_location(verdict.rule.map(|at| &self.class_rules[at].origin));
         let class = self.class_name(verdict.class);
         let rule = verdict.rule.map(|at| at + 1);
         Classification { packet: packet.to_string(), class, rule, file, line, built_in, tun: None }
@@ -101,7 +101,7 @@ impl ClientConfig {
 }
 
 /// The file, the line, or the name.
-fn place(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option<&'static str>) {
+fn rule_location(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option<&'static str>) {
     match origin {
         Some(RuleOrigin::File { file, line }) => (Some(file.clone()), Some(*line), None),
         Some(RuleOrigin::BuiltIn(name)) => (None, None, Some(*name)),
@@ -149,13 +149,13 @@ impl FromStr for PacketDescription {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [protocol, from, "->", to, more @ ..] = words.as_slice() else {
             return Err(format!(
-                "`{text}` is no packet: expected a protocol and two ends in quotes, as in \
+                "`{text}` is not a packet: expected a protocol and two ends in quotes, as in \
                  \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\""
             ));
         };
         let protocol = Protocol::read(protocol)?;
         let has_ports = protocol.numbers().iter().any(|number| has_ports(*number));
-        let ((src, from), (dst, to)) = (end(from, has_ports)?, end(to, has_ports)?);
+        let ((src, from), (dst, to)) = (endpoint(from, has_ports)?, endpoint(to, has_ports)?);
         if src.is_ipv4() != dst.is_ipv4() {
             return Err(format!("{src} and {dst} are of two versions of IP"));
         }
@@ -165,14 +165,14 @@ impl FromStr for PacketDescription {
         };
         let facts = PacketFields { protocol: number, src, dst, ports: from.zip(to), dscp: 0 };
         let packet = Self { facts, domain: None, mark: 0, vlan: None, ingress: None };
-        more.chunks(2).try_fold(packet, Self::with)
+        more.chunks(2).try_fold(packet, Self::with_attribute)
     }
 }
 
 impl PacketDescription {
     /// The same with one more thing said about it.
-    fn with(mut self, said: &[&str]) -> Result<Self, String> {
-        match *said {
+    fn with_attribute(mut self, words: &[&str]) -> Result<Self, String> {
+        match *words {
             ["dscp", dscp] => self.facts.dscp = Dscp::read(dscp)?.0,
             // A name, and so no star in it.
             ["domain", domain] if !domain.starts_with('*') => {
@@ -180,8 +180,9 @@ impl PacketDescription {
                 self.domain = Some(domain.to_owned());
             }
             ["mark", mark] => {
-                let no_mark = || format!("`{mark}` is no firewall mark of a packet: expected one as in 0x10");
-                self.mark = steer::number(mark).ok_or_else(no_mark)?;
+                let no_mark =
+                    || format!("`{mark}` is not a firewall mark of a packet: expected one as in 0x10");
+                self.mark = steering::mark_number(mark).ok_or_else(no_mark)?;
             }
             ["vlan", vlan] => self.vlan = Some(Vlan::read(vlan)?.0),
             ["ingress", ingress] => self.ingress = Some(Ingress::read(ingress)?.0),
@@ -189,7 +190,7 @@ impl PacketDescription {
                 return Err(format!(
                     "`{}` is not understood: after the ends, expected `dscp 46`, `domain example.com`, `mark 0x10`, \
                      `vlan 20` or `ingress lan0`",
-                    said.join(" ")
+                    words.join(" ")
                 ));
             }
         }
@@ -208,7 +209,7 @@ impl PacketDescription {
 }
 
 /// An address, and its port where that has to be there.
-fn end(text: &str, has_port: bool) -> Result<(IpAddr, Option<u16>), String> {
+fn endpoint(text: &str, has_port: bool) -> Result<(IpAddr, Option<u16>), String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     match (text.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
         (Ok(address), _) if has_port => Ok((address.ip(), Some(address.port()))),
@@ -219,7 +220,7 @@ fn end(text: &str, has_port: bool) -> Result<(IpAddr, Option<u16>), String> {
         (_, Ok(IpAddr::V4(ip))) => Err(format!("`{text}` has no port: expected one as in {ip}:5060")),
         (_, Ok(IpAddr::V6(ip))) => Err(format!("`{text}` has no port: expected one as in [{ip}]:5060")),
         _ => Err(format!(
-            "`{text}` is no address{}",
+            "`{text}` is not an address{}",
             if has_port {
                 " with a port, as in 10.0.0.5:5060 or [fd00::5]:5060"
             } else {

@@ -12,12 +12,12 @@ use crate::identity::Identity;
 
 /// Certificates by the names that they are for. The first is for everybody else.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct CertificatesByName {
     first: Arc<CertifiedKey>,
     by_name: HashMap<String, Arc<CertifiedKey>>,
 }
 
-impl Choice {
+impl CertificatesByName {
     /// Of those with the same name the one that comes first counts.
     pub(super) fn new(first: &Identity, others: &[Identity]) -> Self {
         let mut by_name = HashMap::new();
@@ -30,16 +30,16 @@ impl Choice {
     }
 
     /// That of a name, or of all names beside it (`*.example.org`, RFC 9525 §6.3).
-    fn of(&self, name: &str) -> Option<&Arc<CertifiedKey>> {
+    fn certificate_for(&self, name: &str) -> Option<&Arc<CertifiedKey>> {
         let name = name.to_ascii_lowercase();
         let beside = || name.split_once('.').and_then(|(_, rest)| self.by_name.get(&format!("*.{rest}")));
         self.by_name.get(&name).or_else(beside)
     }
 }
 
-impl ResolvesServerCert for Choice {
+impl ResolvesServerCert for CertificatesByName {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let named = hello.server_name().and_then(|name| self.of(name));
+        let named = hello.server_name().and_then(|name| self.certificate_for(name));
         Some(Arc::clone(named.unwrap_or(&self.first)))
     }
 }
@@ -64,8 +64,8 @@ mod tests {
     fn a_name_has_its_certificate_and_an_unknown_one_the_first() {
         let first = identity(&["vpn.example", "both.example"]);
         let others = [identity(&["www.example", "both.example"]), identity(&["*.example.org"])];
-        let choice = Choice::new(&first, &others);
-        let of = |name| choice.of(name).map(|found| found.cert[0].clone());
+        let certificates = CertificatesByName::new(&first, &others);
+        let of = |name| certificates.certificate_for(name).map(|found| found.cert[0].clone());
         let is = |identity: &Identity| Some(identity.certs()[0].clone());
         assert_eq!(of("vpn.example"), is(&first));
         assert_eq!(of("both.example"), is(&first));

@@ -9,7 +9,7 @@ use super::{ClassConfig, RuleOrigin};
 use crate::config::{is_link_name, values::Text};
 
 /// Of the firewall mark these bits say where packets are steered.
-const OWN_BITS: u32 = 0x0f00_0000;
+const RESERVED_MARK_BITS: u32 = 0x0f00_0000;
 
 /// Packets that go into the TUN of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,25 +73,25 @@ impl Text for Mark {
 
     fn read(text: &str) -> Result<Self, String> {
         let (value, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
-        let mark = number(value).zip(number(mask)).map(|(value, mask)| Self { value, mask });
+        let mark = mark_number(value).zip(mark_number(mask)).map(|(value, mask)| Self { value, mask });
         let Some(mark) = mark else {
-            return Err(format!("`{text}` is no firewall mark: expected one as in 0x10, or 0x10/0xff"));
+            return Err(format!("`{text}` is not a firewall mark: expected one as in 0x10, or 0x10/0xff"));
         };
         match mark.value {
-            0 if mark.mask == 0 => Err(format!("`{text}` fits every mark: leave the key out")),
+            0 if mark.mask == 0 => Err(format!("`{text}` matches every mark: leave the key out")),
             value if value & !mark.mask != 0 => {
-                Err(format!("`{text}` fits no mark: it asks for bits that its mask leaves out"))
+                Err(format!("`{text}` matches no mark: the value has bits that the mask leaves out"))
             }
-            value if value & OWN_BITS != 0 => {
-                Err(format!("`{text}` asks for bits of {OWN_BITS:#x}, by which mpvpn itself steers packets"))
-            }
+            value if value & RESERVED_MARK_BITS != 0 => Err(format!(
+                "`{text}` uses bits of {RESERVED_MARK_BITS:#x}, which mpvpn itself uses to steer packets"
+            )),
             _ => Ok(mark),
         }
     }
 }
 
 /// A number as it is written, or after `0x` in hexadecimal digits.
-pub(super) fn number(text: &str) -> Option<u32> {
+pub(super) fn mark_number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
@@ -108,7 +108,7 @@ impl Text for Vlan {
 
     fn read(text: &str) -> Result<Self, String> {
         let number = text.parse().ok().filter(|number| (1..=4094).contains(number));
-        number.map(Self).ok_or_else(|| format!("`{text}` is no VLAN: expected 1 to 4094"))
+        number.map(Self).ok_or_else(|| format!("`{text}` is not a VLAN: expected 1 to 4094"))
     }
 }
 
@@ -123,32 +123,32 @@ impl Text for Ingress {
     fn read(text: &str) -> Result<Self, String> {
         match is_link_name(text) && !text.contains(['*', '?']) {
             true => Ok(Self(text.into())),
-            false => {
-                Err(format!("`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ or ."))
-            }
+            false => Err(format!(
+                "`{text}` is not an interface's name: expected 1 to 15 letters, digits, - _ or ."
+            )),
         }
     }
 }
 
 /// Why a rule cannot be, if it cannot. `tuns` are the devices of the client and of its classes.
-pub(super) fn objection(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
+pub(super) fn steering_error(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
     let SteeringRule { rule, kernel_match, .. } = found;
     let key = kernel_match.key();
     if class.tun.is_none() {
         return Some(format!(
-            "`{key}` is not kernel_match any more in packets that come from a TUN: give the class `{}` one of its own, as in \
-             tun = \"cr0\", into which the kernel steers them",
+            "only the kernel sees `{key}` of a packet, mpvpn does not: give the class `{}` a TUN device, as in \
+             tun = \"cr0\", into which the kernel steers such packets",
             class.name
         ));
     }
     if !rule.domains.is_empty() {
         return Some(format!(
-            "`domain` does not go together with `{key}`: the kernel, which steers such packets, does not know names"
+            "`domain` cannot be combined with `{key}`: the kernel, which steers such packets, does not know domain names"
         ));
     }
     if let Some(tun) = kernel_match.ingress.iter().find(|name| tuns.contains(&name.as_str())) {
         return Some(format!(
-            "`ingress` names `{tun}`, a TUN device: what comes in there has left the tunnel"
+            "`ingress` names the TUN device `{tun}`: packets that come in there have left the tunnel already"
         ));
     }
     let unreachable = Rules::new(vec![rule.clone()]).unreachable();
