@@ -11,7 +11,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use mpvpn_control::{config::Trust, identity::Identity, tls};
 use mpvpn_quic::{
-    ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, ServerSetup, TransportOptions,
+    ClientSetup, Connection, ConnectionHandle, Endpoint, Event, Handled, LocalAddress, ServerSetup,
+    TransportOptions,
 };
 use mpvpn_types::LinkId;
 
@@ -38,7 +39,7 @@ pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut R
         .expect("a QUIC configuration");
     let mut sent = SentCounts::default();
     for _ in 0..rounds {
-        let local = Local::link(LinkId(0));
+        let local = LocalAddress::link(LinkId(0));
         let mut driver =
             EndpointDriver::new(testbed, Host::Client, "[::]:0", Endpoint::client(&setup), Some(local));
         let connect = driver.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
@@ -70,7 +71,7 @@ pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Ran
     let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");
     let mut driver = EndpointDriver::new(testbed, Host::Server, address, Endpoint::server(&setup), None);
-    let (mut sent, mut sessions) = (SentCounts::default(), Vec::<(ConnectionId, HostileSession)>::new());
+    let (mut sent, mut sessions) = (SentCounts::default(), Vec::<(ConnectionHandle, HostileSession)>::new());
     let end = Instant::now() + time;
     while Instant::now() < end {
         driver.drive_once(&mut |id, connection, event| {
@@ -87,23 +88,29 @@ pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Ran
 }
 
 /// Hears every event of a connection, and in every turn `None`.
-type Listener<'a> = &'a mut dyn FnMut(ConnectionId, &mut Connection, Option<&Event>);
+type Listener<'a> = &'a mut dyn FnMut(ConnectionHandle, &mut Connection, Option<&Event>);
 
 /// Sockets and clock around an endpoint.
 struct EndpointDriver {
     socket: UdpSocket,
     endpoint: Endpoint,
-    local: Option<Local>,
-    connections: Vec<ConnectionId>,
+    local: Option<LocalAddress>,
+    connections: Vec<ConnectionHandle>,
     buffer: Vec<u8>,
 }
 
 impl EndpointDriver {
-    fn new(testbed: &Testbed, host: Host, address: &str, endpoint: Endpoint, local: Option<Local>) -> Self {
+    fn new(
+        testbed: &Testbed,
+        host: Host,
+        address: &str,
+        endpoint: Endpoint,
+        local: Option<LocalAddress>,
+    ) -> Self {
         let socket = testbed.in_namespace(host, || UdpSocket::bind(address)).expect("a free port");
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket takes a time-out");
         // A client has one connection, the first.
-        let connections = if local.is_some() { vec![ConnectionId(0)] } else { Vec::new() };
+        let connections = if local.is_some() { vec![ConnectionHandle(0)] } else { Vec::new() };
         Self { socket, endpoint, local, connections, buffer: Vec::new() }
     }
 
@@ -130,7 +137,7 @@ impl EndpointDriver {
         !self.connections.is_empty()
     }
 
-    fn serve(&mut self, id: ConnectionId, on_event: Listener) -> bool {
+    fn serve(&mut self, id: ConnectionHandle, on_event: Listener) -> bool {
         let Some(connection) = self.endpoint.get(id) else { return false };
         let now = Instant::now();
         if connection.poll_timeout().is_some_and(|at| at <= now) {
@@ -148,7 +155,7 @@ impl EndpointDriver {
             let _ = send(&self.socket, transmit.remote, &self.buffer, transmit.segment_size);
             self.buffer.clear();
         }
-        self.endpoint.settle(id)
+        self.endpoint.process_endpoint_events(id)
     }
 }
 
@@ -331,7 +338,7 @@ impl HostileSession {
             if random.one_in(10) {
                 datagram.truncate(random.below(3));
             }
-            connection.queue(path, Bytes::from(datagram));
+            connection.queue_datagram(path, Bytes::from(datagram));
             sent.datagrams += 1;
         }
     }

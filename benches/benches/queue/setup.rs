@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_class::{FqCodel, QueueConfig, QueuedPacket};
-use mpvpn_path::{Dispatcher, Load, PathInfo, PathState, Scheduler, Want};
+use mpvpn_path::{Dispatcher, EligiblePackets, PathInfo, PathState, Scheduler, Utilization};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 /// Packets that are moved while instructions are counted.
@@ -78,7 +78,7 @@ impl Dispatch {
         // The flow table knows all of them; few packets wait, as in a tunnel that keeps up.
         for flow in 0..flows {
             dispatcher.push(now, QueuedPacket { needs_order: ordered, ..packet(flow) });
-            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), Want::Any)));
+            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), EligiblePackets::Any)));
         }
         let next = (0..BATCH as u32).map(|n| flows - 1 - n * 37 % flows.min(4000));
         let next = next.map(|flow| QueuedPacket { needs_order: ordered, ..packet(flow) }).collect();
@@ -92,7 +92,7 @@ impl Dispatch {
         }
         let mut count = 0;
         for id in (0..self.paths).map(PathId) {
-            while self.dispatcher.pop(self.now, id, Want::Any).is_some() {
+            while self.dispatcher.pop(self.now, id, EligiblePackets::Any).is_some() {
                 count += 1;
             }
         }
@@ -107,7 +107,7 @@ fn path(id: u32) -> PathInfo {
         state: PathState::Active,
         rtt: Duration::from_millis(u64::from(10 + id)),
         rate: 10_000_000,
-        load: Load::Some,
+        utilization: Utilization::Partial,
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use mpvpn_packet::VnetHdr;
 use mpvpn_packets::Packet;
 use mpvpn_path::PathState;
-use mpvpn_quic::Local;
+use mpvpn_quic::LocalAddress;
 use mpvpn_tunnel::{AddressPool, Client, ClientEvent, Server};
 use mpvpn_types::{Duration, Instant, LinkId};
 
@@ -230,7 +230,7 @@ fn transmit_down(server: &mut Server, now: Instant, number: u32, buf: &mut Vec<u
 
 fn transmit_up(client: &mut Client, now: Instant, buf: &mut Vec<u8>, up: &mut Flight) {
     while let Some(transmit) = client.poll_transmit(now, buf) {
-        let link = transmit.local.and_then(Local::as_link).expect("a client sends on links");
+        let link = transmit.local.and_then(LocalAddress::as_link).expect("a client sends on links");
         cut(buf, transmit.segment_size, |data| up.push((link, data)));
         buf.clear();
     }

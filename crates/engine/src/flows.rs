@@ -6,7 +6,7 @@ use mpvpn_control::{
     config::ClientConfig,
     status::{EffectiveFlowMode, Flow, FlowList, FlowState, Role},
 };
-use mpvpn_flow::{rules::Why, split_tcp::State};
+use mpvpn_flow::{rules::FlowModeReason, split_tcp::ConnectionState};
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::TcpSocket;
 use mpvpn_packet::{FlowKey, protocol};
@@ -181,27 +181,27 @@ fn flow_of_report(now: Instant, report: &FlowReport) -> Flow {
     }
 }
 
-fn proxied_state(state: State) -> FlowState {
+fn proxied_state(state: ConnectionState) -> FlowState {
     match state {
-        State::Opening => FlowState::Opening,
-        State::Open => FlowState::Open,
-        State::AppEnded => FlowState::UpEnded,
-        State::FarEnded => FlowState::DownEnded,
-        State::Closing => FlowState::Closing,
+        ConnectionState::Opening => FlowState::Opening,
+        ConnectionState::Open => FlowState::Open,
+        ConnectionState::AppEnded => FlowState::UpEnded,
+        ConnectionState::RemoteEnded => FlowState::DownEnded,
+        ConnectionState::Closing => FlowState::Closing,
     }
 }
 
-fn reason_text(why: Why) -> String {
+fn reason_text(why: FlowModeReason) -> String {
     match why {
-        Why::Rule(number) => return format!("rule {number}"),
-        Why::Mode => "lane option",
-        Why::Translated => "auto",
-        Why::Untranslated => "auto: not translated",
-        Why::Private => "auto: private address",
-        Why::Refused => "refused by the server",
-        Why::NotTcp => "not TCP",
-        Why::NoPackets => "the server carries no packets",
-        Why::Began => "began as packets",
+        FlowModeReason::Rule(number) => return format!("rule {number}"),
+        FlowModeReason::DefaultMode => "lane option",
+        FlowModeReason::Translated => "auto",
+        FlowModeReason::Untranslated => "auto: not translated",
+        FlowModeReason::PrivateAddress => "auto: private address",
+        FlowModeReason::ServerRefused => "refused by the server",
+        FlowModeReason::NotTcp => "not TCP",
+        FlowModeReason::ServerWithoutPackets => "the server carries no packets",
+        FlowModeReason::BeganAsPackets => "began as packets",
     }
     .to_owned()
 }
@@ -248,9 +248,9 @@ mod tests {
             transport: if port.is_multiple_of(2) {
                 FlowTransport::Packets
             } else {
-                FlowTransport::Stream(State::Open)
+                FlowTransport::Stream(ConnectionState::Open)
             },
-            why: Why::Rule(3),
+            why: FlowModeReason::Rule(3),
             up: 1,
             down: 2,
             since: start,

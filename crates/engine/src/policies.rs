@@ -10,7 +10,7 @@ use std::{
 };
 
 use mpvpn_control::config::{LinkConfig, Pipes, is_match};
-use mpvpn_path::{Day, PipeCount};
+use mpvpn_path::{Day, PathCount};
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport};
 
@@ -24,7 +24,7 @@ pub(crate) struct LinkPolicies {
     /// Connections that share what a link may carry.
     connection_count: u64,
     /// What was found for links whose number of pipes nobody has said.
-    auto_pipes: BTreeMap<String, PipeCount>,
+    auto_pipes: BTreeMap<String, PathCount>,
 }
 
 impl LinkPolicies {
@@ -67,10 +67,10 @@ impl LinkPolicies {
     }
 
     /// How many pipes a link is to have.
-    pub(crate) fn pipes(&self, name: &str) -> PipeCount {
+    pub(crate) fn pipes(&self, name: &str) -> PathCount {
         match self.of(name).pipes.unwrap_or_default() {
-            Pipes::Count(count) => PipeCount::all(count.clamp(1, Pipes::MAX)),
-            Pipes::Auto => self.auto_pipes.get(name).copied().unwrap_or(PipeCount::all(1)),
+            Pipes::Count(count) => PathCount::all(count.clamp(1, Pipes::MAX)),
+            Pipes::Auto => self.auto_pipes.get(name).copied().unwrap_or(PathCount::all(1)),
         }
     }
 
@@ -85,8 +85,8 @@ impl LinkPolicies {
     }
 
     /// Notes how many pipes a link is to have if nobody has said that; whether that is news.
-    pub(crate) fn set_auto_pipes(&mut self, name: &str, count: PipeCount) -> bool {
-        self.auto_pipes.insert(name.to_owned(), count).unwrap_or(PipeCount::all(1)) != count
+    pub(crate) fn set_auto_pipes(&mut self, name: &str, count: PathCount) -> bool {
+        self.auto_pipes.insert(name.to_owned(), count).unwrap_or(PathCount::all(1)) != count
     }
 
     /// Sets how many connections there are; whether that is news.

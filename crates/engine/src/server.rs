@@ -188,7 +188,7 @@ fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSe
             .map(|link| max_udp_payload(link.mtu, IPV4_UDP_HEADER_BYTES))
             .max()
             .unwrap_or(MAX_UDP_PAYLOAD),
-        max_inside_tcp: MAX_UDP_PAYLOAD,
+        max_udp_payload_inside_tcp: MAX_UDP_PAYLOAD,
         qlog: qlog.map(Qlog::sink),
         ..TransportOptions::default()
     };

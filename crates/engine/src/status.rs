@@ -196,8 +196,8 @@ fn cc_of(paths: &[PathReport]) -> Option<String> {
 
 /// What was lost on all paths in the last 10 s, in percent.
 fn loss_of(paths: &[PathReport]) -> Option<f64> {
-    let sent: u64 = paths.iter().map(|path| path.view.recent).sum();
-    let lost: f64 = paths.iter().map(|path| path.view.loss * path.view.recent as f64).sum();
+    let sent: u64 = paths.iter().map(|path| path.view.recent_packets_sent).sum();
+    let lost: f64 = paths.iter().map(|path| path.view.loss * path.view.recent_packets_sent as f64).sum();
     (!paths.is_empty()).then(|| 100.0 * lost / sent.max(1) as f64)
 }
 
@@ -463,9 +463,9 @@ fn path_of(
         jitter_ms: milliseconds(view.jitter),
         loss_pct: view.loss * 100.0,
         cc: Some(view.cc.to_string()),
-        cwnd_bytes: view.window,
+        cwnd_bytes: view.congestion_window,
         in_flight_bytes: view.in_flight,
-        rate_bps: view.rate.saturating_mul(8),
+        rate_bps: view.delivery_rate.saturating_mul(8),
         link_rate_bps: view.link_rate.map(|rate| rate.saturating_mul(8)),
         tx_bytes: view.tx_bytes,
         rx_bytes: view.rx_bytes,

@@ -2,7 +2,7 @@
 //! what the path lost (forward error correction).
 //!
 //! In, at the sender: packets as they leave, with the path that they leave on; what became of them; how much each path
-//! loses. Out: the [`Place`] of each packet in a group, datagrams of repair, and which losses the far end does not make good
+//! loses. Out: the [`GroupPosition`] of each packet in a group, datagrams of repair, and which losses the far end does not make good
 //! by itself. In, at the receiver: what arrived. Out: what was lost and could be restored.
 //!
 //! Always holds:
@@ -12,16 +12,16 @@
 //!   same checks as what arrived.
 
 mod code;
-mod fate;
 mod field;
-mod guard;
+mod group_decoder;
+mod group_encoder;
+mod group_outcomes;
 mod rate;
-mod restore;
 
-pub use fate::Fates;
-pub use guard::{Closed, FULL_WAIT, Guard, GuardStats};
-pub use rate::{Load, Plan, Watch};
-pub use restore::{RestoreStats, Restorer};
+pub use group_decoder::{DecoderStats, GroupDecoder};
+pub use group_encoder::{ClosedGroup, EncoderStats, FULL_PATH_WAIT_FACTOR, GroupEncoder};
+pub use group_outcomes::GroupOutcomes;
+pub use rate::{Load, LossMonitor, RepairPlan};
 
 use bytes::BufMut;
 use mpvpn_types::Fec;
@@ -36,30 +36,30 @@ use mpvpn_types::Fec;
 /// 1 byte      only with bit 7: packets in the group, less 1
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct GroupPosition {
     /// Which group, modulo 2^16.
     pub group: u16,
     /// Which part of it.
-    pub shard: Shard,
+    pub symbol: Symbol,
 }
 
 /// A part of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Shard {
+pub enum Symbol {
     /// A packet, counted from 0; below [`Fec::MAX_DATA`].
-    Data(u8),
+    Source(u8),
     /// Repair.
     Repair {
         /// Counted from 0; below [`Fec::MAX_REPAIR`].
         index: u8,
         /// Packets in the group, 1 to [`Fec::MAX_DATA`].
-        data: u8,
+        source_count: u8,
     },
 }
 
 /// What is no place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
+pub enum GroupPositionError {
     /// It ends too early.
     #[error("a place in a group has 3 bytes, 4 for repair; got {0}")]
     TooShort(usize),
@@ -71,19 +71,19 @@ pub enum PlaceError {
 const REPAIR: u8 = 1 << 7;
 const INDEX: u8 = (1 << 6) - 1;
 
-impl Place {
+impl GroupPosition {
     /// Bytes in front of a packet.
     pub const LEN: usize = 3;
     /// Bytes that a datagram of repair is longer than the longest packet of its group with its own place.
-    pub const REPAIR_EXTRA: usize = 1 + code::LENGTH;
+    pub const REPAIR_OVERHEAD: usize = 1 + code::LENGTH;
 
     /// Writes the bytes to the end of `out`.
     #[inline]
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u16(self.group);
-        match self.shard {
-            Shard::Data(index) => out.put_u8(index & INDEX),
-            Shard::Repair { index, data } => {
+        match self.symbol {
+            Symbol::Source(index) => out.put_u8(index & INDEX),
+            Symbol::Repair { index, source_count: data } => {
                 out.put_u8(REPAIR | index & INDEX);
                 out.put_u8(data.wrapping_sub(1));
             }
@@ -95,21 +95,21 @@ impl Place {
     /// # Errors
     /// If it is not whole, or of a group that is too large.
     #[inline]
-    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), PlaceError> {
-        let too_short = || PlaceError::TooShort(bytes.len());
+    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), GroupPositionError> {
+        let too_short = || GroupPositionError::TooShort(bytes.len());
         let [high, low, first] = *bytes.first_chunk().ok_or_else(too_short)?;
         let (group, index) = (u16::from_be_bytes([high, low]), first & INDEX);
         if first & REPAIR == 0 {
-            return Ok((Self { group, shard: Shard::Data(index) }, Self::LEN));
+            return Ok((Self { group, symbol: Symbol::Source(index) }, Self::LEN));
         }
         let data = *bytes.get(Self::LEN).ok_or_else(too_short)?;
         if data >= Fec::MAX_DATA {
-            return Err(PlaceError::OutOfRange(data));
+            return Err(GroupPositionError::OutOfRange(data));
         }
         if index >= Fec::MAX_REPAIR {
-            return Err(PlaceError::OutOfRange(index));
+            return Err(GroupPositionError::OutOfRange(index));
         }
-        Ok((Self { group, shard: Shard::Repair { index, data: data + 1 } }, Self::LEN + 1))
+        Ok((Self { group, symbol: Symbol::Repair { index, source_count: data + 1 } }, Self::LEN + 1))
     }
 }
 
@@ -118,27 +118,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_shard() -> impl Strategy<Value = Shard> {
+    fn any_shard() -> impl Strategy<Value = Symbol> {
         prop_oneof![
-            (0..Fec::MAX_DATA).prop_map(Shard::Data),
-            (0..Fec::MAX_REPAIR, 1..=Fec::MAX_DATA).prop_map(|(index, data)| Shard::Repair { index, data }),
+            (0..Fec::MAX_DATA).prop_map(Symbol::Source),
+            (0..Fec::MAX_REPAIR, 1..=Fec::MAX_DATA)
+                .prop_map(|(index, data)| Symbol::Repair { index, source_count: data }),
         ]
     }
 
     proptest! {
         #[test]
         fn a_place_is_read_back(group: u16, shard in any_shard()) {
-            let place = Place { group, shard };
+            let place = GroupPosition { group, symbol: shard };
             let mut bytes = Vec::new();
             place.encode(&mut bytes);
-            prop_assert_eq!(Place::decode(&bytes), Ok((place, bytes.len())));
-            prop_assert_eq!(Place::decode(&bytes[..bytes.len() - 1]), Err(PlaceError::TooShort(bytes.len() - 1)));
+            prop_assert_eq!(GroupPosition::decode(&bytes), Ok((place, bytes.len())));
+            prop_assert_eq!(GroupPosition::decode(&bytes[..bytes.len() - 1]), Err(GroupPositionError::TooShort(bytes.len() - 1)));
         }
     }
 
     #[test]
     fn groups_out_of_range_are_refused() {
-        assert_eq!(Place::decode(&[0, 1, 0x80, 64]), Err(PlaceError::OutOfRange(64)));
-        assert_eq!(Place::decode(&[0, 1, 0xa0, 0]), Err(PlaceError::OutOfRange(32)));
+        assert_eq!(GroupPosition::decode(&[0, 1, 0x80, 64]), Err(GroupPositionError::OutOfRange(64)));
+        assert_eq!(GroupPosition::decode(&[0, 1, 0xa0, 0]), Err(GroupPositionError::OutOfRange(32)));
     }
 }

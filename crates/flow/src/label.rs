@@ -7,8 +7,8 @@ pub const BUCKETS: u32 = 1 << 12;
 pub(crate) const MODULUS: u32 = 1 << 24;
 const ORDERED: u16 = 1 << 15;
 const IN_PARTS: u16 = 1 << 14;
-/// The unit of [`Label::patience`] on the wire.
-const PATIENCE_MS: u64 = 4;
+/// The unit of [`Label::reorder_timeout`] on the wire.
+const REORDER_TIMEOUT_UNIT_MS: u64 = 4;
 
 /// What stands before a packet in the numbered context (docs/protocol.md, "Order").
 ///
@@ -28,7 +28,7 @@ pub struct Label {
     /// The packet is to be delivered after those before it.
     pub ordered: bool,
     /// How long it may be held for them, at most 1020 ms.
-    pub patience: Duration,
+    pub reorder_timeout: Duration,
     /// Its place in the sequence, modulo 2^24.
     pub number: u32,
     /// Which part of the packet this is, if it does not travel whole.
@@ -40,7 +40,7 @@ pub struct Label {
 pub struct Part {
     /// Counted from 0; at most `last`.
     pub index: u8,
-    /// The index of the last part, at most [`Part::MOST`].
+    /// The index of the last part, at most [`Part::MAX_INDEX`].
     pub last: u8,
 }
 
@@ -48,7 +48,7 @@ impl Part {
     /// Bytes that a label is longer with it.
     pub const LEN: usize = 1;
     /// The greatest index.
-    pub const MOST: u8 = 15;
+    pub const MAX_INDEX: u8 = 15;
 }
 
 /// What is no label.
@@ -72,12 +72,13 @@ impl Label {
         let mut first = self.bucket & (BUCKETS as u16 - 1);
         first |= if self.ordered { ORDERED } else { 0 };
         first |= if self.part.is_some() { IN_PARTS } else { 0 };
-        let patience = (self.patience.as_millis() as u64).div_ceil(PATIENCE_MS).min(255) as u8;
+        let patience =
+            (self.reorder_timeout.as_millis() as u64).div_ceil(REORDER_TIMEOUT_UNIT_MS).min(255) as u8;
         let [_, a, b, c] = self.number.to_be_bytes();
         let [high, low] = first.to_be_bytes();
         out.put_slice(&[high, low, patience, a, b, c]);
         if let Some(Part { index, last }) = self.part {
-            out.put_u8(index << 4 | last & Part::MOST);
+            out.put_u8(index << 4 | last & Part::MAX_INDEX);
         }
     }
 
@@ -94,7 +95,7 @@ impl Label {
         let mut label = Self {
             bucket: first & (BUCKETS as u16 - 1),
             ordered: first & ORDERED != 0,
-            patience: Duration::from_millis(u64::from(patience) * PATIENCE_MS),
+            reorder_timeout: Duration::from_millis(u64::from(patience) * REORDER_TIMEOUT_UNIT_MS),
             number: u32::from_be_bytes([0, a, b, c]),
             part: None,
         };
@@ -102,7 +103,7 @@ impl Label {
             return Ok((label, Self::LEN));
         }
         let byte = bytes.get(Self::LEN).ok_or_else(too_short)?;
-        let part = Part { index: byte >> 4, last: byte & Part::MOST };
+        let part = Part { index: byte >> 4, last: byte & Part::MAX_INDEX };
         if part.index > part.last {
             return Err(LabelError::NoSuchPart(part));
         }
@@ -124,7 +125,8 @@ mod tests {
 
     fn any_part() -> impl Strategy<Value = Option<Part>> {
         prop::option::of(
-            (0..=Part::MOST).prop_flat_map(|last| (0..=last).prop_map(move |index| Part { index, last })),
+            (0..=Part::MAX_INDEX)
+                .prop_flat_map(|last| (0..=last).prop_map(move |index| Part { index, last })),
         )
     }
 
@@ -133,8 +135,8 @@ mod tests {
         fn a_label_is_read_back(
             bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS, part in any_part(),
         ) {
-            let patience = Duration::from_millis(units * PATIENCE_MS);
-            let label = Label { bucket, ordered, patience, number, part };
+            let patience = Duration::from_millis(units * REORDER_TIMEOUT_UNIT_MS);
+            let label = Label { bucket, ordered, reorder_timeout: patience, number, part };
             let bytes = encoded(label);
             prop_assert_eq!(Label::decode(&bytes), Ok((label, bytes.len())));
             prop_assert_eq!(Label::decode(&bytes[..bytes.len() - 1]), Err(LabelError::TooShort(bytes.len() - 1)));
@@ -143,8 +145,9 @@ mod tests {
 
     #[test]
     fn patience_is_rounded_up_and_cut() {
-        let with = |patience| Label { bucket: 1, ordered: true, patience, number: 2, part: None };
-        let back = |ms| Label::decode(&encoded(with(Duration::from_millis(ms)))).unwrap().0.patience;
+        let with =
+            |patience| Label { bucket: 1, ordered: true, reorder_timeout: patience, number: 2, part: None };
+        let back = |ms| Label::decode(&encoded(with(Duration::from_millis(ms)))).unwrap().0.reorder_timeout;
         assert_eq!(back(1), Duration::from_millis(4));
         assert_eq!(back(5000), Duration::from_millis(1020));
         assert_eq!(Label::decode(&[0; 5]), Err(LabelError::TooShort(5)));
@@ -153,8 +156,13 @@ mod tests {
     #[test]
     fn a_part_beyond_the_last_is_refused() {
         let beyond = Part { index: 3, last: 2 };
-        let label =
-            Label { bucket: 1, ordered: true, patience: Duration::ZERO, number: 2, part: Some(beyond) };
+        let label = Label {
+            bucket: 1,
+            ordered: true,
+            reorder_timeout: Duration::ZERO,
+            number: 2,
+            part: Some(beyond),
+        };
         assert_eq!(Label::decode(&encoded(label)), Err(LabelError::NoSuchPart(beyond)));
     }
 }

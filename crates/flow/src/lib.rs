@@ -1,7 +1,7 @@
 //! How the flows of apps travel, by flow mode: as IP packets in datagrams, as bytes of streams, or as UDP payloads.
 //!
-//! Datagrams: the sender numbers packets ([`Numbers`], [`Label`]), the receiver puts packets that took several paths back
-//! in order ([`Reorder`]) and joins the parts of packets that no path takes whole ([`Join`]). [`fec`] adds repair packets,
+//! Datagrams: the sender numbers packets ([`SequenceNumbers`], [`Label`]), the receiver puts packets that took several paths back
+//! in order ([`ReorderBuffer`]) and joins the parts of packets that no path takes whole ([`PartReassembler`]). [`fec`] adds repair packets,
 //! from which the receiver restores lost ones. Streams: [`split_tcp`] terminates TCP connections of apps, and [`rules`]
 //! chooses which ones. UDP payloads: [`udp`] knows the UDP flows that have a request of their own.
 //!
@@ -18,15 +18,15 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod fec;
-mod join;
 mod label;
-mod number;
+mod reassembly;
 mod reorder;
 pub mod rules;
+mod sequence_numbers;
 pub mod split_tcp;
 pub mod udp;
 
-pub use join::Join;
 pub use label::{BUCKETS, Label, LabelError, Part};
-pub use number::Numbers;
-pub use reorder::{Reorder, ReorderStats};
+pub use reassembly::PartReassembler;
+pub use reorder::{ReorderBuffer, ReorderStats};
+pub use sequence_numbers::SequenceNumbers;

@@ -7,11 +7,11 @@ use rustc_hash::FxHashMap;
 use crate::label::{Label, MODULUS};
 
 /// A number so far ahead of what is expected starts its sequence anew (packets).
-const MOST_AHEAD: u32 = 1 << 14;
+const MAX_AHEAD: u32 = 1 << 14;
 /// Ranges of numbers that were given up and may still come, for each sequence.
-const MOST_GIVEN_UP: usize = 64;
+const MAX_GIVEN_UP_RANGES: usize = 64;
 /// Bytes of packets that are held for all sequences together.
-const MOST_HELD: usize = 16 << 20;
+const MAX_HELD_BYTES: usize = 16 << 20;
 
 /// What became of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct ReorderStats {
 
 /// Restores the order of numbered packets, at the receiver.
 #[derive(Debug, Default)]
-pub struct Reorder {
+pub struct ReorderBuffer {
     sequences: FxHashMap<u16, Sequence>,
     /// The sequences that wait for a packet: few, so a list.
     waiting: Vec<u16>,
@@ -62,7 +62,7 @@ fn distance(base: u32, number: u32) -> i32 {
     if ahead < MODULUS / 2 { ahead as i32 } else { ahead as i32 - MODULUS as i32 }
 }
 
-impl Reorder {
+impl ReorderBuffer {
     /// Nothing is held.
     pub fn new() -> Self {
         Self::default()
@@ -96,7 +96,7 @@ impl Reorder {
             return;
         }
         let ahead = ahead as u32;
-        if ahead >= MOST_AHEAD {
+        if ahead >= MAX_AHEAD {
             let Label { bucket, number, .. } = label;
             tracing::debug!(
                 target: REORDER,
@@ -115,7 +115,7 @@ impl Reorder {
         let was_waiting = !sequence.places.is_empty();
         let at = ahead as usize;
         if at >= sequence.places.len() {
-            let deadline = now + label.patience;
+            let deadline = now + label.reorder_timeout;
             sequence.places.resize_with(at + 1, || Place::Missing(deadline));
         } else if !matches!(sequence.places[at], Place::Missing(_)) {
             self.stats.duplicates += 1;
@@ -129,7 +129,7 @@ impl Reorder {
             let copy = Bytes::copy_from_slice(&packet);
             self.bytes += copy.len();
             self.stats.held += 1;
-            let Label { bucket, number, patience, .. } = label;
+            let Label { bucket, number, reorder_timeout: patience, .. } = label;
             tracing::trace!(
                 target: REORDER,
                 bucket,
@@ -149,7 +149,7 @@ impl Reorder {
         } else if was_waiting && !waits {
             self.waiting.retain(|bucket| *bucket != label.bucket);
         }
-        if self.bytes > MOST_HELD {
+        if self.bytes > MAX_HELD_BYTES {
             tracing::debug!(
                 target: REORDER,
                 bucket = label.bucket,
@@ -197,12 +197,12 @@ impl Reorder {
     }
 
     /// Bytes of packets that are held now.
-    pub fn bytes(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         self.bytes
     }
 
     /// Forgets nothing that matters, and gives memory back that is not in use.
-    pub fn rest(&mut self) {
+    pub fn trim_memory(&mut self) {
         #[allow(clippy::disallowed_methods, reason = "each is treated alike, in any order")]
         for sequence in self.sequences.values_mut() {
             if sequence.places.is_empty() {
@@ -238,7 +238,7 @@ impl Sequence {
             count += 1;
         }
         if count > 0 {
-            if self.given_up.len() == MOST_GIVEN_UP {
+            if self.given_up.len() == MAX_GIVEN_UP_RANGES {
                 self.given_up.pop_front();
             }
             self.given_up.push_back((self.next, count));

@@ -29,25 +29,25 @@ impl Rule {
 
 /// What decided how the packets of a flow travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum FlowModeReason {
     /// The rule with this number, counted from 1.
     Rule(usize),
     /// What decides where no rule does: streams everywhere, or nowhere.
-    Mode,
+    DefaultMode,
     /// [`FlowMode::Auto`]: the server translates addresses of packets to there.
     Translated,
     /// [`FlowMode::Auto`]: the server translates nothing to there.
     Untranslated,
     /// [`FlowMode::Auto`]: the address is private.
-    Private,
+    PrivateAddress,
     /// The server does not connect to there, and so packets go there.
-    Refused,
+    ServerRefused,
     /// Streams carry TCP only.
     NotTcp,
     /// The server carries no packets.
-    NoPackets,
+    ServerWithoutPackets,
     /// It began as packets: before there was a tunnel, or with options that streams cannot carry.
-    Began,
+    BeganAsPackets,
 }
 
 /// All that is known about it.
@@ -67,13 +67,13 @@ impl Rules {
     }
 
     /// The same, and what decides it.
-    pub fn decide(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> (bool, Why) {
+    pub fn decide(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> (bool, FlowModeReason) {
         match (self.rules.iter().position(|rule| rule.is_for(to)), self.mode) {
-            (Some(at), _) => (self.rules[at].streams, Why::Rule(at + 1)),
-            (None, FlowMode::Auto) if !is_public(to.ip()) => (false, Why::Private),
-            (None, FlowMode::Auto) if translated(to.ip()) => (true, Why::Translated),
-            (None, FlowMode::Auto) => (false, Why::Untranslated),
-            (None, mode) => (mode == FlowMode::Stream, Why::Mode),
+            (Some(at), _) => (self.rules[at].streams, FlowModeReason::Rule(at + 1)),
+            (None, FlowMode::Auto) if !is_public(to.ip()) => (false, FlowModeReason::PrivateAddress),
+            (None, FlowMode::Auto) if translated(to.ip()) => (true, FlowModeReason::Translated),
+            (None, FlowMode::Auto) => (false, FlowModeReason::Untranslated),
+            (None, mode) => (mode == FlowMode::Stream, FlowModeReason::DefaultMode),
         }
     }
 }
@@ -118,13 +118,13 @@ mod tests {
         let no_ssh = Rule { ports: vec![22..=22], streams: false, ..Rule::default() };
         let auto = rules(FlowMode::Auto, &[Rule { ports: vec![1..=1], ..Rule::default() }, no_ssh]);
         let why = |to: &str| auto.decide(to.parse().unwrap(), |ip| ip != IpAddr::from([203, 0, 113, 9]));
-        assert_eq!(why("8.8.8.8:22"), (false, Why::Rule(2)));
-        assert_eq!(why("8.8.8.8:443"), (true, Why::Translated));
-        assert_eq!(why("203.0.113.9:443"), (false, Why::Untranslated));
-        assert_eq!(why("10.0.0.1:443"), (false, Why::Private));
+        assert_eq!(why("8.8.8.8:22"), (false, FlowModeReason::Rule(2)));
+        assert_eq!(why("8.8.8.8:443"), (true, FlowModeReason::Translated));
+        assert_eq!(why("203.0.113.9:443"), (false, FlowModeReason::Untranslated));
+        assert_eq!(why("10.0.0.1:443"), (false, FlowModeReason::PrivateAddress));
         assert_eq!(
             rules(FlowMode::Stream, &[]).decide("10.0.0.1:443".parse().unwrap(), |_| true),
-            (true, Why::Mode)
+            (true, FlowModeReason::DefaultMode)
         );
     }
 

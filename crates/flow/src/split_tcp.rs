@@ -45,31 +45,31 @@ const MOST_PIECES: usize = 64;
 
 /// What flows may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ProxyLimits {
     /// Connections at a time; further ones are not answered.
-    pub flows: usize,
+    pub max_flows: usize,
     /// Bytes that may wait in each direction of a flow.
-    pub flow_bytes: usize,
+    pub max_flow_bytes: usize,
     /// Bytes that may wait in all of them: beyond it, each may hold 4 KiB.
-    pub bytes: usize,
+    pub max_total_bytes: usize,
     /// The far side must agree or refuse within this time.
-    pub answer: Duration,
+    pub connect_timeout: Duration,
     /// A connection on which nothing moves ends after this time.
-    pub idle: Duration,
+    pub idle_timeout: Duration,
     /// So does one of which one direction has ended.
-    pub half_closed: Duration,
+    pub half_closed_timeout: Duration,
 }
 
-impl Default for Limits {
+impl Default for ProxyLimits {
     /// Idle connections end no sooner than at a NAT (RFC 5382 §5), and unanswered ones when Linux gives up.
     fn default() -> Self {
         Self {
-            flows: 65_536,
-            flow_bytes: 256 << 10,
-            bytes: 32 << 20,
-            answer: Duration::from_secs(130),
-            idle: Duration::from_secs(2 * 3600 + 4 * 60),
-            half_closed: Duration::from_secs(600),
+            max_flows: 65_536,
+            max_flow_bytes: 256 << 10,
+            max_total_bytes: 32 << 20,
+            connect_timeout: Duration::from_secs(130),
+            idle_timeout: Duration::from_secs(2 * 3600 + 4 * 60),
+            half_closed_timeout: Duration::from_secs(600),
         }
     }
 }
@@ -86,7 +86,7 @@ pub struct FlowId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An app wants to talk to `to`: [`SplitTcpProxy::accept`] or [`SplitTcpProxy::refuse`] answers it.
-    Asked {
+    ConnectRequested {
         /// The new connection.
         id: FlowId,
         /// The app's address.
@@ -96,10 +96,10 @@ pub enum Event {
     },
     /// [`SplitTcpProxy::read`] has something to say again.
     Readable(FlowId),
-    /// [`SplitTcpProxy::room`] is there again.
+    /// [`SplitTcpProxy::writable_bytes`] is there again.
     Writable(FlowId),
     /// The app broke the connection off, or is gone; the flow is no more.
-    Broken(FlowId),
+    Aborted(FlowId),
 }
 
 /// What an app sent.
@@ -112,7 +112,7 @@ pub enum Read {
     /// It sends nothing more, and everything was read.
     Finished,
     /// There is no such flow.
-    Gone,
+    UnknownFlow,
 }
 
 /// Why an app gets no connection.
@@ -128,7 +128,7 @@ pub enum Refusal {
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// The far side has not said yet whether it agrees, or the app has not heard.
     Opening,
     /// Bytes may move both ways.
@@ -136,26 +136,26 @@ pub enum State {
     /// The app sends nothing more.
     AppEnded,
     /// The far side sends nothing more.
-    FarEnded,
+    RemoteEnded,
     /// Neither does.
     Closing,
 }
 
 /// What there is to say about a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Summary {
+pub struct ConnectionSummary {
     /// From the app to where it wants.
     pub key: FlowKey,
     /// How far it is.
-    pub state: State,
+    pub state: ConnectionState,
     /// Bytes of the app that the stream has taken.
-    pub up: u64,
+    pub up_bytes: u64,
     /// Bytes for the app that came on the stream.
-    pub down: u64,
+    pub down_bytes: u64,
     /// When it began.
-    pub since: Instant,
+    pub started: Instant,
     /// When bytes moved, or the app was heard of, last.
-    pub active: Instant,
+    pub last_active: Instant,
 }
 
 #[derive(Debug)]
@@ -177,7 +177,7 @@ struct Slot {
 /// Ends the TCP connections of apps.
 #[derive(Debug)]
 pub struct SplitTcpProxy {
-    limits: Limits,
+    limits: ProxyLimits,
     secret: [u64; 2],
     born: Instant,
     mtu: usize,
@@ -196,7 +196,7 @@ pub struct SplitTcpProxy {
 impl SplitTcpProxy {
     /// One without flows. `secret` is random and makes sequence numbers hard to guess (RFC 6528); packets to apps fit
     /// `mtu` bytes.
-    pub fn new(now: Instant, limits: Limits, secret: [u64; 2], mtu: usize) -> Self {
+    pub fn new(now: Instant, limits: ProxyLimits, secret: [u64; 2], mtu: usize) -> Self {
         Self {
             limits,
             secret,
@@ -219,22 +219,22 @@ impl SplitTcpProxy {
     }
 
     /// Whether a packet from an app belongs to a connection that ends here.
-    pub fn knows(&self, key: &FlowKey) -> bool {
+    pub fn has_flow(&self, key: &FlowKey) -> bool {
         self.by_key.contains_key(key)
     }
 
     /// Connections now.
-    pub fn flows(&self) -> usize {
+    pub fn flow_count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// All of them.
-    pub fn summaries(&self) -> impl Iterator<Item = Summary> {
+    pub fn summaries(&self) -> impl Iterator<Item = ConnectionSummary> {
         self.slots.iter().filter_map(|slot| Some(slot.flow.as_ref()?.summary()))
     }
 
     /// Bytes that wait in all of them.
-    pub fn held(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         self.held
     }
 
@@ -271,7 +271,7 @@ impl SplitTcpProxy {
     }
 
     fn open(&mut self, now: Instant, key: FlowKey, syn: &Segment<'_>, packet: &IpPacket<'_>) {
-        if self.flows() >= self.limits.flows {
+        if self.flow_count() >= self.limits.max_flows {
             return;
         }
         let first = self.first_number(now, &key);
@@ -290,7 +290,11 @@ impl SplitTcpProxy {
         });
         self.slots[at as usize].flow = Some(Box::new(flow));
         self.by_key.insert(key, at);
-        self.events.push_back(Event::Asked { id: self.id(at), from: key.source(), to: key.destination() });
+        self.events.push_back(Event::ConnectRequested {
+            id: self.id(at),
+            from: key.source(),
+            to: key.destination(),
+        });
         self.settle(now, at);
     }
 
@@ -319,8 +323,8 @@ impl SplitTcpProxy {
     /// Bytes that may wait in one direction of a flow.
     fn limit(&self) -> usize {
         match self.held {
-            held if held < self.limits.bytes / 2 => self.limits.flow_bytes,
-            held if held < self.limits.bytes => self.limits.flow_bytes / 4,
+            held if held < self.limits.max_total_bytes / 2 => self.limits.max_flow_bytes,
+            held if held < self.limits.max_total_bytes => self.limits.max_flow_bytes / 4,
             _ => LEAST,
         }
     }
@@ -345,7 +349,7 @@ impl SplitTcpProxy {
             Verdict::Goes => self.settle(now, at),
             Verdict::Ended => self.remove(at),
             Verdict::Broken => {
-                self.events.push_back(Event::Broken(self.id(at)));
+                self.events.push_back(Event::Aborted(self.id(at)));
                 self.remove(at);
             }
             Verdict::Strange => {
@@ -440,9 +444,9 @@ impl SplitTcpProxy {
     /// Takes up to `most` bytes that the app sent.
     pub fn read(&mut self, now: Instant, id: FlowId, most: usize) -> Read {
         let limit = self.limit();
-        let Some(at) = self.at(id) else { return Read::Gone };
+        let Some(at) = self.at(id) else { return Read::UnknownFlow };
         let slot = &mut self.slots[at as usize];
-        let Some(flow) = slot.flow.as_mut() else { return Read::Gone };
+        let Some(flow) = slot.flow.as_mut() else { return Read::UnknownFlow };
         if flow.inbound.len() > 0 {
             let data = flow.inbound.read(most);
             flow.up += data.len() as u64;
@@ -464,7 +468,7 @@ impl SplitTcpProxy {
     }
 
     /// How many bytes for the app can be taken; 0 if there is no such flow. After 0, [`Event::Writable`] follows.
-    pub fn room(&mut self, id: FlowId) -> usize {
+    pub fn writable_bytes(&mut self, id: FlowId) -> usize {
         let limit = self.limit();
         let Some(at) = self.at(id) else { return 0 };
         let slot = &mut self.slots[at as usize];
@@ -473,7 +477,7 @@ impl SplitTcpProxy {
         room
     }
 
-    /// Takes bytes for the app, not more than there is [`Self::room`].
+    /// Takes bytes for the app, not more than there is [`Self::writable_bytes`].
     pub fn write(&mut self, now: Instant, id: FlowId, bytes: Bytes) {
         let Some(at) = self.at(id) else { return };
         if let Some(flow) = self.flow(id) {

@@ -9,7 +9,7 @@ use mpvpn_packet::{FlowKey, icmp::Unreachable};
 use mpvpn_types::{Duration, Instant};
 
 /// Flows that are remembered at most, unless told otherwise.
-pub const MOST_FLOWS: usize = 4096;
+pub const MAX_UDP_FLOWS: usize = 4096;
 /// A flow without a packet for so long is over ("two minutes" at least, RFC 4787 REQ-5 and RFC 9298 §3.1).
 const IDLE: Duration = Duration::from_secs(150);
 /// A query of the DNS is answered sooner, and its port not used again.
@@ -21,31 +21,31 @@ const SWEEP: Duration = Duration::from_secs(5);
 
 /// What to do with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate<Id> {
+pub enum UdpFlowState<Id> {
     /// It belongs to this request.
-    Carried(Id),
+    Relayed(Id),
     /// It is answered with this error.
     Refused(Unreachable),
 }
 
 /// What is known of a flow.
 #[derive(Clone, Copy, Debug)]
-pub struct Summary {
+pub struct UdpFlowSummary {
     /// Of the packets that the app sends.
     pub key: FlowKey,
     /// Bytes from the app.
-    pub up: u64,
+    pub up_bytes: u64,
     /// Bytes to the app.
-    pub down: u64,
+    pub down_bytes: u64,
     /// When it began.
-    pub since: Instant,
+    pub started: Instant,
     /// When something of it was seen last.
-    pub active: Instant,
+    pub last_active: Instant,
 }
 
 #[derive(Debug)]
 struct Flow<Id> {
-    fate: Fate<Id>,
+    fate: UdpFlowState<Id>,
     up: u64,
     down: u64,
     since: Instant,
@@ -57,9 +57,9 @@ impl<Id> Flow<Id> {
         const DNS: u16 = 53;
         self.last
             + match self.fate {
-                Fate::Refused(_) => REFUSED,
-                Fate::Carried(_) if key.dst_port == DNS => IDLE_DNS,
-                Fate::Carried(_) => IDLE,
+                UdpFlowState::Refused(_) => REFUSED,
+                UdpFlowState::Relayed(_) if key.dst_port == DNS => IDLE_DNS,
+                UdpFlowState::Relayed(_) => IDLE,
             }
     }
 }
@@ -90,36 +90,36 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
     }
 
     /// Whether a request is that of a flow.
-    pub fn has(&self, id: Id) -> bool {
+    pub fn contains(&self, id: Id) -> bool {
         self.keys.contains_key(&id)
     }
 
     /// Flows with a request, one by one.
-    pub fn summaries(&self) -> impl Iterator<Item = Summary> + '_ {
-        let carried = self.flows.iter().filter(|(_, flow)| matches!(flow.fate, Fate::Carried(_)));
-        carried.map(|(key, flow)| Summary {
+    pub fn summaries(&self) -> impl Iterator<Item = UdpFlowSummary> + '_ {
+        let carried = self.flows.iter().filter(|(_, flow)| matches!(flow.fate, UdpFlowState::Relayed(_)));
+        carried.map(|(key, flow)| UdpFlowSummary {
             key: *key,
-            up: flow.up,
-            down: flow.down,
-            since: flow.since,
-            active: flow.last,
+            up_bytes: flow.up,
+            down_bytes: flow.down,
+            started: flow.since,
+            last_active: flow.last,
         })
     }
 
     /// What becomes of a packet with so many bytes that goes out; `None` if a request has to be made for it first.
-    pub fn find(&mut self, now: Instant, key: &FlowKey, bytes: usize) -> Option<Fate<Id>> {
+    pub fn on_outgoing(&mut self, now: Instant, key: &FlowKey, bytes: usize) -> Option<UdpFlowState<Id>> {
         let flow = self.flows.get_mut(key)?;
         match flow.fate {
-            Fate::Carried(_) => {
+            UdpFlowState::Relayed(_) => {
                 flow.last = now;
                 flow.up += bytes as u64;
             }
             // Who goes on asking must be able to succeed some day.
-            Fate::Refused(_) if now >= flow.ends(key) => {
+            UdpFlowState::Refused(_) if now >= flow.ends(key) => {
                 self.flows.remove(key);
                 return None;
             }
-            Fate::Refused(_) => {}
+            UdpFlowState::Refused(_) => {}
         }
         Some(flow.fate)
     }
@@ -128,8 +128,10 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
     /// to make room.
     pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id, bytes: usize) -> Option<Id> {
         let room = (self.flows.len() >= self.most).then(|| self.drop_oldest()).flatten();
-        self.flows
-            .insert(key, Flow { fate: Fate::Carried(id), up: bytes as u64, down: 0, since: now, last: now });
+        self.flows.insert(
+            key,
+            Flow { fate: UdpFlowState::Relayed(id), up: bytes as u64, down: 0, since: now, last: now },
+        );
         self.keys.insert(id, key);
         self.sweep.get_or_insert(now + SWEEP);
         room
@@ -138,16 +140,16 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
     fn drop_oldest(&mut self) -> Option<Id> {
         let key = *self.flows.iter().min_by_key(|(_, flow)| flow.last)?.0;
         match self.flows.remove(&key)?.fate {
-            Fate::Carried(id) => {
+            UdpFlowState::Relayed(id) => {
                 self.keys.remove(&id);
                 Some(id)
             }
-            Fate::Refused(_) => None,
+            UdpFlowState::Refused(_) => None,
         }
     }
 
     /// So many bytes came for the flow of a request: the key of the packets that the app sends.
-    pub fn heard(&mut self, now: Instant, id: Id, bytes: usize) -> Option<FlowKey> {
+    pub fn on_incoming(&mut self, now: Instant, id: Id, bytes: usize) -> Option<FlowKey> {
         let key = *self.keys.get(&id)?;
         let flow = self.flows.get_mut(&key)?;
         flow.last = now;
@@ -159,12 +161,12 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
     pub fn refuse(&mut self, now: Instant, id: Id, reason: Unreachable) -> Option<FlowKey> {
         let key = self.keys.remove(&id)?;
         let flow = self.flows.get_mut(&key)?;
-        (flow.fate, flow.last) = (Fate::Refused(reason), now);
+        (flow.fate, flow.last) = (UdpFlowState::Refused(reason), now);
         Some(key)
     }
 
     /// A request has ended: the next packet makes another one.
-    pub fn forget(&mut self, id: Id) {
+    pub fn remove(&mut self, id: Id) {
         if let Some(key) = self.keys.remove(&id) {
             self.flows.remove(&key);
         }
@@ -183,8 +185,8 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         let over = self.flows.extract_if(.., |key, flow| now >= flow.ends(key));
         let ended: Vec<Id> = over
             .filter_map(|(_, flow)| match flow.fate {
-                Fate::Carried(id) => Some(id),
-                Fate::Refused(_) => None,
+                UdpFlowState::Relayed(id) => Some(id),
+                UdpFlowState::Refused(_) => None,
             })
             .collect();
         for id in &ended {
@@ -218,14 +220,14 @@ mod tests {
     fn a_flow_lives_as_long_as_packets_come_either_way() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
-        assert_eq!(flows.find(start, &key(1, 9), 10), None);
+        assert_eq!(flows.on_outgoing(start, &key(1, 9), 10), None);
         assert_eq!(flows.insert(start, key(1, 9), 7, 10), None);
-        assert_eq!(flows.find(start + seconds(100), &key(1, 9), 10), Some(Fate::Carried(7)));
-        assert_eq!(flows.heard(start + seconds(200), 7, 30), Some(key(1, 9)));
+        assert_eq!(flows.on_outgoing(start + seconds(100), &key(1, 9), 10), Some(UdpFlowState::Relayed(7)));
+        assert_eq!(flows.on_incoming(start + seconds(200), 7, 30), Some(key(1, 9)));
         assert_eq!(flows.expire(start + seconds(300)), []);
         assert_eq!(flows.expire(start + seconds(400)), [7]);
         assert_eq!(
-            (flows.find(start + seconds(400), &key(1, 9), 10), flows.heard(start, 7, 30)),
+            (flows.on_outgoing(start + seconds(400), &key(1, 9), 10), flows.on_incoming(start, 7, 30)),
             (None, None)
         );
         assert_eq!((flows.poll_timeout(), flows.len()), (None, 0));
@@ -247,11 +249,11 @@ mod tests {
         let mut flows = UdpFlows::new(10);
         flows.insert(start, key(1, 9), 1, 10);
         assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), Some(key(1, 9)));
-        let refused = Some(Fate::Refused(Unreachable::Prohibited));
+        let refused = Some(UdpFlowState::Refused(Unreachable::Prohibited));
         for later in 0..3 {
-            assert_eq!(flows.find(start + seconds(later), &key(1, 9), 10), refused);
+            assert_eq!(flows.on_outgoing(start + seconds(later), &key(1, 9), 10), refused);
         }
-        assert_eq!(flows.find(start + seconds(3), &key(1, 9), 10), None);
+        assert_eq!(flows.on_outgoing(start + seconds(3), &key(1, 9), 10), None);
         assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), None);
     }
 
@@ -262,11 +264,11 @@ mod tests {
         for n in 0..3 {
             assert_eq!(flows.insert(start + seconds(n), key(n as u16, 9), n, 10), None);
         }
-        flows.find(start + seconds(5), &key(0, 9), 10);
+        flows.on_outgoing(start + seconds(5), &key(0, 9), 10);
         assert_eq!(flows.insert(start + seconds(6), key(3, 9), 3, 10), Some(1));
         assert_eq!(flows.len(), 3);
-        assert_eq!(flows.find(start + seconds(6), &key(1, 9), 10), None);
-        [0, 2, 3].into_iter().for_each(|id| flows.forget(id));
+        assert_eq!(flows.on_outgoing(start + seconds(6), &key(1, 9), 10), None);
+        [0, 2, 3].into_iter().for_each(|id| flows.remove(id));
         assert!(flows.is_empty());
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_flow::split_tcp::{Event, FlowId, Limits, Read, SplitTcpProxy};
+use mpvpn_flow::split_tcp::{Event, FlowId, ProxyLimits, Read, SplitTcpProxy};
 use mpvpn_packet::{VNET_HDR_LEN, ip, split};
 use mpvpn_types::{Duration, Instant};
 use proptest::{
@@ -221,7 +221,7 @@ impl Play {
         socket.connect(interface.context(), remote, 40_000).expect("a fresh socket");
         let mut sockets = SocketSet::new(Vec::new());
         let socket = sockets.add(socket);
-        let limits = Limits { flow_bytes: story.held, ..Limits::default() };
+        let limits = ProxyLimits { max_flow_bytes: story.held, ..ProxyLimits::default() };
         Self {
             story: story.clone(),
             start: now,
@@ -260,25 +260,25 @@ impl Play {
     fn far_side_acts(&mut self) {
         while let Some(event) = self.proxy.poll_event() {
             match event {
-                Event::Asked { id, to, .. } => {
+                Event::ConnectRequested { id, to, .. } => {
                     assert_eq!((to.port(), self.flow), (80, None));
                     let _: SocketAddr = to;
                     self.flow = Some(id);
                     self.proxy.accept(self.now, id);
                 }
-                Event::Broken(_) => panic!("the connection broke: {:?} {:?}", self.app, self.far),
+                Event::Aborted(_) => panic!("the connection broke: {:?} {:?}", self.app, self.far),
                 Event::Readable(_) | Event::Writable(_) => {}
             }
         }
         let Some(flow) = self.flow else { return };
         let Story { seed, down, bite, held, .. } = self.story;
-        assert!(self.proxy.held() <= 3 * held + 64, "{} bytes", self.proxy.held());
+        assert!(self.proxy.held_bytes() <= 3 * held + 64, "{} bytes", self.proxy.held_bytes());
         match self.proxy.read(self.now, flow, bite) {
             Read::Data(bytes) => self.far.check(seed, &bytes),
             Read::Finished => self.far.ended = true,
-            Read::Blocked | Read::Gone => {}
+            Read::Blocked | Read::UnknownFlow => {}
         }
-        let room = self.proxy.room(flow).min(bite).min(down - self.far.sent);
+        let room = self.proxy.writable_bytes(flow).min(bite).min(down - self.far.sent);
         if room > 0 {
             let bytes: Vec<u8> = (self.far.sent..self.far.sent + room).map(|at| byte(!seed, at)).collect();
             self.proxy.write(self.now, flow, Bytes::from(bytes));
@@ -308,7 +308,7 @@ impl Play {
     }
 
     fn is_over(&self) -> bool {
-        self.app.ended && self.far.ended && self.proxy.flows() == 0
+        self.app.ended && self.far.ended && self.proxy.flow_count() == 0
     }
 
     fn run(mut self) {
@@ -328,7 +328,7 @@ impl Play {
             self.now += STEP;
         }
         assert_eq!((self.far.received, self.app.received), (self.story.up, self.story.down));
-        assert_eq!(self.proxy.held(), 0);
+        assert_eq!(self.proxy.held_bytes(), 0);
     }
 }
 

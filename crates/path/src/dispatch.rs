@@ -22,38 +22,38 @@ pub struct PathInfo {
     /// Estimated delivery rate in bytes/s; 0 if not known yet.
     pub rate: u64,
     /// How busy it is.
-    pub load: Load,
+    pub utilization: Utilization,
 }
 
 /// How busy a path has been lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Load {
+pub enum Utilization {
     /// It could carry more.
     Spare,
     /// Neither clearly.
-    Some,
+    Partial,
     /// Packets wait for it all the time.
     Full,
 }
 
 /// Which packets a path may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum EligiblePackets {
     /// Every one that waits: nothing would arrive earlier on another path.
     Any,
     /// Not those of flows that send little: they are left for the best path, which is another one.
-    Standing,
+    OldFlows,
     /// Only those of flows that stay on this path.
-    Own,
+    Pinned,
 }
 
-impl Want {
+impl EligiblePackets {
     /// The next packet of the queue that all paths share.
     fn of(self, shared: &mut FqCodel, now: Instant) -> Option<QueuedPacket> {
         match self {
             Self::Any => shared.pop(now),
-            Self::Standing => shared.pop_old_flow(now),
-            Self::Own => None,
+            Self::OldFlows => shared.pop_old_flow(now),
+            Self::Pinned => None,
         }
     }
 }
@@ -67,7 +67,7 @@ pub struct Dispatcher {
     scheduler: Scheduler,
     config: QueueConfig,
     shared: FqCodel,
-    pinned: BTreeMap<PathId, Lane>,
+    pinned: BTreeMap<PathId, PinnedQueue>,
     flows: FlowTable,
     /// The far end restores the order of packets.
     numbered: bool,
@@ -78,7 +78,7 @@ pub struct Dispatcher {
 }
 
 #[derive(Debug)]
-struct Lane {
+struct PinnedQueue {
     queue: FqCodel,
     /// Bytes that the lane may still send before the shared queue has its turn.
     turn: usize,
@@ -114,7 +114,7 @@ impl Dispatcher {
     pub fn set_limits(&mut self, waiting: usize, turn: usize) {
         self.config.limit_bytes = waiting;
         for queue in
-            std::iter::once(&mut self.shared).chain(self.pinned.values_mut().map(|lane| &mut lane.queue))
+            std::iter::once(&mut self.shared).chain(self.pinned.values_mut().map(|own| &mut own.queue))
         {
             queue.set_limit(waiting);
             queue.set_quantum(turn);
@@ -134,7 +134,7 @@ impl Dispatcher {
     /// Tells which paths there are. Packets that waited for a path that may no longer be used
     /// move to another one.
     pub fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
-        let before: Vec<PathId> = self.order().collect();
+        let before: Vec<PathId> = self.paths_by_preference().collect();
         self.eligible.clear();
         for state in [PathState::Active, PathState::Standby, PathState::Probing, PathState::Down] {
             if self.eligible.is_empty() {
@@ -147,7 +147,7 @@ impl Dispatcher {
         } else {
             self.eligible.sort_by_key(|path| (path.rtt, path.id));
         }
-        if !self.order().eq(before.iter().copied()) {
+        if !self.paths_by_preference().eq(before.iter().copied()) {
             self.report_eligible(&before);
         }
         if self.eligible.iter().any(|path| !before.contains(&path.id)) {
@@ -185,9 +185,11 @@ impl Dispatcher {
 
     /// Moves a flow from a path that is full to one that has room to spare.
     fn relieve(&mut self) {
-        let Some(spare) = self.eligible.iter().find(|path| path.load == Load::Spare) else { return };
+        let Some(spare) = self.eligible.iter().find(|path| path.utilization == Utilization::Spare) else {
+            return;
+        };
         let to = spare.id;
-        let full = self.eligible.iter().filter(|path| path.load == Load::Full && path.id != to);
+        let full = self.eligible.iter().filter(|path| path.utilization == Utilization::Full && path.id != to);
         let crowded = full.max_by_key(|path| self.flows.on(path.id)).map(|path| path.id);
         let Some(from) = crowded.filter(|from| self.flows.on(*from) > 1) else { return };
         if let Some(flow) = self.flows.any_on(from) {
@@ -212,15 +214,15 @@ impl Dispatcher {
 
     fn move_packets_of(&mut self, now: Instant, paths: Vec<PathId>) {
         for id in paths {
-            let Some(mut lane) = self.pinned.remove(&id) else { continue };
-            self.pinned_drops += lane.queue.drops();
+            let Some(mut own) = self.pinned.remove(&id) else { continue };
+            self.pinned_drops += own.queue.drops();
             tracing::debug!(
                 target: SCHEDULER,
                 path = id.0,
-                bytes = lane.queue.bytes(),
+                bytes = own.queue.bytes(),
                 "what waits for this path alone is moved"
             );
-            while let Some(packet) = lane.queue.pop(now) {
+            while let Some(packet) = own.queue.pop(now) {
                 self.push(now, packet);
             }
         }
@@ -231,7 +233,7 @@ impl Dispatcher {
     }
 
     /// The paths to fill, best first.
-    pub fn order(&self) -> impl Iterator<Item = PathId> + '_ {
+    pub fn paths_by_preference(&self) -> impl Iterator<Item = PathId> + '_ {
         self.eligible.iter().map(|path| path.id)
     }
 
@@ -241,11 +243,11 @@ impl Dispatcher {
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
             Some(path) => {
                 let config = &self.config;
-                let lane = self
+                let own = self
                     .pinned
                     .entry(path)
-                    .or_insert_with(|| Lane { queue: FqCodel::new(config.clone()), turn: TURN });
-                lane.queue.push(now, packet)
+                    .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), turn: TURN });
+                own.queue.push(now, packet)
             }
             None => self.shared.push(now, packet),
         }
@@ -281,48 +283,48 @@ impl Dispatcher {
     }
 
     /// The packet that `path` should carry next, of those that `want` leaves to it.
-    pub fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<QueuedPacket> {
+    pub fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {
         if !self.is_eligible(path) {
             return None;
         }
-        let Some(lane) = self.pinned.get_mut(&path) else {
+        let Some(own) = self.pinned.get_mut(&path) else {
             return want.of(&mut self.shared, now);
         };
-        if (lane.turn > 0 || want == Want::Own || self.shared.is_empty())
-            && let Some(packet) = lane.queue.pop(now)
+        if (own.turn > 0 || want == EligiblePackets::Pinned || self.shared.is_empty())
+            && let Some(packet) = own.queue.pop(now)
         {
-            lane.turn = lane.turn.saturating_sub(packet.data.len());
+            own.turn = own.turn.saturating_sub(packet.data.len());
             return Some(packet);
         }
         let packet = want.of(&mut self.shared, now);
         match &packet {
             // The lane's next turn is as long as what the shared queue was given in between.
-            Some(packet) => lane.turn = (lane.turn + packet.data.len()).min(TURN),
-            None => lane.turn = TURN,
+            Some(packet) => own.turn = (own.turn + packet.data.len()).min(TURN),
+            None => own.turn = TURN,
         }
         packet
     }
 
     /// Bytes that wait.
     pub fn bytes(&self) -> usize {
-        self.shared.bytes() + self.pinned.values().map(|lane| lane.queue.bytes()).sum::<usize>()
+        self.shared.bytes() + self.pinned.values().map(|own| own.queue.bytes()).sum::<usize>()
     }
 
     /// Whether a packet waits that `path` could carry.
-    pub fn has_for(&self, path: PathId) -> bool {
-        !self.shared.is_empty() || self.pinned.get(&path).is_some_and(|lane| !lane.queue.is_empty())
+    pub fn has_packet_for(&self, path: PathId) -> bool {
+        !self.shared.is_empty() || self.pinned.get(&path).is_some_and(|own| !own.queue.is_empty())
     }
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.shared.is_empty() && self.pinned.values().all(|lane| lane.queue.is_empty())
+        self.shared.is_empty() && self.pinned.values().all(|own| own.queue.is_empty())
     }
 
     /// Gives back the memory that empty queues keep for the packets to come; for when none are expected.
-    pub fn rest(&mut self) {
+    pub fn trim_memory(&mut self) {
         self.shared.trim_memory();
-        for lane in self.pinned.values_mut() {
-            lane.queue.trim_memory();
+        for own in self.pinned.values_mut() {
+            own.queue.trim_memory();
         }
     }
 
@@ -330,13 +332,13 @@ impl Dispatcher {
     pub fn drops(&self) -> u64 {
         self.pinned_drops
             + self.shared.drops()
-            + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
+            + self.pinned.values().map(|own| own.queue.drops()).sum::<u64>()
     }
 
     /// How long the packet that left last had waited, in the queue where that was longest.
     pub fn sojourn(&self) -> Duration {
-        let lanes = self.pinned.values().filter(|lane| !lane.queue.is_empty());
-        lanes.map(|lane| lane.queue.sojourn()).fold(self.shared.sojourn(), Duration::max)
+        let owns = self.pinned.values().filter(|own| !own.queue.is_empty());
+        owns.map(|own| own.queue.sojourn()).fold(self.shared.sojourn(), Duration::max)
     }
 }
 
@@ -355,7 +357,7 @@ mod tests {
             state,
             rtt: Duration::from_millis(rtt_ms),
             rate: 10_000_000,
-            load: Load::Some,
+            utilization: Utilization::Partial,
         }
     }
 
@@ -378,7 +380,7 @@ mod tests {
         for n in 0..4 {
             dispatcher.push(now, QueuedPacket { unnumbered: true, ..packet(7, n, ORDERED) });
         }
-        let mut gets = |id| dispatcher.pop(now, PathId(id), Want::Any).is_some();
+        let mut gets = |id| dispatcher.pop(now, PathId(id), EligiblePackets::Any).is_some();
         assert_ne!(gets(1), gets(2), "one path has all of them");
     }
 
@@ -386,7 +388,7 @@ mod tests {
     fn minrtt_fills_the_quickest_path_first() {
         let paths = [path(0, 50, PathState::Active), path(1, 20, PathState::Active)];
         let (dispatcher, _) = dispatcher(Scheduler::MinRtt, &paths);
-        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1), PathId(0)]);
+        assert_eq!(dispatcher.paths_by_preference().collect::<Vec<_>>(), [PathId(1), PathId(0)]);
     }
 
     #[test]
@@ -394,10 +396,10 @@ mod tests {
         let paths =
             [path(0, 50, PathState::Down), path(1, 80, PathState::Active), path(2, 5, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Failover, &paths);
-        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
+        assert_eq!(dispatcher.paths_by_preference().collect::<Vec<_>>(), [PathId(1)]);
         dispatcher.push(now, packet(1, 1, ORDERED));
-        assert!(dispatcher.pop(now, PathId(2), Want::Any).is_none());
-        assert!(dispatcher.pop(now, PathId(1), Want::Any).is_some());
+        assert!(dispatcher.pop(now, PathId(2), EligiblePackets::Any).is_none());
+        assert!(dispatcher.pop(now, PathId(1), EligiblePackets::Any).is_some());
     }
 
     #[test]
@@ -411,7 +413,7 @@ mod tests {
         }
         for id in [PathId(0), PathId(1)] {
             let mut seen = BTreeMap::<u32, u8>::new();
-            while let Some(packet) = dispatcher.pop(now, id, Want::Any) {
+            while let Some(packet) = dispatcher.pop(now, id, EligiblePackets::Any) {
                 let next = seen.entry(packet.flow).or_default();
                 assert_eq!(packet.data[0], *next, "flow {} out of order", packet.flow);
                 *next += 1;
@@ -430,10 +432,13 @@ mod tests {
             dispatcher.push(now, packet(flow, 1, ORDERED));
         }
         for id in [PathId(0), PathId(1)] {
-            assert_eq!(dispatcher.pop(now, id, Want::Own).map(|packet| packet.flow), Some(2 + id.0));
-            assert_eq!(dispatcher.pop(now, id, Want::Own).map(|packet| packet.flow), None);
+            assert_eq!(
+                dispatcher.pop(now, id, EligiblePackets::Pinned).map(|packet| packet.flow),
+                Some(2 + id.0)
+            );
+            assert_eq!(dispatcher.pop(now, id, EligiblePackets::Pinned).map(|packet| packet.flow), None);
         }
-        assert_eq!(dispatcher.pop(now, PathId(1), Want::Any).map(|packet| packet.flow), Some(1));
+        assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::Any).map(|packet| packet.flow), Some(1));
     }
 
     #[test]
@@ -445,7 +450,7 @@ mod tests {
         }
         dispatcher.set_paths(now, &[path(0, 20, PathState::Down), path(1, 30, PathState::Active)]);
         let mut moved = 0;
-        while dispatcher.pop(now, PathId(1), Want::Any).is_some() {
+        while dispatcher.pop(now, PathId(1), EligiblePackets::Any).is_some() {
             moved += 1;
         }
         assert_eq!((moved, dispatcher.bytes()), (4, 0));
@@ -458,7 +463,7 @@ mod tests {
         for flow in 0..8 {
             dispatcher.push(now, packet(flow, 0, ORDERED));
         }
-        while dispatcher.pop(now, PathId(0), Want::Any).is_some() {}
+        while dispatcher.pop(now, PathId(0), EligiblePackets::Any).is_some() {}
         dispatcher.set_paths(now, &both);
         for flow in 0..8 {
             dispatcher.push(now, packet(flow, 1, ORDERED));
@@ -477,12 +482,12 @@ mod tests {
         }
         let on = |dispatcher: &Dispatcher| (dispatcher.flows.on(PathId(0)), dispatcher.flows.on(PathId(1)));
         assert_eq!(on(&dispatcher), (8, 2));
-        (paths[0].load, paths[1].load) = (Load::Full, Load::Spare);
+        (paths[0].utilization, paths[1].utilization) = (Utilization::Full, Utilization::Spare);
         for _ in 0..3 {
             dispatcher.set_paths(now, &paths);
         }
         assert_eq!(on(&dispatcher), (5, 5));
-        paths[1].load = Load::Full;
+        paths[1].utilization = Utilization::Full;
         dispatcher.set_paths(now, &paths);
         assert_eq!(on(&dispatcher), (5, 5), "two full paths have nothing to give");
     }
@@ -491,16 +496,16 @@ mod tests {
     fn with_every_path_dead_all_are_tried() {
         let paths = [path(0, 20, PathState::Down), path(1, 30, PathState::Down)];
         let (dispatcher, _) = dispatcher(Scheduler::Auto, &paths);
-        assert_eq!(dispatcher.order().count(), 2);
+        assert_eq!(dispatcher.paths_by_preference().count(), 2);
     }
 
     #[test]
     fn standby_carries_nothing_while_an_active_path_is_there() {
         let paths = [path(0, 20, PathState::Standby), path(1, 90, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
-        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
+        assert_eq!(dispatcher.paths_by_preference().collect::<Vec<_>>(), [PathId(1)]);
         dispatcher.set_paths(now, &paths[..1]);
-        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(0)]);
+        assert_eq!(dispatcher.paths_by_preference().collect::<Vec<_>>(), [PathId(0)]);
     }
 
     #[test]
@@ -510,7 +515,7 @@ mod tests {
             dispatcher.push(now, packet(1, n, ORDERED));
             dispatcher.push(now, packet(2, n, FREE));
         }
-        let first: Vec<u32> = std::iter::from_fn(|| dispatcher.pop(now, PathId(0), Want::Any))
+        let first: Vec<u32> = std::iter::from_fn(|| dispatcher.pop(now, PathId(0), EligiblePackets::Any))
             .take(200)
             .map(|p| p.flow)
             .collect();
@@ -526,8 +531,9 @@ mod tests {
             dispatcher.push(now, packet(1, n, ORDERED));
         }
         dispatcher.set_numbered(now, true);
-        let first: Vec<u8> =
-            [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, Want::Any).unwrap().data[0]).into();
+        let first: Vec<u8> = [PathId(0), PathId(1)]
+            .map(|id| dispatcher.pop(now, id, EligiblePackets::Any).unwrap().data[0])
+            .into();
         assert_eq!(first, [0, 1]);
     }
 
@@ -539,11 +545,11 @@ mod tests {
             dispatcher.push(now, packet(1, n, FREE));
         }
         for _ in 0..4 {
-            dispatcher.pop(now, PathId(0), Want::Any).unwrap();
+            dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap();
         }
         dispatcher.push(now, packet(2, 0, FREE));
-        assert_eq!(dispatcher.pop(now, PathId(1), Want::Standing).unwrap().flow, 1);
-        assert_eq!(dispatcher.pop(now, PathId(0), Want::Any).unwrap().flow, 2);
+        assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::OldFlows).unwrap().flow, 1);
+        assert_eq!(dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap().flow, 2);
     }
 
     #[test]
@@ -552,6 +558,6 @@ mod tests {
         let mut dispatcher = Dispatcher::new(Scheduler::Auto, QueueConfig::default());
         dispatcher.push(now, packet(1, 1, ORDERED));
         dispatcher.set_paths(now, &[path(0, 10, PathState::Active)]);
-        assert!(dispatcher.pop(now, PathId(0), Want::Any).is_some());
+        assert!(dispatcher.pop(now, PathId(0), EligiblePackets::Any).is_some());
     }
 }

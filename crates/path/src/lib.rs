@@ -16,26 +16,28 @@
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
-mod choice;
 mod dispatch;
 mod flows;
 mod liveness;
 mod pacer;
-mod pipes;
+mod path_count;
 mod quota;
 mod scheduler;
+mod selector;
 mod tiers;
 mod transport;
 
-pub use choice::{Choice, Offer, Pick, first_of, first_to_arrive, lateness};
-pub use dispatch::{Dispatcher, Load, PathInfo, Want};
-pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
+pub use dispatch::{Dispatcher, EligiblePackets, PathInfo, Utilization};
+pub use liveness::{Liveness, LivenessChange, LivenessConfig, LivenessUpdate, StateReason};
 pub use pacer::Pacer;
-pub use pipes::{Carried, PipeCount, PipeHint, PipeJudge};
+pub use path_count::{LinkBytes, PathCount, PathCountController, SessionLimitHint};
 pub use quota::{Day, Month};
 pub use scheduler::Scheduler;
-pub use tiers::{Candidate, Place, Tiers};
-pub use transport::{Heard, Order, Signs, TransportJudge, Way};
+pub use selector::{
+    PathCandidate, PathSelector, Selection, delay_difference, first_to_arrive, first_to_arrive_if,
+};
+pub use tiers::{Placement, TieredPath, Tiers};
+pub use transport::{LinkSigns, PathTransport, TcpAction, TransportHealth, TransportSelector};
 
 /// How a path may be used for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,58 +13,58 @@ use mpvpn_types::{Duration, Instant, target::LIVENESS};
 #[derive(Clone, Debug)]
 pub struct LivenessConfig {
     /// Heartbeats stay dense this long after data last moved.
-    pub dense_for: Duration,
+    pub dense_duration: Duration,
     /// The least interval of dense heartbeats; between this and `dense_max` it is one round trip.
-    pub dense_min: Duration,
+    pub min_dense_interval: Duration,
     /// The greatest interval of dense heartbeats.
-    pub dense_max: Duration,
+    pub max_dense_interval: Duration,
     /// The interval while no data moves: short enough to keep a NAT binding (RFC 4787 §4.3).
-    pub idle: Duration,
+    pub idle_interval: Duration,
     /// The interval on a path that died lately, while no data moves.
-    pub probe: Duration,
+    pub recent_death_interval: Duration,
     /// The interval on a path that has been dead for long and is not missed.
-    pub probe_idle: Duration,
+    pub long_dead_interval: Duration,
     /// Heartbeats that must be missing on a path without loss.
-    pub misses: u32,
+    pub min_missed: u32,
     /// Arrivals that make a dead path trusted again.
-    pub good: u32,
+    pub min_arrivals: u32,
     /// A silence that is shorter than this proves nothing, a round trip included.
-    pub patience: Duration,
+    pub min_silence: Duration,
 }
 
 impl Default for LivenessConfig {
     fn default() -> Self {
         Self {
-            dense_for: Self::DENSE_FOR,
-            dense_min: Duration::from_millis(25),
-            dense_max: Self::DENSE_MAX,
-            idle: Duration::from_secs(15),
-            probe: Duration::from_millis(100),
-            probe_idle: Duration::from_secs(2),
-            misses: 3,
-            good: 2,
-            patience: Duration::ZERO,
+            dense_duration: Self::DENSE_DURATION,
+            min_dense_interval: Duration::from_millis(25),
+            max_dense_interval: Self::MAX_DENSE_INTERVAL,
+            idle_interval: Duration::from_secs(15),
+            recent_death_interval: Duration::from_millis(100),
+            long_dead_interval: Duration::from_secs(2),
+            min_missed: 3,
+            min_arrivals: 2,
+            min_silence: Duration::ZERO,
         }
     }
 }
 
 impl LivenessConfig {
     /// Heartbeats stay dense this long after data last moved, on every link.
-    pub const DENSE_FOR: Duration = Duration::from_secs(2);
+    pub const DENSE_DURATION: Duration = Duration::from_secs(2);
     /// The greatest interval of dense heartbeats on a link whose packets cost nothing. What goes by the interval of
     /// heartbeats is a multiple of it.
-    pub const DENSE_MAX: Duration = Duration::from_millis(100);
+    pub const MAX_DENSE_INTERVAL: Duration = Duration::from_millis(100);
 
     /// For a link on which every packet costs: half as many heartbeats while data moves, and otherwise
     /// as few as the NAT bindings that are found in practice allow (RFC 4787 REQ-5 asks for two minutes,
     /// many devices keep 30 s).
     pub fn metered() -> Self {
         Self {
-            dense_min: Duration::from_millis(50),
-            dense_max: Duration::from_millis(200),
-            idle: Duration::from_secs(25),
-            probe: Duration::from_millis(200),
-            probe_idle: Duration::from_secs(10),
+            min_dense_interval: Duration::from_millis(50),
+            max_dense_interval: Duration::from_millis(200),
+            idle_interval: Duration::from_secs(25),
+            recent_death_interval: Duration::from_millis(200),
+            long_dead_interval: Duration::from_secs(10),
             ..Self::default()
         }
     }
@@ -74,7 +74,7 @@ impl LivenessConfig {
     /// For packets inside TCP, which hands out nothing until what was lost before is there: it may repeat that after
     /// its shortest timeout only (RFC 6298 §2.4 as Linux has it, 200 ms), and again.
     pub fn inside_tcp(self) -> Self {
-        Self { patience: Duration::from_millis(700), ..self }
+        Self { min_silence: Duration::from_millis(700), ..self }
     }
 }
 
@@ -97,9 +97,9 @@ const LN_IMPROBABLE: f64 = -11.5;
 
 /// Why a path is in the state that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum StateReason {
     /// It works.
-    Good,
+    Works,
     /// It was just opened.
     Opening,
     /// The kernel reports that the link has no carrier, no address or is gone.
@@ -110,24 +110,24 @@ pub enum Reason {
         missed: u32,
     },
     /// The link is back, or something arrived again, and it is being tried.
-    Trying,
+    Probing,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for StateReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Good => Ok(()),
+            Self::Works => Ok(()),
             Self::Opening => f.write_str("opening"),
             Self::NoCarrier => f.write_str("no carrier"),
             Self::Silent { missed } => write!(f, "{missed} heartbeats lost"),
-            Self::Trying => f.write_str("heard again, being tried"),
+            Self::Probing => f.write_str("heard again, being tried"),
         }
     }
 }
 
 /// What changed about a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum LivenessChange {
     /// It may carry data.
     Alive,
     /// It must not carry data.
@@ -136,11 +136,11 @@ pub enum Change {
 
 /// What to do about a path now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct LivenessUpdate {
     /// Send a heartbeat on it.
-    pub heartbeat: bool,
+    pub send_heartbeat: bool,
     /// It changed.
-    pub change: Option<Change>,
+    pub change: Option<LivenessChange>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +154,7 @@ enum State {
 pub struct Liveness {
     config: LivenessConfig,
     state: State,
-    reason: Reason,
+    reason: StateReason,
     carrier: bool,
     /// Nothing before this moment counts as silence.
     heard: Instant,
@@ -176,7 +176,7 @@ impl Liveness {
         Self {
             config,
             state: State::Alive { since: now },
-            reason: Reason::Good,
+            reason: StateReason::Works,
             carrier: true,
             heard: now,
             beat: None,
@@ -196,7 +196,7 @@ impl Liveness {
     }
 
     /// Why it is in its state.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> StateReason {
         self.reason
     }
 
@@ -217,7 +217,7 @@ impl Liveness {
     }
 
     /// The far end said that data moves there, which makes heartbeats dense until `until`; or that none does.
-    pub fn on_far_traffic(&mut self, now: Instant, until: Option<Instant>) {
+    pub fn on_peer_traffic(&mut self, now: Instant, until: Option<Instant>) {
         if until.is_some() && !self.is_dense(now) {
             self.dense_since = now;
         }
@@ -225,7 +225,7 @@ impl Liveness {
     }
 
     /// Sets what was measured: smoothed round-trip time, its variation, share of packets lost (0 to 1).
-    pub fn on_measured(&mut self, rtt: Duration, rtt_var: Duration, loss: f64) {
+    pub fn set_measurements(&mut self, rtt: Duration, rtt_var: Duration, loss: f64) {
         self.rtt = rtt;
         self.rtt_var = rtt_var;
         self.loss = loss.clamp(0.0, 1.0);
@@ -245,7 +245,7 @@ impl Liveness {
                 return;
             }
             let arrivals = *arrivals;
-            self.reason = Reason::Trying;
+            self.reason = StateReason::Probing;
             tracing::debug!(
                 target: LIVENESS,
                 arrivals,
@@ -265,14 +265,14 @@ impl Liveness {
         self.carrier = up;
         if up {
             self.beat = None;
-            self.reason = Reason::Trying;
+            self.reason = StateReason::Probing;
             tracing::debug!(
                 target: LIVENESS,
                 needed = self.good(now),
                 "the link has a carrier again: the path is tried"
             );
         } else {
-            self.reason = Reason::NoCarrier;
+            self.reason = StateReason::NoCarrier;
             self.note_death(now);
             tracing::debug!(
                 target: LIVENESS,
@@ -296,18 +296,18 @@ impl Liveness {
     }
 
     /// The next heartbeat is due at once.
-    pub fn beat_now(&mut self) {
+    pub fn send_heartbeat_now(&mut self) {
         self.beat = None;
     }
 
     /// No data is meant to move here from now on: heartbeats become rare at once.
-    pub fn rest(&mut self) {
+    pub fn end_dense_heartbeats(&mut self) {
         (self.moved, self.far) = (None, None);
     }
 
     /// Whether heartbeats are dense.
     pub fn is_dense(&self, now: Instant) -> bool {
-        self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_for)
+        self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_duration)
             || self.far.is_some_and(|until| now < until)
     }
 
@@ -317,23 +317,23 @@ impl Liveness {
     }
 
     /// Whether something was heard lately on a path that is not trusted.
-    pub fn is_trying(&self, now: Instant) -> bool {
+    pub fn is_probing(&self, now: Instant) -> bool {
         matches!(self.state, State::Dead { arrivals, .. } if arrivals > 0) && now < self.heard + WINDOW
     }
 
     /// When something arrived last.
-    pub fn heard(&self) -> Instant {
+    pub fn last_received(&self) -> Instant {
         self.heard
     }
 
     /// Whether less was heard than acknowledgements of steady traffic would be. That proves nothing.
     pub fn is_quiet(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) > self.patience() / 4
+        now.saturating_duration_since(self.heard) > self.silence_limit() / 4
     }
 
     /// How long a silence of dense heartbeats proves nothing, a round trip included.
-    pub fn patience(&self) -> Duration {
-        (self.rtt + self.run()).max(self.config.patience)
+    pub fn silence_limit(&self) -> Duration {
+        (self.rtt + self.run()).max(self.config.min_silence)
     }
 
     /// How long heartbeats may be missing after the time of the next one.
@@ -343,20 +343,22 @@ impl Liveness {
 
     /// The interval of dense heartbeats.
     fn dense(&self) -> Duration {
-        self.rtt.clamp(self.config.dense_min, self.config.dense_max)
+        self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval)
     }
 
     fn interval(&self, now: Instant) -> Duration {
         match self.state {
             // The far end needs arrivals as much as this one does.
             State::Dead { arrivals, .. } if arrivals > 0 && self.heard + WINDOW > now => {
-                self.config.dense_min
+                self.config.min_dense_interval
             }
             // On a dead path too: the far end may hear this one well, and must not think otherwise.
             _ if self.is_dense(now) => self.dense(),
-            State::Alive { .. } => self.config.idle,
-            State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => self.config.probe,
-            State::Dead { .. } => self.config.probe_idle,
+            State::Alive { .. } => self.config.idle_interval,
+            State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => {
+                self.config.recent_death_interval
+            }
+            State::Dead { .. } => self.config.long_dead_interval,
         }
     }
 
@@ -372,15 +374,15 @@ impl Liveness {
     /// it goes again. Where nothing better works, it is used all the same.
     fn good(&self, now: Instant) -> u32 {
         let lately = self.died.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING);
-        self.config.good << lately.map_or(0, |(_, times)| times.min(MOST_DOUBLINGS))
+        self.config.min_arrivals << lately.map_or(0, |(_, times)| times.min(MOST_DOUBLINGS))
     }
 
     fn misses(&self) -> u32 {
         if self.loss < 0.005 {
-            return self.config.misses;
+            return self.config.min_missed;
         }
         let run = (LN_IMPROBABLE / self.loss.min(0.95).ln()).ceil() as u32;
-        run.clamp(self.config.misses, MAX_MISSES)
+        run.clamp(self.config.min_missed, MAX_MISSES)
     }
 
     /// When silence means death; `None` while no dense heartbeats may be expected.
@@ -390,7 +392,7 @@ impl Liveness {
         }
         // The far end learns a one-way delay late that data moves, and answers as late.
         let expected = self.heard.max(self.dense_since + self.rtt + self.dense());
-        Some(expected + self.run().max(self.config.patience))
+        Some(expected + self.run().max(self.config.min_silence))
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -403,17 +405,17 @@ impl Liveness {
     }
 
     /// Judges the path.
-    pub fn poll(&mut self, now: Instant) -> Verdict {
-        let mut verdict = Verdict::default();
+    pub fn poll(&mut self, now: Instant) -> LivenessUpdate {
+        let mut verdict = LivenessUpdate::default();
         match self.state {
             State::Alive { .. } => {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
-                    self.reason = Reason::Silent { missed: self.misses() };
+                    self.reason = StateReason::Silent { missed: self.misses() };
                     self.note_death(now);
                     tracing::debug!(
                         target: LIVENESS,
                         silence = ?now.saturating_duration_since(self.heard),
-                        limit = ?self.run().max(self.config.patience),
+                        limit = ?self.run().max(self.config.min_silence),
                         interval = ?self.dense(),
                         misses = self.misses(),
                         rtt = ?self.rtt,
@@ -422,7 +424,7 @@ impl Liveness {
                         "silent for too long: the path is dead"
                     );
                     self.state = State::Dead { since: now, arrivals: 0 };
-                    verdict.change = Some(Change::Dead);
+                    verdict.change = Some(LivenessChange::Dead);
                 }
             }
             State::Dead { arrivals, since } if self.carrier && arrivals >= self.good(now) => {
@@ -433,15 +435,15 @@ impl Liveness {
                     dead_for = ?now.saturating_duration_since(since),
                     "enough arrived: the path works"
                 );
-                self.reason = Reason::Good;
+                self.reason = StateReason::Works;
                 self.state = State::Alive { since: now };
-                verdict.change = Some(Change::Alive);
+                verdict.change = Some(LivenessChange::Alive);
             }
             State::Dead { .. } => {}
         }
         if self.carrier && self.beat.is_none_or(|beat| now >= beat + self.interval(now)) {
             self.beat = Some(now);
-            verdict.heartbeat = true;
+            verdict.send_heartbeat = true;
             tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
         }
         verdict
@@ -462,7 +464,7 @@ mod tests {
         /// Whether what end `i` sends arrives.
         open: [bool; 2],
         beats: [u32; 2],
-        changes: Vec<(Instant, usize, Change)>,
+        changes: Vec<(Instant, usize, LivenessChange)>,
     }
 
     impl Pair {
@@ -471,7 +473,7 @@ mod tests {
             let end = Liveness::new(LivenessConfig::default(), now);
             let mut ends = [end.clone(), end];
             for end in &mut ends {
-                end.on_measured(24 * MS, MS, 0.0);
+                end.set_measurements(24 * MS, MS, 0.0);
             }
             Self { now, ends, wire: Vec::new(), open: [true; 2], beats: [0; 2], changes: Vec::new() }
         }
@@ -493,7 +495,7 @@ mod tests {
                     if let Some(change) = verdict.change {
                         self.changes.push((now, i, change));
                     }
-                    if verdict.heartbeat {
+                    if verdict.send_heartbeat {
                         self.beats[i] += 1;
                         if self.open[i] {
                             self.wire.push((now + 12 * MS, 1 - i));
@@ -508,7 +510,7 @@ mod tests {
     fn inside_tcp_a_silence_of_a_timeout_is_no_death_and_a_longer_one_is() {
         let start = Instant::now();
         let mut path = Liveness::new(LivenessConfig::default().inside_tcp(), start);
-        path.on_measured(24 * MS, MS, 0.0);
+        path.set_measurements(24 * MS, MS, 0.0);
         let mut died = None;
         for ms in 0..3000u32 {
             let now = start + ms * MS;
@@ -516,7 +518,7 @@ mod tests {
             if ms % 25 == 0 && !(300..900).contains(&ms) && ms < 2000 {
                 path.on_received(now);
             }
-            if path.poll(now).change == Some(Change::Dead) {
+            if path.poll(now).change == Some(LivenessChange::Dead) {
                 died = died.or(Some(ms));
             }
         }
@@ -533,7 +535,7 @@ mod tests {
         pair.run(Duration::from_secs(1), true);
         assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
         for (at, end, change) in pair.changes.drain(..) {
-            assert_eq!(change, Change::Dead);
+            assert_eq!(change, LivenessChange::Dead);
             assert!(at - cut <= 100 * MS, "end {end} took {:?}", at - cut);
         }
         let restored = pair.now;
@@ -541,7 +543,7 @@ mod tests {
         pair.run(Duration::from_secs(1), true);
         assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
         for (at, end, change) in &pair.changes {
-            assert_eq!(*change, Change::Alive);
+            assert_eq!(*change, LivenessChange::Alive);
             assert!(*at - restored <= 300 * MS, "end {end} took {:?}", *at - restored);
         }
     }
@@ -575,14 +577,14 @@ mod tests {
         for _ in 0..10 {
             let now = pair.now;
             for end in &mut pair.ends {
-                end.on_far_traffic(now, Some(now + 300 * MS));
+                end.on_peer_traffic(now, Some(now + 300 * MS));
             }
             pair.run(100 * MS, false);
         }
         assert!((35..=45).contains(&pair.beats[0]), "{} heartbeats in a second", pair.beats[0]);
         let now = pair.now;
         for end in &mut pair.ends {
-            end.on_far_traffic(now, None);
+            end.on_peer_traffic(now, None);
         }
         pair.beats = [0; 2];
         pair.run(Duration::from_secs(10), false);
@@ -597,7 +599,7 @@ mod tests {
         pair.open = [false, true];
         pair.run(Duration::from_secs(1), true);
         let seen: Vec<_> = pair.changes.iter().map(|(_, end, change)| (*end, *change)).collect();
-        assert_eq!(seen, [(1, Change::Dead)]);
+        assert_eq!(seen, [(1, LivenessChange::Dead)]);
     }
 
     #[test]
@@ -642,13 +644,13 @@ mod tests {
     fn a_lossy_path_gets_more_patience() {
         let now = Instant::now();
         let mut path = Liveness::new(LivenessConfig::default(), now);
-        path.on_measured(25 * MS, MS, 0.0);
+        path.set_measurements(25 * MS, MS, 0.0);
         assert_eq!(path.misses(), 3);
-        path.on_measured(25 * MS, MS, 0.1);
+        path.set_measurements(25 * MS, MS, 0.1);
         assert_eq!(path.misses(), 5);
-        path.on_measured(25 * MS, MS, 0.3);
+        path.set_measurements(25 * MS, MS, 0.3);
         assert_eq!(path.misses(), 10);
-        path.on_measured(25 * MS, MS, 1.0);
+        path.set_measurements(25 * MS, MS, 1.0);
         assert_eq!(path.misses(), MAX_MISSES);
     }
 
@@ -663,7 +665,7 @@ mod tests {
         }
         assert_eq!(path.poll(now + MS).change, None);
         path.on_received(now + 20 * MS);
-        assert_eq!(path.poll(now + 20 * MS).change, Some(Change::Alive));
+        assert_eq!(path.poll(now + 20 * MS).change, Some(LivenessChange::Alive));
     }
 
     #[test]
@@ -676,7 +678,7 @@ mod tests {
         pair.run(Duration::from_secs(10), true);
         assert!((150..=205).contains(&pair.beats[0]), "{} heartbeats in 10 s of traffic", pair.beats[0]);
         pair.beats = [0; 2];
-        pair.ends.iter_mut().for_each(Liveness::rest);
+        pair.ends.iter_mut().for_each(Liveness::end_dense_heartbeats);
         pair.run(Duration::from_secs(100), false);
         assert!(pair.beats[0] <= 4, "{} heartbeats in 100 idle seconds", pair.beats[0]);
         pair.run(Duration::from_secs(3), true);

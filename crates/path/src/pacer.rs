@@ -38,7 +38,7 @@ impl Pacer {
     }
 
     /// Whether bytes leave in lumps of some packets rather than one by one, because each time costs something on the wire.
-    pub fn set_lumps(&mut self, lumps: bool) {
+    pub fn set_batching(&mut self, lumps: bool) {
         (self.lumps, self.saving) = (lumps, self.saving && lumps);
     }
 
@@ -155,7 +155,7 @@ mod tests {
         for (rate, most) in [(1_250_000, 230), (125_000_000, 8_000), (100_000, 90)] {
             let start = Instant::now();
             let mut pacer = Pacer::new(start, 1472);
-            pacer.set_lumps(true);
+            pacer.set_batching(true);
             let (mut sent, mut lumps, mut now) = (0, 0, start);
             while now < start + Duration::from_secs(1) {
                 pacer.refill(now, Some(rate), 1472);

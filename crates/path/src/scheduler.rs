@@ -18,21 +18,21 @@ use std::fmt::Debug;
 use mpvpn_class::QueuedPacket;
 use mpvpn_types::word_enum;
 
-use crate::choice::{MOST_SAVED, Offer, Pick, Work};
+use crate::selector::{MOST_SAVED, PathCandidate, Selection, Work};
 
 /// What distinguishes one scheduler from another.
 pub(crate) trait Policy: Debug + Sync {
     /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to wait. `offers` are in
     /// the order of preference of the scheduler.
-    fn pick(&self, work: &mut Work, offers: &[Offer], backlog: u64) -> Option<Pick>;
+    fn pick(&self, work: &mut Work, offers: &[PathCandidate], backlog: u64) -> Option<Selection>;
 
     /// What the work of a path is divided by before paths are compared: its rate (bytes/s).
-    fn share(&self, offer: &Offer) -> f64 {
+    fn share(&self, offer: &PathCandidate) -> f64 {
         offer.rate.max(1) as f64
     }
 
     /// How much a path may save up, in the unit of its work, while others carry everything.
-    fn most_saved(&self, _offer: &Offer) -> f64 {
+    fn most_saved(&self, _offer: &PathCandidate) -> f64 {
         MOST_SAVED
     }
 

@@ -1,6 +1,6 @@
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::SCHEDULER};
 
-use crate::{Load, Scheduler};
+use crate::{Scheduler, Utilization};
 
 /// Primary links that are full for this long are too few.
 const FULL_FOR: Duration = Duration::from_millis(300);
@@ -14,13 +14,13 @@ const SPARE_MAX: Duration = Duration::from_secs(80);
 
 /// A path whose place is to be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct TieredPath {
     /// Its number in its connection.
     pub id: PathId,
     /// The link that it runs over; a smaller number comes first under [`Scheduler::Failover`].
     pub link: LinkId,
     /// What it has in common with the other paths over the same link.
-    pub bundle: u32,
+    pub group: u32,
     /// The link's tier.
     pub tier: Tier,
     /// Every packet costs.
@@ -28,32 +28,32 @@ pub struct Candidate {
     /// Whether it can carry data.
     pub works: bool,
     /// How busy it has been since it was asked last.
-    pub load: Load,
+    pub utilization: Utilization,
 }
 
 /// Whether a path carries data, as far as the tiers have a say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Placement {
     /// It does, if it works.
     Active,
     /// It waits: the primary links are enough.
-    NotNeeded,
+    OverflowNotNeeded,
     /// It waits: a link of a better tier works.
-    BetterWorks,
+    BetterTierWorks,
     /// It waits: an earlier link of its tier works, and one at a time is used.
-    NotFirst,
+    EarlierLinkWorks,
     /// It is not to be used at all.
     Never,
 }
 
-impl Place {
+impl Placement {
     /// Why a path waits; empty for one that does not.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Active => "",
-            Self::NotNeeded => "overflow not needed",
-            Self::BetterWorks => "a better link works",
-            Self::NotFirst => "another link comes first",
+            Self::OverflowNotNeeded => "overflow not needed",
+            Self::BetterTierWorks => "a better link works",
+            Self::EarlierLinkWorks => "another link comes first",
             Self::Never => "never to be used",
         }
     }
@@ -96,14 +96,14 @@ impl Tiers {
 
     /// The places of the paths, in their order. `links`: so many links carry each packet; where fewer would, others are
     /// taken along, but none that is metered. `measured`: the loads of the paths are new.
-    pub fn places(
+    pub fn placements(
         &mut self,
         now: Instant,
         scheduler: Scheduler,
-        paths: &[Candidate],
+        paths: &[TieredPath],
         links: usize,
         measured: bool,
-    ) -> Vec<Place> {
+    ) -> Vec<Placement> {
         if measured {
             self.measure(now, paths);
         }
@@ -111,15 +111,17 @@ impl Tiers {
         let best = Tier::ALL[..3].iter().copied().find(|tier| works(*tier)).unwrap_or(Tier::Primary);
         let one = scheduler.policy().uses_one_link();
         let first = paths.iter().filter(|path| path.tier == best && path.works);
-        let first = first.min_by_key(|path| (path.link, path.id)).map(|path| path.bundle);
-        let place = |path: &Candidate| match path.tier {
-            Tier::Never => Place::Never,
-            tier if tier < best => Place::Active,
-            tier if tier == best && one && first.is_some_and(|first| first != path.bundle) => Place::NotFirst,
-            tier if tier == best => Place::Active,
-            Tier::Overflow if self.overflowing && !one => Place::Active,
-            Tier::Overflow => Place::NotNeeded,
-            _ => Place::BetterWorks,
+        let first = first.min_by_key(|path| (path.link, path.id)).map(|path| path.group);
+        let place = |path: &TieredPath| match path.tier {
+            Tier::Never => Placement::Never,
+            tier if tier < best => Placement::Active,
+            tier if tier == best && one && first.is_some_and(|first| first != path.group) => {
+                Placement::EarlierLinkWorks
+            }
+            tier if tier == best => Placement::Active,
+            Tier::Overflow if self.overflowing && !one => Placement::Active,
+            Tier::Overflow => Placement::OverflowNotNeeded,
+            _ => Placement::BetterTierWorks,
         };
         let mut places: Vec<_> = paths.iter().map(place).collect();
         if !one && links > 1 {
@@ -128,7 +130,7 @@ impl Tiers {
         places
     }
 
-    fn measure(&mut self, now: Instant, paths: &[Candidate]) {
+    fn measure(&mut self, now: Instant, paths: &[TieredPath]) {
         let passed = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.last = Some(now);
         let primary = || paths.iter().filter(|path| path.tier == Tier::Primary && path.works);
@@ -137,14 +139,14 @@ impl Tiers {
             self.full = None;
             return;
         }
-        if primary().all(|path| path.load == Load::Full) {
+        if primary().all(|path| path.utilization == Utilization::Full) {
             let since = self.full.map_or(now, |(_, since)| since);
             self.full = Some((now, since));
             self.spare = Duration::ZERO;
         } else if self.full.is_some_and(|(last, _)| now.saturating_duration_since(last) > FULL_ECHO) {
             self.full = None;
         }
-        if primary().any(|path| path.load == Load::Spare) && self.full.is_none() {
+        if primary().any(|path| path.utilization == Utilization::Spare) && self.full.is_none() {
             self.spare += passed.min(FULL_ECHO);
         }
         let full_for = self.full.map_or(Duration::ZERO, |(last, since)| last - since);
@@ -172,24 +174,25 @@ impl Tiers {
 }
 
 /// Gives paths that wait a place among the active ones until so many links carry data, or no more can.
-fn take_along(paths: &[Candidate], places: &mut [Place], links: usize) {
+fn take_along(paths: &[TieredPath], places: &mut [Placement], links: usize) {
     let mut active: Vec<u32> = Vec::new();
-    for (path, _) in paths.iter().zip(&*places).filter(|(path, place)| path.works && **place == Place::Active)
+    for (path, _) in
+        paths.iter().zip(&*places).filter(|(path, place)| path.works && **place == Placement::Active)
     {
-        if !active.contains(&path.bundle) {
-            active.push(path.bundle);
+        if !active.contains(&path.group) {
+            active.push(path.group);
         }
     }
     while active.len() < links {
-        let waits = |path: &&Candidate| {
-            path.works && path.tier != Tier::Never && !path.metered && !active.contains(&path.bundle)
+        let waits = |path: &&TieredPath| {
+            path.works && path.tier != Tier::Never && !path.metered && !active.contains(&path.group)
         };
         let next = paths.iter().filter(waits).min_by_key(|path| (path.tier, path.link, path.id));
-        let Some(bundle) = next.map(|path| path.bundle) else { return };
+        let Some(bundle) = next.map(|path| path.group) else { return };
         active.push(bundle);
         let all = paths.iter().zip(&mut *places);
-        let own = all.filter(|(path, _)| path.bundle == bundle && path.works && path.tier != Tier::Never);
-        own.for_each(|(_, place)| *place = Place::Active);
+        let own = all.filter(|(path, _)| path.group == bundle && path.works && path.tier != Tier::Never);
+        own.for_each(|(_, place)| *place = Placement::Active);
     }
 }
 
@@ -199,33 +202,36 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(20);
 
-    fn path(id: u32, tier: Tier) -> Candidate {
-        Candidate {
+    fn path(id: u32, tier: Tier) -> TieredPath {
+        TieredPath {
             id: PathId(id),
             link: LinkId(id as u16),
-            bundle: id,
+            group: id,
             tier,
             metered: false,
             works: true,
-            load: Load::Some,
+            utilization: Utilization::Partial,
         }
     }
 
-    fn once(paths: &[Candidate], scheduler: Scheduler) -> Vec<Place> {
-        Tiers::default().places(Instant::now(), scheduler, paths, 1, true)
+    fn once(paths: &[TieredPath], scheduler: Scheduler) -> Vec<Placement> {
+        Tiers::default().placements(Instant::now(), scheduler, paths, 1, true)
     }
 
     /// Lets `time` pass with the first path this busy; how long the overflow link was in use.
-    fn run(tiers: &mut Tiers, now: &mut Instant, time: Duration, load: Load) -> Duration {
-        let paths =
-            [Candidate { load, ..path(0, Tier::Primary) }, path(1, Tier::Overflow), path(2, Tier::Backup)];
+    fn run(tiers: &mut Tiers, now: &mut Instant, time: Duration, load: Utilization) -> Duration {
+        let paths = [
+            TieredPath { utilization: load, ..path(0, Tier::Primary) },
+            path(1, Tier::Overflow),
+            path(2, Tier::Backup),
+        ];
         let end = *now + time;
         let mut used = Duration::ZERO;
         while *now < end {
             *now += STEP;
-            let places = tiers.places(*now, Scheduler::Auto, &paths, 1, true);
-            assert_eq!((places[0], places[2]), (Place::Active, Place::BetterWorks));
-            if places[1] == Place::Active {
+            let places = tiers.placements(*now, Scheduler::Auto, &paths, 1, true);
+            assert_eq!((places[0], places[2]), (Placement::Active, Placement::BetterTierWorks));
+            if places[1] == Placement::Active {
                 used += STEP;
             }
         }
@@ -238,65 +244,78 @@ mod tests {
             [path(0, Tier::Primary), path(1, Tier::Overflow), path(2, Tier::Backup), path(3, Tier::Never)];
         assert_eq!(
             once(&paths, Scheduler::Auto),
-            [Place::Active, Place::NotNeeded, Place::BetterWorks, Place::Never]
+            [Placement::Active, Placement::OverflowNotNeeded, Placement::BetterTierWorks, Placement::Never]
         );
         paths[0].works = false;
         assert_eq!(
             once(&paths, Scheduler::Auto),
-            [Place::Active, Place::Active, Place::BetterWorks, Place::Never]
+            [Placement::Active, Placement::Active, Placement::BetterTierWorks, Placement::Never]
         );
         paths[1].works = false;
         assert_eq!(
             once(&paths, Scheduler::Auto),
-            [Place::Active, Place::Active, Place::Active, Place::Never]
+            [Placement::Active, Placement::Active, Placement::Active, Placement::Never]
         );
         paths[2].works = false;
         let places = once(&paths, Scheduler::Auto);
-        assert_eq!(places[3], Place::Never, "never means never");
-        assert_eq!(places[0], Place::Active, "a dead primary path is tried again when all are dead");
+        assert_eq!(places[3], Placement::Never, "never means never");
+        assert_eq!(places[0], Placement::Active, "a dead primary path is tried again when all are dead");
     }
 
     #[test]
     fn copies_take_links_of_later_tiers_along() {
         let mut paths =
             [path(0, Tier::Primary), path(1, Tier::Backup), path(2, Tier::Overflow), path(3, Tier::Never)];
-        let copied = |paths: &[Candidate], links| {
-            Tiers::default().places(Instant::now(), Scheduler::Auto, paths, links, true)
+        let copied = |paths: &[TieredPath], links| {
+            Tiers::default().placements(Instant::now(), Scheduler::Auto, paths, links, true)
         };
-        use Place::{Active, BetterWorks, Never, NotNeeded};
-        assert_eq!(copied(&paths, 1), [Active, BetterWorks, NotNeeded, Never]);
-        assert_eq!(copied(&paths, 2), [Active, BetterWorks, Active, Never]);
+        use Placement::{Active, BetterTierWorks, Never, OverflowNotNeeded};
+        assert_eq!(copied(&paths, 1), [Active, BetterTierWorks, OverflowNotNeeded, Never]);
+        assert_eq!(copied(&paths, 2), [Active, BetterTierWorks, Active, Never]);
         assert_eq!(copied(&paths, 4), [Active, Active, Active, Never], "never means never");
         paths[2].metered = true;
-        assert_eq!(copied(&paths, 2), [Active, Active, NotNeeded, Never]);
+        assert_eq!(copied(&paths, 2), [Active, Active, OverflowNotNeeded, Never]);
         // Two paths over one link do not make two links.
-        (paths[1].bundle, paths[1].tier) = (0, Tier::Primary);
-        assert_eq!(copied(&paths, 2), [Active, Active, NotNeeded, Never]);
+        (paths[1].group, paths[1].tier) = (0, Tier::Primary);
+        assert_eq!(copied(&paths, 2), [Active, Active, OverflowNotNeeded, Never]);
     }
 
     #[test]
     fn failover_uses_one_path_of_the_best_tier_that_works() {
         let mut paths = [path(0, Tier::Backup), path(1, Tier::Primary), path(2, Tier::Primary)];
-        assert_eq!(once(&paths, Scheduler::Failover), [Place::BetterWorks, Place::Active, Place::NotFirst]);
+        assert_eq!(
+            once(&paths, Scheduler::Failover),
+            [Placement::BetterTierWorks, Placement::Active, Placement::EarlierLinkWorks]
+        );
         paths[1].works = false;
-        assert_eq!(once(&paths, Scheduler::Failover), [Place::BetterWorks, Place::NotFirst, Place::Active]);
+        assert_eq!(
+            once(&paths, Scheduler::Failover),
+            [Placement::BetterTierWorks, Placement::EarlierLinkWorks, Placement::Active]
+        );
         paths[2].works = false;
-        assert_eq!(once(&paths, Scheduler::Failover)[0], Place::Active);
+        assert_eq!(once(&paths, Scheduler::Failover)[0], Placement::Active);
         for path in &mut paths {
-            (path.works, path.bundle, path.tier) = (true, path.id.0 / 2, Tier::Primary);
+            (path.works, path.group, path.tier) = (true, path.id.0 / 2, Tier::Primary);
         }
         let places = once(&paths, Scheduler::Failover);
-        assert_eq!(places, [Place::Active, Place::Active, Place::NotFirst], "all paths of one link");
+        assert_eq!(
+            places,
+            [Placement::Active, Placement::Active, Placement::EarlierLinkWorks],
+            "all paths of one link"
+        );
     }
 
     #[test]
     fn overflow_is_used_soon_when_needed_and_given_back_after_seconds_of_room() {
         let (mut tiers, mut now) = (Tiers::default(), Instant::now());
-        assert_eq!(run(&mut tiers, &mut now, Duration::from_secs(10), Load::Some), Duration::ZERO);
-        assert_eq!(run(&mut tiers, &mut now, Duration::from_millis(200), Load::Full), Duration::ZERO);
-        assert_eq!(run(&mut tiers, &mut now, Duration::from_secs(2), Load::Spare), Duration::ZERO);
-        assert!(run(&mut tiers, &mut now, Duration::from_secs(1), Load::Full) >= Duration::from_millis(600));
-        let used = run(&mut tiers, &mut now, Duration::from_secs(20), Load::Spare);
+        assert_eq!(run(&mut tiers, &mut now, Duration::from_secs(10), Utilization::Partial), Duration::ZERO);
+        assert_eq!(run(&mut tiers, &mut now, Duration::from_millis(200), Utilization::Full), Duration::ZERO);
+        assert_eq!(run(&mut tiers, &mut now, Duration::from_secs(2), Utilization::Spare), Duration::ZERO);
+        assert!(
+            run(&mut tiers, &mut now, Duration::from_secs(1), Utilization::Full)
+                >= Duration::from_millis(600)
+        );
+        let used = run(&mut tiers, &mut now, Duration::from_secs(20), Utilization::Spare);
         assert!((SPARE_FOR..SPARE_FOR + Duration::from_secs(1)).contains(&used), "{used:?}");
     }
 
@@ -305,10 +324,10 @@ mod tests {
         let (mut tiers, mut now) = (Tiers::default(), Instant::now());
         let mut kept = Vec::new();
         for _ in 0..4 {
-            run(&mut tiers, &mut now, Duration::from_secs(1), Load::Full);
+            run(&mut tiers, &mut now, Duration::from_secs(1), Utilization::Full);
             let before = now;
             while tiers.is_overflowing() {
-                run(&mut tiers, &mut now, STEP, Load::Spare);
+                run(&mut tiers, &mut now, STEP, Utilization::Spare);
                 assert!(now - before < 2 * SPARE_MAX, "never given back");
             }
             kept.push(now - before);
@@ -320,14 +339,14 @@ mod tests {
     fn full_primaries_among_ones_with_room_are_enough() {
         let (mut tiers, mut now) = (Tiers::default(), Instant::now());
         let paths = [
-            Candidate { load: Load::Full, ..path(0, Tier::Primary) },
-            Candidate { load: Load::Spare, ..path(1, Tier::Primary) },
+            TieredPath { utilization: Utilization::Full, ..path(0, Tier::Primary) },
+            TieredPath { utilization: Utilization::Spare, ..path(1, Tier::Primary) },
             path(2, Tier::Overflow),
         ];
         for _ in 0..500 {
             now += STEP;
-            let places = tiers.places(now, Scheduler::Auto, &paths, 1, true);
-            assert_eq!(places[2], Place::NotNeeded);
+            let places = tiers.placements(now, Scheduler::Auto, &paths, 1, true);
+            assert_eq!(places[2], Placement::OverflowNotNeeded);
         }
     }
 }

@@ -39,41 +39,41 @@ const PAUSE_MOST: Duration = Duration::from_secs(15);
 
 /// What is heard over a link by one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Heard {
+pub enum TransportHealth {
     /// There is no path, and nothing came.
     #[default]
-    Nothing,
+    Unknown,
     /// There is a path on which nothing comes.
     Dead,
     /// There is no path yet, but the server answers.
-    Answers,
+    Answering,
     /// There is a path that works.
-    Works,
+    Working,
 }
 
 /// What is known of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signs {
+pub struct LinkSigns {
     /// It can carry packets, as far as the kernel knows.
-    pub up: bool,
+    pub carrier: bool,
     /// Over UDP.
-    pub udp: Heard,
+    pub udp: TransportHealth,
     /// Over TCP.
-    pub tcp: Heard,
+    pub tcp: TransportHealth,
 }
 
 /// What to do about the TCP connection of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum TcpAction {
     /// Make one; one that is there stays until the new one stands.
-    Dial,
+    Connect,
     /// Give it up, or the attempt, or what is left of an earlier one.
     Close,
 }
 
 /// What packets travel in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum PathTransport {
     /// UDP.
     Udp,
     /// A TCP connection.
@@ -98,11 +98,11 @@ struct Open {
 
 /// Decides for one link.
 #[derive(Clone, Debug)]
-pub struct TransportJudge {
+pub struct TransportSelector {
     /// The name of the link, in events.
     link: String,
     wanted: Transport,
-    signs: Signs,
+    signs: LinkSigns,
     /// Since when it is up, in this network.
     up: Option<Instant>,
     udp: Udp,
@@ -113,7 +113,7 @@ pub struct TransportJudge {
     ordered: Instant,
     /// Something of a TCP connection is left to be given up.
     lingers: bool,
-    main: (Way, Instant),
+    main: (PathTransport, Instant),
     /// When UDP was trusted again last, and how often it failed soon after.
     returned: Option<Instant>,
     relapses: u32,
@@ -123,13 +123,13 @@ pub struct TransportJudge {
     next: Option<Instant>,
 }
 
-impl TransportJudge {
+impl TransportSelector {
     /// For a link of which nothing is known.
     pub fn new(now: Instant, wanted: Transport) -> Self {
         Self {
             link: String::new(),
             wanted,
-            signs: Signs::default(),
+            signs: LinkSigns::default(),
             up: None,
             udp: Udp::Silent { since: now, died: false },
             answered: None,
@@ -149,7 +149,7 @@ impl TransportJudge {
 
     /// The same for the link of this name, which events about it have.
     #[must_use]
-    pub fn of_link(self, link: &str) -> Self {
+    pub fn with_link_name(self, link: &str) -> Self {
         Self { link: link.to_owned(), ..self }
     }
 
@@ -163,7 +163,7 @@ impl TransportJudge {
     }
 
     /// The link is in another network, or has another address: what failed may work now.
-    pub fn network_changed(&mut self, now: Instant) {
+    pub fn on_network_changed(&mut self, now: Instant) {
         self.up = self.up.map(|_| now);
         self.answered = None;
         debug!(target: TRANSPORT, link = self.link, failures = self.failures, reason = "what failed may work in another network", "attempts begin anew");
@@ -171,7 +171,7 @@ impl TransportJudge {
     }
 
     /// The TCP connection that was ordered stands.
-    pub fn dialled(&mut self, now: Instant) {
+    pub fn on_tcp_connected(&mut self, now: Instant) {
         self.open = Some(Open { since: now, works: None, silent: None, has_worked: false });
         (self.dialling, self.lingers, self.next) = (false, true, Some(now));
         self.reason.clear();
@@ -179,7 +179,7 @@ impl TransportJudge {
     }
 
     /// The TCP connection that was ordered could not be made, for this reason.
-    pub fn failed(&mut self, now: Instant, reason: String) {
+    pub fn on_tcp_failed(&mut self, now: Instant, reason: String) {
         self.dialling = false;
         if self.open.is_none() {
             self.pause(self.ordered);
@@ -192,7 +192,7 @@ impl TransportJudge {
     }
 
     /// The TCP connection is over, for this reason.
-    pub fn ended(&mut self, now: Instant, reason: String) {
+    pub fn on_tcp_closed(&mut self, now: Instant, reason: String) {
         if let Some(open) = self.open.take()
             && open.works.is_none_or(|since| now.saturating_duration_since(since) < WORTH)
         {
@@ -211,13 +211,13 @@ impl TransportJudge {
     }
 
     /// Which way carries data where both work.
-    pub fn main(&self) -> Way {
+    pub fn preferred(&self) -> PathTransport {
         self.main.0
     }
 
     /// Whether there may be paths over UDP. Where TCP is wanted, those that are there go when it works.
     pub fn allows_udp(&self) -> bool {
-        let works = |heard| heard == Heard::Works;
+        let works = |heard| heard == TransportHealth::Working;
         self.wanted != Transport::Tcp || works(self.signs.udp) && !works(self.signs.tcp)
     }
 
@@ -227,18 +227,18 @@ impl TransportJudge {
     }
 
     /// Judges what is known now.
-    pub fn look(&mut self, now: Instant, signs: Signs) -> Option<Order> {
+    pub fn update(&mut self, now: Instant, signs: LinkSigns) -> Option<TcpAction> {
         if self.signs != signs {
-            trace!(target: TRANSPORT, link = self.link, up = signs.up, udp = ?signs.udp, tcp = ?signs.tcp, "signs changed");
+            trace!(target: TRANSPORT, link = self.link, up = signs.carrier, udp = ?signs.udp, tcp = ?signs.tcp, "signs changed");
         }
         (self.signs, self.next) = (signs, None);
-        if !signs.up {
+        if !signs.carrier {
             self.up = None;
             return None;
         }
         if self.up.is_none() {
             self.up = Some(now);
-            self.network_changed(now);
+            self.on_network_changed(now);
             self.next = None;
         }
         self.note_udp(now, signs.udp);
@@ -247,11 +247,13 @@ impl TransportJudge {
         self.order(now)
     }
 
-    fn note_udp(&mut self, now: Instant, heard: Heard) {
+    fn note_udp(&mut self, now: Instant, heard: TransportHealth) {
         let up = self.up_since(now);
         match (heard, self.udp) {
-            (Heard::Works, Udp::Works { since }) => self.udp = Udp::Works { since: since.max(up) },
-            (Heard::Works, Udp::Silent { since, died }) => {
+            (TransportHealth::Working, Udp::Works { since }) => {
+                self.udp = Udp::Works { since: since.max(up) }
+            }
+            (TransportHealth::Working, Udp::Silent { since, died }) => {
                 let silent_for = now.saturating_duration_since(since);
                 debug!(target: TRANSPORT, link = self.link, ?silent_for, died, reason = "a path over UDP works", "UDP works");
                 self.udp = Udp::Works { since: now };
@@ -259,7 +261,7 @@ impl TransportJudge {
             // What was heard before the link went is not heard at once, which says nothing against UDP.
             (_, Udp::Works { .. }) if !self.is_over(now, up + HEAD_START) => {}
             (_, Udp::Works { since }) => {
-                if self.main.0 == Way::Udp {
+                if self.main.0 == PathTransport::Udp {
                     let soon = |at| now.saturating_duration_since(at) < STEADY;
                     self.relapses =
                         if self.returned.take().is_some_and(soon) { self.relapses + 1 } else { 0 };
@@ -273,14 +275,14 @@ impl TransportJudge {
             _ => {}
         }
         self.answered = match heard {
-            Heard::Nothing => self.answered,
+            TransportHealth::Unknown => self.answered,
             _ => self.answered.or(Some(now)),
         };
     }
 
-    fn note_tcp(&mut self, now: Instant, heard: Heard) {
+    fn note_tcp(&mut self, now: Instant, heard: TransportHealth) {
         let Some(open) = &mut self.open else { return };
-        if heard != Heard::Works {
+        if heard != TransportHealth::Working {
             (open.works, open.silent) = (None, Some(open.silent.unwrap_or(now)));
             return;
         }
@@ -296,13 +298,15 @@ impl TransportJudge {
             return;
         }
         let (way, reason) = match (self.main.0, self.udp, self.open) {
-            (Way::Udp, Udp::Silent { .. }, Some(_)) => {
-                (Way::Tcp, "UDP is silent, and a TCP connection stands")
+            (PathTransport::Udp, Udp::Silent { .. }, Some(_)) => {
+                (PathTransport::Tcp, "UDP is silent, and a TCP connection stands")
             }
-            (Way::Tcp, _, None) => (Way::Udp, "there is no TCP connection"),
-            (Way::Tcp, Udp::Works { since }, Some(_)) if self.is_over(now, since + self.trust()) => {
+            (PathTransport::Tcp, _, None) => (PathTransport::Udp, "there is no TCP connection"),
+            (PathTransport::Tcp, Udp::Works { since }, Some(_))
+                if self.is_over(now, since + self.trust()) =>
+            {
                 self.returned = Some(now);
-                (Way::Udp, "UDP has worked for long enough to be trusted")
+                (PathTransport::Udp, "UDP has worked for long enough to be trusted")
             }
             (way, ..) => (way, ""),
         };
@@ -315,13 +319,13 @@ impl TransportJudge {
         }
     }
 
-    fn order(&mut self, now: Instant) -> Option<Order> {
+    fn order(&mut self, now: Instant) -> Option<TcpAction> {
         let settled = match self.udp {
             _ if self.wanted == Transport::Quic => true,
             _ if self.wanted == Transport::Tcp => false,
             Udp::Works { since } if self.open.is_none() => self.is_over(now, since + WORKS),
             Udp::Works { since } => {
-                self.main.0 == Way::Udp && self.is_over(now, self.main.1.max(since) + self.keep())
+                self.main.0 == PathTransport::Udp && self.is_over(now, self.main.1.max(since) + self.keep())
             }
             Udp::Silent { .. } => false,
         };
@@ -332,7 +336,7 @@ impl TransportJudge {
                 _ => "UDP has carried data for long enough",
             };
             debug!(target: TRANSPORT, link = self.link, keep = ?self.keep(), reason, "TCP connection given up");
-            return Some(Order::Close);
+            return Some(TcpAction::Close);
         }
         if self.dialling || !self.wants_tcp(now) || !self.is_over(now, self.retry) {
             return None;
@@ -350,7 +354,7 @@ impl TransportJudge {
             target: TRANSPORT, link = self.link, failures = self.failures, udp = ?self.udp, reason,
             "TCP connection ordered"
         );
-        Some(Order::Dial)
+        Some(TcpAction::Connect)
     }
 
     /// Whether a TCP connection is to be made: there is none, or none that works, and UDP has had its time.
@@ -400,11 +404,13 @@ impl TransportJudge {
     }
 
     /// What there is to say about it; empty where packets travel over UDP as they should.
-    pub fn why(&self, now: Instant) -> String {
+    pub fn explanation(&self, now: Instant) -> String {
         let udp = match (self.wanted, self.udp) {
             (Transport::Quic, _) => return String::new(),
             (Transport::Tcp, _) => "TCP as configured".to_owned(),
-            (_, Udp::Works { .. }) if self.main.0 == Way::Tcp => "UDP answers again, and is tried".to_owned(),
+            (_, Udp::Works { .. }) if self.main.0 == PathTransport::Tcp => {
+                "UDP answers again, and is tried".to_owned()
+            }
             (_, Udp::Works { .. }) => return String::new(),
             (_, Udp::Silent { since, .. })
                 if self.open.is_some() || self.dialling || !self.reason.is_empty() =>
@@ -422,8 +428,8 @@ impl TransportJudge {
     }
 }
 
-fn main_of(wanted: Transport) -> Way {
-    if wanted == Transport::Tcp { Way::Tcp } else { Way::Udp }
+fn main_of(wanted: Transport) -> PathTransport {
+    if wanted == Transport::Tcp { PathTransport::Tcp } else { PathTransport::Udp }
 }
 
 fn said(time: Duration) -> String {

@@ -12,7 +12,7 @@
 //!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
 //! - The shortest round trip is not taken for that of an empty path: where delay varies and packets do not
 //!   overtake each other, a lone packet is quicker than any in a stream. Where a stream is slower, sending less for
-//!   a moment shows whether that is a queue ([`Settle`]).
+//!   a moment shows whether that is a queue ([`QueueProbe`]).
 //! - A probe that finds more is repeated at once: a rate that was measured while this machine was
 //!   busy elsewhere is put right in a few round trips.
 //! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so. Losses
@@ -22,7 +22,7 @@ use mpvpn_types::{Duration, Instant};
 
 use crate::{
     delivery::{Delivery, Window},
-    settle::{self, Settle},
+    queue_probe::{self, QueueProbe},
 };
 
 /// Fills a pipe in the fewest rounds: 2/ln 2.
@@ -59,7 +59,7 @@ const FULL_ROUNDS: u32 = 3;
 /// Rounds without growth in which there seems to be a queue, after which that is looked into: a queue shows the same,
 /// though nothing waited to be sent.
 const QUEUED_ROUNDS: u32 = 6;
-/// Windows on end after which a queue is looked into; one that is being drained is not.
+/// FlowControlWindows on end after which a queue is looked into; one that is being drained is not.
 const STANDING: u32 = 4;
 /// Growth by which a probe has found that the path carries more.
 const FOUND: f64 = 1.08;
@@ -67,7 +67,7 @@ const FOUND: f64 = 1.08;
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
 /// Losses in a window from which on it is worth to know whether they come anyway.
 const LOSSY: f64 = 0.02;
-/// Windows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
+/// FlowControlWindows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
 const WINDOWS: usize = 16;
 /// A path that was not in use for this long is a different one.
 const STALE: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ const STALE: Duration = Duration::from_secs(2);
 const LITTLE: u64 = 8;
 /// Less than this (bytes/s) is little on any path.
 const LITTLE_RATE: u64 = 64_000;
-/// Windows in which little was carried whose longest round trips are remembered.
+/// FlowControlWindows in which little was carried whose longest round trips are remembered.
 const QUIET_WINDOWS: usize = 32;
 /// UDP payload of a packet on an Ethernet (bytes).
 const ETHERNET: u64 = 1472;
@@ -151,8 +151,8 @@ pub(crate) struct Bbr {
     delivered: u64,
     /// Packets were lost in the last window.
     lossy: bool,
-    settle: Settle,
-    /// Windows on end with a queue.
+    settle: QueueProbe,
+    /// FlowControlWindows on end with a queue.
     standing: u32,
     inside_tcp: bool,
     /// Drains on end there that left a queue.
@@ -181,7 +181,7 @@ impl Bbr {
             recent: Duration::ZERO,
             delivered: 0,
             lossy: false,
-            settle: Settle::default(),
+            settle: QueueProbe::default(),
             standing: 0,
             inside_tcp: false,
             in_vain: 0,
@@ -332,7 +332,7 @@ impl Bbr {
     /// The share of the rate (0 to 1) that is sent, or was a round trip ago.
     pub(crate) fn paced(&self, rate: u64) -> f64 {
         match self.phase {
-            _ if self.settle.is_looking() => settle::GAIN,
+            _ if self.settle.is_looking() => queue_probe::GAIN,
             Phase::Cruise { phase: 1 | 2, found, .. } => self.drain(found),
             Phase::Cruise { .. } if self.inside_tcp => self.ahead_of_tcp(rate).min(1.0),
             Phase::Cruise { .. } if self.has_queue(rate) => EASE,
@@ -460,7 +460,7 @@ impl Bbr {
     /// Bytes a second to send; `None` while there is nothing to base it on.
     pub(crate) fn pacing_rate(&self, rate: u64, rtt: Duration) -> Option<u64> {
         let gain = match self.phase {
-            _ if self.settle.is_slow() => settle::GAIN,
+            _ if self.settle.is_slow() => queue_probe::GAIN,
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
             Phase::Cruise { phase: 1, found, .. } => self.drain(found),

@@ -10,7 +10,7 @@ use noq_proto::{
 use crate::{
     QlogSink, Shard,
     cid::{ShardCids, first_cid},
-    endpoint::Local,
+    endpoint::LocalAddress,
     gate::GateFactory,
 };
 
@@ -64,16 +64,16 @@ pub enum SetupError {
 
 /// How much a peer may send that nobody reads yet (RFC 9000 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct FlowControlWindows {
     /// On one stream (bytes).
     pub stream: u32,
     /// On all streams of a connection (bytes).
-    pub all: u32,
+    pub connection: u32,
 }
 
-impl Default for Windows {
+impl Default for FlowControlWindows {
     fn default() -> Self {
-        Self { stream: STREAM_WINDOW, all: RECEIVE_WINDOW }
+        Self { stream: STREAM_WINDOW, connection: RECEIVE_WINDOW }
     }
 }
 
@@ -86,11 +86,11 @@ pub struct TransportOptions {
     pub max_udp_payload: u16,
     /// The same for connections that begin inside TCP, which cuts what is too large for a segment. The larger of both is
     /// accepted by all.
-    pub max_inside_tcp: u16,
+    pub max_udp_payload_inside_tcp: u16,
     /// A connection on which nothing arrives for this long is given up.
     pub idle_timeout: Duration,
     /// Bytes that may come on a stream, and on all of them, while nobody reads.
-    pub windows: Windows,
+    pub windows: FlowControlWindows,
     /// Where events of connections are recorded, if anywhere.
     pub qlog: Option<Arc<dyn QlogSink>>,
     /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
@@ -102,9 +102,9 @@ impl Default for TransportOptions {
         Self {
             cc: CongestionControl::default(),
             max_udp_payload: 1472,
-            max_inside_tcp: 1472,
+            max_udp_payload_inside_tcp: 1472,
             idle_timeout: Duration::from_secs(180),
-            windows: Windows::default(),
+            windows: FlowControlWindows::default(),
             qlog: None,
             rng_seed: None,
         }
@@ -115,7 +115,7 @@ impl TransportOptions {
     /// For a client with so many connections. Of several, one that is silent is soon no loss but in the way: the far
     /// end sends flows to it that the others could carry.
     #[must_use]
-    pub fn of_shards(shards: u8) -> Self {
+    pub fn for_shards(shards: u8) -> Self {
         let default = Self::default();
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
     }
@@ -142,7 +142,7 @@ impl TransportOptions {
             .max_concurrent_bidi_streams(VarInt::from_u32(MAX_REQUESTS))
             .max_concurrent_uni_streams(VarInt::from_u32(16))
             .stream_receive_window(VarInt::from_u32(self.windows.stream))
-            .receive_window(VarInt::from_u32(self.windows.all))
+            .receive_window(VarInt::from_u32(self.windows.connection))
             .send_window(SEND_WINDOW)
             .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
             .datagram_send_buffer_size(DATAGRAM_BUFFER);
@@ -153,7 +153,7 @@ impl TransportOptions {
         let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)));
         set_cids(&mut config, Shard::ONLY, cid_key(secret));
         config.rng_seed(self.rng_seed);
-        let largest = self.max_udp_payload.max(self.max_inside_tcp).clamp(1200, 65_527);
+        let largest = self.max_udp_payload.max(self.max_udp_payload_inside_tcp).clamp(1200, 65_527);
         if config.max_udp_payload_size(largest).is_err() {
             unreachable!("clamped to what RFC 9000 §18.2 allows");
         }
@@ -202,7 +202,7 @@ impl ClientSetup {
         Ok(Self {
             cc: options.cc,
             over_udp: config(options.max_udp_payload),
-            inside_tcp: config(options.max_inside_tcp),
+            inside_tcp: config(options.max_udp_payload_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
             qlog: options.qlog.clone(),
         })
@@ -225,7 +225,7 @@ impl ClientSetup {
     }
 
     /// For a connection from `local`.
-    pub(crate) fn config(&self, local: Local) -> &noq_proto::ClientConfig {
+    pub(crate) fn config(&self, local: LocalAddress) -> &noq_proto::ClientConfig {
         if local.as_link().is_some_and(LinkId::is_tcp) { &self.inside_tcp } else { &self.over_udp }
     }
 }
@@ -261,7 +261,7 @@ impl ServerSetup {
         };
         Ok(Self {
             over_udp: config(options.max_udp_payload),
-            inside_tcp: config(options.max_inside_tcp),
+            inside_tcp: config(options.max_udp_payload_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
             shard: Shard::ONLY,
             qlog: options.qlog.clone(),

@@ -9,8 +9,8 @@ mod qlog;
 mod readers;
 mod receive;
 mod reinjection;
-mod room;
 mod send;
+mod sending;
 mod streams;
 mod upkeep;
 
@@ -30,8 +30,8 @@ use noq_proto::{
 
 pub use self::{
     events::{Event, LostReason},
-    reinjection::{Overdue, Progress},
-    streams::{Piece, ReadEnd},
+    reinjection::{DataAck, OverdueChunk},
+    streams::{ReadStatus, StreamChunk},
 };
 use self::{
     fault::PanicGuard,
@@ -40,10 +40,10 @@ use self::{
     streams::Streams,
 };
 use crate::{
-    ConnectionId, Local, PathView, QlogSink,
+    ConnectionHandle, LocalAddress, PathStats, QlogSink,
     gate::{PathLabel, Shared, shared_of},
-    ledger::{Fate, Tracked},
     qlog::ConnectionQlog,
+    sent_datagrams::{Outcome, TrackedDatagram},
 };
 
 /// Datagrams that are taken from the library at a time.
@@ -52,7 +52,7 @@ const RECEIVE_BATCH: usize = 64;
 /// What holds for the gates of all paths.
 #[derive(Debug)]
 struct GateDefaults {
-    connection: ConnectionId,
+    connection: ConnectionHandle,
     /// Always open: during the handshake.
     open: bool,
     /// The kind of controller that was asked for.
@@ -84,9 +84,9 @@ impl GateDefaults {
 pub struct Connection {
     inner: noq_proto::Connection,
     guard: PanicGuard,
-    id: ConnectionId,
+    id: ConnectionHandle,
     /// Where packets of a path without a local address leave.
-    home: Option<Local>,
+    home: Option<LocalAddress>,
     origin: Instant,
     paths: Paths,
     gates: GateDefaults,
@@ -104,9 +104,9 @@ pub struct Connection {
 impl Connection {
     pub(crate) fn new(
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         mut inner: noq_proto::Connection,
-        home: Option<Local>,
+        home: Option<LocalAddress>,
         qlog: Option<Arc<dyn QlogSink>>,
     ) -> Self {
         let mut connection = Self {
@@ -129,12 +129,12 @@ impl Connection {
     }
 
     /// Its number at the endpoint.
-    pub fn id(&self) -> ConnectionId {
+    pub fn id(&self) -> ConnectionHandle {
         self.id
     }
 
     /// The place that the connection was started from.
-    pub fn home(&self) -> Option<Local> {
+    pub fn initial_local(&self) -> Option<LocalAddress> {
         self.home
     }
 
@@ -204,7 +204,7 @@ impl Connection {
     pub fn open_path(
         &mut self,
         now: Instant,
-        local: Local,
+        local: LocalAddress,
         remote: SocketAddr,
         status: PathStatus,
     ) -> Result<PathId, PathError> {
@@ -226,7 +226,7 @@ impl Connection {
     }
 
     /// What is measured about a path.
-    pub fn view(&mut self, now: Instant, id: PathId) -> Option<PathView> {
+    pub fn path_stats(&mut self, now: Instant, id: PathId) -> Option<PathStats> {
         let noq = noq_proto::PathId::from(id.0);
         let stats = self.inner.path_stats(noq)?;
         let tuple = self.inner.network_path(noq).ok()?;
@@ -238,9 +238,9 @@ impl Connection {
         let dead = path.gate.frozen.load(Relaxed);
         path.losses.update(second, (stats.sent_packets, stats.lost_packets), dead);
         path.gate.spare(path.losses.spared());
-        Some(PathView {
+        Some(PathStats {
             id,
-            local: tuple.local_ip().map(Local::from).or(home),
+            local: tuple.local_ip().map(LocalAddress::from).or(home),
             remote: tuple.remote(),
             observed,
             rtt: stats.rtt,
@@ -248,12 +248,12 @@ impl Connection {
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.losses.share(),
-            recent: path.losses.packets_sent(),
+            recent_packets_sent: path.losses.packets_sent(),
             random_loss: path.gate.random_loss(),
             cc: path.gate.kind_in_use(),
-            window: path.gate.window() / together,
+            congestion_window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
-            rate: path.rate() / together,
+            delivery_rate: path.rate() / together,
             link_rate: path.limits.link_rate(),
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
@@ -270,9 +270,9 @@ impl Connection {
     }
 
     /// Where packets of a path leave.
-    pub fn local_of(&self, id: PathId) -> Option<Local> {
+    pub fn local_of(&self, id: PathId) -> Option<LocalAddress> {
         let tuple = self.inner.network_path(noq_proto::PathId::from(id.0)).ok()?;
-        tuple.local_ip().map(Local::from).or(self.home)
+        tuple.local_ip().map(LocalAddress::from).or(self.home)
     }
 
     /// The remote address of a path.
@@ -282,23 +282,23 @@ impl Connection {
 
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
-    pub fn max_datagram(&mut self) -> Option<usize> {
+    pub fn max_datagram_size(&mut self) -> Option<usize> {
         self.inner.datagrams().max_size()
     }
 
     /// Calls `each` for every tracked datagram of which something was learned since the last call, with the path that it
     /// was sent on.
-    pub fn drain_fates(&mut self, mut each: impl FnMut(PathId, Fate)) {
+    pub fn drain_outcomes(&mut self, mut each: impl FnMut(PathId, Outcome)) {
         for path in self.paths.iter() {
-            if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_news()) {
-                ledger.take_news(|fate| each(path.id, fate));
+            if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_outcomes()) {
+                ledger.drain_outcomes(|fate| each(path.id, fate));
             }
         }
     }
 
     /// Takes the tracked datagrams of a path that were neither acknowledged nor lost, because the path is
     /// dead: those that were sent first come first.
-    pub fn take_unacked(&mut self, id: PathId) -> Vec<Tracked> {
+    pub fn take_unacked(&mut self, id: PathId) -> Vec<TrackedDatagram> {
         self.paths.get(id).and_then(|path| path.gate.fates()).map_or(Vec::new(), |mut all| all.take_unacked())
     }
 

@@ -7,7 +7,7 @@ use mpvpn_types::{Duration, Instant};
 
 use crate::bbr::{EASE, LEAST_EASE};
 
-/// Windows over which the variation of delay evens out.
+/// FlowControlWindows over which the variation of delay evens out.
 const SPANS: usize = 8;
 /// More is lost than usual if chance alone would hardly ever do that: so many standard deviations.
 const CHANCE: f64 = 3.0;

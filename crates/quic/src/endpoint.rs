@@ -7,7 +7,8 @@ use std::{
 use bytes::BytesMut;
 use mpvpn_types::{Instant, LinkId};
 use noq_proto::{
-    ConnectionHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple, Incoming,
+    ConnectionHandle as NoqHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple,
+    Incoming,
 };
 
 use crate::{ClientSetup, Connection, QlogSink, ServerSetup, Transmit};
@@ -20,19 +21,19 @@ const MAX_STATELESS: usize = 64;
 
 /// A connection's number at its endpoint; used again some time after the connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub usize);
+pub struct ConnectionHandle(pub usize);
 
 /// The near end of a path, as the library carries it.
 ///
 /// A server uses its real local address. A client has several sockets, told apart by a made-up
 /// address for each link, which never reaches the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Local(IpAddr);
+pub struct LocalAddress(IpAddr);
 
 /// fd6d:7076:706e::/112, unique local addresses (RFC 4193) that spell "mpvpn".
 const LINK_TOKEN: [u16; 7] = [0xfd6d, 0x7076, 0x706e, 0, 0, 0, 0];
 
-impl Local {
+impl LocalAddress {
     /// The token of a client's link.
     pub fn link(link: LinkId) -> Self {
         let [a, b, c, d, e, f, g] = LINK_TOKEN;
@@ -52,7 +53,7 @@ impl Local {
     }
 }
 
-impl From<IpAddr> for Local {
+impl From<IpAddr> for LocalAddress {
     fn from(ip: IpAddr) -> Self {
         Self(ip)
     }
@@ -62,9 +63,9 @@ impl From<IpAddr> for Local {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
     /// It belongs to this connection, which may have events and packets now.
-    Connection(ConnectionId),
+    Connection(ConnectionHandle),
     /// It has opened this connection.
-    New(ConnectionId),
+    New(ConnectionHandle),
     /// Nothing to do but to look at [`Endpoint::poll_stateless`].
     Nothing,
 }
@@ -116,10 +117,10 @@ impl Endpoint {
         &mut self,
         now: Instant,
         setup: &ClientSetup,
-        local: Local,
+        local: LocalAddress,
         remote: SocketAddr,
         name: &str,
-    ) -> Result<ConnectionId, noq_proto::ConnectError> {
+    ) -> Result<ConnectionHandle, noq_proto::ConnectError> {
         let (handle, inner) = self.inner.connect(now, setup.config(local).clone(), remote, name)?;
         Ok(self.insert(now, handle, inner, Some(local), setup.qlog.clone()))
     }
@@ -127,15 +128,15 @@ impl Endpoint {
     fn insert(
         &mut self,
         now: Instant,
-        handle: ConnectionHandle,
+        handle: NoqHandle,
         inner: noq_proto::Connection,
-        home: Option<Local>,
+        home: Option<LocalAddress>,
         qlog: Option<Arc<dyn QlogSink>>,
-    ) -> ConnectionId {
+    ) -> ConnectionHandle {
         if self.connections.len() <= handle.0 {
             self.connections.resize_with(handle.0 + 1, || None);
         }
-        let id = ConnectionId(handle.0);
+        let id = ConnectionHandle(handle.0);
         self.connections[handle.0] = Some(Box::new(Connection::new(now, id, inner, home, qlog)));
         id
     }
@@ -144,12 +145,12 @@ impl Endpoint {
     pub fn handle(
         &mut self,
         now: Instant,
-        local: Option<Local>,
+        local: Option<LocalAddress>,
         remote: SocketAddr,
         ecn: u8,
         data: BytesMut,
     ) -> Handled {
-        let tuple = FourTuple::new(remote, local.map(Local::ip));
+        let tuple = FourTuple::new(remote, local.map(LocalAddress::ip));
         self.scratch.clear();
         let ecn = EcnCodepoint::from_bits(ecn);
         match self.inner.handle(now, tuple, ecn, data, &mut self.scratch) {
@@ -158,7 +159,7 @@ impl Endpoint {
                     return Handled::Nothing;
                 };
                 connection.guarded(|inner| inner.handle_event(event));
-                Handled::Connection(ConnectionId(handle.0))
+                Handled::Connection(ConnectionHandle(handle.0))
             }
             Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, local, incoming),
             Some(DatagramEvent::Response(transmit)) => {
@@ -169,7 +170,7 @@ impl Endpoint {
         }
     }
 
-    fn accept(&mut self, now: Instant, local: Option<Local>, incoming: Incoming) -> Handled {
+    fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
         if self.handshaking >= self.retry_above && incoming.may_retry() {
             if let Ok(transmit) = self.inner.retry(incoming, &mut self.scratch) {
                 self.answer(local, &transmit);
@@ -193,12 +194,12 @@ impl Endpoint {
         }
     }
 
-    fn answer(&mut self, local: Option<Local>, transmit: &noq_proto::Transmit) {
+    fn answer(&mut self, local: Option<LocalAddress>, transmit: &noq_proto::Transmit) {
         if self.stateless.len() >= MAX_STATELESS {
             return;
         }
         let outgoing = Transmit {
-            local: transmit.src_ip.map(Local::from).or(local),
+            local: transmit.src_ip.map(LocalAddress::from).or(local),
             remote: transmit.destination,
             ecn: None,
             dscp: 0,
@@ -214,24 +215,24 @@ impl Endpoint {
     }
 
     /// A connection.
-    pub fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+    pub fn get(&mut self, id: ConnectionHandle) -> Option<&mut Connection> {
         self.connections.get_mut(id.0)?.as_deref_mut()
     }
 
     /// Says that a handshake has ended, well or badly.
-    pub fn handshake_over(&mut self) {
+    pub fn on_handshake_ended(&mut self) {
         self.handshaking = self.handshaking.saturating_sub(1);
     }
 
     /// Lets a connection and the endpoint tell each other what changed; to be called after every
     /// use of the connection. Returns whether the connection is still there.
-    pub fn settle(&mut self, id: ConnectionId) -> bool {
+    pub fn process_endpoint_events(&mut self, id: ConnectionHandle) -> bool {
         loop {
             let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };
             let next = connection.guarded(noq_proto::Connection::poll_endpoint_events);
             let Some(event) = next.unwrap_or_else(|| Some(EndpointEvent::drained())) else { return true };
             let drained = event.is_drained();
-            if let Some(event) = self.inner.handle_event(ConnectionHandle(id.0), event)
+            if let Some(event) = self.inner.handle_event(NoqHandle(id.0), event)
                 && let Some(Some(connection)) = self.connections.get_mut(id.0)
             {
                 connection.guarded(|inner| inner.handle_event(event));
@@ -250,8 +251,8 @@ mod tests {
 
     #[test]
     fn link_tokens_are_told_from_addresses() {
-        assert_eq!(Local::link(LinkId(7)).as_link(), Some(LinkId(7)));
-        assert_eq!(Local::from(IpAddr::from([192, 0, 2, 1])).as_link(), None);
-        assert_eq!(Local::from(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])).as_link(), None);
+        assert_eq!(LocalAddress::link(LinkId(7)).as_link(), Some(LinkId(7)));
+        assert_eq!(LocalAddress::from(IpAddr::from([192, 0, 2, 1])).as_link(), None);
+        assert_eq!(LocalAddress::from(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])).as_link(), None);
     }
 }

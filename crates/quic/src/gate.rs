@@ -24,7 +24,9 @@ use noq_proto::{
 };
 
 pub(crate) use self::report::PathLabel;
-use crate::{QlogEvent, delivery::Acked, ledger::Ledger, qlog::ConnectionQlog, random_loss::RandomLoss};
+use crate::{
+    QlogEvent, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss, sent_datagrams::SentDatagrams,
+};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
@@ -83,7 +85,7 @@ pub(crate) struct Shared {
     spared: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<SentDatagrams>,
     /// The paths that share one controller with this one.
     group: OnceLock<Arc<Group>>,
     /// Which path it is.
@@ -133,7 +135,7 @@ impl Shared {
             random_loss: AtomicU64::new(UNKNOWN),
             spared: AtomicU64::new(0),
             follows: AtomicBool::new(false),
-            ledger: Mutex::new(Ledger::default()),
+            ledger: Mutex::new(SentDatagrams::default()),
             group: OnceLock::new(),
             label: OnceLock::new(),
             qlog: OnceLock::new(),
@@ -178,13 +180,13 @@ impl Shared {
     }
 
     /// The fates of datagrams, to write new ones down.
-    pub(crate) fn follow(&self) -> MutexGuard<'_, Ledger> {
+    pub(crate) fn follow(&self) -> MutexGuard<'_, SentDatagrams> {
         self.follows.store(true, Relaxed);
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The fates of datagrams, if any are followed.
-    pub(crate) fn fates(&self) -> Option<MutexGuard<'_, Ledger>> {
+    pub(crate) fn fates(&self) -> Option<MutexGuard<'_, SentDatagrams>> {
         let follows = self.follows.load(Relaxed);
         follows.then(|| self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -456,7 +458,7 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_acked(pn);
             if ledger.is_empty() {
-                self.shared.follows.store(ledger.has_news(), Relaxed);
+                self.shared.follows.store(ledger.has_outcomes(), Relaxed);
             }
         }
         self.random.on_fate(pn, false);

@@ -14,7 +14,7 @@
 //! Always holds:
 //! - A datagram leaves on the path that it was queued for, and on no other.
 //! - No more is in flight on a path than its inner controller allows, plus one control pass.
-//! - What became of a datagram is known where somebody asked for it (`ledger.rs`).
+//! - What became of a datagram is known where somebody asked for it (`sent_datagrams.rs`).
 //! - Path numbers are those of the wire.
 #![forbid(unsafe_code)]
 // Tests need a moment to count from.
@@ -28,21 +28,23 @@ mod connection;
 mod delivery;
 mod endpoint;
 mod gate;
-mod ledger;
+mod path_stats;
 mod qlog;
+mod queue_probe;
 mod random_loss;
-mod settle;
+mod sent_datagrams;
 mod streams;
-mod view;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
-pub use config::{ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions, Windows};
-pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
-pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
-pub use ledger::{Fate, Tracked};
+pub use config::{
+    ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, ServerSetup, SetupError, TransportOptions,
+};
+pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
+pub use endpoint::{ConnectionHandle, Endpoint, Handled, LocalAddress};
+pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
+pub use sent_datagrams::{Outcome, TrackedDatagram};
 pub use streams::{Read, StreamError, StreamId};
-pub use view::PathView;
 
 /// What may be told to a peer about a path (draft-ietf-quic-multipath-21 §3.3).
 pub use noq_proto::PathStatus;
@@ -51,7 +53,7 @@ pub use noq_proto::PathStatus;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Where it leaves: at a client the token of a link, at a server the local address.
-    pub local: Option<Local>,
+    pub local: Option<LocalAddress>,
     /// Where it goes.
     pub remote: std::net::SocketAddr,
     /// ECN codepoint bits for the IP header.

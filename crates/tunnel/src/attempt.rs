@@ -1,4 +1,4 @@
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{Duration, Instant, LinkId};
 
 /// A handshake that has not succeeded after this time is given up.
@@ -12,7 +12,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(4);
 /// One handshake over one link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
-    pub(crate) connection: ConnectionId,
+    pub(crate) connection: ConnectionHandle,
     pub(crate) link: LinkId,
     pub(crate) since: Instant,
     /// When the server was heard last.

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use bytes::BytesMut;
 use mpvpn_class::{DnsSnooper, FlowClasses, PacketFields, Rules};
 use mpvpn_packet::{FlowKey, TunPacket, VnetHdr, ip, protocol};
-use mpvpn_path::Heard;
+use mpvpn_path::TransportHealth;
 use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
@@ -206,10 +206,10 @@ impl ClassConnections {
 
     /// What is heard of the server over the link `uplink`, over UDP and inside TCP. A class whose path died says more
     /// than one that sends nothing there, and would not notice.
-    pub fn heard(&self, uplink: LinkId) -> (Heard, Heard) {
-        let all = |of: &dyn Fn(&Client) -> Heard| {
-            let heard: Vec<Heard> = self.all.iter().map(|one| of(&one.client)).collect();
-            let dead = heard.contains(&Heard::Dead).then_some(Heard::Dead);
+    pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
+        let all = |of: &dyn Fn(&Client) -> TransportHealth| {
+            let heard: Vec<TransportHealth> = self.all.iter().map(|one| of(&one.client)).collect();
+            let dead = heard.contains(&TransportHealth::Dead).then_some(TransportHealth::Dead);
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
         let udp = |client: &Client| {

@@ -29,7 +29,8 @@ use mpvpn_masque::{
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, Connection, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, Transmit,
+    ClientSetup, Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress,
+    LostReason, Transmit,
 };
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
@@ -165,7 +166,8 @@ impl Client {
             }
             return;
         }
-        if let Handled::Connection(id) = self.endpoint.handle(now, Some(Local::link(link)), remote, ecn, data)
+        if let Handled::Connection(id) =
+            self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data)
             && self.session.as_ref().is_none_or(|session| session.connection != id)
         {
             // The session is looked at once a batch, in `handle_batch`.
@@ -181,7 +183,7 @@ impl Client {
         self.drive_session(now);
     }
 
-    fn connected(&mut self, now: Instant, id: ConnectionId) {
+    fn connected(&mut self, now: Instant, id: ConnectionHandle) {
         if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
             let class = self.class_name();
             tracing::warn!(
@@ -229,7 +231,7 @@ impl Client {
                 QuicEvent::PathOpened(path) => {
                     session.multipath.path_opened(now, connection, path);
                     session.multipath.report_path_opened(path, connection.remote_of(path));
-                    if let Some(link) = connection.local_of(path).and_then(Local::as_link) {
+                    if let Some(link) = connection.local_of(path).and_then(LocalAddress::as_link) {
                         self.links.on_opened(link);
                     }
                 }
@@ -412,7 +414,7 @@ impl Client {
                 continue;
             }
             let id = session.connection;
-            self.endpoint.settle(id);
+            self.endpoint.process_endpoint_events(id);
             break;
         }
         self.connector.poll_transmit(now, &mut self.endpoint, buf)

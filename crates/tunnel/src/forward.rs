@@ -18,7 +18,8 @@ use mpvpn_masque::{
 use mpvpn_packet::{FlowKey, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
+    ClientSetup, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress, LostReason, StreamId,
+    Transmit,
 };
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
@@ -105,7 +106,7 @@ impl Inbox {
 #[derive(Debug)]
 pub struct Forwarder {
     endpoint: Endpoint,
-    id: ConnectionId,
+    id: ConnectionHandle,
     /// `None` until the handshake is over.
     session: Option<(Http, MultipathConnection)>,
     relays: Relays,
@@ -128,7 +129,7 @@ impl Forwarder {
         name: &str,
     ) -> Result<Self, ForwardError> {
         let mut endpoint = Endpoint::client(setup);
-        let connected = endpoint.connect(now, setup, Local::link(LinkId(0)), remote, name);
+        let connected = endpoint.connect(now, setup, LocalAddress::link(LinkId(0)), remote, name);
         let id = connected.map_err(|error| ForwardError(error.to_string()))?;
         Ok(Self {
             endpoint,
@@ -144,7 +145,7 @@ impl Forwarder {
 
     /// Takes a UDP payload. After each batch of them comes [`Self::handle_batch`].
     pub fn handle_datagram(&mut self, now: Instant, remote: SocketAddr, ecn: u8, data: BytesMut) {
-        let local = Some(Local::link(LinkId(0)));
+        let local = Some(LocalAddress::link(LinkId(0)));
         if self.endpoint.handle(now, local, remote, ecn, data) == Handled::Nothing {
             tracing::trace!(%remote, "a packet of no connection");
         }
@@ -155,7 +156,7 @@ impl Forwarder {
         if let Err(error) = self.drive(now) {
             self.broken(now, &error);
         }
-        self.endpoint.settle(self.id);
+        self.endpoint.process_endpoint_events(self.id);
     }
 
     fn drive(&mut self, now: Instant) -> Result<(), H3Error> {
@@ -319,7 +320,7 @@ impl Forwarder {
         if !self.relays.has(request.stream) {
             return 0;
         }
-        self.endpoint.get(self.id).map_or(0, |connection| connection.stream_room(request.stream))
+        self.endpoint.get(self.id).map_or(0, |connection| connection.writable_bytes(request.stream))
     }
 
     /// Whether the request is still there; one that is not takes no bytes.
@@ -357,7 +358,7 @@ impl Forwarder {
         let Some(connection) = self.endpoint.get(self.id) else { return false };
         let Some((context, at)) = varint::decode(value) else { return false };
         let (prefix, payload) = (datagram::prefix(request.stream, context), &value[at..]);
-        let room = connection.max_datagram().unwrap_or(0);
+        let room = connection.max_datagram_size().unwrap_or(0);
         if !http.datagrams_allowed() || prefix.as_ref().len() + payload.len() > room {
             return false;
         }
@@ -380,7 +381,7 @@ impl Forwarder {
         if let Some(connection) = self.endpoint.get(self.id) {
             connection.close(now, code::NO_ERROR, reason);
         }
-        self.lost(LostReason::Local);
+        self.lost(LostReason::LocallyClosed);
     }
 
     /// The next UDP payload to send, at the end of `buf`, which must be empty.
@@ -396,7 +397,7 @@ impl Forwarder {
             }
             // Room on a stream shows as its bytes leave.
             if !connection.has_events() {
-                self.endpoint.settle(self.id);
+                self.endpoint.process_endpoint_events(self.id);
                 return None;
             }
             self.handle_batch(now);

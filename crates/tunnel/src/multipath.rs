@@ -45,8 +45,8 @@ mod usage;
 use std::net::SocketAddr;
 
 use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
-use mpvpn_path::{Offer, Scheduler, Tiers};
-use mpvpn_quic::{Connection, Local, PathStatus};
+use mpvpn_path::{PathCandidate, Scheduler, Tiers};
+use mpvpn_quic::{Connection, LocalAddress, PathStatus};
 use mpvpn_types::{
     ClassId, Duration, Instant, LinkId, PathId, SessionId,
     target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
@@ -98,7 +98,7 @@ pub(crate) struct MultipathConnection {
     packetizer: Packetizer,
     scheduler: PacketScheduler,
     /// What the paths in use can take; kept for its memory.
-    offers: Vec<Offer>,
+    offers: Vec<PathCandidate>,
     recovery: Recovery,
     heartbeats: Heartbeats,
     /// Where both ends tell each other what their clocks say.
@@ -200,10 +200,10 @@ impl MultipathConnection {
 
     /// A path can carry data.
     pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
-        let link = connection.local_of(id).and_then(Local::as_link).unwrap_or(LinkId(id.0 as u16));
+        let link = connection.local_of(id).and_then(LocalAddress::as_link).unwrap_or(LinkId(id.0 as u16));
         let inside_tcp = match self.role {
             Role::Client => link.is_tcp(),
-            Role::Server => connection.is_from_here(id),
+            Role::Server => connection.is_loopback_peer(id),
         };
         if inside_tcp {
             connection.set_inside_tcp(id);
@@ -268,14 +268,14 @@ impl MultipathConnection {
         );
         if path.peer.on_status(now, status) {
             // Whether the far end hears this one must not stay open until the next heartbeat.
-            path.liveness.beat_now();
+            path.liveness.send_heartbeat_now();
         }
         self.timer.judge_soon();
     }
 
     /// Asks at once whether the paths over a link work.
     pub(crate) fn send_heartbeats_on(&mut self, link: LinkId) {
-        self.paths.over_mut(link).for_each(|path| path.liveness.beat_now());
+        self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
     /// This end did not run for a while until `until`, which may be said more than once.
@@ -300,7 +300,7 @@ impl MultipathConnection {
         for (id, path) in self.paths.iter_mut() {
             let _path = enter_path!(LIVENESS, self.log, id, path);
             let verdict = path.liveness.poll(now);
-            if verdict.heartbeat {
+            if verdict.send_heartbeat {
                 due.push(id);
             }
             judged |= verdict.change.is_some();
@@ -325,7 +325,7 @@ impl MultipathConnection {
     /// Sends the heartbeats that the liveness of the paths `due` asks for, and what else both ends must know
     /// now.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
-        let datagrams = connection.max_datagram().is_some();
+        let datagrams = connection.max_datagram_size().is_some();
         let around = Surroundings { datagrams, data_moved: self.traffic.last_data_at() };
         let todo = self.heartbeats.poll(now, &mut self.paths, around, due);
         if todo.rejudge {
@@ -334,7 +334,7 @@ impl MultipathConnection {
         for heartbeat in todo.heartbeats {
             match heartbeat {
                 Heartbeat::Ping(id) => connection.heartbeat(id),
-                Heartbeat::Report(id, report) => connection.report(id, report),
+                Heartbeat::Report(id, report) => connection.queue_report(id, report),
             }
         }
     }
@@ -347,7 +347,7 @@ impl MultipathConnection {
         }
         // On others no data leaves while there are these.
         for (id, _) in self.paths.iter().filter(|(_, path)| path.is_trusted()) {
-            let mute = connection.mute_since(id);
+            let mute = connection.stalled_since(id);
             if mute.is_some_and(|since| now.saturating_duration_since(since) >= MUTE) {
                 tracing::info!(
                     target: LIVENESS,

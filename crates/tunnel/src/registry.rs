@@ -12,7 +12,7 @@ use std::{
 };
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
@@ -62,7 +62,7 @@ pub struct ConnectionSlot {
     /// The number of the shard.
     pub shard: u8,
     /// The connection at that shard.
-    pub connection: ConnectionId,
+    pub connection: ConnectionHandle,
     /// Tells this tunnel from a later one of the same connection number.
     pub serial: u64,
 }
@@ -98,7 +98,7 @@ pub(crate) struct Visitor<'a> {
     /// How many classes its session may have.
     pub(crate) classes: u8,
     pub(crate) shard: u8,
-    pub(crate) connection: ConnectionId,
+    pub(crate) connection: ConnectionHandle,
 }
 
 #[derive(Debug)]
@@ -292,7 +292,7 @@ mod tests {
 
     fn visitor(shown: Option<SessionSecret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
         let member = ConnectionNumber::new(member).unwrap();
-        Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionId(connection) }
+        Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionHandle(connection) }
     }
 
     /// A session with addresses whose home is connection 1 of shard 0.
@@ -319,7 +319,7 @@ mod tests {
         let (first, addresses) = home(&registry, [1; 16]);
         let one = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
         let two = registry.enter(&visitor(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
-        let replaced = ConnectionSlot { shard: 1, connection: ConnectionId(7), serial: one.serial };
+        let replaced = ConnectionSlot { shard: 1, connection: ConnectionHandle(7), serial: one.serial };
         assert_eq!(two.replaced, Some(replaced));
         // The end of the replaced one must not end its successor.
         registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), one.serial);

@@ -7,7 +7,7 @@ use mpvpn_masque::{
     h3::{self, Event as HttpEvent, H3Error},
     headers::Headers,
 };
-use mpvpn_quic::{Connection, ConnectionId, ReadEnd, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, ReadStatus, StreamId};
 
 use crate::http::Http;
 
@@ -17,12 +17,12 @@ const PULL: usize = 64 << 10;
 /// A stream that carries the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayId {
-    pub(crate) connection: ConnectionId,
+    pub(crate) connection: ConnectionHandle,
     pub(crate) stream: StreamId,
 }
 
 impl RelayId {
-    pub(crate) fn new(connection: ConnectionId, stream: StreamId) -> Self {
+    pub(crate) fn new(connection: ConnectionHandle, stream: StreamId) -> Self {
         Self { connection, stream }
     }
 }
@@ -149,15 +149,15 @@ impl Relays {
                 return Err(error);
             }
             match end {
-                ReadEnd::More => continue,
-                ReadEnd::Blocked => break,
-                ReadEnd::Finished => {
+                ReadStatus::More => continue,
+                ReadStatus::Blocked => break,
+                ReadStatus::Finished => {
                     http.take(id, Bytes::new(), true)?;
                     while let Some(event) = http.poll() {
                         self.handle(event);
                     }
                 }
-                ReadEnd::Reset(_) => self.end(id, End::Broken),
+                ReadStatus::Reset(_) => self.end(id, End::Broken),
             }
         }
         Ok(())

@@ -27,7 +27,7 @@ use mpvpn_masque::{
     template::{Template, TemplateError},
 };
 use mpvpn_packet::GroCoalescer;
-use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Transmit};
+use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit};
 use mpvpn_types::Instant;
 
 use crate::{
@@ -123,7 +123,7 @@ impl Server {
         ecn: u8,
         data: BytesMut,
     ) {
-        match self.endpoint.handle(now, local.map(Local::from), remote, ecn, data) {
+        match self.endpoint.handle(now, local.map(LocalAddress::from), remote, ecn, data) {
             Handled::Connection(id) => self.peers.mark_received(id),
             Handled::New(id) => {
                 self.peers.insert(id, Peer::new(now));
@@ -140,7 +140,7 @@ impl Server {
         }
     }
 
-    fn drive(&mut self, now: Instant, id: ConnectionId) {
+    fn drive(&mut self, now: Instant, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
         if let Some(multipath) = peer.multipath() {
@@ -148,7 +148,7 @@ impl Server {
         }
         let happened = peer.poll_events(now, id, connection, &mut self.events);
         if happened.handshake_over {
-            self.endpoint.handshake_over();
+            self.endpoint.on_handshake_ended();
         }
         if let Some(reason) = happened.lost {
             return self.lost(now, id, &reason);
@@ -168,26 +168,26 @@ impl Server {
     }
 
     /// Lets the endpoint know what changed, and puts the connection where it is found again.
-    fn after(&mut self, now: Instant, id: ConnectionId) {
-        if !self.endpoint.settle(id) {
+    fn after(&mut self, now: Instant, id: ConnectionHandle) {
+        if !self.endpoint.process_endpoint_events(id) {
             return self.forget(now, id);
         }
         self.peers.mark_sends(id);
     }
 
-    fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
+    fn lost(&mut self, now: Instant, id: ConnectionHandle, reason: &LostReason) {
         tracing::debug!(%reason, "connection lost");
         self.end_all(now, id, &reason.to_string());
         self.after(now, id);
     }
 
-    fn close_peer(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
+    fn close_peer(&mut self, now: Instant, id: ConnectionHandle, code: u64, reason: &str) {
         if let Some(connection) = self.endpoint.get(id) {
             tracing::debug!(code, reason, "closing a connection");
             connection.close(now, code, reason);
         }
         if self.peers.get_mut(id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
-            self.endpoint.handshake_over();
+            self.endpoint.on_handshake_ended();
         }
         self.end_all(now, id, reason);
         self.after(now, id);
@@ -212,7 +212,7 @@ impl Server {
     }
 
     /// Ends all that a connection was granted.
-    fn end_all(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+    fn end_all(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
         let Some(peer) = self.peers.get_mut(id) else { return };
         let relays = std::mem::take(&mut peer.relays).ids().into_iter();
@@ -222,7 +222,7 @@ impl Server {
     }
 
     /// Takes a tunnel out of use, and with the session's last one its addresses.
-    fn end_tunnel(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+    fn end_tunnel(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.take_path_events(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(granted) = peer.granted.take_if(|granted| granted.tunnel.is_some()) else { return };
@@ -245,12 +245,12 @@ impl Server {
         self.sessions.serve(secret, addresses, serves);
     }
 
-    fn forget(&mut self, now: Instant, id: ConnectionId) {
+    fn forget(&mut self, now: Instant, id: ConnectionHandle) {
         self.end_all(now, id, "its connection has ended");
         let Some(peer) = self.peers.remove(id) else { return };
         self.departed.extend(peer.granted.map(|granted| granted.departed()));
         if peer.handshaking {
-            self.endpoint.handshake_over();
+            self.endpoint.on_handshake_ended();
         }
     }
 
@@ -264,7 +264,7 @@ impl Server {
         self.changes.pop()
     }
 
-    fn take_path_events(&mut self, id: ConnectionId) {
+    fn take_path_events(&mut self, id: ConnectionHandle) {
         let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
         let Some(granted) = granted else { return };
         let events = granted.multipath.take_events();
@@ -305,7 +305,7 @@ impl Server {
                 continue;
             }
             self.take_path_events(id);
-            if self.endpoint.settle(id) {
+            if self.endpoint.process_endpoint_events(id) {
                 self.arm(now, id);
             } else {
                 self.forget(now, id);
@@ -315,7 +315,7 @@ impl Server {
     }
 
     /// Notes when the connection wants to be looked at again.
-    fn arm(&mut self, now: Instant, id: ConnectionId) {
+    fn arm(&mut self, now: Instant, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let own = peer.poll_timeout(now, connection);

@@ -11,7 +11,7 @@ use mpvpn_masque::{
     h3::code,
     varint,
 };
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use crate::multipath::{FlowMeter, MultipathConnection};
@@ -28,12 +28,12 @@ const EARLY_BYTES: usize = 2048;
 /// A flow of UDP payloads to one target and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpId {
-    pub(crate) connection: ConnectionId,
+    pub(crate) connection: ConnectionHandle,
     pub(crate) stream: StreamId,
 }
 
 impl UdpId {
-    pub(crate) fn new(connection: ConnectionId, stream: StreamId) -> Self {
+    pub(crate) fn new(connection: ConnectionHandle, stream: StreamId) -> Self {
         Self { connection, stream }
     }
 }
@@ -89,7 +89,7 @@ impl UdpFlows {
     /// Bytes of the largest payload that fits a datagram now.
     pub(crate) fn room(&self, connection: &mut Connection, stream: StreamId) -> usize {
         let Some(flow) = self.flows.get(&stream) else { return 0 };
-        connection.max_datagram().map_or(0, |max| max.saturating_sub(flow.prefix.as_ref().len()))
+        connection.max_datagram_size().map_or(0, |max| max.saturating_sub(flow.prefix.as_ref().len()))
     }
 
     /// Sends a payload. One that is too large is dropped and counted: in a capsule it would arrive as if the path were

@@ -14,7 +14,7 @@ use mpvpn_control::{
     events::{Event, EventSender},
     status::Link as LinkStatus,
 };
-use mpvpn_path::{Carried, PipeHint, PipeJudge};
+use mpvpn_path::{LinkBytes, PathCountController, SessionLimitHint};
 use mpvpn_tunnel::PathReport;
 use mpvpn_types::{Duration, LinkId, Tier};
 
@@ -39,7 +39,7 @@ pub(super) struct AutoPipes {
 struct AutoPipeLink {
     /// The networks that it is in; in others all begins anew.
     networks: Vec<IpAddr>,
-    judge: PipeJudge,
+    judge: PathCountController,
     /// The address whose name was asked for, and when.
     last_lookup: Option<(IpAddr, Instant)>,
 }
@@ -70,23 +70,24 @@ impl AutoPipes {
         self.links.retain(|name, _| autos.iter().any(|(_, link)| link.name == *name));
         let paths = if autos.is_empty() { Vec::new() } else { paths() };
         for (id, link) in autos {
-            let before = self.links.get(&link.name).map_or(1, |link_state| link_state.judge.settled());
+            let before = self.links.get(&link.name).map_or(1, |link_state| link_state.judge.chosen());
             let is_up = link.remote.is_some();
             if is_up {
                 wanted.extend(self.observe_addresses(now, id, link, &paths));
             }
             // As a link for emergencies a pipe more would wait until there is one.
             let in_use = matches!(policies.tier(&link.name), Tier::Primary | Tier::Overflow);
-            let others = self.links.iter().any(|(name, other)| *name != link.name && other.judge.is_trying());
+            let others =
+                self.links.iter().any(|(name, other)| *name != link.name && other.judge.is_testing());
             let Some(link_state) = self.links.get_mut(&link.name) else { continue };
             let rtt = of_link(&paths, id).map(|path| path.view.rtt).max().unwrap_or_default();
-            let carried = Carried {
+            let carried = LinkBytes {
                 up: link.meter.payload_bytes(Direction::Sent),
                 down: link.meter.payload_bytes(Direction::Received),
             };
-            link_state.judge.look(now, carried, rtt, is_up && in_use && !others);
+            link_state.judge.update(now, carried, rtt, is_up && in_use && !others);
             changed |= policies.set_auto_pipes(&link.name, link_state.judge.count());
-            if link_state.judge.settled() != before {
+            if link_state.judge.chosen() != before {
                 link_state.report(&link.name, &self.events);
             }
         }
@@ -104,14 +105,14 @@ impl AutoPipes {
         let networks = networks(link);
         let begin = || AutoPipeLink {
             networks: networks.clone(),
-            judge: PipeJudge::new().of_link(&link.name),
+            judge: PathCountController::new().with_link_name(&link.name),
             last_lookup: None,
         };
         let link_state = self.links.entry(link.name.clone()).or_insert_with(begin);
         if link_state.networks != networks {
             *link_state = begin();
         }
-        if let Some(hint) = link.addresses.iter().find_map(|ip| PipeHint::of_address(*ip)) {
+        if let Some(hint) = link.addresses.iter().find_map(|ip| SessionLimitHint::from_address(*ip)) {
             link_state.judge.set_hint(hint);
         }
         let observed = of_link(paths, id).find_map(|path| path.view.observed)?.ip().to_canonical();
@@ -121,13 +122,13 @@ impl AutoPipes {
     /// Takes the name that was found for an address.
     pub(super) fn on_reverse_resolved(&mut self, now: Instant, address: IpAddr, name: &str) {
         tracing::debug!(%address, name, "the name of a link's public address");
-        let Some(hint) = PipeHint::of_name(name) else { return };
+        let Some(hint) = SessionLimitHint::from_dns_name(name) else { return };
         let fits =
             |link_state: &AutoPipeLink| link_state.last_lookup.is_some_and(|(asked, _)| asked == address);
         for (link, link_state) in self.links.iter_mut().filter(|(_, link_state)| fits(link_state)) {
-            let before = link_state.judge.settled();
+            let before = link_state.judge.chosen();
             link_state.judge.set_hint(hint.clone());
-            if link_state.judge.settled() != before {
+            if link_state.judge.chosen() != before {
                 link_state.report(link, &self.events);
             }
         }
@@ -138,8 +139,8 @@ impl AutoPipes {
     /// Completes what is told about a link.
     pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
         if let Some(link_state) = self.links.get(&link.name) {
-            link.pipes = Some(link_state.judge.settled());
-            link.pipes_reason = Some(link_state.judge.why());
+            link.pipes = Some(link_state.judge.chosen());
+            link.pipes_reason = Some(link_state.judge.explanation());
         }
     }
 }
@@ -158,7 +159,7 @@ impl AutoPipeLink {
     }
 
     fn report(&self, link: &str, events: &EventSender) {
-        let (pipes, reason) = (self.judge.settled(), self.judge.why().into());
+        let (pipes, reason) = (self.judge.chosen(), self.judge.explanation().into());
         events.report(Event::PipesChanged { link: link.into(), pipes, reason });
     }
 }

@@ -86,7 +86,7 @@ fn profile(class: &ClassConfig) -> ClassProfile {
 #[cfg(test)]
 mod tests {
     use mpvpn_control::config::{LinkConfig, Pipes};
-    use mpvpn_path::PipeCount;
+    use mpvpn_path::PathCount;
     use mpvpn_types::ClassId;
 
     use super::*;
@@ -100,7 +100,7 @@ mod tests {
         let of = |id, name: &str, tier| {
             let link = LinkConfig { name: name.into(), tier, ..LinkConfig::default() };
             let mut policies = LinkPolicies::new(&[LinkConfig { pipes: Some(Pipes::Auto), ..link }]);
-            policies.set_auto_pipes(name, PipeCount { open: 2, used: 1 });
+            policies.set_auto_pipes(name, PathCount { open: 2, used: 1 });
             classes.policy(id, name, &policies).tier
         };
         let tier = |class, name, tier| of(LinkId(3).with_class(ClassId(class)), name, tier);

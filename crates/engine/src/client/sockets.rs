@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use mpvpn_os::poll::{Event, Poller};
-use mpvpn_quic::{Local, Transmit};
+use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_tunnel::ClassConnections;
 use mpvpn_types::{Duration, LinkId};
 
@@ -121,7 +121,7 @@ impl LinkSockets {
 }
 
 fn link_id(transmit: &Transmit) -> Option<LinkId> {
-    transmit.local.and_then(Local::as_link)
+    transmit.local.and_then(LocalAddress::as_link)
 }
 
 #[cfg(test)]

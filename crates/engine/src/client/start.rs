@@ -155,9 +155,9 @@ impl Running {
             let options = TransportOptions {
                 cc,
                 max_udp_payload,
-                max_inside_tcp: MAX_UDP_PAYLOAD_IN_TCP.max(max_udp_payload),
+                max_udp_payload_inside_tcp: MAX_UDP_PAYLOAD_IN_TCP.max(max_udp_payload),
                 qlog: qlog.as_ref().map(Qlog::sink),
-                ..TransportOptions::of_shards(shards)
+                ..TransportOptions::for_shards(shards)
             };
             ClientSetup::new(tls.clone(), &options, &secret)
         };

@@ -16,7 +16,7 @@ use std::{
 
 use mpvpn_control::events::{self, Event, EventSender};
 use mpvpn_os::poll::PollWaker;
-use mpvpn_path::{Order, Signs, TransportJudge, Way as PrimaryTransport};
+use mpvpn_path::{LinkSigns, PathTransport as PrimaryTransport, TcpAction, TransportSelector};
 use mpvpn_tunnel::{ClassConnections, LinkPolicy};
 use mpvpn_types::{Duration, LinkId, Tier, Transport};
 
@@ -52,7 +52,7 @@ pub(crate) struct LinkTransports {
 
 /// One link.
 struct LinkTransport {
-    judge: TransportJudge,
+    judge: TransportSelector,
     /// Which way it was when the tunnel was told.
     reported: Option<(PrimaryTransport, bool)>,
     connection: Option<(u64, TcpConnection)>,
@@ -93,7 +93,7 @@ enum PathUse {
 impl LinkTransport {
     fn new(now: Instant, policies: &LinkPolicies, name: &str) -> Self {
         Self {
-            judge: TransportJudge::new(now, policies.transport(name)).of_link(name),
+            judge: TransportSelector::new(now, policies.transport(name)).with_link_name(name),
             reported: None,
             connection: None,
             attempt: None,
@@ -106,7 +106,7 @@ impl LinkTransport {
     }
 
     fn path_use(&self, id: LinkId) -> PathUse {
-        match (id.is_tcp(), self.judge.main()) {
+        match (id.is_tcp(), self.judge.preferred()) {
             (false, _) if !self.judge.allows_udp() => PathUse::Never,
             (true, PrimaryTransport::Tcp) | (false, PrimaryTransport::Udp) => PathUse::Primary,
             _ => PathUse::Spare,
@@ -129,7 +129,7 @@ impl LinkTransport {
         };
         if self.established.as_ref().is_some_and(address_is_gone) {
             (self.connection, self.established) = (None, None);
-            self.judge.ended(now, "its address is gone".to_owned());
+            self.judge.on_tcp_closed(now, "its address is gone".to_owned());
         }
         match &self.established {
             Some(established) if up && !self.is_reported_up => {
@@ -191,7 +191,7 @@ impl LinkTransports {
     /// A link is in another network, or has come back.
     pub(super) fn network_changed(&mut self, now: Instant, uplink: LinkId) {
         if let Some(transport) = self.links.get_mut(&uplink) {
-            transport.judge.network_changed(now);
+            transport.judge.on_network_changed(now);
             self.next_update = Some(now);
         }
     }
@@ -235,14 +235,14 @@ impl LinkTransports {
             let transport = self.links.entry(id).or_insert_with(|| LinkTransport::new(now, policies, &name));
             transport.judge.set_wanted(now, policies.transport(&name));
             let (udp, tcp) = connections.heard(id);
-            let order = transport.judge.look(now, Signs { up, udp, tcp });
+            let order = transport.judge.update(now, LinkSigns { carrier: up, udp, tcp });
             match order.filter(|_| self.tcp_config.is_some()) {
-                Some(Order::Dial) => self.dial(event_loop, now, id, links, policies),
-                Some(Order::Close) => changes.extend(self.close(id, links)),
+                Some(TcpAction::Connect) => self.dial(event_loop, now, id, links, policies),
+                Some(TcpAction::Close) => changes.extend(self.close(id, links)),
                 None => {}
             }
             let Some(transport) = self.links.get_mut(&id) else { continue };
-            let reported = (transport.judge.main(), transport.judge.allows_udp());
+            let reported = (transport.judge.preferred(), transport.judge.allows_udp());
             if transport.reported != Some(reported) {
                 if transport.reported.is_some_and(|(main, _)| main != reported.0)
                     || reported.0 == PrimaryTransport::Tcp
@@ -254,7 +254,7 @@ impl LinkTransports {
                         } else {
                             events::Transport::Quic
                         },
-                        reason: transport.judge.why(now).into(),
+                        reason: transport.judge.explanation(now).into(),
                         shard: self.shard,
                     });
                 }
@@ -288,7 +288,7 @@ impl LinkTransports {
                     transport.connection = transport.attempt.take();
                     (transport.established, transport.is_reported_up, transport.failures) =
                         (Some(established), false, 0);
-                    transport.judge.dialled(now);
+                    transport.judge.on_tcp_connected(now);
                 }
                 ConnectionEvent::Failed(reason) if is_attempt => {
                     self.events.report(Event::TcpFailed {
@@ -299,13 +299,13 @@ impl LinkTransports {
                     });
                     transport.attempt = None;
                     transport.failures += 1;
-                    transport.judge.failed(now, reason);
+                    transport.judge.on_tcp_failed(now, reason);
                 }
                 ConnectionEvent::Closed(reason) if is_current => {
                     let (link, shard) = (name.into(), self.shard);
                     self.events.report(Event::TcpClosed { link, reason: reason.as_str().into(), shard });
                     (transport.connection, transport.established) = (None, None);
-                    transport.judge.ended(now, reason);
+                    transport.judge.on_tcp_closed(now, reason);
                 }
                 _ => continue,
             }
@@ -326,8 +326,8 @@ impl LinkTransports {
         let (opened, bind_options) = (links.open_tcp_sockets(id, &event_loop.poller), links.bind_options(id));
         let (sockets, bind_options) = match (opened, bind_options) {
             (Ok(sockets), Some(bind_options)) => (sockets, bind_options),
-            (Err(error), _) => return transport.judge.failed(now, error.to_string()),
-            (_, None) => return transport.judge.failed(now, "there is no such link".to_owned()),
+            (Err(error), _) => return transport.judge.on_tcp_failed(now, error.to_string()),
+            (_, None) => return transport.judge.on_tcp_failed(now, "there is no such link".to_owned()),
         };
         tracing::debug!(link = bind_options.name, shard = self.shard, "trying TCP");
         self.attempts += 1;
@@ -368,7 +368,7 @@ impl LinkTransports {
         for transport in self.links.values_mut() {
             if transport.established.take().is_some() {
                 transport.connection = None;
-                transport.judge.ended(now, "the classes have changed".to_owned());
+                transport.judge.on_tcp_closed(now, "the classes have changed".to_owned());
             }
         }
         self.next_update = Some(now);
@@ -381,7 +381,7 @@ impl LinkTransports {
 
     /// What there is to say about the way of a link; empty where that is UDP, as it should.
     pub(crate) fn reason(&self, now: Instant, uplink: LinkId) -> String {
-        self.links.get(&uplink).map_or(String::new(), |transport| transport.judge.why(now))
+        self.links.get(&uplink).map_or(String::new(), |transport| transport.judge.explanation(now))
     }
 
     /// Good-byes have been sent: lets them leave.

@@ -29,7 +29,7 @@ use mpvpn_masque::{
     request::{Rejection, RequestKind, classify},
 };
 use mpvpn_os::{UdpOptions, UdpSocket};
-use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, TransportOptions, Windows};
+use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, TransportOptions};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
@@ -53,8 +53,8 @@ const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 /// Requests of one TCP connection at a time.
 const MAX_REQUESTS_PER_CONNECTION: usize = 128;
 /// Bytes that the server may send on one request, and on all, before the client has taken them.
-const RECEIVE_WINDOWS: Windows =
-    Windows { stream: 256 << 10, all: (256 << 10) * MAX_REQUESTS_PER_CONNECTION as u32 };
+const RECEIVE_WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 256 << 10, connection: (256 << 10) * MAX_REQUESTS_PER_CONNECTION as u32 };
 /// UDP payload in which an IP packet of 1500 bytes fits, with all that is around it.
 const MAX_UDP_PAYLOAD: u16 = 1500 + 2 + DATAGRAM_OVERHEAD as u16;
 /// The server answers within this time: longer than it takes to give a destination up.

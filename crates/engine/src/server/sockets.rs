@@ -8,7 +8,7 @@ use std::{
 };
 
 use mpvpn_os::poll::{Event, Interest, Poller};
-use mpvpn_quic::{Local, Transmit};
+use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_tunnel::Server;
 
 use crate::{
@@ -95,7 +95,7 @@ impl Sockets {
 
 /// The address that an answer must come from: the one that was asked.
 fn source_address(transmit: &Transmit) -> Option<IpAddr> {
-    transmit.local.map(Local::ip)
+    transmit.local.map(LocalAddress::ip)
 }
 
 /// Whether a socket bound to `bound` serves this packet.
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn an_answer_leaves_by_the_socket_of_the_address_that_was_asked() {
         let is_served = |bound: &str, local: Option<&str>, remote: &str| {
-            let local = local.map(|ip| Local::from(ip.parse::<IpAddr>().unwrap()));
+            let local = local.map(|ip| LocalAddress::from(ip.parse::<IpAddr>().unwrap()));
             let remote = remote.parse().unwrap();
             let transmit = Transmit { local, remote, ecn: None, dscp: 0, size: 0, segment_size: None };
             serves(bound.parse().unwrap(), &transmit)

@@ -10,13 +10,13 @@ const OFF: f64 = 0.01;
 const RESIDUAL: f64 = 0.003;
 /// On a full path it may be this part of what is lost, if that is more. There repair takes the place of data, packet for
 /// packet, and so does what is sent again: to repair nearly all costs more than to send some of it again.
-const FULL_PART: f64 = 0.3;
+const FULL_PATH_RESIDUAL_SHARE: f64 = 0.3;
 /// Packets of a group: few enough to be repaired soon, many enough that losses are spread over groups evenly.
-const AUTO_DATA: u8 = 20;
+const AUTO_GROUP_SIZE: u8 = 20;
 /// The same on a full path, where the next ones are there already. More would save little, and each repair is made of all.
-const FULL_DATA: u8 = 32;
+const FULL_PATH_GROUP_SIZE: u8 = 32;
 /// Repair is no more than this share of the data.
-const AUTO_MOST: f64 = 0.3;
+const MAX_AUTO_SHARE: f64 = 0.3;
 /// A plan is made for steps of loss.
 const STEP: f64 = 0.005;
 
@@ -31,9 +31,9 @@ pub enum Load {
 
 /// How the packets of a path are protected.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct RepairPlan {
     /// The share of the data, in bytes, that repair may be.
-    pub most: f64,
+    pub max_share: f64,
     light: Sizes,
     full: Sizes,
 }
@@ -41,33 +41,33 @@ pub struct Plan {
 /// Packets of repair for a group of so many packets and one, up to the largest group.
 type Sizes = Vec<u8>;
 
-impl Plan {
+impl RepairPlan {
     fn sizes(&self, load: Load) -> &Sizes {
         if load == Load::Full { &self.full } else { &self.light }
     }
 
     /// Whether groups depend on the load.
-    pub fn is_adaptive(&self) -> bool {
+    pub fn depends_on_load(&self) -> bool {
         self.full != self.light
     }
 
     /// Packets of a group, at most; 64 at most.
-    pub fn data(&self, load: Load) -> usize {
+    pub fn max_group_size(&self, load: Load) -> usize {
         self.sizes(load).len()
     }
 
     /// Packets of repair for a group of `data` packets that is full or will not become full.
-    pub fn repair(&self, data: usize, load: Load) -> u8 {
+    pub fn repair_count(&self, data: usize, load: Load) -> u8 {
         // It may have become larger than the load allows by now.
         let size = |at: usize| self.sizes(load).get(at).or_else(|| self.full.get(at));
         data.checked_sub(1).and_then(size).copied().unwrap_or(0)
     }
 
     /// Repair in percent of the data, at most.
-    pub fn percent(&self) -> u8 {
-        let data = self.data(Load::Light);
-        let repair = f64::from(self.repair(data, Load::Light)) / data.max(1) as f64;
-        (repair.min(self.most) * 100.0).round() as u8
+    pub fn repair_percent(&self) -> u8 {
+        let data = self.max_group_size(Load::Light);
+        let repair = f64::from(self.repair_count(data, Load::Light)) / data.max(1) as f64;
+        (repair.min(self.max_share) * 100.0).round() as u8
     }
 
     fn fixed(data: u8, repair: u8) -> Self {
@@ -75,14 +75,14 @@ impl Plan {
         let part = |of: u8| (u16::from(repair) * u16::from(of)).div_ceil(data.max(1).into()) as u8;
         let most = f64::from(repair) / f64::from(data.max(1));
         let sizes: Sizes = (1..=data.min(Fec::MAX_DATA)).map(part).collect();
-        Self { most, light: sizes.clone(), full: sizes }
+        Self { max_share: most, light: sizes.clone(), full: sizes }
     }
 
     fn auto(loss: f64) -> Self {
-        let light = (1..=AUTO_DATA).map(|data| repairs(data, loss, RESIDUAL)).collect();
-        let most_lost = RESIDUAL.max(loss * FULL_PART);
-        let full = (1..=FULL_DATA).map(|data| repairs(data, loss, most_lost)).collect();
-        Self { most: AUTO_MOST, light, full }
+        let light = (1..=AUTO_GROUP_SIZE).map(|data| repairs(data, loss, RESIDUAL)).collect();
+        let most_lost = RESIDUAL.max(loss * FULL_PATH_RESIDUAL_SHARE);
+        let full = (1..=FULL_PATH_GROUP_SIZE).map(|data| repairs(data, loss, most_lost)).collect();
+        Self { max_share: MAX_AUTO_SHARE, light, full }
     }
 }
 
@@ -108,14 +108,14 @@ fn residual(data: u8, repair: u8, loss: f64) -> f64 {
 
 /// Watches how much a path loses.
 #[derive(Clone, Debug, Default)]
-pub struct Watch {
+pub struct LossMonitor {
     /// The plan and the loss, in steps, that it was made for.
-    plan: Option<(u32, Plan)>,
+    plan: Option<(u32, RepairPlan)>,
 }
 
-impl Watch {
+impl LossMonitor {
     /// Takes the share of packets (0 to 1) over that the path loses; returns the plan if it is another one now.
-    pub fn measured(&mut self, fec: Fec, loss: f64) -> Option<Option<&Plan>> {
+    pub fn update(&mut self, fec: Fec, loss: f64) -> Option<Option<&RepairPlan>> {
         let before = self.plan.as_ref().map(|(step, _)| *step);
         let step = match fec {
             Fec::Off => None,
@@ -131,8 +131,8 @@ impl Watch {
             return None;
         }
         self.plan = step.map(|step| match fec {
-            Fec::Fixed { data, repair } => (step, Plan::fixed(data, repair)),
-            _ => (step, Plan::auto(f64::from(step) * STEP)),
+            Fec::Fixed { data, repair } => (step, RepairPlan::fixed(data, repair)),
+            _ => (step, RepairPlan::auto(f64::from(step) * STEP)),
         });
         Some(self.plan.as_ref().map(|(_, plan)| plan))
     }
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn a_full_path_carries_more_data_with_less_repair() {
         for loss in [0.03, 0.05, 0.08, 0.12] {
-            let plan = Plan::auto(loss);
+            let plan = RepairPlan::auto(loss);
             // A packet takes its place, its part of the repair's, and that of being sent again, maybe more than once.
             let carried = |load| {
-                let data = plan.data(load);
-                let repair = f64::from(plan.repair(data, load)).min(plan.most * data as f64);
+                let data = plan.max_group_size(load);
+                let repair = f64::from(plan.repair_count(data, load)).min(plan.max_share * data as f64);
                 let lost = residual(data as u8, repair as u8, loss);
                 1.0 / (1.0 + repair / data as f64 + lost / (1.0 - loss))
             };
@@ -165,16 +165,16 @@ mod tests {
             assert!(full > light + 0.03, "{loss}: {full} of the packets are data, {light} with a light load");
             assert!(full > 0.9 * (1.0 - loss), "{loss}: {full} of the packets are data");
         }
-        assert_eq!(Plan::auto(0.12).repair(32, Load::Full), 6);
+        assert_eq!(RepairPlan::auto(0.12).repair_count(32, Load::Full), 6);
     }
 
     #[test]
     fn protection_comes_and_goes_with_the_loss_without_flapping() {
-        let mut watch = Watch::default();
+        let mut watch = LossMonitor::default();
         let mut is_on = false;
         let mut changes = 0;
         for loss in [0.0, 0.015, 0.019, 0.021, 0.019, 0.015, 0.011, 0.02, 0.009, 0.015, 0.019, 0.0] {
-            if let Some(plan) = watch.measured(Fec::Auto, loss) {
+            if let Some(plan) = watch.update(Fec::Auto, loss) {
                 changes += usize::from(is_on != plan.is_some());
                 is_on = plan.is_some();
             }
@@ -184,22 +184,22 @@ mod tests {
 
     #[test]
     fn a_plan_stays_while_the_loss_is_about_the_same() {
-        let mut watch = Watch::default();
-        assert!(watch.measured(Fec::Auto, 0.12).is_some());
-        assert!(watch.measured(Fec::Auto, 0.118).is_none() && watch.measured(Fec::Auto, 0.123).is_none());
-        let plan = watch.measured(Fec::Auto, 0.05).flatten().unwrap();
-        assert_eq!([20, 0, 21, 33].map(|data| plan.repair(data, Load::Light)), [4, 0, 3, 0]);
-        assert_eq!((plan.data(Load::Light), plan.percent()), (20, 20));
+        let mut watch = LossMonitor::default();
+        assert!(watch.update(Fec::Auto, 0.12).is_some());
+        assert!(watch.update(Fec::Auto, 0.118).is_none() && watch.update(Fec::Auto, 0.123).is_none());
+        let plan = watch.update(Fec::Auto, 0.05).flatten().unwrap();
+        assert_eq!([20, 0, 21, 33].map(|data| plan.repair_count(data, Load::Light)), [4, 0, 3, 0]);
+        assert_eq!((plan.max_group_size(Load::Light), plan.repair_percent()), (20, 20));
     }
 
     #[test]
     fn what_was_asked_for_is_done_whatever_is_lost() {
-        let mut watch = Watch::default();
-        let plan = watch.measured(Fec::Fixed { data: 10, repair: 3 }, 0.0).flatten().unwrap();
+        let mut watch = LossMonitor::default();
+        let plan = watch.update(Fec::Fixed { data: 10, repair: 3 }, 0.0).flatten().unwrap();
         for load in [Load::Light, Load::Full] {
-            assert_eq!([1, 3, 4, 7, 10].map(|data| plan.repair(data, load)), [1, 1, 2, 3, 3]);
+            assert_eq!([1, 3, 4, 7, 10].map(|data| plan.repair_count(data, load)), [1, 1, 2, 3, 3]);
         }
-        assert!((plan.most - 0.3).abs() < 1e-9);
-        assert!(watch.measured(Fec::Off, 0.0).unwrap().is_none());
+        assert!((plan.max_share - 0.3).abs() < 1e-9);
+        assert!(watch.update(Fec::Off, 0.0).unwrap().is_none());
     }
 }

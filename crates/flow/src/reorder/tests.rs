@@ -7,14 +7,14 @@ const MS: Duration = Duration::from_millis(1);
 
 /// A receiver of packets that hold their number.
 struct Receiver {
-    reorder: Reorder,
+    reorder: ReorderBuffer,
     now: Instant,
     got: Vec<u32>,
 }
 
 impl Receiver {
     fn new() -> Self {
-        Self { reorder: Reorder::new(), now: Instant::now(), got: Vec::new() }
+        Self { reorder: ReorderBuffer::new(), now: Instant::now(), got: Vec::new() }
     }
 
     fn arrive(&mut self, number: u32) {
@@ -22,7 +22,8 @@ impl Receiver {
     }
 
     fn arrive_as(&mut self, number: u32, ordered: bool) {
-        let label = Label { bucket: 5, ordered, patience: 40 * MS, number: number % MODULUS, part: None };
+        let label =
+            Label { bucket: 5, ordered, reorder_timeout: 40 * MS, number: number % MODULUS, part: None };
         let packet = Bytes::copy_from_slice(&number.to_be_bytes());
         let got = &mut self.got;
         self.reorder.push(self.now, label, packet, |packet| got.push(number_of(&packet)));
@@ -62,7 +63,7 @@ fn a_packet_from_a_slower_path_is_waited_for() {
     assert_eq!(receiver.got, [0, 1, 2, 3]);
     receiver.arrive(4);
     assert_eq!(receiver.got, [0, 1, 2, 3, 4, 5]);
-    assert_eq!((receiver.reorder.bytes(), receiver.reorder.poll_timeout()), (0, None));
+    assert_eq!((receiver.reorder.held_bytes(), receiver.reorder.poll_timeout()), (0, None));
 }
 
 #[test]
@@ -113,20 +114,25 @@ fn a_sender_that_jumps_far_ahead_is_followed() {
         receiver.arrive(number);
     }
     assert_eq!(receiver.got, [0, 2, 2_000_000, 2_000_001]);
-    assert_eq!((receiver.reorder.bytes(), receiver.reorder.poll_timeout()), (0, None));
+    assert_eq!((receiver.reorder.held_bytes(), receiver.reorder.poll_timeout()), (0, None));
 }
 
 #[test]
 fn memory_is_bounded_whatever_is_sent() {
-    let mut reorder = Reorder::new();
+    let mut reorder = ReorderBuffer::new();
     let now = Instant::now();
     let packet = Bytes::from(vec![0; 60_000]);
     let mut got = 0;
     for number in 1..5000 {
-        let label =
-            Label { bucket: (number % 3) as u16, ordered: true, patience: 1000 * MS, number, part: None };
+        let label = Label {
+            bucket: (number % 3) as u16,
+            ordered: true,
+            reorder_timeout: 1000 * MS,
+            number,
+            part: None,
+        };
         reorder.push(now, label, packet.clone(), |_| got += 1);
-        assert!(reorder.bytes() <= MOST_HELD);
+        assert!(reorder.held_bytes() <= MAX_HELD_BYTES);
     }
     assert!(got > 4000, "{got}");
 }
@@ -153,13 +159,13 @@ proptest! {
         }
         receiver.pass(1000 * MS);
         receiver.pass(1000 * MS);
-        prop_assert_eq!(receiver.reorder.bytes(), 0);
+        prop_assert_eq!(receiver.reorder.held_bytes(), 0);
         prop_assert_eq!(receiver.reorder.poll_timeout(), None);
         receiver.got.sort_unstable();
         arrivals.sort_unstable();
         arrivals.dedup();
         // The list of what was given up is bounded, so that a number may be taken for a repetition.
-        prop_assert!(receiver.got.len() + MOST_GIVEN_UP >= arrivals.len());
+        prop_assert!(receiver.got.len() + MAX_GIVEN_UP_RANGES >= arrivals.len());
         let mut once = receiver.got.clone();
         once.dedup();
         prop_assert_eq!(&once, &receiver.got);

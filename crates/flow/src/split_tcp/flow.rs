@@ -6,7 +6,7 @@ use mpvpn_packet::{
 use mpvpn_types::{Duration, Instant};
 
 use super::{
-    Limits, State, Summary,
+    ConnectionState, ConnectionSummary, ProxyLimits,
     inbound::Inbound,
     outbound::{Acked, Outbound, Waited},
     seq::Seq,
@@ -117,16 +117,23 @@ impl Flow {
         }
     }
 
-    pub(super) fn summary(&self) -> Summary {
+    pub(super) fn summary(&self) -> ConnectionSummary {
         let state = match (&self.phase, self.inbound.has_ended(), self.outbound.has_ended()) {
-            (Phase::Asked { .. } | Phase::Answered { .. }, ..) => State::Opening,
-            (Phase::Over { .. }, ..) | (Phase::Open, true, true) => State::Closing,
-            (Phase::Open, true, false) => State::AppEnded,
-            (Phase::Open, false, true) => State::FarEnded,
-            (Phase::Open, false, false) => State::Open,
+            (Phase::Asked { .. } | Phase::Answered { .. }, ..) => ConnectionState::Opening,
+            (Phase::Over { .. }, ..) | (Phase::Open, true, true) => ConnectionState::Closing,
+            (Phase::Open, true, false) => ConnectionState::AppEnded,
+            (Phase::Open, false, true) => ConnectionState::RemoteEnded,
+            (Phase::Open, false, false) => ConnectionState::Open,
         };
         let (up, down, since) = (self.up, self.down, self.since);
-        Summary { key: self.key, state, up, down, since, active: self.active.max(self.heard) }
+        ConnectionSummary {
+            key: self.key,
+            state,
+            up_bytes: up,
+            down_bytes: down,
+            started: since,
+            last_active: self.active.max(self.heard),
+        }
     }
 
     /// The far side agreed.
@@ -340,11 +347,13 @@ impl Flow {
     }
 
     /// When it is given up unless the app is heard of before.
-    pub(super) fn ends_at(&self, limits: &Limits) -> Option<Instant> {
+    pub(super) fn ends_at(&self, limits: &ProxyLimits) -> Option<Instant> {
         let patience = match self.phase {
-            Phase::Asked { .. } | Phase::Answered { .. } => limits.answer,
-            Phase::Open if self.inbound.has_ended() || self.outbound.has_ended() => limits.half_closed,
-            Phase::Open => limits.idle,
+            Phase::Asked { .. } | Phase::Answered { .. } => limits.connect_timeout,
+            Phase::Open if self.inbound.has_ended() || self.outbound.has_ended() => {
+                limits.half_closed_timeout
+            }
+            Phase::Open => limits.idle_timeout,
             Phase::Over { .. } => return None,
         };
         Some(self.heard + patience)

@@ -45,10 +45,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        Self::with(Limits::default())
+        Self::with(ProxyLimits::default())
     }
 
-    fn with(limits: Limits) -> Self {
+    fn with(limits: ProxyLimits) -> Self {
         let now = Instant::now();
         Self { now, proxy: SplitTcpProxy::new(now, limits, [1, 2], MTU) }
     }
@@ -95,7 +95,7 @@ impl Stage {
     fn ask(&mut self, app: &mut App, options: &[u8]) -> FlowId {
         self.events();
         self.give(&app.bytes(SYN, options, b""));
-        let [Event::Asked { id, from, to }] = self.events()[..] else { panic!("a request") };
+        let [Event::ConnectRequested { id, from, to }] = self.events()[..] else { panic!("a request") };
         assert_eq!((from, to), (app.packet.src, app.packet.dst));
         assert!(self.got().is_empty(), "no answer before the far side's");
         id
@@ -200,7 +200,7 @@ fn a_refusal_reaches_the_app_as_what_it_was() {
     let id = stage.ask(&mut app, &[]);
     stage.proxy.refuse(id, Refusal::Silence);
     assert!(stage.got().is_empty());
-    assert_eq!(stage.proxy.flows(), 0);
+    assert_eq!(stage.proxy.flow_count(), 0);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn bytes_and_ends_of_both_directions_pass() {
     assert_eq!(stage.one().flags, ACK | FIN);
     app.ack = app.ack.wrapping_add(1);
     stage.give(&app.bytes(ACK, &[], b""));
-    assert_eq!((stage.proxy.flows(), stage.read(id)), (0, Read::Gone));
+    assert_eq!((stage.proxy.flow_count(), stage.read(id)), (0, Read::UnknownFlow));
     assert_eq!(stage.proxy.poll_timeout(), None, "nothing is left behind");
 }
 
@@ -235,29 +235,29 @@ fn a_connection_tells_how_far_it_is_and_what_it_carried() {
     let (mut stage, mut app) = (Stage::new(), App::new(Packet::v4()));
     let found = |stage: &Stage| {
         let mut all = stage.proxy.summaries();
-        let found = all.next().map(|flow| (flow.state, flow.up, flow.down));
+        let found = all.next().map(|flow| (flow.state, flow.up_bytes, flow.down_bytes));
         assert!(all.next().is_none());
         found
     };
     assert_eq!(found(&stage), None);
     let start = stage.now;
     let id = stage.ask(&mut app, &[]);
-    assert_eq!(found(&stage), Some((State::Opening, 0, 0)));
+    assert_eq!(found(&stage), Some((ConnectionState::Opening, 0, 0)));
     stage.proxy.refuse(id, Refusal::Silence);
     assert_eq!(found(&stage), None);
     let id = stage.connect(&mut app);
     stage.wait(Duration::from_millis(10));
     stage.send(&mut app, 0, b"hello");
-    assert_eq!(found(&stage), Some((State::Open, 0, 0)), "the stream has not taken it");
+    assert_eq!(found(&stage), Some((ConnectionState::Open, 0, 0)), "the stream has not taken it");
     assert_eq!(stage.read(id), data(b"hello"));
     stage.write(id, b"good day");
-    assert_eq!(found(&stage), Some((State::Open, 5, 8)));
+    assert_eq!(found(&stage), Some((ConnectionState::Open, 5, 8)));
     stage.wait(Duration::from_millis(10));
     stage.send(&mut app, FIN, b"");
-    assert_eq!(found(&stage), Some((State::AppEnded, 5, 8)));
+    assert_eq!(found(&stage), Some((ConnectionState::AppEnded, 5, 8)));
     let flow = stage.proxy.summaries().next().unwrap();
     assert_eq!((flow.key.source(), flow.key.destination()), (app.packet.src, app.packet.dst));
-    assert_eq!((flow.since, flow.active), (start, start + Duration::from_millis(20)));
+    assert_eq!((flow.started, flow.last_active), (start, start + Duration::from_millis(20)));
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     stage.send(&mut app, FIN, b"");
     stage.got();
     assert_eq!((stage.read(id), stage.read(id)), (data(b"more"), Read::Finished));
-    assert_eq!(stage.proxy.flows(), 1);
+    assert_eq!(stage.proxy.flow_count(), 1);
     // The acknowledgement of its end was lost.
     app.seq = app.seq.wrapping_sub(1);
     stage.send(&mut app, FIN, b"");
@@ -286,7 +286,7 @@ fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     assert_ne!(next, id);
     stage.proxy.abort(next);
     stage.wait(Duration::from_secs(4));
-    assert_eq!(stage.proxy.flows(), 0);
+    assert_eq!(stage.proxy.flow_count(), 0);
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn both_ends_may_close_at_the_same_time() {
     stage.give(&app.bytes(ACK, &[], b""));
     assert_eq!(stage.read(id), Read::Finished);
     stage.wait(Duration::from_secs(4));
-    assert_eq!((stage.proxy.flows(), stage.events().len()), (0, 1));
+    assert_eq!((stage.proxy.flow_count(), stage.events().len()), (0, 1));
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn what_was_sent_before_the_end_can_be_read_after_it() {
     stage.give(&app.bytes(ACK, &[], b""));
     stage.wait(Duration::from_secs(60));
     assert_eq!((stage.read(id), stage.read(id)), (data(b"last words"), Read::Finished));
-    assert_eq!(stage.proxy.flows(), 0);
+    assert_eq!(stage.proxy.flow_count(), 0);
 }
 
 #[test]
@@ -331,8 +331,8 @@ fn resets_pass_both_ways() {
     assert_eq!(stage.one().flags, ACK, "a reset that misses is asked back (RFC 5961)");
     app.seq = seq;
     stage.give(&app.bytes(RST, &[], b""));
-    assert_eq!(stage.events(), [Event::Broken(id)]);
-    assert_eq!(stage.proxy.flows(), 0);
+    assert_eq!(stage.events(), [Event::Aborted(id)]);
+    assert_eq!(stage.proxy.flow_count(), 0);
 
     let id = stage.connect(&mut app);
     stage.proxy.abort(id);
@@ -364,7 +364,9 @@ fn an_app_that_asks_anew_before_it_was_answered_is_asked_for_anew() {
     let first = stage.ask(&mut app, &[]);
     app.seq = app.seq.wrapping_add(100_000);
     stage.give(&app.bytes(SYN, &[], b""));
-    let [Event::Broken(gone), Event::Asked { id, .. }] = stage.events()[..] else { panic!("two events") };
+    let [Event::Aborted(gone), Event::ConnectRequested { id, .. }] = stage.events()[..] else {
+        panic!("two events")
+    };
     assert_eq!(gone, first);
     stage.proxy.accept(stage.now, first);
     assert!(stage.got().is_empty(), "the answer to the first is too late");
@@ -381,12 +383,12 @@ fn an_old_answer_to_a_syn_is_disowned() {
     app.seq = app.seq.wrapping_add(1);
     app.ack = stage.one().seq.wrapping_add(500);
     stage.give(&app.bytes(ACK, &[], b""));
-    assert_eq!((stage.one().flags, stage.proxy.flows()), (RST, 1));
+    assert_eq!((stage.one().flags, stage.proxy.flow_count()), (RST, 1));
 }
 
 #[test]
 fn who_does_not_read_stops_the_app_and_nobody_else() {
-    let mut stage = Stage::with(Limits { flow_bytes: 10_000, ..Limits::default() });
+    let mut stage = Stage::with(ProxyLimits { max_flow_bytes: 10_000, ..ProxyLimits::default() });
     let mut slow = App::new(Packet::v4());
     let mut quick = App::new(Packet::v4());
     quick.packet.src.set_port(1);
@@ -402,7 +404,10 @@ fn who_does_not_read_stops_the_app_and_nobody_else() {
     slow.seq = last.ack;
     // A probe of the closed window is answered.
     stage.give(&slow.bytes(ACK, &[], b"x"));
-    assert_eq!((stage.one().window, stage.proxy.held()), (0, last.ack.wrapping_sub(u32::MAX - 2) as usize));
+    assert_eq!(
+        (stage.one().window, stage.proxy.held_bytes()),
+        (0, last.ack.wrapping_sub(u32::MAX - 2) as usize)
+    );
 
     stage.send(&mut quick, 0, b"hi");
     stage.got();
@@ -420,14 +425,14 @@ fn who_does_not_read_stops_the_app_and_nobody_else() {
 
 #[test]
 fn an_app_that_does_not_read_stops_the_stream() {
-    let mut stage = Stage::with(Limits { flow_bytes: 5000, ..Limits::default() });
+    let mut stage = Stage::with(ProxyLimits { max_flow_bytes: 5000, ..ProxyLimits::default() });
     let mut app = App::new(Packet::v4());
     app.window = 1;
     let id = stage.connect(&mut app);
-    while stage.proxy.room(id) > 0 {
+    while stage.proxy.writable_bytes(id) > 0 {
         stage.write(id, &[9; 500]);
     }
-    assert_eq!(stage.proxy.held(), 5000);
+    assert_eq!(stage.proxy.held_bytes(), 5000);
     assert_eq!(stage.one().payload.len(), 128, "its window, scaled");
     app.ack = app.ack.wrapping_add(128);
     app.window = 0;
@@ -495,7 +500,7 @@ fn super_packets_pass_whole() {
 
 #[test]
 fn all_flows_together_are_bounded() {
-    let limits = Limits { flow_bytes: 100_000, bytes: 500_000, ..Limits::default() };
+    let limits = ProxyLimits { max_flow_bytes: 100_000, max_total_bytes: 500_000, ..ProxyLimits::default() };
     let mut stage = Stage::with(limits);
     let mut flows = Vec::new();
     for port in 1..=100 {
@@ -505,7 +510,7 @@ fn all_flows_together_are_bounded() {
         let mut sent = 0;
         for _ in 0..20 {
             stage.send(&mut app, 0, &[1; 10_000]);
-            let room = stage.proxy.room(id).min(10_000);
+            let room = stage.proxy.writable_bytes(id).min(10_000);
             stage.write(id, &vec![2; room]);
             sent += room;
         }
@@ -514,16 +519,16 @@ fn all_flows_together_are_bounded() {
         flows.push(id);
     }
     // What had been promised before memory became short is kept.
-    assert!(stage.proxy.held() < 3 * limits.bytes, "{} bytes", stage.proxy.held());
+    assert!(stage.proxy.held_bytes() < 3 * limits.max_total_bytes, "{} bytes", stage.proxy.held_bytes());
     for id in flows {
         stage.proxy.abort(id);
     }
-    assert_eq!((stage.proxy.held(), stage.proxy.flows()), (0, 0));
+    assert_eq!((stage.proxy.held_bytes(), stage.proxy.flow_count()), (0, 0));
 }
 
 #[test]
 fn more_connections_than_allowed_are_not_answered() {
-    let mut stage = Stage::with(Limits { flows: 1, ..Limits::default() });
+    let mut stage = Stage::with(ProxyLimits { max_flows: 1, ..ProxyLimits::default() });
     stage.connect(&mut App::new(Packet::v4()));
     let mut app = App::new(Packet::v6());
     stage.give(&app.bytes(SYN, &[], b""));
@@ -537,22 +542,22 @@ fn who_is_gone_is_forgotten() {
     let mut app = App::new(Packet::v4());
     let unanswered = stage.ask(&mut app, &[]);
     stage.wait(Duration::from_secs(131));
-    assert_eq!(stage.events(), [Event::Broken(unanswered)]);
+    assert_eq!(stage.events(), [Event::Aborted(unanswered)]);
 
     // It never says that it has got the answer.
     let silent = stage.ask(&mut app, &[]);
     stage.proxy.accept(stage.now, silent);
     let mut answers = 0;
-    while stage.proxy.flows() > 0 {
+    while stage.proxy.flow_count() > 0 {
         answers += stage.got().iter().filter(|got| got.flags & SYN != 0).count();
         stage.wait(Duration::from_secs(1));
     }
-    assert_eq!((answers, stage.events()), (5, vec![Event::Broken(silent)]));
+    assert_eq!((answers, stage.events()), (5, vec![Event::Aborted(silent)]));
 
     stage.got();
     let idle = stage.connect(&mut app);
     stage.wait(Duration::from_secs(3 * 3600));
-    assert_eq!((stage.events(), stage.one().flags), (vec![Event::Broken(idle)], RST | ACK));
+    assert_eq!((stage.events(), stage.one().flags), (vec![Event::Aborted(idle)], RST | ACK));
     assert_eq!(stage.proxy.poll_timeout(), None);
 }
 

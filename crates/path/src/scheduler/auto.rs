@@ -3,7 +3,7 @@
 use mpvpn_class::QueuedPacket;
 
 use super::Policy;
-use crate::choice::{Offer, Pick, Work, first_to_arrive};
+use crate::selector::{PathCandidate, Selection, Work, first_to_arrive};
 use mpvpn_types::Duration;
 
 /// A path that arrives later than the best one by more than this is not worth its order: what comes over
@@ -18,15 +18,16 @@ const NOISE: Duration = Duration::from_millis(1);
 pub(super) struct Auto;
 
 impl Policy for Auto {
-    fn pick(&self, _: &mut Work, offers: &[Offer], backlog: u64) -> Option<Pick> {
-        let best = offers.iter().min_by_key(|offer| offer.arrival(0))?;
+    fn pick(&self, _: &mut Work, offers: &[PathCandidate], backlog: u64) -> Option<Selection> {
+        let best = offers.iter().min_by_key(|offer| offer.arrival_delay(0))?;
         let at = first_to_arrive(offers)?;
         if offers[at].id == best.id {
-            return Some(Pick::best(at));
+            return Some(Selection::best(at));
         }
-        let arrival = offers[at].arrival(0);
-        let worth = arrival <= best.arrival(backlog) + NOISE && arrival <= best.arrival(0) + MOST_APART;
-        worth.then_some(Pick { at, best: false })
+        let arrival = offers[at].arrival_delay(0);
+        let worth =
+            arrival <= best.arrival_delay(backlog) + NOISE && arrival <= best.arrival_delay(0) + MOST_APART;
+        worth.then_some(Selection { index: at, arrives_first: false })
     }
 
     fn pins(&self, packet: &QueuedPacket, numbered: bool) -> bool {

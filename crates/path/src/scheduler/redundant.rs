@@ -1,15 +1,15 @@
 //! `redundant`: every packet leaves on all paths, and the first copy to arrive wins.
 
 use super::Policy;
-use crate::choice::{Offer, Pick, Work, first_to_arrive};
+use crate::selector::{PathCandidate, Selection, Work, first_to_arrive};
 
 /// The original leaves on the path where it arrives first.
 #[derive(Debug)]
 pub(super) struct Redundant;
 
 impl Policy for Redundant {
-    fn pick(&self, _: &mut Work, offers: &[Offer], _: u64) -> Option<Pick> {
-        first_to_arrive(offers).map(Pick::best)
+    fn pick(&self, _: &mut Work, offers: &[PathCandidate], _: u64) -> Option<Selection> {
+        first_to_arrive(offers).map(Selection::best)
     }
 
     fn uses_all_paths(&self) -> bool {

@@ -8,7 +8,7 @@ struct World {
     start: Instant,
     /// Milliseconds since the start.
     at: u64,
-    judge: TransportJudge,
+    judge: TransportSelector,
     up: bool,
     udp_open: bool,
     tcp_open: bool,
@@ -23,7 +23,7 @@ struct World {
     tcp: Option<Connection>,
     dials: Vec<u64>,
     closes: Vec<u64>,
-    mains: Vec<(u64, Way)>,
+    mains: Vec<(u64, PathTransport)>,
 }
 
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ impl World {
         Self {
             start,
             at: 0,
-            judge: TransportJudge::new(start, wanted),
+            judge: TransportSelector::new(start, wanted),
             up: true,
             udp_open: true,
             tcp_open: true,
@@ -62,26 +62,26 @@ impl World {
     }
 
     /// A path over UDP is judged after some heartbeats, one is opened after two round trips.
-    fn udp(&mut self) -> Heard {
+    fn udp(&mut self) -> TransportHealth {
         let passed = self.at - self.udp_since;
         match (self.udp_open, self.udp_path) {
             (true, _) if passed >= 4 * self.delay + 50 => {
                 self.udp_path = true;
-                Heard::Works
+                TransportHealth::Working
             }
-            (true, false) if passed >= 2 * self.delay => Heard::Answers,
-            (false, true) if passed < 200 => Heard::Works,
-            (_, true) => Heard::Dead,
-            _ => Heard::Nothing,
+            (true, false) if passed >= 2 * self.delay => TransportHealth::Answering,
+            (false, true) if passed < 200 => TransportHealth::Working,
+            (_, true) => TransportHealth::Dead,
+            _ => TransportHealth::Unknown,
         }
     }
 
-    fn tcp(&self) -> Heard {
+    fn tcp(&self) -> TransportHealth {
         match self.tcp {
-            None => Heard::Nothing,
-            Some(tcp) if !tcp.works => Heard::Dead,
-            Some(tcp) if self.at >= tcp.since + 2 * self.delay => Heard::Works,
-            Some(_) => Heard::Answers,
+            None => TransportHealth::Unknown,
+            Some(tcp) if !tcp.works => TransportHealth::Dead,
+            Some(tcp) if self.at >= tcp.since + 2 * self.delay => TransportHealth::Working,
+            Some(_) => TransportHealth::Answering,
         }
     }
 
@@ -93,10 +93,10 @@ impl World {
             if self.dialled_at == Some(self.at) {
                 self.dialled_at = None;
                 if self.tcp_open {
-                    self.judge.dialled(now);
+                    self.judge.on_tcp_connected(now);
                     self.tcp = Some(Connection { since: self.at, works: true });
                 } else {
-                    self.judge.failed(now, "no answer".to_owned());
+                    self.judge.on_tcp_failed(now, "no answer".to_owned());
                 }
             }
             if self.at.is_multiple_of(20) || self.judge.poll_timeout().is_some_and(|at| at <= now) {
@@ -107,20 +107,20 @@ impl World {
 
     fn look(&mut self) {
         let now = self.now();
-        let signs = Signs { up: self.up, udp: self.udp(), tcp: self.tcp() };
-        match self.judge.look(now, signs) {
-            Some(Order::Dial) => {
+        let signs = LinkSigns { carrier: self.up, udp: self.udp(), tcp: self.tcp() };
+        match self.judge.update(now, signs) {
+            Some(TcpAction::Connect) => {
                 self.dials.push(self.at);
                 let time = if self.tcp_open { 8 * self.delay } else { 2 * S };
                 self.dialled_at = Some(self.at + time);
             }
-            Some(Order::Close) => {
+            Some(TcpAction::Close) => {
                 self.closes.push(self.at);
                 (self.tcp, self.dialled_at) = (None, None);
             }
             None => {}
         }
-        let main = self.judge.main();
+        let main = self.judge.preferred();
         if self.mains.last().map(|(_, way)| *way) != Some(main) {
             self.mains.push((self.at, main));
         }
@@ -132,9 +132,9 @@ impl World {
 fn where_udp_answers_in_time_tcp_is_never_tried() {
     let mut world = World::new(Transport::Auto);
     world.run(60 * S);
-    assert_eq!((world.dials.len(), world.judge.main()), (0, Way::Udp));
+    assert_eq!((world.dials.len(), world.judge.preferred()), (0, PathTransport::Udp));
     assert!(world.judge.poll_timeout().is_none(), "it would keep an idle machine awake");
-    assert_eq!(world.judge.why(world.now()), "");
+    assert_eq!(world.judge.explanation(world.now()), "");
 }
 
 #[test]
@@ -143,9 +143,9 @@ fn where_udp_is_blocked_from_the_start_tcp_is_tried_after_the_head_start() {
     world.set_udp(false);
     world.run(2 * S);
     assert!((250 * MS..=270).contains(&world.dials[0]), "{:?}", world.dials);
-    assert_eq!((world.dials.len(), world.judge.main()), (1, Way::Tcp));
+    assert_eq!((world.dials.len(), world.judge.preferred()), (1, PathTransport::Tcp));
     world.run(35 * S);
-    assert_eq!(world.judge.why(world.now()), "UDP gets no answer for 37 s");
+    assert_eq!(world.judge.explanation(world.now()), "UDP gets no answer for 37 s");
     assert_eq!(world.dials.len(), 1);
 }
 
@@ -154,7 +154,7 @@ fn a_link_with_a_long_delay_gives_up_tcp_when_udp_answers_late() {
     let mut world = World::new(Transport::Auto);
     world.delay = 300;
     world.run(20 * S);
-    assert_eq!((world.dials.len(), world.closes.len(), world.judge.main()), (1, 1, Way::Udp));
+    assert_eq!((world.dials.len(), world.closes.len(), world.judge.preferred()), (1, 1, PathTransport::Udp));
     assert!(world.tcp.is_none());
 }
 
@@ -165,12 +165,12 @@ fn when_udp_dies_tcp_is_tried_soon_and_udp_returns_soon_after_it_works_again() {
     world.set_udp(false);
     world.run(2 * S);
     assert!(world.dials[0] <= 30 * S + 600, "{:?}", world.dials);
-    assert_eq!(world.judge.main(), Way::Tcp);
+    assert_eq!(world.judge.preferred(), PathTransport::Tcp);
     world.run(60 * S);
     world.set_udp(true);
     world.run(10 * S);
     let (back, way) = world.mains[world.mains.len() - 1];
-    assert_eq!((way, world.tcp.is_none(), world.closes.len()), (Way::Udp, true, 1));
+    assert_eq!((way, world.tcp.is_none(), world.closes.len()), (PathTransport::Udp, true, 1));
     assert!(back <= 92 * S + 2 * S, "{back}");
     assert!(world.closes[0] >= back + 3 * S, "{} {back}", world.closes[0]);
 }
@@ -196,10 +196,10 @@ fn udp_that_comes_and_goes_is_trusted_later_each_time_and_never_too_late() {
     for _ in 0..8 {
         world.set_udp(false);
         world.run(3 * S);
-        assert_eq!(world.judge.main(), Way::Tcp);
+        assert_eq!(world.judge.preferred(), PathTransport::Tcp);
         world.set_udp(true);
         let from = world.at;
-        while world.judge.main() == Way::Tcp {
+        while world.judge.preferred() == PathTransport::Tcp {
             world.run(10);
         }
         waits.push(world.at - from);
@@ -215,7 +215,7 @@ fn udp_that_comes_and_goes_is_trusted_later_each_time_and_never_too_late() {
     world.run(3 * S);
     world.set_udp(true);
     world.run(2 * S);
-    assert_eq!(world.judge.main(), Way::Udp, "all is forgiven");
+    assert_eq!(world.judge.preferred(), PathTransport::Udp, "all is forgiven");
 }
 
 #[test]
@@ -225,29 +225,29 @@ fn attempts_that_fail_come_less_often_and_the_reason_is_kept() {
     world.tcp_open = false;
     world.run(300 * S);
     assert!((15..=30).contains(&world.dials.len()), "{:?}", world.dials);
-    let why = world.judge.why(world.now());
+    let why = world.judge.explanation(world.now());
     assert_eq!(why, "UDP gets no answer for 5 min, and TCP does not work: no answer");
     // Another network may let it through at once.
     world.tcp_open = true;
     world.run(S);
     let (dials, now) = (world.dials.len(), world.now());
-    world.judge.network_changed(now);
+    world.judge.on_network_changed(now);
     world.run(S);
-    assert!(world.dials.len() > dials && world.judge.main() == Way::Tcp);
+    assert!(world.dials.len() > dials && world.judge.preferred() == PathTransport::Tcp);
 }
 
 #[test]
 fn an_attempt_that_takes_long_to_fail_is_followed_at_once() {
     let start = Instant::now();
-    let mut judge = TransportJudge::new(start, Transport::Tcp);
-    let signs = Signs { up: true, ..Signs::default() };
-    assert_eq!(judge.look(start, signs), Some(Order::Dial));
+    let mut judge = TransportSelector::new(start, Transport::Tcp);
+    let signs = LinkSigns { carrier: true, ..LinkSigns::default() };
+    assert_eq!(judge.update(start, signs), Some(TcpAction::Connect));
     let late = start + Duration::from_secs(2);
-    judge.failed(late, "no answer".to_owned());
-    assert_eq!(judge.look(late, signs), Some(Order::Dial));
+    judge.on_tcp_failed(late, "no answer".to_owned());
+    assert_eq!(judge.update(late, signs), Some(TcpAction::Connect));
     let soon = late + Duration::from_millis(1);
-    judge.failed(soon, "refused".to_owned());
-    assert_eq!((judge.look(soon, signs), judge.poll_timeout()), (None, Some(late + PAUSE * 2)));
+    judge.on_tcp_failed(soon, "refused".to_owned());
+    assert_eq!((judge.update(soon, signs), judge.poll_timeout()), (None, Some(late + PAUSE * 2)));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_connection_that_ends_is_made_anew_at_once_if_it_had_worked() {
     world.run(20 * S);
     world.tcp = None;
     let now = world.now();
-    world.judge.ended(now, "the server has ended it".to_owned());
+    world.judge.on_tcp_closed(now, "the server has ended it".to_owned());
     world.run(200);
     assert_eq!(world.dials.len(), 2);
     assert!(world.dials[1] <= 20 * S + 20, "{:?}", world.dials);
@@ -299,7 +299,10 @@ fn a_cut_that_ends_soon_neither_tears_the_connection_nor_dials_while_the_link_is
         world.run(300);
         world.tcp.as_mut().unwrap().works = true;
         world.run(10 * S);
-        assert_eq!((world.dials.len(), world.closes.len(), world.judge.main()), (dials, 0, Way::Tcp));
+        assert_eq!(
+            (world.dials.len(), world.closes.len(), world.judge.preferred()),
+            (dials, 0, PathTransport::Tcp)
+        );
         // One that does not come back is made anew sooner than one that falls silent.
         world.up = false;
         world.tcp.as_mut().unwrap().works = false;
@@ -333,7 +336,7 @@ fn a_cut_says_nothing_against_udp_while_a_connection_is_kept_beside_it() {
     world.run(3 * S);
     world.set_udp(true);
     world.run(2 * S);
-    assert_eq!((world.judge.main(), world.tcp.is_some()), (Way::Udp, true));
+    assert_eq!((world.judge.preferred(), world.tcp.is_some()), (PathTransport::Udp, true));
     let (dials, mains) = (world.dials.len(), world.mains.len());
     for _ in 0..3 {
         let set = |world: &mut World, works| world.tcp.iter_mut().for_each(|tcp| tcp.works = works);
@@ -362,7 +365,7 @@ fn a_link_that_comes_back_in_a_network_without_udp_goes_over_tcp_after_the_head_
     world.up = true;
     let from = world.at;
     world.run(2 * S);
-    assert_eq!((world.dials.len(), world.judge.main()), (1, Way::Tcp));
+    assert_eq!((world.dials.len(), world.judge.preferred()), (1, PathTransport::Tcp));
     assert!(world.dials[0] <= from + 280, "{:?} {from}", world.dials);
 }
 
@@ -375,8 +378,8 @@ fn what_is_wanted_counts_at_once() {
     let now = world.now();
     world.judge.set_wanted(now, Transport::Tcp);
     world.run(S);
-    assert_eq!((world.dials.len(), world.judge.main()), (1, Way::Tcp));
-    assert_eq!(world.judge.why(world.now()), "TCP as configured");
+    assert_eq!((world.dials.len(), world.judge.preferred()), (1, PathTransport::Tcp));
+    assert_eq!(world.judge.explanation(world.now()), "TCP as configured");
     world.set_udp(true);
     let now = world.now();
     world.judge.set_wanted(now, Transport::Quic);

@@ -25,7 +25,7 @@ pub enum Event {
     StreamReadable(StreamId),
     /// The peer wants no more bytes on a stream.
     StreamStopped(StreamId, u64),
-    /// [`Connection::stream_room`] is there again.
+    /// [`Connection::writable_bytes`] is there again.
     StreamWritable(StreamId),
     /// More streams may be opened than before.
     StreamsAvailable,
@@ -58,7 +58,7 @@ pub enum LostReason {
     Transport(String),
     /// This end closed it.
     #[error("closed by this end")]
-    Local,
+    LocallyClosed,
 }
 
 impl From<ConnectionError> for LostReason {
@@ -66,7 +66,7 @@ impl From<ConnectionError> for LostReason {
         match error {
             ConnectionError::Reset => Self::Reset,
             ConnectionError::TimedOut => Self::TimedOut,
-            ConnectionError::LocallyClosed => Self::Local,
+            ConnectionError::LocallyClosed => Self::LocallyClosed,
             ConnectionError::ApplicationClosed(close) => Self::Closed {
                 code: close.error_code.into(),
                 reason: String::from_utf8_lossy(&close.reason).into_owned(),

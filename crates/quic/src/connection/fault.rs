@@ -57,7 +57,7 @@ mod tests {
     use mpvpn_types::{Instant, LinkId};
 
     use super::*;
-    use crate::{ClientSetup, Endpoint, Local, TransportOptions};
+    use crate::{ClientSetup, Endpoint, LocalAddress, TransportOptions};
 
     /// A client that trusts nobody.
     fn setup() -> ClientSetup {
@@ -75,7 +75,8 @@ mod tests {
         let setup = setup();
         let mut endpoint = Endpoint::client(&setup);
         let (now, remote) = (Instant::now(), "192.0.2.1:443".parse().unwrap());
-        let mut connect = || endpoint.connect(now, &setup, Local::link(LinkId(0)), remote, "mpvpn").unwrap();
+        let mut connect =
+            || endpoint.connect(now, &setup, LocalAddress::link(LinkId(0)), remote, "mpvpn").unwrap();
         let (doomed, other) = (connect(), connect());
 
         let connection = endpoint.get(doomed).unwrap();
@@ -88,11 +89,11 @@ mod tests {
         let mut out = Vec::new();
         assert_eq!(connection.poll_transmit(now, &mut out), None);
         assert_eq!((connection.poll_timeout(), connection.poll_event(now)), (None, None));
-        assert!(!endpoint.settle(doomed));
+        assert!(!endpoint.process_endpoint_events(doomed));
         assert!(endpoint.get(doomed).is_none());
 
         let survivor = endpoint.get(other).unwrap();
         assert!(survivor.poll_transmit(now, &mut out).is_some_and(|hello| hello.size >= 1200));
-        assert!(endpoint.settle(other));
+        assert!(endpoint.process_endpoint_events(other));
     }
 }

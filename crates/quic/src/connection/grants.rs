@@ -14,8 +14,8 @@ const AROUND_FRAMES: u64 = 1 + 8 + 2 + 16;
 /// Bytes of a STREAM frame beside stream, offset and data: its type, and what the library sets aside for the length.
 const OF_FRAME: u64 = 1 + 8;
 /// Packets by which a pass goes on when the library had more to repeat than was known, and how often.
-const PROLONGED: u64 = 2;
-const MOST_PROLONGED: u32 = 16;
+const PASS_EXTENSION_PACKETS: u64 = 2;
+const MAX_PASS_EXTENSIONS: u32 = 16;
 
 /// How many bytes of bulk streams paths may send in their next passes.
 ///
@@ -60,7 +60,7 @@ impl StreamGrants {
     /// The pass of a path begins that was granted so many bytes; returns how many of them the library sends again.
     fn begin_pass(&mut self, grant: u64) -> u64 {
         self.forget(grant);
-        self.prolong = if grant > 0 { MOST_PROLONGED } else { 0 };
+        self.prolong = if grant > 0 { MAX_PASS_EXTENSIONS } else { 0 };
         let again = self.lost.min(grant);
         self.lost -= again;
         again
@@ -74,7 +74,7 @@ impl StreamGrants {
             return None;
         }
         self.prolong -= 1;
-        Some(PROLONGED * packet)
+        Some(PASS_EXTENSION_PACKETS * packet)
     }
 }
 
@@ -135,14 +135,14 @@ impl Connection {
 
     /// Lets a path carry up to `most` bytes of bulk streams, framing included, but at least a packet if there is
     /// anything; returns the bytes of room that this takes.
-    pub fn grant(&mut self, id: PathId, most: u64) -> u64 {
+    pub fn grant_quota(&mut self, id: PathId, most: u64) -> u64 {
         self.grant_of(id, most, self.stream_backlog(), None)
     }
 
     /// The same for a path on which bytes arrive so late that nothing but a long transfer profits: only of streams whose
     /// owners have had more than there was room for all the time since `since`. Not while something is lost, which the
     /// library would repeat there.
-    pub fn grant_late(&mut self, id: PathId, most: u64, since: Instant) -> u64 {
+    pub fn grant_quota_to_long_transfers(&mut self, id: PathId, most: u64, since: Instant) -> u64 {
         if self.streams.grants.has_lost() {
             return 0;
         }
@@ -225,6 +225,6 @@ mod tests {
         grants.begin_pass(1000);
         assert_eq!(grants.prolong(1200, 1200), None, "a packet would have fitted");
         let times = std::iter::from_fn(|| grants.prolong(100, 1200)).count();
-        assert_eq!(times, MOST_PROLONGED as usize);
+        assert_eq!(times, MAX_PASS_EXTENSIONS as usize);
     }
 }

@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use mpvpn_types::{Duration, Instant};
 
 use super::Connection;
-use crate::{DATAGRAM_OVERHEAD, Local, Transmit};
+use crate::{DATAGRAM_OVERHEAD, LocalAddress, Transmit};
 
 /// What a control pass may send on each path beyond acknowledgements, in packets.
 const CONTROL_PACKETS: u64 = 4;
@@ -108,7 +108,7 @@ impl Connection {
         match self.passes.pass {
             Pass::Data(index) => {
                 if !self.end_data_pass(index, now) {
-                    self.look_whether_stalled(now, index);
+                    self.check_stall(now, index);
                     self.begin_pass(now);
                 }
                 true
@@ -125,7 +125,7 @@ impl Connection {
                 if let Some(path) = self.paths.at(index) {
                     path.gate.set_credit(0);
                 }
-                self.look_whether_stalled(now, index);
+                self.check_stall(now, index);
                 self.begin_report(index + 1)
             }
         }
@@ -216,7 +216,7 @@ impl Connection {
 
     fn outgoing(&self, transmit: &noq_proto::Transmit) -> Transmit {
         Transmit {
-            local: transmit.src_ip.map(Local::from).or(self.home),
+            local: transmit.src_ip.map(LocalAddress::from).or(self.home),
             remote: transmit.destination,
             ecn: transmit.ecn.map(|ecn| ecn as u8),
             dscp: self.dscp_towards(transmit.destination),

@@ -3,7 +3,7 @@
 use mpvpn_types::{Instant, PathId};
 
 use super::{Connection, GateDefaults, LostReason};
-use crate::{Local, QlogEvent, gate::Shared, qlog::ConnectionQlog};
+use crate::{LocalAddress, QlogEvent, gate::Shared, qlog::ConnectionQlog};
 
 /// The label of the exporter (RFC 8446 §7.5) that gives both ends the same identifier of the connection.
 const LABEL: &[u8] = b"EXPORTER-mpvpn-qlog";
@@ -20,7 +20,7 @@ impl GateDefaults {
     pub(super) fn record_path(&self, now: Instant, path: PathId, inner: &noq_proto::Connection) {
         let Some(qlog) = &self.qlog else { return };
         let Ok(tuple) = inner.network_path(noq_proto::PathId::from(path.0)) else { return };
-        let local = tuple.local_ip().filter(|ip| Local::from(*ip).as_link().is_none());
+        let local = tuple.local_ip().filter(|ip| LocalAddress::from(*ip).as_link().is_none());
         qlog.record(now, QlogEvent::PathAssigned { path, local, remote: tuple.remote() });
     }
 }
@@ -50,7 +50,7 @@ impl Connection {
 
     /// Records that the connection was lost.
     pub(super) fn record_lost(&self, now: Instant, reason: &LostReason) {
-        if let Some(qlog) = self.gates.qlog.as_ref().filter(|_| *reason != LostReason::Local) {
+        if let Some(qlog) = self.gates.qlog.as_ref().filter(|_| *reason != LostReason::LocallyClosed) {
             qlog.record(now, QlogEvent::Closed { local: false, reason: reason.to_string() });
         }
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::{Buf, Bytes};
 use rustc_hash::FxHashMap;
 
-use super::{Piece, Progress, ReadEnd, readers::URGENT};
+use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT};
 use crate::StreamId;
 
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
@@ -198,21 +198,26 @@ impl ReceiveStreams {
     /// Takes bytes of a stream that came another way than in it; returns whether there may be something to read. They are
     /// dropped where too much is held: they come in the stream as well. `own` says whether this end opened the stream,
     /// `read` how many of its bytes were read in order.
-    pub(super) fn take_reinjected(&mut self, piece: &Piece, own: bool, read: impl FnOnce() -> u64) -> bool {
+    pub(super) fn take_reinjected(
+        &mut self,
+        piece: &StreamChunk,
+        own: bool,
+        read: impl FnOnce() -> u64,
+    ) -> bool {
         let id = piece.stream;
         if !self.streams.contains_key(&id) && !own && self.is_beginning(id) {
             self.streams.insert(id, ReceiveStream::new(read()));
             self.early.insert(id);
         }
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if piece.at > stream.next && self.held > MOST_HELD {
+        if piece.offset > stream.next && self.held > MOST_HELD {
             return false;
         }
-        if piece.ends {
-            stream.end = Some(piece.at + piece.bytes.len() as u64);
+        if piece.fin {
+            stream.end = Some(piece.offset + piece.data.len() as u64);
         }
         let before = stream.bytes;
-        stream.hold(piece.at, &piece.bytes);
+        stream.hold(piece.offset, &piece.data);
         self.held = self.held + stream.bytes - before;
         true
     }
@@ -233,36 +238,36 @@ impl ReceiveStreams {
         most: usize,
         chunks: &mut impl ChunkReader,
         mut out: impl FnMut(Bytes),
-    ) -> ReadEnd {
-        let Some(stream) = self.streams.get_mut(&id) else { return ReadEnd::Blocked };
+    ) -> ReadStatus {
+        let Some(stream) = self.streams.get_mut(&id) else { return ReadStatus::Blocked };
         let (before, others) = (stream.bytes, self.held - stream.bytes);
         let waited = stream.waits;
         let mut read = stream.next_held(most, &mut out);
         let end = loop {
             if stream.end == Some(stream.next) {
-                break ReadEnd::Finished;
+                break ReadStatus::Finished;
             }
             if read >= most {
-                break ReadEnd::More;
+                break ReadStatus::More;
             }
             // Taking nothing tells where the next chunk is.
             if stream.bytes + others > MOST_HELD
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > stream.next))
             {
-                break ReadEnd::Blocked;
+                break ReadStatus::Blocked;
             }
             match chunks.next(usize::MAX) {
                 Ok(Some(chunk)) => {
                     read += stream.take(chunk.offset, chunk.bytes, &mut out);
                     read += stream.next_held(most.saturating_sub(read), &mut out);
                 }
-                Ok(None) => break ReadEnd::Finished,
-                Err(noq_proto::ReadError::Blocked) => break ReadEnd::Blocked,
-                Err(noq_proto::ReadError::Reset(code)) => break ReadEnd::Reset(code.into()),
+                Ok(None) => break ReadStatus::Finished,
+                Err(noq_proto::ReadError::Blocked) => break ReadStatus::Blocked,
+                Err(noq_proto::ReadError::Reset(code)) => break ReadStatus::Reset(code.into()),
             }
         };
         self.held = self.held + stream.bytes - before;
-        stream.waits = end == ReadEnd::Blocked;
+        stream.waits = end == ReadStatus::Blocked;
         self.urgent |= stream.next >= stream.told + URGENT;
         if read > 0 || stream.waits && (!waited || !stream.held.is_empty()) {
             self.tell(id);
@@ -302,7 +307,7 @@ impl ReceiveStreams {
 
     /// The progress of the next stream on which something has changed since it was told last, or bytes are missing;
     /// `None` if the stream is gone.
-    pub(super) fn take_progress(&mut self) -> Option<Progress> {
+    pub(super) fn take_progress(&mut self) -> Option<DataAck> {
         let id = self.to_tell.pop_front()?;
         let stream = self.streams.get_mut(&id)?;
         let gaps = if stream.waits { stream.gaps() } else { Vec::new() };
@@ -311,7 +316,7 @@ impl ReceiveStreams {
         if stream.queued {
             self.to_tell.push_back(id);
         }
-        Some(Progress { stream: id, next: stream.next, waits: stream.waits, gaps })
+        Some(DataAck { stream: id, next_offset: stream.next, reader_waits: stream.waits, gaps })
     }
 }
 
@@ -345,11 +350,11 @@ mod tests {
         }
     }
 
-    fn piece(stream: StreamId, at: u64, bytes: &'static [u8]) -> Piece {
-        Piece { stream, at, bytes: Bytes::from_static(bytes), ends: false }
+    fn piece(stream: StreamId, at: u64, bytes: &'static [u8]) -> StreamChunk {
+        StreamChunk { stream, offset: at, data: Bytes::from_static(bytes), fin: false }
     }
 
-    fn read(streams: &mut ReceiveStreams, chunks: &[(u64, &'static [u8])]) -> (Vec<u8>, ReadEnd) {
+    fn read(streams: &mut ReceiveStreams, chunks: &[(u64, &'static [u8])]) -> (Vec<u8>, ReadStatus) {
         let mut got = Vec::new();
         let end = streams.read(0, usize::MAX, &mut Chunks::of(chunks), |bytes| got.extend_from_slice(&bytes));
         (got, end)
@@ -423,25 +428,25 @@ mod tests {
         read(&mut streams, &[(0, b"ab")]);
         assert_eq!(streams.progresses(), 0, "nobody asked for it");
         streams.tell_progress();
-        assert_eq!(read(&mut streams, &[(2, b"cd"), (6, b"gh")]), (b"cd".to_vec(), ReadEnd::Blocked));
-        let told = Progress { stream: 0, next: 4, waits: true, gaps: vec![(4, 2)] };
+        assert_eq!(read(&mut streams, &[(2, b"cd"), (6, b"gh")]), (b"cd".to_vec(), ReadStatus::Blocked));
+        let told = DataAck { stream: 0, next_offset: 4, reader_waits: true, gaps: vec![(4, 2)] };
         assert_eq!(streams.take_progress(), Some(told.clone()));
         assert_eq!(streams.take_progress(), Some(told), "as long as it is missing");
         assert!(streams.take_reinjected(&piece(0, 4, b"ef"), false, || 0));
-        assert_eq!(read(&mut streams, &[]), (b"efgh".to_vec(), ReadEnd::Blocked));
-        let told = Progress { stream: 0, next: 8, waits: true, gaps: Vec::new() };
+        assert_eq!(read(&mut streams, &[]), (b"efgh".to_vec(), ReadStatus::Blocked));
+        let told = DataAck { stream: 0, next_offset: 8, reader_waits: true, gaps: Vec::new() };
         assert_eq!((streams.take_progress(), streams.progresses()), (Some(told), 0));
         streams.note_readable(0);
-        assert_eq!(streams.take_progress().map(|progress| progress.waits), Some(false));
+        assert_eq!(streams.take_progress().map(|progress| progress.reader_waits), Some(false));
     }
 
     #[test]
     fn an_end_that_came_another_way_ends_the_stream() {
         let mut streams = ReceiveStreams::default();
         streams.make_bulk(0, 0);
-        let last = Piece { ends: true, ..piece(0, 2, b"cd") };
+        let last = StreamChunk { fin: true, ..piece(0, 2, b"cd") };
         assert!(streams.take_reinjected(&last, false, || 0));
-        assert_eq!(read(&mut streams, &[(0, b"ab")]), (b"abcd".to_vec(), ReadEnd::Finished));
+        assert_eq!(read(&mut streams, &[(0, b"ab")]), (b"abcd".to_vec(), ReadStatus::Finished));
         assert!(streams.end_bulk(0), "the library still waits for the end");
     }
 }

@@ -9,42 +9,42 @@ use std::collections::{BTreeSet, VecDeque};
 use mpvpn_types::{Duration, Instant, PathId};
 use rustc_hash::FxHashMap;
 
-use super::Piece;
+use super::StreamChunk;
 use crate::StreamId;
 
 /// Bytes that are kept at most; what is sent beyond is not. More takes memory, less leaves nothing to send again on links
 /// with a large product of rate and delay.
-const MOST_KEPT: usize = 16 << 20;
+const MAX_KEPT_BYTES: usize = 16 << 20;
 /// What keeping a piece takes beside its bytes.
-const KEEPING: usize = 128;
+const CHUNK_OVERHEAD: usize = 128;
 
 /// How far a stream has come at the end that reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct DataAck {
     /// Which stream.
     pub stream: StreamId,
     /// All bytes before this place were handed to their reader.
-    pub next: u64,
+    pub next_offset: u64,
     /// The reader waits for what comes there; else it may have come.
-    pub waits: bool,
+    pub reader_waits: bool,
     /// What is missing from `next` on, as far as the first thing behind it that has come: place and bytes, in order.
     pub gaps: Vec<(u64, u64)>,
 }
 
 /// Bytes that the far end waits for and should have.
 #[derive(Clone, Debug)]
-pub struct Overdue {
+pub struct OverdueChunk {
     /// What they are.
-    pub piece: Piece,
+    pub chunk: StreamChunk,
     /// Where they were sent first.
     pub path: PathId,
     /// Nothing was acknowledged there since.
-    pub stalls: bool,
+    pub path_stalled: bool,
 }
 
 #[derive(Debug)]
 struct Sent {
-    piece: Piece,
+    piece: StreamChunk,
     path: PathId,
     /// When it was sent last.
     at: Instant,
@@ -54,7 +54,7 @@ struct Sent {
 
 impl Sent {
     fn end(&self) -> u64 {
-        self.piece.at + self.piece.bytes.len() as u64
+        self.piece.offset + self.piece.data.len() as u64
     }
 }
 
@@ -74,7 +74,7 @@ impl SentStream {
     /// Something before the end is sent again. An end that was sent before is as unknown as one that is sent from now on.
     fn note_again(&mut self) {
         self.again = true;
-        if let Some(last) = self.pieces.back_mut().filter(|last| last.piece.ends) {
+        if let Some(last) = self.pieces.back_mut().filter(|last| last.piece.fin) {
             last.due = true;
         }
     }
@@ -88,7 +88,7 @@ impl SentStream {
         timeout: impl Fn(PathId) -> Duration,
         stalls: impl Fn(PathId, Instant) -> bool,
         mut most: usize,
-        mut each: impl FnMut(Overdue),
+        mut each: impl FnMut(OverdueChunk),
     ) -> usize {
         let mut again = false;
         for sent in &mut self.pieces {
@@ -102,23 +102,23 @@ impl SentStream {
             let mut any = false;
             let all = [(self.next, u64::MAX - self.next)];
             for (at, len) in if self.gaps.is_empty() { &all[..] } else { &self.gaps } {
-                let (from, to) = ((*at).max(sent.piece.at), (at + len).min(sent.end()));
+                let (from, to) = ((*at).max(sent.piece.offset), (at + len).min(sent.end()));
                 // The end has no bytes.
-                if from > to || from == to && !(sent.piece.ends && to == sent.end()) {
+                if from > to || from == to && !(sent.piece.fin && to == sent.end()) {
                     continue;
                 }
-                let place = |at: u64| (at - sent.piece.at) as usize;
-                let bytes = sent.piece.bytes.slice(place(from)..place(to));
+                let place = |at: u64| (at - sent.piece.offset) as usize;
+                let bytes = sent.piece.data.slice(place(from)..place(to));
                 most = most.saturating_sub(bytes.len().max(1));
-                let ends = sent.piece.ends && to == sent.end();
-                let piece = Piece { stream: sent.piece.stream, at: from, bytes, ends };
+                let ends = sent.piece.fin && to == sent.end();
+                let piece = StreamChunk { stream: sent.piece.stream, offset: from, data: bytes, fin: ends };
                 let stalls = !sent.due && stalls(sent.path, sent.at);
-                each(Overdue { piece, path: sent.path, stalls });
+                each(OverdueChunk { chunk: piece, path: sent.path, path_stalled: stalls });
                 any = true;
             }
             if any {
                 (sent.at, sent.due) = (now, false);
-                again |= !sent.piece.ends;
+                again |= !sent.piece.fin;
             }
         }
         if again {
@@ -152,15 +152,15 @@ impl ReinjectionLog {
     }
 
     /// Bytes have left on a path.
-    pub(super) fn keep(&mut self, now: Instant, path: PathId, piece: &Piece) {
-        self.sent += piece.bytes.len() as u64;
-        if !self.on || self.bytes > MOST_KEPT {
+    pub(super) fn keep(&mut self, now: Instant, path: PathId, piece: &StreamChunk) {
+        self.sent += piece.data.len() as u64;
+        if !self.on || self.bytes > MAX_KEPT_BYTES {
             return;
         }
         let stream = self.streams.entry(piece.stream).or_default();
-        self.bytes += piece.bytes.len() + KEEPING;
-        stream.bytes += piece.bytes.len() + KEEPING;
-        let due = piece.ends && stream.again;
+        self.bytes += piece.data.len() + CHUNK_OVERHEAD;
+        stream.bytes += piece.data.len() + CHUNK_OVERHEAD;
+        let due = piece.fin && stream.again;
         stream.pieces.push_back(Sent { piece: piece.clone(), path, at: now, due });
         self.some.insert(piece.stream);
     }
@@ -174,33 +174,34 @@ impl ReinjectionLog {
     }
 
     /// Bytes are sent again for another reason.
-    pub(super) fn note_again(&mut self, now: Instant, piece: &Piece) {
+    pub(super) fn note_again(&mut self, now: Instant, piece: &StreamChunk) {
         let Some(stream) = self.streams.get_mut(&piece.stream) else { return };
         if !stream.again {
             stream.note_again();
         }
-        let first = stream.pieces.partition_point(|sent| sent.piece.at < piece.at);
+        let first = stream.pieces.partition_point(|sent| sent.piece.offset < piece.offset);
         if let Some(sent) = stream.pieces.get_mut(first) {
             sent.at = now;
         }
     }
 
     /// Takes what the far end said about a stream.
-    pub(super) fn confirm(&mut self, progress: Progress) {
+    pub(super) fn confirm(&mut self, progress: DataAck) {
         let Some(stream) = self.streams.get_mut(&progress.stream) else { return };
-        if progress.next < stream.next {
+        if progress.next_offset < stream.next {
             return;
         }
         while let Some(sent) =
-            stream.pieces.pop_front_if(|sent| sent.end() <= progress.next && !sent.piece.ends)
+            stream.pieces.pop_front_if(|sent| sent.end() <= progress.next_offset && !sent.piece.fin)
         {
-            stream.bytes -= sent.piece.bytes.len() + KEEPING;
-            self.bytes -= sent.piece.bytes.len() + KEEPING;
+            stream.bytes -= sent.piece.data.len() + CHUNK_OVERHEAD;
+            self.bytes -= sent.piece.data.len() + CHUNK_OVERHEAD;
         }
         if stream.pieces.is_empty() {
             self.some.remove(&progress.stream);
         }
-        (stream.next, stream.reads, stream.gaps) = (progress.next, !progress.waits, progress.gaps);
+        (stream.next, stream.reads, stream.gaps) =
+            (progress.next_offset, !progress.reader_waits, progress.gaps);
     }
 
     /// Hands out bytes that the far end waits for, which were sent longer ago than `timeouts` says for their path (the
@@ -212,7 +213,7 @@ impl ReinjectionLog {
         timeouts: &[(PathId, Duration)],
         mut most: usize,
         stalls: impl Fn(PathId, Instant) -> bool,
-        mut each: impl FnMut(Overdue),
+        mut each: impl FnMut(OverdueChunk),
     ) {
         let least = timeouts.iter().map(|(_, timeout)| *timeout).min().unwrap_or_default();
         let timeout =
@@ -235,12 +236,12 @@ mod tests {
     const PATHS: [(PathId, Duration); 2] =
         [(PathId(0), Duration::from_millis(30)), (PathId(1), Duration::from_millis(80))];
 
-    fn piece(at: u64, bytes: &'static [u8]) -> Piece {
-        Piece { stream: 0, at, bytes: Bytes::from_static(bytes), ends: false }
+    fn piece(at: u64, bytes: &'static [u8]) -> StreamChunk {
+        StreamChunk { stream: 0, offset: at, data: Bytes::from_static(bytes), fin: false }
     }
 
-    fn progress(next: u64, gaps: &[(u64, u64)]) -> Progress {
-        Progress { stream: 0, next, waits: true, gaps: gaps.to_vec() }
+    fn progress(next: u64, gaps: &[(u64, u64)]) -> DataAck {
+        DataAck { stream: 0, next_offset: next, reader_waits: true, gaps: gaps.to_vec() }
     }
 
     fn log() -> ReinjectionLog {
@@ -254,7 +255,7 @@ mod tests {
         let mut all = Vec::new();
         let stalls = |path, _| path == PathId(1);
         log.take_overdue(now, &PATHS, most, stalls, |overdue| {
-            all.push((overdue.piece.at, overdue.piece.bytes.to_vec(), overdue.stalls));
+            all.push((overdue.chunk.offset, overdue.chunk.data.to_vec(), overdue.path_stalled));
         });
         all
     }
@@ -279,7 +280,7 @@ mod tests {
         log.confirm(progress(1, &[(1, 1), (3, 2)]));
         let missing = [(1, b"b".to_vec(), false), (3, b"d".to_vec(), false), (4, b"e".to_vec(), false)];
         assert_eq!(overdue(&mut log, start + 40 * MS, 100), missing);
-        log.confirm(Progress { waits: false, ..progress(5, &[]) });
+        log.confirm(DataAck { reader_waits: false, ..progress(5, &[]) });
         assert_eq!(overdue(&mut log, start + 200 * MS, 100), [], "the reader has something to read");
     }
 
@@ -289,7 +290,7 @@ mod tests {
         for at in 0..5_000_000 {
             log.keep(start, PathId(0), &piece(at, b"x"));
         }
-        assert!(log.bytes <= MOST_KEPT + 1 + KEEPING, "{} bytes", log.bytes);
+        assert!(log.bytes <= MAX_KEPT_BYTES + 1 + CHUNK_OVERHEAD, "{} bytes", log.bytes);
         assert_eq!(log.bytes_sent(), 5_000_000);
         log.confirm(progress(5_000_000, &[]));
         assert_eq!((log.bytes, log.some.len()), (0, 0));
@@ -303,7 +304,7 @@ mod tests {
         let (mut log, start) = (log(), Instant::now());
         log.keep(start, PathId(0), &piece(0, b"abcd"));
         log.note_again(start, &piece(0, b"abcd"));
-        log.keep(start, PathId(0), &Piece { ends: true, ..piece(4, b"") });
+        log.keep(start, PathId(0), &StreamChunk { fin: true, ..piece(4, b"") });
         log.confirm(progress(4, &[]));
         // At once, whatever the timeout.
         assert_eq!(overdue(&mut log, start, 100), [(4, Vec::new(), false)]);

@@ -14,7 +14,7 @@ use mpvpn_types::Instant;
 use rustc_hash::FxHashMap;
 
 use super::{
-    Piece,
+    StreamChunk,
     readers::{Patience, Reader},
 };
 use crate::StreamId;
@@ -280,7 +280,7 @@ impl SendStreams {
         writer: &mut impl StreamWriter,
         id: StreamId,
         most: u64,
-        mut each: impl FnMut(Piece),
+        mut each: impl FnMut(StreamChunk),
     ) -> Flushed {
         let mut done = Flushed::default();
         let Some(stream) = self.streams.get_mut(&id) else { return done };
@@ -294,7 +294,7 @@ impl SendStreams {
                 Ok(n) => {
                     done.bytes += n as u64;
                     stream.bytes -= n;
-                    each(Piece { stream: id, at: stream.at, bytes: bytes.slice(..n), ends: false });
+                    each(StreamChunk { stream: id, offset: stream.at, data: bytes.slice(..n), fin: false });
                     stream.at += n as u64;
                     if n == some {
                         if front.is_empty() {
@@ -318,7 +318,7 @@ impl SendStreams {
         if stream.finish && stream.queue.is_empty() && done.bytes < most {
             (stream.finish, stream.ended) = (false, true);
             writer.finish(id);
-            each(Piece { stream: id, at: stream.at, bytes: Bytes::new(), ends: true });
+            each(StreamChunk { stream: id, offset: stream.at, data: Bytes::new(), fin: true });
             done.bytes += 1;
         }
         if !stream.bulk && stream.wants() == 0 {

@@ -13,7 +13,7 @@ use super::{
     grants::StreamGrants,
     readers::Patience,
     receive::ReceiveStreams,
-    reinjection::{Overdue, Progress, ReinjectionLog},
+    reinjection::{DataAck, OverdueChunk, ReinjectionLog},
     send::{SendStreams, StreamWriter},
 };
 use crate::{
@@ -23,20 +23,20 @@ use crate::{
 
 /// Bytes of a bulk stream that are on their way on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct StreamChunk {
     /// Which stream.
     pub stream: StreamId,
     /// Where in it they are.
-    pub at: u64,
+    pub offset: u64,
     /// The bytes.
-    pub bytes: Bytes,
+    pub data: Bytes,
     /// The stream ends after them.
-    pub ends: bool,
+    pub fin: bool,
 }
 
 /// What [`Connection::read_bulk`] stopped at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadEnd {
+pub enum ReadStatus {
     /// There may be more.
     More,
     /// There is no more for now.
@@ -100,7 +100,7 @@ impl Connection {
         self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
     }
 
-    /// Makes a stream one whose bytes leave as paths are granted ([`Self::grant`]), and are read by
+    /// Makes a stream one whose bytes leave as paths are granted ([`Self::grant_quota`]), and are read by
     /// [`Self::read_bulk`]. Until [`Self::end_bulk`] says that it is over.
     pub fn make_bulk(&mut self, id: StreamId) {
         self.streams.bulk += usize::from(self.streams.send.make_bulk(id));
@@ -162,9 +162,9 @@ impl Connection {
         self.streams.receive.end_ordered(id);
     }
 
-    /// Writes to a stream of this end whose first bytes are on their way as [`Self::rescue`] takes them, past all
+    /// Writes to a stream of this end whose first bytes are on their way as [`Self::receive_reinjected`] takes them, past all
     /// grants: with these the peer learns that there is such a stream.
-    pub fn announce(&mut self, id: StreamId, data: Bytes) {
+    pub fn write_past_quota(&mut self, id: StreamId, data: Bytes) {
         if self.streams.send.announce(&mut self.inner, id, data).dropped {
             self.streams.log.forget(id);
         }
@@ -195,13 +195,13 @@ impl Connection {
     }
 
     /// Bytes that a bulk stream takes now; after 0, [`Event::StreamWritable`] follows.
-    pub fn stream_room(&mut self, id: StreamId) -> usize {
+    pub fn writable_bytes(&mut self, id: StreamId) -> usize {
         self.streams.send.room(id)
     }
 
     /// Takes the bytes of bulk streams that are on their way on a path, which is dead. What the library had sent again
     /// there is not among them.
-    pub fn take_unsettled(&mut self, now: Instant, id: PathId) -> Vec<Piece> {
+    pub fn take_unacked_chunks(&mut self, now: Instant, id: PathId) -> Vec<StreamChunk> {
         let Some(path) = self.paths.get_mut(id) else { return Vec::new() };
         path.settle_streams();
         let pieces = path.streams.take();
@@ -211,7 +211,7 @@ impl Connection {
 
     /// Whether bytes of streams may be on their way on a path that had been lost before: those are not among the
     /// unsettled, and the library repeats them only when they are lost again, or the path is closed.
-    pub fn may_hold_repeated(&self, id: PathId) -> bool {
+    pub fn may_hold_retransmissions(&self, id: PathId) -> bool {
         self.paths.get(id).is_some_and(|path| path.streams.may_hold_retransmissions(path.gate.acked_sent()))
     }
 
@@ -228,7 +228,7 @@ impl Connection {
 
     /// Bytes of a bulk stream have come on another way than in the stream. They are dropped where too much is held:
     /// they come in the stream as well.
-    pub fn rescue(&mut self, piece: Piece) {
+    pub fn receive_reinjected(&mut self, piece: StreamChunk) {
         let id = piece.stream;
         let own = self.inner.side().is_client() == id.is_multiple_of(2);
         let inner = &mut self.inner;
@@ -273,21 +273,21 @@ impl Connection {
         let end = self.read_bulk(id, 1, |bytes| read.push(bytes));
         match end {
             _ if !read.is_empty() => Read::Data(read.concat().into()),
-            ReadEnd::More | ReadEnd::Blocked => Read::Blocked,
-            ReadEnd::Finished => Read::Finished,
-            ReadEnd::Reset(code) => Read::Reset(code),
+            ReadStatus::More | ReadStatus::Blocked => Read::Blocked,
+            ReadStatus::Finished => Read::Finished,
+            ReadStatus::Reset(code) => Read::Reset(code),
         }
     }
 
     /// Hands out the next bytes of a bulk stream, in order: about `most`.
-    pub fn read_bulk(&mut self, id: StreamId, most: usize, out: impl FnMut(Bytes)) -> ReadEnd {
+    pub fn read_bulk(&mut self, id: StreamId, most: usize, out: impl FnMut(Bytes)) -> ReadStatus {
         if !self.streams.receive.contains(id) {
-            return ReadEnd::Blocked;
+            return ReadStatus::Blocked;
         }
         let mut stream = self.inner.recv_stream(to_noq(id));
         let mut chunks = match stream.read(false) {
             Ok(chunks) => chunks,
-            Err(_) => return ReadEnd::Blocked,
+            Err(_) => return ReadStatus::Blocked,
         };
         let end = self.streams.receive.read(id, most, &mut chunks, out);
         // Credit that reading gives back to the peer leaves with the next control pass.
@@ -295,47 +295,47 @@ impl Connection {
         end
     }
 
-    /// Both ends tell each other how far bulk streams have come from now on: [`Self::take_progress`] says it,
-    /// [`Self::confirm`] takes it.
-    pub fn tell_progress(&mut self) {
+    /// Both ends tell each other how far bulk streams have come from now on: [`Self::next_data_ack`] says it,
+    /// [`Self::on_data_ack`] takes it.
+    pub fn enable_data_acks(&mut self) {
         self.streams.heeds_readers = true;
         self.streams.receive.tell_progress();
     }
 
-    /// What is sent on bulk streams is kept from now on until [`Self::confirm`] is told that it arrived.
-    pub fn keep_sent(&mut self) {
+    /// What is sent on bulk streams is kept from now on until [`Self::on_data_ack`] is told that it arrived.
+    pub fn enable_reinjection(&mut self) {
         self.streams.log.start();
     }
 
     /// What was said about a stream did not arrive.
-    pub fn retell(&mut self, id: StreamId) {
+    pub fn requeue_data_ack(&mut self, id: StreamId) {
         self.streams.receive.tell(id);
     }
 
-    /// Whether the far end waits for what [`Self::take_progress`] has to say.
-    pub fn progress_is_urgent(&self) -> bool {
+    /// Whether the far end waits for what [`Self::next_data_ack`] has to say.
+    pub fn is_data_ack_urgent(&self) -> bool {
         self.streams.receive.is_urgent()
     }
 
-    /// How many streams [`Self::take_progress`] may have something to say about.
-    pub fn progresses(&self) -> usize {
+    /// How many streams [`Self::next_data_ack`] may have something to say about.
+    pub fn pending_data_acks(&self) -> usize {
         self.streams.receive.progresses()
     }
 
     /// What is urgent is being told.
-    pub fn note_told(&mut self) {
+    pub fn clear_data_ack_urgency(&mut self) {
         self.streams.receive.clear_urgent();
     }
 
     /// The progress of the next stream on which something has changed since it was told last, or bytes are missing;
     /// `None` if the stream is gone.
-    pub fn take_progress(&mut self) -> Option<Progress> {
+    pub fn next_data_ack(&mut self) -> Option<DataAck> {
         self.streams.receive.take_progress()
     }
 
     /// Takes what the far end said about a stream that this one writes.
-    pub fn confirm(&mut self, now: Instant, progress: Progress) {
-        if self.streams.send.note_read(now, progress.stream, progress.next) {
+    pub fn on_data_ack(&mut self, now: Instant, progress: DataAck) {
+        if self.streams.send.note_read(now, progress.stream, progress.next_offset) {
             self.unblock(progress.stream);
         }
         self.streams.log.confirm(progress);
@@ -343,12 +343,12 @@ impl Connection {
 
     /// Hands out bytes that the far end waits for, which were sent longer ago than `patience` says for their path: at
     /// most about `most` bytes. They count as sent now.
-    pub fn take_overdue(
+    pub fn take_overdue_chunks(
         &mut self,
         now: Instant,
         patience: &[(PathId, Duration)],
         most: usize,
-        each: impl FnMut(Overdue),
+        each: impl FnMut(OverdueChunk),
     ) {
         let paths = &self.paths;
         let stalls = |id, at| paths.get(id).is_some_and(|path| path.gate.acked_sent() < at);
@@ -356,7 +356,7 @@ impl Connection {
     }
 
     /// Bytes that were ever sent on bulk streams, but for repetitions.
-    pub fn stream_bytes(&self) -> u64 {
+    pub fn stream_bytes_sent(&self) -> u64 {
         self.streams.log.bytes_sent()
     }
 }

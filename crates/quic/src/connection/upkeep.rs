@@ -26,7 +26,7 @@ impl Connection {
     }
 
     /// Takes losses on this path for the death of the path rather than for congestion.
-    pub fn freeze(&mut self, id: PathId, frozen: bool) {
+    pub fn set_ignore_losses(&mut self, id: PathId, frozen: bool) {
         if let Some(path) = self.paths.get(id) {
             path.gate.frozen.store(frozen, Relaxed);
         }
@@ -34,14 +34,14 @@ impl Connection {
 
     /// Says whether what a path loses at all times is made good without being sent again. Then it does not count as
     /// congestion for a controller that cannot tell.
-    pub fn set_made_good(&mut self, id: PathId, made_good: bool) {
+    pub fn set_losses_repaired(&mut self, id: PathId, made_good: bool) {
         if let Some(path) = self.paths.get_mut(id) {
             path.losses.set_made_good(made_good);
         }
     }
 
     /// Whether the far end of a path is on this machine, as it is where its packets came here inside TCP.
-    pub fn is_from_here(&self, id: PathId) -> bool {
+    pub fn is_loopback_peer(&self, id: PathId) -> bool {
         let tuple = self.inner.network_path(noq_proto::PathId::from(id.0));
         tuple.is_ok_and(|tuple| tuple.remote().ip().to_canonical().is_loopback())
     }
@@ -54,12 +54,12 @@ impl Connection {
     }
 
     /// When the newest acknowledged packet of a path was sent.
-    pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
+    pub fn last_acked_send_time(&self, id: PathId) -> Option<Instant> {
         self.paths.get(id).map(|path| path.gate.acked_sent())
     }
 
     /// Calls `each` for every path on which something arrived since the last call.
-    pub fn drain_received(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
+    pub fn drain_paths_with_arrivals(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
         for path in self.paths.iter_mut() {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
@@ -91,14 +91,14 @@ impl Connection {
 
     /// Queues a datagram for a path that leaves after all else, whatever the path's window. One that still
     /// waits is replaced.
-    pub fn report(&mut self, id: PathId, datagram: Bytes) {
+    pub fn queue_report(&mut self, id: PathId, datagram: Bytes) {
         if let Some(path) = self.paths.get_mut(id) {
             path.queue.set_report(datagram);
         }
     }
 
     /// After the data pass of a path: whether the library let its datagrams go.
-    pub(super) fn look_whether_stalled(&mut self, now: Instant, index: usize) {
+    pub(super) fn check_stall(&mut self, now: Instant, index: usize) {
         let Some(path) = self.paths.at_mut(index) else { return };
         if self.inner.datagrams().send_buffer_space() >= self.buffer {
             path.stall.on_all_sent();
@@ -114,7 +114,7 @@ impl Connection {
     /// Since when no datagram has left on a path although it was given some; `None` if they leave. After a
     /// change of the client's address the library sends none until the new one is validated, and it tries
     /// that for three probe timeouts only.
-    pub fn mute_since(&self, id: PathId) -> Option<Instant> {
+    pub fn stalled_since(&self, id: PathId) -> Option<Instant> {
         self.paths.get(id).and_then(|path| path.stall.since())
     }
 }

@@ -6,7 +6,7 @@ use mpvpn_types::{CongestionControl, PathId, target::CONGESTION};
 use tracing::{Level, debug, enabled, trace};
 
 use super::{Inner, Model, Shared};
-use crate::{ConnectionId, bbr::Decided, delivery::Window, random_loss::RandomLoss};
+use crate::{ConnectionHandle, bbr::Decided, delivery::Window, random_loss::RandomLoss};
 
 /// A rate that differs from the reported one by this factor is a change.
 const CHANGED: f64 = 1.25;
@@ -14,14 +14,14 @@ const CHANGED: f64 = 1.25;
 /// Which path a gate belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathLabel {
-    pub(crate) connection: ConnectionId,
+    pub(crate) connection: ConnectionHandle,
     pub(crate) path: PathId,
 }
 
 impl Default for PathLabel {
     fn default() -> Self {
         // Until the connection says otherwise: its first path, of none.
-        Self { connection: ConnectionId(usize::MAX), path: PathId(0) }
+        Self { connection: ConnectionHandle(usize::MAX), path: PathId(0) }
     }
 }
 

@@ -10,7 +10,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{Shaper, ShaperHandle, Share};
 use mpvpn_lab::{ByteCount, ChannelParams, emulation::Channel};
-use mpvpn_quic::{ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions};
+use mpvpn_quic::{
+    ClientSetup, Connection, ConnectionHandle, Endpoint, Event, Handled, LocalAddress, TransportOptions,
+};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, PathId, Portion, Weight};
 
 const MS: Duration = Duration::from_millis(1);
@@ -43,7 +45,7 @@ struct Way {
 }
 
 struct Class {
-    ids: [Option<ConnectionId>; 2],
+    ids: [Option<ConnectionHandle>; 2],
     ways: [Way; 2],
 }
 
@@ -137,7 +139,8 @@ impl World {
             got: 0,
         };
         let ways = [way(), way()];
-        let (local, remote) = (Local::link(LinkId(self.classes.len() as u16)), SERVER.parse().unwrap());
+        let (local, remote) =
+            (LocalAddress::link(LinkId(self.classes.len() as u16)), SERVER.parse().unwrap());
         let id = self.ends[0].connect(self.now, &self.setup, local, remote, "mpvpn").unwrap();
         self.classes.push(Class { ids: [Some(id), None], ways });
     }
@@ -189,8 +192,10 @@ impl World {
                 }
                 self.carried[way] += data.len() as u64 + u64::from(HEADERS);
                 let (local, remote) = match end {
-                    0 => (Local::link(LinkId(class as u16)), SERVER.parse().unwrap()),
-                    _ => (Local::from(SERVER.parse::<SocketAddr>().unwrap().ip()), Self::address(class)),
+                    0 => (LocalAddress::link(LinkId(class as u16)), SERVER.parse().unwrap()),
+                    _ => {
+                        (LocalAddress::from(SERVER.parse::<SocketAddr>().unwrap().ip()), Self::address(class))
+                    }
                 };
                 let data = BytesMut::from(&data[..]);
                 if let Handled::New(id) = self.ends[end].handle(now, Some(local), remote, 0, data) {
@@ -211,13 +216,13 @@ impl World {
                 while let Some(event) = connection.poll_event(now) {
                     assert!(!matches!(event, Event::Lost(_)), "{event:?}");
                 }
-                connection.drain_received(now, |_| {});
+                connection.drain_paths_with_arrivals(now, |_| {});
                 class.ways[1 - end].receive(now, connection);
                 class.ways[end].send(now, connection, &mut buf, |datagram| {
                     let packet = Packet { class: at, data: datagram.to_vec(), clock, found };
                     self.wires[end].push(now, datagram.len() as u32 + HEADERS, packet);
                 });
-                assert!(self.ends[end].settle(id));
+                assert!(self.ends[end].process_endpoint_events(id));
             }
         }
     }
@@ -298,21 +303,21 @@ impl Way {
     }
 
     fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
-        let max = connection.max_datagram().unwrap_or(0);
+        let max = connection.max_datagram_size().unwrap_or(0);
         let greedy = self.demand == Demand::Greedy && max > 0;
         if !greedy && self.waiting.is_empty() {
-            connection.set_limited(PATH, false);
+            connection.set_backlogged(PATH, false);
             return false;
         }
-        let mut room = connection.room(now, PATH);
+        let mut room = connection.available_window(now, PATH);
         let moved = room > 0;
         while room > 0 {
             let next = self.waiting.pop_front().or_else(|| greedy.then(|| Bytes::from(vec![0; max])));
             let Some(packet) = next else { break };
-            room = room.saturating_sub(connection.queue(PATH, packet));
+            room = room.saturating_sub(connection.queue_datagram(PATH, packet));
         }
-        let full = connection.room(now, PATH) == 0;
-        connection.set_limited(PATH, full && (greedy || !self.waiting.is_empty()));
+        let full = connection.available_window(now, PATH) == 0;
+        connection.set_backlogged(PATH, full && (greedy || !self.waiting.is_empty()));
         moved
     }
 }

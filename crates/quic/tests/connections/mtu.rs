@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
-use mpvpn_quic::{Endpoint, Handled, Local, TransportOptions};
+use mpvpn_quic::{Endpoint, Handled, LocalAddress, TransportOptions};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 const MS: Duration = Duration::from_millis(1);
@@ -16,14 +16,14 @@ const INSIDE_TCP: u16 = 4096;
 fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, usize); 2] {
     let options = |udp, tcp| TransportOptions {
         max_udp_payload: udp,
-        max_inside_tcp: tcp,
+        max_udp_payload_inside_tcp: tcp,
         rng_seed: Some([3; 32]),
         ..TransportOptions::default()
     };
     let (accepts, setup) = crate::tls::pair(&options(ETHERNET, 65_000), &options(ETHERNET, INSIDE_TCP));
     let mut ends = [Endpoint::client(&setup), accepts];
     let addresses: [SocketAddr; 2] = [client, server].map(|address| address.parse().unwrap());
-    let locals = [Local::link(link), Local::from(addresses[1].ip())];
+    let locals = [LocalAddress::link(link), LocalAddress::from(addresses[1].ip())];
     let mut now = Instant::now();
     let mut ids = [Some(ends[0].connect(now, &setup, locals[0], addresses[1], "mpvpn").unwrap()), None];
     let (mut sent, mut buf) = ([0; 2], Vec::new());
@@ -44,7 +44,7 @@ fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, us
                 let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
                 packets.extend(buf.chunks(segment).map(BytesMut::from));
             }
-            assert!(ends[end].settle(id));
+            assert!(ends[end].process_endpoint_events(id));
             sent[end] = packets.iter().map(BytesMut::len).fold(sent[end], usize::max);
             let far = 1 - end;
             for packet in packets.into_iter().filter(|packet| packet.len() <= largest) {
@@ -57,7 +57,7 @@ fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, us
     }
     [0, 1].map(|end| {
         let connection = ends[end].get(ids[end].expect("connected")).expect("a connection");
-        (connection.max_datagram().expect("datagrams"), sent[end])
+        (connection.max_datagram_size().expect("datagrams"), sent[end])
     })
 }
 

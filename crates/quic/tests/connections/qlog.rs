@@ -7,7 +7,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, PathStatus, QlogEvent, QlogSink, TransportOptions};
+use mpvpn_quic::{
+    ConnectionHandle, Endpoint, Handled, LocalAddress, PathStatus, QlogEvent, QlogSink, TransportOptions,
+};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::tls;
@@ -41,7 +43,7 @@ struct World {
     start: Instant,
     now: Instant,
     ends: [Endpoint; 2],
-    ids: [Option<ConnectionId>; 2],
+    ids: [Option<ConnectionHandle>; 2],
     flying: VecDeque<Flying>,
     /// Until when each link is busy, by the end that sends.
     busy: [[Instant; 2]; 2],
@@ -60,7 +62,8 @@ impl World {
         let (server, setup) = tls::pair(&options(1), &options(0));
         let mut client = Endpoint::client(&setup);
         let start = Instant::now();
-        let id = client.connect(start, &setup, Local::link(LinkId(0)), SERVER.parse().unwrap(), "mpvpn");
+        let id =
+            client.connect(start, &setup, LocalAddress::link(LinkId(0)), SERVER.parse().unwrap(), "mpvpn");
         Self {
             start,
             now: start,
@@ -92,8 +95,8 @@ impl World {
         for (_, end, link, data) in self.flying.drain(..due).collect::<Vec<_>>() {
             let server: SocketAddr = SERVER.parse().unwrap();
             let (local, remote) = match end {
-                0 => (Local::link(LinkId(link as u16)), server),
-                _ => (Local::from(server.ip()), LINKS[link].0.parse().unwrap()),
+                0 => (LocalAddress::link(LinkId(link as u16)), server),
+                _ => (LocalAddress::from(server.ip()), LINKS[link].0.parse().unwrap()),
             };
             if let Handled::New(id) = self.ends[end].handle(self.now, Some(local), remote, 0, data) {
                 self.ids[end] = Some(id);
@@ -101,7 +104,7 @@ impl World {
         }
     }
 
-    fn work(&mut self, end: usize, id: ConnectionId) {
+    fn work(&mut self, end: usize, id: ConnectionHandle) {
         let now = self.now;
         let Some(connection) = self.ends[end].get(id) else { return };
         if connection.poll_timeout().is_some_and(|at| at <= now) {
@@ -110,26 +113,27 @@ impl World {
         while connection.poll_event(now).is_some() {}
         if end == 0 && self.second.is_none() {
             // Refused until the handshake is complete and the server has given connection IDs for it.
-            let (local, remote) = (Local::link(LinkId(1)), SERVER.parse().unwrap());
+            let (local, remote) = (LocalAddress::link(LinkId(1)), SERVER.parse().unwrap());
             self.second = connection.open_path(now, local, remote, PathStatus::Available).ok();
         }
-        connection.drain_received(now, |_| {});
+        connection.drain_paths_with_arrivals(now, |_| {});
         connection.receive_datagrams(|_| {});
         let mut buf = Vec::new();
         loop {
             if end == 0 && connection.is_between_passes() {
-                let max = connection.max_datagram().unwrap_or(0).min(1200);
+                let max = connection.max_datagram_size().unwrap_or(0).min(1200);
                 for path in connection.paths().collect::<Vec<_>>() {
-                    let mut room = connection.room(now, path).min(100_000);
+                    let mut room = connection.available_window(now, path).min(100_000);
                     while max > 0 && room > 0 {
-                        room = room.saturating_sub(connection.queue(path, Bytes::from(vec![0; max])));
+                        room =
+                            room.saturating_sub(connection.queue_datagram(path, Bytes::from(vec![0; max])));
                     }
-                    connection.set_limited(path, true);
+                    connection.set_backlogged(path, true);
                 }
             }
             buf.clear();
             let Some(transmit) = connection.poll_transmit(now, &mut buf) else { break };
-            let link = match transmit.local.and_then(Local::as_link) {
+            let link = match transmit.local.and_then(LocalAddress::as_link) {
                 Some(link) => usize::from(link.0),
                 None => {
                     LINKS.iter().position(|(address, _)| transmit.remote == address.parse().unwrap()).unwrap()
@@ -146,7 +150,7 @@ impl World {
                 }
             }
         }
-        if !self.ends[end].settle(id) {
+        if !self.ends[end].process_endpoint_events(id) {
             self.ids[end] = None;
         }
     }
@@ -198,7 +202,10 @@ fn each_path_is_recorded_with_the_windows_of_the_controller_inside_its_gate() {
         let (windows, rates) = (&recorded.windows, &recorded.rates);
         assert!(windows.iter().all(|window| (4_000..100_000_000).contains(window)), "{windows:?}");
         assert!(rates.iter().all(|rate| (10_000..1_000_000_000).contains(rate)), "{rates:?}");
-        assert_eq!(windows.last(), connection.view(now, path).map(|view| view.window).as_ref());
+        assert_eq!(
+            windows.last(),
+            connection.path_stats(now, path).map(|view| view.congestion_window).as_ref()
+        );
     }
     assert_ne!(paths[&PathId(0)].windows.last(), paths[&second].windows.last());
     assert!(paths[&second].lost > 10, "{:?}", paths[&second]);

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use mpvpn_packet::{FlowKey, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
-use mpvpn_quic::{Local, Transmit};
+use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
 use tracing::debug;
 
@@ -281,8 +281,8 @@ impl ClassConnection {
 
     pub(super) fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         let mut transmit = self.client.poll_transmit(now, buf)?;
-        let link = transmit.local.and_then(Local::as_link);
-        transmit.local = link.map(|link| Local::link(link.with_class(self.id))).or(transmit.local);
+        let link = transmit.local.and_then(LocalAddress::as_link);
+        transmit.local = link.map(|link| LocalAddress::link(link.with_class(self.id))).or(transmit.local);
         Some(transmit)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use mpvpn_quic::{ConnectionId, Endpoint, Local, Transmit};
+use mpvpn_quic::{ConnectionHandle, Endpoint, LocalAddress, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use super::{ClientConfig, links::Links};
@@ -36,7 +36,7 @@ pub(super) struct Connector {
     pub(super) wanted: Wanted,
     attempts: Vec<Attempt>,
     pub(super) backoff: Backoff,
-    closing: Vec<ConnectionId>,
+    closing: Vec<ConnectionHandle>,
 }
 
 impl Connector {
@@ -72,12 +72,12 @@ impl Connector {
     }
 
     /// The handshake of a connection, if it is one.
-    pub(super) fn attempt(&mut self, id: ConnectionId) -> Option<&mut Attempt> {
+    pub(super) fn attempt(&mut self, id: ConnectionHandle) -> Option<&mut Attempt> {
         self.attempts.iter_mut().find(|attempt| attempt.connection == id)
     }
 
     /// The same; it is over.
-    pub(super) fn take(&mut self, id: ConnectionId) -> Option<Attempt> {
+    pub(super) fn take(&mut self, id: ConnectionHandle) -> Option<Attempt> {
         self.attempts.extract_if(.., |attempt| attempt.connection == id).next()
     }
 
@@ -100,7 +100,7 @@ impl Connector {
             self.take(connection);
             self.close(now, endpoint, connection, "tried anew");
         }
-        match endpoint.connect(now, &config.setup, Local::link(id), remote, &config.server_name) {
+        match endpoint.connect(now, &config.setup, LocalAddress::link(id), remote, &config.server_name) {
             Ok(connection) => {
                 self.attempts.push(Attempt { connection, link: id, since: now, heard: None, ready: None });
                 self.backoff.trying();
@@ -125,7 +125,13 @@ impl Connector {
     }
 
     /// Closes a connection.
-    pub(super) fn close(&mut self, now: Instant, endpoint: &mut Endpoint, id: ConnectionId, reason: &str) {
+    pub(super) fn close(
+        &mut self,
+        now: Instant,
+        endpoint: &mut Endpoint,
+        id: ConnectionHandle,
+        reason: &str,
+    ) {
         if let Some(connection) = endpoint.get(id) {
             connection.close(now, mpvpn_masque::h3::code::NO_ERROR, reason);
             self.closing.push(id);
@@ -145,8 +151,8 @@ impl Connector {
     }
 
     /// Lets the endpoint know what changed about a connection.
-    pub(super) fn settle(&mut self, endpoint: &mut Endpoint, id: ConnectionId) {
-        if !endpoint.settle(id) {
+    pub(super) fn settle(&mut self, endpoint: &mut Endpoint, id: ConnectionHandle) {
+        if !endpoint.process_endpoint_events(id) {
             self.closing.retain(|closing| *closing != id);
         }
     }

@@ -1,6 +1,6 @@
 //! The flows of a client one by one, for people and programs that ask.
 
-use mpvpn_flow::{rules::Why, split_tcp::State, udp::Summary};
+use mpvpn_flow::{rules::FlowModeReason, split_tcp::ConnectionState, udp::UdpFlowSummary};
 use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 
@@ -10,7 +10,7 @@ use super::{Client, seen::Flow};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTransport {
     /// As bytes of a stream, in this state.
-    Stream(State),
+    Stream(ConnectionState),
     /// As packets, whose connections nobody follows here.
     Packets,
     /// As UDP payloads.
@@ -25,7 +25,7 @@ pub struct FlowReport {
     /// How it travels.
     pub transport: FlowTransport,
     /// What decided that.
-    pub why: Why,
+    pub why: FlowModeReason,
     /// From the app: bytes of its connection; where packets travel, of those.
     pub up: u64,
     /// To the app, likewise.
@@ -46,25 +46,38 @@ impl Client {
         let streams = apps.lane.summaries().map(|flow| FlowReport {
             key: flow.key,
             transport: FlowTransport::Stream(flow.state),
-            why: if session.by_flows { Why::NoPackets } else { apps.lane.why(&flow.key, reach, true) },
-            up: flow.up,
-            down: flow.down,
-            since: flow.since,
-            active: flow.active,
+            why: if session.by_flows {
+                FlowModeReason::ServerWithoutPackets
+            } else {
+                apps.lane.why(&flow.key, reach, true)
+            },
+            up: flow.up_bytes,
+            down: flow.down_bytes,
+            since: flow.started,
+            active: flow.last_active,
         });
         let packets = apps.seen.flows(now).map(|Flow { key, up, down, since, active }| {
             let why = apps.lane.why(&key, reach, false);
             FlowReport { key, transport: FlowTransport::Packets, why, up, down, since, active }
         });
-        let payloads = apps.udp_lane.flows().map(|Summary { key, up, down, since, active, .. }| FlowReport {
-            key,
-            transport: FlowTransport::UdpPayloads,
-            why: Why::NoPackets,
-            up,
-            down,
-            since,
-            active,
-        });
+        let payloads = apps.udp_lane.flows().map(
+            |UdpFlowSummary {
+                 key,
+                 up_bytes: up,
+                 down_bytes: down,
+                 started: since,
+                 last_active: active,
+                 ..
+             }| FlowReport {
+                key,
+                transport: FlowTransport::UdpPayloads,
+                why: FlowModeReason::ServerWithoutPackets,
+                up,
+                down,
+                since,
+                active,
+            },
+        );
         streams.chain(packets).chain(payloads).collect()
     }
 }

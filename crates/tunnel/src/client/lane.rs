@@ -7,8 +7,8 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_flow::{
-    rules::{FlowMode, Rules, Why},
-    split_tcp::{Event, FlowId, Limits, Read, Refusal, SplitTcpProxy, Summary},
+    rules::{FlowMode, FlowModeReason, Rules},
+    split_tcp::{ConnectionSummary, Event, FlowId, ProxyLimits, Read, Refusal, SplitTcpProxy},
 };
 use mpvpn_masque::{
     connect::{self, Authority, ProxyError},
@@ -99,7 +99,7 @@ impl Lane {
     pub(super) fn new(now: Instant, rules: Rules, secret: [u64; 2]) -> Self {
         Self {
             rules,
-            split_tcp: SplitTcpProxy::new(now, Limits::default(), secret, FIRST_MTU),
+            split_tcp: SplitTcpProxy::new(now, ProxyLimits::default(), secret, FIRST_MTU),
             streams: FxHashMap::default(),
             flows: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -122,23 +122,23 @@ impl Lane {
 
     /// Connections now.
     pub(super) fn flows(&self) -> usize {
-        self.split_tcp.flows()
+        self.split_tcp.flow_count()
     }
 
     /// All of them.
-    pub(super) fn summaries(&self) -> impl Iterator<Item = Summary> {
+    pub(super) fn summaries(&self) -> impl Iterator<Item = ConnectionSummary> {
         self.split_tcp.summaries()
     }
 
     /// Why a flow travels as a stream, or as packets.
-    pub(super) fn why(&self, key: &FlowKey, reach: Reach<'_>, streams: bool) -> Why {
+    pub(super) fn why(&self, key: &FlowKey, reach: Reach<'_>, streams: bool) -> FlowModeReason {
         if key.protocol != protocol::TCP {
-            return Why::NotTcp;
+            return FlowModeReason::NotTcp;
         }
         match self.rules.decide(key.destination(), |ip| reach.translates(ip)) {
             (wants, why) if wants == streams => why,
-            _ if self.forbidden.contains(&key.destination()) => Why::Refused,
-            _ => Why::Began,
+            _ if self.forbidden.contains(&key.destination()) => FlowModeReason::ServerRefused,
+            _ => FlowModeReason::BeganAsPackets,
         }
     }
 
@@ -171,7 +171,7 @@ impl Lane {
 
     /// Whether a connection of an app ends here.
     pub(super) fn ends(&self, flow: &FlowKey) -> bool {
-        self.split_tcp.knows(flow)
+        self.split_tcp.has_flow(flow)
     }
 
     /// Takes a packet of an app, if it is of a connection that travels as a stream.
@@ -180,7 +180,7 @@ impl Lane {
             return false;
         }
         let key = FlowKey::of(packet);
-        if self.split_tcp.knows(&key) {
+        if self.split_tcp.has_flow(&key) {
             self.split_tcp.handle_packet(now, packet);
             return true;
         }
@@ -245,7 +245,7 @@ impl Lane {
     /// Nothing can be reached now.
     pub(super) fn idle(&mut self) {
         while let Some(event) = self.split_tcp.poll_event() {
-            if let Event::Asked { id, .. } = event {
+            if let Event::ConnectRequested { id, .. } = event {
                 self.split_tcp.refuse(id, Refusal::Silence);
             }
         }
@@ -275,7 +275,7 @@ impl Lane {
 
     fn handle(&mut self, now: Instant, far: &mut Far<'_>, event: Event) -> Result<(), H3Error> {
         match event {
-            Event::Asked { id, to, .. } => self.waiting.push_back((id, to)),
+            Event::ConnectRequested { id, to, .. } => self.waiting.push_back((id, to)),
             Event::Readable(id) => {
                 if let Some(stream) = self.streams.get(&id).copied() {
                     self.upload(now, far, stream);
@@ -286,7 +286,7 @@ impl Lane {
                     self.download(now, far, stream)?;
                 }
             }
-            Event::Broken(id) => {
+            Event::Aborted(id) => {
                 self.waiting.retain(|(waiting, _)| *waiting != id);
                 if let Some(stream) = self.streams.remove(&id) {
                     self.flows.remove(&stream);
@@ -313,7 +313,7 @@ impl Lane {
     /// From the app to the server.
     fn upload(&mut self, now: Instant, far: &mut Far<'_>, stream: StreamId) {
         let Some(flow) = self.flows.get(&stream).copied() else { return };
-        while far.connection.stream_room(stream) > 0 {
+        while far.connection.writable_bytes(stream) > 0 {
             match self.split_tcp.read(now, flow.id, PIECE) {
                 Read::Data(data) => {
                     far.multipath.count_sent(data.len() as u64);
@@ -324,7 +324,7 @@ impl Lane {
                     far.relays.finish(far.connection, far.http, stream);
                     return self.forget_if_over(far.relays, stream);
                 }
-                Read::Gone => return,
+                Read::UnknownFlow => return,
             }
         }
     }
@@ -354,7 +354,7 @@ impl Lane {
         }
         loop {
             let opened = self.flows.get(&stream).is_some_and(|flow| flow.opened);
-            if opened && self.split_tcp.room(id) == 0 {
+            if opened && self.split_tcp.writable_bytes(id) == 0 {
                 return Ok(());
             }
             match far.relays.read(far.connection, far.http, stream)? {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use mpvpn_masque::capsule::LinkPolicy;
-use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
+use mpvpn_quic::{Connection, LocalAddress, PathStatus, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{attempt::Probe, multipath::MultipathConnection};
@@ -174,7 +174,7 @@ impl Links {
             if let Some(path) = link.path.take() {
                 connection.close_path(now, path);
             }
-            match connection.open_path(now, Local::link(id), link.remote, PathStatus::Available) {
+            match connection.open_path(now, LocalAddress::link(id), link.remote, PathStatus::Available) {
                 // The path is there when it is validated; until then it must not be opened twice.
                 Ok(path) => (link.opening, link.path) = (Some(now + OPENING), Some(path)),
                 Err(error) => {
@@ -196,7 +196,7 @@ impl Links {
         let (id, packet) = self.probes.pop_front()?;
         let remote = self.links.get(&id)?.remote;
         buf.extend_from_slice(&packet);
-        let (local, size) = (Some(Local::link(id)), packet.len());
+        let (local, size) = (Some(LocalAddress::link(id)), packet.len());
         Some(Transmit { local, remote, ecn: None, dscp: 0, size, segment_size: None })
     }
 

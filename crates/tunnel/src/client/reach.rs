@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 
 use mpvpn_masque::capsule::LinkPolicy;
-use mpvpn_path::Heard;
-use mpvpn_quic::{ConnectionId, Event as QuicEvent, LostReason};
+use mpvpn_path::TransportHealth;
+use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, LostReason};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use super::{
@@ -72,17 +72,19 @@ impl Client {
     }
 
     /// What is heard of the server over a link.
-    pub fn heard_on(&self, id: LinkId) -> Heard {
+    pub fn heard_on(&self, id: LinkId) -> TransportHealth {
         let works = self.session.as_ref().and_then(|session| session.multipath.path_works_on(id));
         let attempts = self.connector.attempts().iter();
         let tried = || attempts.clone().any(|attempt| attempt.link == id && attempt.heard.is_some());
         match works {
-            Some(true) => Heard::Works,
-            Some(false) => Heard::Dead,
-            None if self.links.has_answered(id) || tried() => Heard::Answers,
+            Some(true) => TransportHealth::Working,
+            Some(false) => TransportHealth::Dead,
+            None if self.links.has_answered(id) || tried() => TransportHealth::Answering,
             // Whoever has taken the TCP connection answers at first: a path has been given up there.
-            None if id.is_tcp() && self.session.is_some() && self.links.usable(id).is_some() => Heard::Dead,
-            None => Heard::Nothing,
+            None if id.is_tcp() && self.session.is_some() && self.links.usable(id).is_some() => {
+                TransportHealth::Dead
+            }
+            None => TransportHealth::Unknown,
         }
     }
 
@@ -170,7 +172,7 @@ impl Client {
     }
 
     /// Looks what has happened to a connection that is not the one in use.
-    pub(super) fn drive_attempt(&mut self, now: Instant, id: ConnectionId) {
+    pub(super) fn drive_attempt(&mut self, now: Instant, id: ConnectionHandle) {
         let waits = self.connector.attempt(id).is_some_and(|attempt| attempt.ready.is_none());
         while waits
             && let Some(event) = self.endpoint.get(id).and_then(|connection| connection.poll_event(now))
@@ -193,7 +195,7 @@ impl Client {
     }
 
     /// A handshake succeeded, but the connection in use may still turn out to work.
-    fn wait_for_session(&mut self, now: Instant, id: ConnectionId) {
+    fn wait_for_session(&mut self, now: Instant, id: ConnectionHandle) {
         let (Some(attempt), Some(session)) = (self.connector.attempt(id), &mut self.session) else { return };
         attempt.ready = Some(now);
         session.multipath.send_heartbeats_on(attempt.link);
@@ -201,7 +203,7 @@ impl Client {
         self.open_paths(now);
     }
 
-    fn attempt_failed(&mut self, now: Instant, id: ConnectionId, reason: LostReason) {
+    fn attempt_failed(&mut self, now: Instant, id: ConnectionHandle, reason: LostReason) {
         if let Some(attempt) = self.connector.take(id) {
             self.reports.changes.push(ClientChange::ConnectFailed(attempt.link, reason.to_string()));
         }

@@ -8,7 +8,7 @@ use mpvpn_masque::{
     h3,
     headers::Headers,
 };
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{Client, ClientError, ClientEvent, TunnelMode, in_use, session::Session};
@@ -81,7 +81,7 @@ impl Own {
     }
 
     /// The connection is over.
-    pub(super) fn end(&mut self, connection: ConnectionId, events: &mut Events) {
+    pub(super) fn end(&mut self, connection: ConnectionHandle, events: &mut Events) {
         self.woken.clear();
         let gone = std::mem::take(&mut self.streams).into_keys();
         events.extend(gone.map(|stream| ClientEvent::RelayGone(RelayId::new(connection, stream))));
@@ -146,7 +146,7 @@ impl Client {
     /// Bytes that may be written now; after 0, [`ClientEvent::RelayWritable`] follows.
     pub fn relay_room(&mut self, relay: RelayId) -> usize {
         open_relay(&self.own, &mut self.session, &mut self.endpoint, relay)
-            .map_or(0, |(_, connection)| connection.stream_room(relay.stream))
+            .map_or(0, |(_, connection)| connection.writable_bytes(relay.stream))
     }
 
     /// Sends bytes to the destination.

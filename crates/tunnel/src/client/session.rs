@@ -8,7 +8,7 @@ use mpvpn_masque::{
     h3,
 };
 use mpvpn_packet::ip;
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::{Instant, PathId, Tier};
 
 use super::{
@@ -28,7 +28,7 @@ const STREAMS_MTU: usize = 1500;
 
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) connection: ConnectionId,
+    pub(super) connection: ConnectionHandle,
     pub(super) http: Http,
     /// The tunnel's request, or without packets the one on which was agreed what both ends know.
     pub(super) request: Option<StreamId>,
@@ -56,7 +56,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(
         now: Instant,
-        connection: ConnectionId,
+        connection: ConnectionHandle,
         http: Http,
         multipath: MultipathConnection,
     ) -> Self {

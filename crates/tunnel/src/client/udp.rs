@@ -8,7 +8,7 @@ use mpvpn_masque::{
     connect_udp,
     h3::{self, Event as HttpEvent, code},
 };
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{Client, ClientEvent, in_use, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
@@ -49,7 +49,12 @@ pub(super) struct Udp {
 
 impl Udp {
     /// The connection is over.
-    pub(super) fn end(self, connection: ConnectionId, of_apps: &UdpLane, events: &mut VecDeque<ClientEvent>) {
+    pub(super) fn end(
+        self,
+        connection: ConnectionHandle,
+        of_apps: &UdpLane,
+        events: &mut VecDeque<ClientEvent>,
+    ) {
         let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
         let gone = gone.filter(|id| !of_apps.has(*id));
         events.extend(gone.map(|id| ClientEvent::Udp(id, UdpFlowEvent::Closed)));

@@ -1,7 +1,7 @@
 //! UDP flows of apps that travel by CONNECT-UDP.
 
 use bytes::Bytes;
-use mpvpn_flow::udp::{Fate, MOST_FLOWS, Summary, UdpFlows};
+use mpvpn_flow::udp::{MAX_UDP_FLOWS, UdpFlowState, UdpFlowSummary, UdpFlows};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{
     FlowKey, GroCoalescer, IpPacket, VnetHdr,
@@ -21,14 +21,14 @@ pub(super) struct UdpLane {
 
 impl Default for UdpLane {
     fn default() -> Self {
-        Self { flows: UdpFlows::new(MOST_FLOWS) }
+        Self { flows: UdpFlows::new(MAX_UDP_FLOWS) }
     }
 }
 
 impl UdpLane {
     /// Whether a flow is one of these.
     pub(super) fn has(&self, id: UdpId) -> bool {
-        self.flows.has(id)
+        self.flows.contains(id)
     }
 
     /// A payload from a destination becomes a packet for an app; whether it is of one of these flows.
@@ -39,7 +39,7 @@ impl UdpLane {
         payload: &[u8],
         joiner: &mut GroCoalescer,
     ) -> bool {
-        let Some(key) = self.flows.heard(now, id, payload.len()) else { return false };
+        let Some(key) = self.flows.on_incoming(now, id, payload.len()) else { return false };
         if let Some(packet) = udp::build_packet(key.destination(), key.source(), payload) {
             joiner.push(Bytes::from(packet));
         }
@@ -47,7 +47,7 @@ impl UdpLane {
     }
 
     /// The flows, for status output.
-    pub(super) fn flows(&self) -> impl Iterator<Item = Summary> + '_ {
+    pub(super) fn flows(&self) -> impl Iterator<Item = UdpFlowSummary> + '_ {
         self.flows.summaries()
     }
 
@@ -65,7 +65,7 @@ impl Client {
             return;
         }
         let (key, bytes) = (FlowKey::of(packet), packet.transport().len().saturating_sub(udp::UDP_HEADER));
-        let fate = match self.apps.udp_lane.flows.find(now, &key, bytes) {
+        let fate = match self.apps.udp_lane.flows.on_outgoing(now, &key, bytes) {
             Some(fate) => fate,
             None => {
                 if !self.udp_possible() {
@@ -78,11 +78,11 @@ impl Client {
                 if let Some(silent) = self.apps.udp_lane.flows.insert(now, key, id, bytes) {
                     self.udp_close(silent);
                 }
-                Fate::Carried(id)
+                UdpFlowState::Relayed(id)
             }
         };
         match fate {
-            Fate::Carried(id) => {
+            UdpFlowState::Relayed(id) => {
                 let mtu = self.session.as_ref().map_or(0, |session| session.multipath.announced_mtu());
                 let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
@@ -95,7 +95,7 @@ impl Client {
                     self.udp_send(now, id, payload);
                 }
             }
-            Fate::Refused(reason) => {
+            UdpFlowState::Refused(reason) => {
                 self.tell(packet.bytes(), |packet, from| icmp::unreachable(packet, reason, from));
             }
         }
@@ -108,7 +108,7 @@ impl Client {
         }
         match news {
             UdpFlowEvent::Opened => {}
-            UdpFlowEvent::Closed => self.apps.udp_lane.flows.forget(id),
+            UdpFlowEvent::Closed => self.apps.udp_lane.flows.remove(id),
             UdpFlowEvent::Refused(failure) => {
                 let reason = match failure {
                     ProxyError::Prohibited => Unreachable::Prohibited,
@@ -117,7 +117,7 @@ impl Client {
                         Unreachable::AddressUnreachable
                     }
                     // Worth another try.
-                    ProxyError::Busy | ProxyError::Other => return self.apps.udp_lane.flows.forget(id),
+                    ProxyError::Busy | ProxyError::Other => return self.apps.udp_lane.flows.remove(id),
                 };
                 if let Some(key) = self.apps.udp_lane.flows.refuse(now, id, reason)
                     && let Some(packet) = udp::build_packet(key.source(), key.destination(), &[])

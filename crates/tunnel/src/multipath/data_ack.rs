@@ -11,7 +11,7 @@ use mpvpn_masque::{
     datagram::{self, DatagramPrefix},
     varint,
 };
-use mpvpn_quic::{Progress, StreamId};
+use mpvpn_quic::{DataAck, StreamId};
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
 /// Progress is reported, and what is overdue looked for, this often: a fraction of the round trips that are
@@ -73,7 +73,7 @@ impl DataAcks {
     }
 
     /// What the far end has reported since the last call; malformed entries end a report.
-    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = Progress> + '_ {
+    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = DataAck> + '_ {
         let prefix = &self.prefix;
         self.arrived.drain(..).flat_map(move |report| entries(prefix, &report).collect::<Vec<_>>())
     }
@@ -100,7 +100,7 @@ impl DataAcks {
     }
 
     /// Writes the next report: of at most `count` streams, as far as `next` has something to say about them.
-    pub(super) fn write(&mut self, count: usize, mut next: impl FnMut() -> Option<Progress>) {
+    pub(super) fn write(&mut self, count: usize, mut next: impl FnMut() -> Option<DataAck>) {
         let mut out = BytesMut::from(self.prefix.as_ref());
         for _ in 0..count.min(MOST_STREAMS) {
             if out.len() + ENTRY > REPORT {
@@ -202,16 +202,16 @@ impl Stall {
 }
 
 /// What a report says.
-fn entries(prefix: &DatagramPrefix, report: &[u8]) -> impl Iterator<Item = Progress> {
+fn entries(prefix: &DatagramPrefix, report: &[u8]) -> impl Iterator<Item = DataAck> {
     let mut bytes = report.get(prefix.as_ref().len()..).unwrap_or_default();
     std::iter::from_fn(move || decode(&mut bytes)).take(MOST_STREAMS)
 }
 
-fn encode(progress: &Progress, out: &mut BytesMut) {
-    varint::encode(progress.stream << 1 | u64::from(progress.waits), out);
-    varint::encode(progress.next, out);
+fn encode(progress: &DataAck, out: &mut BytesMut) {
+    varint::encode(progress.stream << 1 | u64::from(progress.reader_waits), out);
+    varint::encode(progress.next_offset, out);
     varint::encode(progress.gaps.len() as u64, out);
-    let mut end = progress.next;
+    let mut end = progress.next_offset;
     for (at, len) in &progress.gaps {
         varint::encode(at - end, out);
         varint::encode(*len, out);
@@ -220,7 +220,7 @@ fn encode(progress: &Progress, out: &mut BytesMut) {
 }
 
 /// The next entry; `None` at the end, or where it is malformed.
-fn decode(bytes: &mut &[u8]) -> Option<Progress> {
+fn decode(bytes: &mut &[u8]) -> Option<DataAck> {
     let mut number = || {
         let (value, len) = varint::decode(bytes)?;
         bytes.advance(len);
@@ -235,10 +235,10 @@ fn decode(bytes: &mut &[u8]) -> Option<Progress> {
         end = at.checked_add(len)?;
         gaps.push((at, len));
     }
-    (count <= MOST_GAPS as u64).then_some(Progress {
+    (count <= MOST_GAPS as u64).then_some(DataAck {
         stream: stream >> 1,
-        next,
-        waits: stream & 1 == 1,
+        next_offset: next,
+        reader_waits: stream & 1 == 1,
         gaps,
     })
 }
@@ -278,7 +278,7 @@ mod tests {
         let (mut here, mut there) =
             (DataAcks::new(Instant::now(), 0, 8), DataAcks::new(Instant::now(), 0, 8));
         let mut streams = [4, 8, 12].into_iter();
-        let progress = |stream| Progress { stream, next: 100, waits: false, gaps: Vec::new() };
+        let progress = |stream| DataAck { stream, next_offset: 100, reader_waits: false, gaps: Vec::new() };
         here.write(3, || streams.next().map(progress));
         let report = here.take_waiting().expect("it was written");
         assert!(!here.has_waiting() && there.is_own(&report));
@@ -295,7 +295,7 @@ mod tests {
         let mut told = 0;
         acks.write(100, || {
             told += 1;
-            Some(Progress { stream: told, next: 0, waits: true, gaps: gaps.clone() })
+            Some(DataAck { stream: told, next_offset: 0, reader_waits: true, gaps: gaps.clone() })
         });
         let report = acks.take_waiting().expect("a report");
         assert!(told > 2 && report.len() <= REPORT, "{told} streams in {} bytes", report.len());
@@ -334,14 +334,19 @@ mod tests {
     #[test]
     fn reports_are_read_as_they_were_written() {
         let all = [
-            Progress { stream: 0, next: 0, waits: true, gaps: Vec::new() },
-            Progress { stream: 4, next: 1 << 40, waits: false, gaps: Vec::new() },
-            Progress { stream: 1 << 20, next: 77, waits: true, gaps: vec![(77, 1), (100, 1 << 30)] },
+            DataAck { stream: 0, next_offset: 0, reader_waits: true, gaps: Vec::new() },
+            DataAck { stream: 4, next_offset: 1 << 40, reader_waits: false, gaps: Vec::new() },
+            DataAck {
+                stream: 1 << 20,
+                next_offset: 77,
+                reader_waits: true,
+                gaps: vec![(77, 1), (100, 1 << 30)],
+            },
         ];
         let mut out = BytesMut::new();
         all.iter().for_each(|progress| encode(progress, &mut out));
         let mut bytes = &out[..];
-        let read: Vec<Progress> = std::iter::from_fn(|| decode(&mut bytes)).collect();
+        let read: Vec<DataAck> = std::iter::from_fn(|| decode(&mut bytes)).collect();
         assert_eq!(read, all);
         for len in 0..out.len() {
             let mut bytes = &out[..len];
@@ -368,17 +373,17 @@ mod tests {
         check_datagrams(include_str!("../../../../docs/vectors/data-ack.json"), parse, encode);
     }
 
-    fn entry_of(progress: &Progress) -> Value {
-        let mut end = progress.next;
+    fn entry_of(progress: &DataAck) -> Value {
+        let mut end = progress.next_offset;
         let gap = |(at, len): &(u64, u64)| {
             let present = at - std::mem::replace(&mut end, at + len);
             json!({ "present": present, "missing": len })
         };
         let gaps: Vec<_> = progress.gaps.iter().map(gap).collect();
-        json!({ "stream": progress.stream, "offset": progress.next, "waits": progress.waits, "gaps": gaps })
+        json!({ "stream": progress.stream, "offset": progress.next_offset, "waits": progress.reader_waits, "gaps": gaps })
     }
 
-    fn progress_of(entry: &Value) -> Progress {
+    fn progress_of(entry: &Value) -> DataAck {
         let next = number(&entry["offset"]);
         let mut end = next;
         let gap = |gap: &Value| {
@@ -388,7 +393,7 @@ mod tests {
         };
         let gaps = entry["gaps"].as_array().unwrap().iter().map(gap).collect();
         let waits = entry["waits"].as_bool().unwrap();
-        Progress { stream: number(&entry["stream"]), next, waits, gaps }
+        DataAck { stream: number(&entry["stream"]), next_offset: next, reader_waits: waits, gaps }
     }
 
     #[test]

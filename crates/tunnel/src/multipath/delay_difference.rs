@@ -1,7 +1,7 @@
 //! Paths that are much slower than others, for streams that last: what is put there arrives late, but a long
 //! transfer is over earlier if they carry their part.
 
-use mpvpn_path::{Offer, lateness};
+use mpvpn_path::{PathCandidate, delay_difference};
 
 use super::pass::Pass;
 
@@ -16,7 +16,7 @@ const MOST_HELD: u64 = 4 << 20;
 impl Pass<'_> {
     /// Grants paths what no other rule gives them, where the far end holds as much as this one would. Returns
     /// whether there was something.
-    pub(super) fn fill_late(&mut self, offers: &mut [Offer]) -> bool {
+    pub(super) fn fill_late(&mut self, offers: &mut [PathCandidate]) -> bool {
         if self.recovery.data_acks.is_none()
             || !self.scheduler.kind().uses_late_paths()
             || self.connection.stream_backlog() == 0
@@ -25,13 +25,17 @@ impl Pass<'_> {
         }
         let mut moved = false;
         for at in 0..offers.len() {
-            let (late, held) = lateness(offers, at);
-            if offers[at].room == 0 || late.is_zero() || held > MOST_HELD {
+            let (late, held) = delay_difference(offers, at);
+            if offers[at].available_window == 0 || late.is_zero() || held > MOST_HELD {
                 continue;
             }
             let Some(since) = self.now.checked_sub(late * LASTS) else { continue };
-            let taken = self.connection.grant_late(offers[at].id, offers[at].room, since);
-            offers[at].take(taken);
+            let taken = self.connection.grant_quota_to_long_transfers(
+                offers[at].id,
+                offers[at].available_window,
+                since,
+            );
+            offers[at].assign(taken);
             moved |= taken > 0;
         }
         moved

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, mem, net::SocketAddr};
 
-use mpvpn_path::{PathState, Place, Reason};
+use mpvpn_path::{PathState, Placement, StateReason};
 use mpvpn_types::{Instant, PathId};
 
 use super::{path::PathEntry, path_table::PathTable};
@@ -46,7 +46,7 @@ impl PathEvents {
             }
             (_, PathState::Active) => PathChange::Active,
             _ => PathChange::Standby(match path.usage.place() {
-                Place::Active => "kept for later by the client",
+                Placement::Active => "kept for later by the client",
                 place => place.as_str(),
             }),
         };
@@ -94,8 +94,8 @@ impl PathEvents {
 fn reason_of(now: Instant, path: &PathEntry) -> FailureReason {
     match path.liveness.reason() {
         _ if !path.liveness.has_carrier() => FailureReason::NoCarrier,
-        Reason::Silent { missed } => {
-            FailureReason::Silent(now.saturating_duration_since(path.liveness.heard()), missed)
+        StateReason::Silent { missed } => {
+            FailureReason::Silent(now.saturating_duration_since(path.liveness.last_received()), missed)
         }
         // This end receives on the path, so the far end does not.
         _ => {
@@ -138,7 +138,7 @@ mod tests {
         let (mut paths, mut events, id) = (table(start, 2), PathEvents::default(), PathId(1));
         let path = paths.get_mut(id).unwrap();
         path.liveness.set_config(start, LivenessConfig::default());
-        path.liveness.on_measured(24 * MS, MS, 0.0);
+        path.liveness.set_measurements(24 * MS, MS, 0.0);
         path.liveness.on_received(start + 10 * MS);
         let mut at = start;
         while path.liveness.is_alive() {

@@ -24,12 +24,12 @@ pub(super) use report::{Reception, ReportedPath};
 
 /// This many of the longest intervals between dense heartbeats.
 const fn heartbeats(count: u32) -> Duration {
-    LivenessConfig::DENSE_MAX.saturating_mul(count)
+    LivenessConfig::MAX_DENSE_INTERVAL.saturating_mul(count)
 }
 
 /// The sender counts as active if data moved there within this time. Five heartbeats less than they stay dense for: the last
 /// ones say that it is over.
-const ACTIVE: Duration = LivenessConfig::DENSE_FOR.saturating_sub(heartbeats(5));
+const ACTIVE: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
 /// What one report of activity is worth. Less, and lost reports make heartbeats rare in between; more, and they stay dense
 /// for longer than needed.
 const ACTIVITY_LASTS: Duration = heartbeats(6);
@@ -183,7 +183,7 @@ impl Heartbeats {
                 changed = true;
             }
             if !path.may_rest() {
-                path.liveness.on_far_traffic(now, active_until);
+                path.liveness.on_peer_traffic(now, active_until);
             }
         }
         changed
@@ -207,7 +207,7 @@ impl Heartbeats {
         let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
         let since = reports.newest.map_or(dense, |(_, newest)| newest.max(dense));
         let alive = paths.values().filter(|path| path.liveness.is_alive());
-        let timeout = alive.map(|path| path.liveness.patience()).max().unwrap_or(OVERDUE);
+        let timeout = alive.map(|path| path.liveness.silence_limit()).max().unwrap_or(OVERDUE);
         Some(since + timeout.clamp(OVERDUE, OVERDUE_MAX))
     }
 
@@ -242,8 +242,8 @@ impl Heartbeats {
         if !first_is_quiet || just_done || !fits() {
             return None;
         }
-        let heard = trusted().filter(|(_, path)| path.liveness.heard() == now);
-        let (id, _) = heard.min_by_key(|(_, path)| path.liveness.patience())?;
+        let heard = trusted().filter(|(_, path)| path.liveness.last_received() == now);
+        let (id, _) = heard.min_by_key(|(_, path)| path.liveness.silence_limit())?;
         let report = self.next_report(now, paths, data_moved, false)?;
         if let Some(reports) = &mut self.reports {
             reports.steered = Some(now);
@@ -344,7 +344,7 @@ impl Heartbeats {
         // The report that asks costs, too.
         let over = paths.iter().filter(|(_, path)| path.is_trusted());
         let over = over.min_by_key(|(id, path)| (path.is_metered(), *id));
-        let trying = broken().any(|(_, path)| path.liveness.is_trying(now));
+        let trying = broken().any(|(_, path)| path.liveness.is_probing(now));
         let costs =
             broken().all(|(_, path)| path.is_metered()) || over.is_none_or(|(_, path)| path.is_metered());
         let trial = reports.trial.get_or_insert(Trial { since: now, next: now + RETRY });
@@ -566,7 +566,7 @@ mod tests {
                 calls.push(ms);
             }
         }
-        let patience = paths.get(PathId(0)).expect("a path").liveness.patience();
+        let patience = paths.get(PathId(0)).expect("a path").liveness.silence_limit();
         let silent = patience.clamp(OVERDUE, OVERDUE_MAX).as_millis() as u32;
         assert_eq!(calls.len() as u32, (1000 - silent).div_ceil(100), "{calls:?} after {silent} ms");
         assert!(calls[0] > silent, "first all paths are trusted");

@@ -1,8 +1,8 @@
 //! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and
 //! the scheduler told what changed.
 
-use mpvpn_path::{Candidate, PathInfo, PathState};
-use mpvpn_quic::{Connection, PathView};
+use mpvpn_path::{PathInfo, PathState, TieredPath};
+use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{
     Duration, Instant, LinkId, PathId, Tier,
     target::{FEC, REORDER, SCHEDULER, TRANSPORT},
@@ -29,7 +29,7 @@ impl MultipathConnection {
             let prefix = self.packetizer.prefix();
             let label = self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(prefix));
             let around = prefix.as_ref().len() + label;
-            let limit = connection.max_datagram().map(|max| max.saturating_sub(around));
+            let limit = connection.max_datagram_size().map(|max| max.saturating_sub(around));
             self.mtu.update(now, limit);
         }
         self.choose_places(now, connection, due);
@@ -64,8 +64,8 @@ impl MultipathConnection {
                 connection.set_rate_cap(now, id, settings.cap);
                 connection.set_dscp(id, settings.dscp);
             }
-            let load = path.load.measure(due, connection.is_limited(id));
-            candidates.push(Candidate {
+            let load = path.load.measure(due, connection.is_backlogged(id));
+            candidates.push(TieredPath {
                 id,
                 // Under failover the client chooses the path within a tier.
                 link: if role == Role::Server && path.peer.refuses() {
@@ -73,15 +73,15 @@ impl MultipathConnection {
                 } else {
                     path.link().uplink()
                 },
-                bundle: path.link_key(role, id),
+                group: path.link_key(role, id),
                 tier: path.policy.get().tier,
                 metered: path.is_metered(),
                 works: path.liveness.is_alive() && !is_unheard(path, id, reports, connection),
-                load,
+                utilization: load,
             });
         }
         let links = usize::from(self.scheduler.copies());
-        let places = self.tiers.places(now, self.scheduler.kind(), &candidates, links, due);
+        let places = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, due);
         for ((id, path), place) in self.paths.iter_mut().zip(places) {
             if path.usage.place() != place {
                 let tier = path.policy.get().tier;
@@ -96,21 +96,21 @@ impl MultipathConnection {
             }
             path.usage.set_place(place);
             if path.may_rest() {
-                path.liveness.rest();
+                path.liveness.end_dense_heartbeats();
             }
         }
     }
 
     /// Finds the state of every path, and takes what was on its way on those that died; returns what was
     /// measured, if that was `due`.
-    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, due: bool) -> Vec<PathView> {
+    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, due: bool) -> Vec<PathStats> {
         let reports = self.heartbeats.has_reports();
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
         let mut views = Vec::with_capacity(self.paths.len());
         let mut changes = Vec::new();
         for (id, path) in self.paths.iter_mut() {
-            if due && let Some(view) = connection.view(now, id) {
-                path.liveness.on_measured(view.rtt, view.jitter, view.loss);
+            if due && let Some(view) = connection.path_stats(now, id) {
+                path.liveness.set_measurements(view.rtt, view.jitter, view.loss);
                 views.push(view);
             }
             let evidence = Evidence {
@@ -125,7 +125,7 @@ impl MultipathConnection {
             let Judgement { tell, left } = path.usage.judge(evidence);
             let state = path.usage.state();
             if let Some(ignore) = path.loss_grace.update(now, state == PathState::Down) {
-                connection.freeze(id, ignore);
+                connection.set_ignore_losses(id, ignore);
             }
             if let Some(from) = left {
                 tracing::debug!(
@@ -184,7 +184,7 @@ impl MultipathConnection {
             state: path.usage.state(),
             id,
         }));
-        connection.set_together(self.groups.as_lists());
+        connection.set_path_groups(self.groups.as_lists());
     }
 
     fn tell_scheduler(&mut self, now: Instant, connection: &Connection, due: bool) {
@@ -195,19 +195,19 @@ impl MultipathConnection {
                 link: if self.role == Role::Client { path.link().uplink() } else { path.link() },
                 state: path.usage.state(),
                 rtt: connection.rtt(id).unwrap_or(Duration::MAX),
-                rate: connection.rate(id),
-                load: path.load.now(),
+                rate: connection.delivery_rate(id),
+                utilization: path.load.now(),
             })
             .collect();
         self.scheduler.set_paths(now, &infos);
         if due {
-            let rate = self.scheduler.order().map(|id| connection.rate(id)).sum();
+            let rate = self.scheduler.order().map(|id| connection.delivery_rate(id)).sum();
             self.scheduler.set_rate(rate);
         }
     }
 
     /// Decides whether packets are numbered, and which paths are protected by repair.
-    fn measure_for_numbers(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathView>) {
+    fn measure_for_numbers(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathStats>) {
         let Some(sequencer) = &mut self.recovery.sequencer else { return };
         let heads = self.scheduler.order();
         let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
@@ -217,7 +217,7 @@ impl MultipathConnection {
         views.retain(|view| used.contains(&view.id));
         sequencer.measure(now, used.len() > 1 && !stays, &views);
         for id in used {
-            connection.set_made_good(id, sequencer.protects(id));
+            connection.set_losses_repaired(id, sequencer.protects(id));
         }
         self.scheduler.set_numbered(now, sequencer.is_on());
     }
@@ -225,5 +225,5 @@ impl MultipathConnection {
 
 /// The far end does not hear this one on a path.
 fn is_unheard(path: &PathEntry, id: PathId, reports: bool, connection: &Connection) -> bool {
-    path.peer.is_unheard(reports, || connection.acked_sent(id))
+    path.peer.is_unheard(reports, || connection.last_acked_send_time(id))
 }

@@ -3,7 +3,7 @@
 //! In: at every measurement, whether more waited for the path than it could take. Out: whether it is full,
 //! has room to spare, or neither clearly. Always holds: one measurement alone decides nothing.
 
-use mpvpn_path::Load;
+use mpvpn_path::Utilization;
 
 /// Measurements in a row (20 ms each) that make a path count as full, or as spare. Fewer take a burst for a
 /// full path, which brings overflow links into use for nothing; more leave a full one alone for longer.
@@ -14,39 +14,39 @@ const CONSECUTIVE_MEASUREMENTS: i32 = 8;
 pub(super) struct PathLoad {
     /// Measurements in a row in which packets waited for it (positive) or none did (negative).
     run: i32,
-    now: Load,
+    now: Utilization,
 }
 
 impl PathLoad {
     pub(super) fn new() -> Self {
-        Self { run: 0, now: Load::Some }
+        Self { run: 0, now: Utilization::Partial }
     }
 
     /// What the last call of [`Self::measure`] found.
-    pub(super) fn now(&self) -> Load {
+    pub(super) fn now(&self) -> Utilization {
         self.now
     }
 
     /// Takes a measurement if one is due; without one nothing is known. `limited`: more waited than the path
     /// could take.
-    pub(super) fn measure(&mut self, due: bool, limited: bool) -> Load {
-        self.now = if due { self.step(limited) } else { Load::Some };
+    pub(super) fn measure(&mut self, due: bool, limited: bool) -> Utilization {
+        self.now = if due { self.step(limited) } else { Utilization::Partial };
         self.now
     }
 
-    fn step(&mut self, limited: bool) -> Load {
+    fn step(&mut self, limited: bool) -> Utilization {
         self.run = match limited {
             true => self.run.max(0) + 1,
             false => self.run.min(0) - 1,
         };
         match self.run {
-            run if run <= -CONSECUTIVE_MEASUREMENTS => Load::Spare,
+            run if run <= -CONSECUTIVE_MEASUREMENTS => Utilization::Spare,
             // Not again at once: what was moved needs time to show.
             CONSECUTIVE_MEASUREMENTS.. => {
                 self.run = CONSECUTIVE_MEASUREMENTS / 2;
-                Load::Full
+                Utilization::Full
             }
-            _ => Load::Some,
+            _ => Utilization::Partial,
         }
     }
 }
@@ -55,32 +55,41 @@ impl PathLoad {
 mod tests {
     use super::*;
 
-    fn run(load: &mut PathLoad, limited: bool, measurements: usize) -> Vec<Load> {
+    fn run(load: &mut PathLoad, limited: bool, measurements: usize) -> Vec<Utilization> {
         (0..measurements).map(|_| load.measure(true, limited)).collect()
     }
 
     #[test]
     fn a_path_is_full_after_eight_measurements_and_again_after_four_more() {
         let mut load = PathLoad::new();
-        assert_eq!(run(&mut load, true, 7), [Load::Some; 7]);
-        assert_eq!(run(&mut load, true, 5), [Load::Full, Load::Some, Load::Some, Load::Some, Load::Full]);
+        assert_eq!(run(&mut load, true, 7), [Utilization::Partial; 7]);
+        assert_eq!(
+            run(&mut load, true, 5),
+            [
+                Utilization::Full,
+                Utilization::Partial,
+                Utilization::Partial,
+                Utilization::Partial,
+                Utilization::Full
+            ]
+        );
     }
 
     #[test]
     fn one_measurement_of_the_other_kind_starts_the_count_again() {
         let mut load = PathLoad::new();
         run(&mut load, true, 7);
-        assert_eq!(run(&mut load, false, 8)[..7], [Load::Some; 7]);
-        assert_eq!(load.now(), Load::Spare);
-        assert_eq!(load.measure(true, false), Load::Spare, "for as long as nothing waits");
-        assert_eq!(run(&mut load, true, 8)[7], Load::Full);
+        assert_eq!(run(&mut load, false, 8)[..7], [Utilization::Partial; 7]);
+        assert_eq!(load.now(), Utilization::Spare);
+        assert_eq!(load.measure(true, false), Utilization::Spare, "for as long as nothing waits");
+        assert_eq!(run(&mut load, true, 8)[7], Utilization::Full);
     }
 
     #[test]
     fn between_measurements_nothing_is_known_and_nothing_is_counted() {
         let mut load = PathLoad::new();
         run(&mut load, true, 7);
-        assert_eq!((load.measure(false, false), load.now()), (Load::Some, Load::Some));
-        assert_eq!(load.measure(true, true), Load::Full);
+        assert_eq!((load.measure(false, false), load.now()), (Utilization::Partial, Utilization::Partial));
+        assert_eq!(load.measure(true, true), Utilization::Full);
     }
 }

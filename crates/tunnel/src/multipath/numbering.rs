@@ -6,10 +6,10 @@
 
 use bytes::Bytes;
 use mpvpn_class::QueuedPacket;
-use mpvpn_flow::{Label, Numbers, Part};
+use mpvpn_flow::{Label, Part, SequenceNumbers};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
-use mpvpn_quic::{PathView, Tracked};
+use mpvpn_quic::{PathStats, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
 use super::{flow_order::FlowOrder, resequencer::split_label, retransmissions::MOST_TRIES};
@@ -34,7 +34,7 @@ const MOST_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Numbering {
     prefix: DatagramPrefix,
-    numbers: Numbers,
+    numbers: SequenceNumbers,
     flows: FlowOrder,
     /// Packets are numbered now.
     on: bool,
@@ -52,7 +52,7 @@ impl Numbering {
     pub(super) fn new(stream: u64, context: u64) -> Self {
         Self {
             prefix: datagram::prefix(stream, context),
-            numbers: Numbers::new(),
+            numbers: SequenceNumbers::new(),
             flows: FlowOrder::default(),
             on: false,
             lossy_at: None,
@@ -87,7 +87,7 @@ impl Numbering {
 
     /// Decides whether packets are numbered, by what was measured about the paths in use: where `several` may
     /// carry one flow, where some lose packets, and where packets are `protected`, as repair needs numbers.
-    pub(super) fn measure(&mut self, now: Instant, several: bool, protected: bool, views: &[PathView]) {
+    pub(super) fn measure(&mut self, now: Instant, several: bool, protected: bool, views: &[PathStats]) {
         let loss = views.iter().map(|view| view.loss).fold(0.0, f64::max);
         if loss >= LOSSY {
             self.lossy_at = Some(now);
@@ -120,13 +120,13 @@ impl Numbering {
 
     /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
     pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
-        let bucket = Numbers::bucket(packet.flow);
+        let bucket = SequenceNumbers::bucket(packet.flow);
         self.numbered += 1;
         Label {
             bucket,
             ordered: packet.needs_order || self.flows.wants_order(now, bucket, payload),
-            patience: self.reorder_timeout,
-            number: self.numbers.take(bucket),
+            reorder_timeout: self.reorder_timeout,
+            number: self.numbers.next(bucket),
             part: None,
         }
     }
@@ -142,12 +142,12 @@ impl Numbering {
     }
 
     /// The datagram of label and packet that were in a FEC group, outside of all groups.
-    pub(super) fn reframe(&mut self, bare: Tracked) -> Tracked {
+    pub(super) fn reframe(&mut self, bare: TrackedDatagram) -> TrackedDatagram {
         let prefix = self.prefix.as_ref();
         let room = self.arena.reserve(prefix.len() + bare.data.len());
         room.extend_from_slice(prefix);
         room.extend_from_slice(&bare.data);
-        Tracked { data: self.arena.take(), ..bare }
+        TrackedDatagram { data: self.arena.take(), ..bare }
     }
 
     /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part
@@ -158,7 +158,7 @@ impl Numbering {
         let Some((label, payload)) = split_label(labelled) else { return Vec::new() };
         let around = self.prefix.as_ref().len() + Label::LEN + Part::LEN;
         let most = max.saturating_sub(around);
-        if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MOST) + 1) {
+        if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MAX_INDEX) + 1) {
             return Vec::new();
         }
         let count = payload.len().div_ceil(most).max(1);
@@ -179,7 +179,7 @@ impl Numbering {
 /// How long the far end has to wait for a packet that others overtook: the difference between the slowest and
 /// the quickest path, and as many rounds of retransmission as leave one packet in 10,000 missing at this
 /// `loss` (0 to 1).
-fn reorder_timeout(loss: f64, views: &[PathView]) -> Duration {
+fn reorder_timeout(loss: f64, views: &[PathStats]) -> Duration {
     let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
     let quickest = views.iter().filter_map(|view| view.min_rtt).min().unwrap_or_default();
     let rounds = match loss {

@@ -8,8 +8,8 @@
 use bytes::Bytes;
 use mpvpn_class::QueuedPacket;
 use mpvpn_flow::fec::Load;
-use mpvpn_path::{Offer, Want, first_of};
-use mpvpn_quic::{Connection, Tracked};
+use mpvpn_path::{EligiblePackets, PathCandidate, first_to_arrive_if};
+use mpvpn_quic::{Connection, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, Tier, Weight};
 
 use super::{
@@ -50,7 +50,7 @@ struct Taken {
 
 impl Pass<'_> {
     /// Hands out what waits; `offers` is empty, and kept for its memory. Returns whether anything moved.
-    pub(super) fn run(mut self, offers: &mut Vec<Offer>) -> bool {
+    pub(super) fn run(mut self, offers: &mut Vec<PathCandidate>) -> bool {
         let repairing = self.recovery.has_waiting();
         // Links of later tiers get what is left.
         let mut later = Vec::new();
@@ -65,8 +65,8 @@ impl Pass<'_> {
         // Repair is worth something as long as it is early.
         let mut moved = false;
         for offer in offers.iter_mut().chain(&mut later) {
-            let taken = self.send_protection(offer.id, offer.room);
-            offer.take(taken);
+            let taken = self.send_protection(offer.id, offer.available_window);
+            offer.assign(taken);
             moved |= taken > 0;
         }
         moved |= self.send_data_acks(offers);
@@ -80,52 +80,52 @@ impl Pass<'_> {
         moved |= self.fill_late(offers);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
         for offer in &*offers {
-            let room = self.connection.room(self.now, offer.id);
+            let room = self.connection.available_window(self.now, offer.id);
             let limited = room == 0 && (waits || self.scheduler.has_for(offer.id));
-            self.connection.set_limited(offer.id, limited);
+            self.connection.set_backlogged(offer.id, limited);
         }
         moved
     }
 
     /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.
-    fn fill(&mut self, offers: &mut [Offer]) -> bool {
+    fn fill(&mut self, offers: &mut [PathCandidate]) -> bool {
         let mut moved = false;
         while let Some(pick) = self.scheduler.pick(self.now, offers, self.connection.stream_backlog()) {
-            let want = if pick.best { Want::Any } else { Want::Standing };
-            let taken = self.give(offers, pick.at, want);
+            let want = if pick.arrives_first { EligiblePackets::Any } else { EligiblePackets::OldFlows };
+            let taken = self.give(offers, pick.index, want);
             // Packets and streams take turns.
-            let granted = self.grant(&mut offers[pick.at]);
+            let granted = self.grant(&mut offers[pick.index]);
             moved |= taken.some || granted;
             if taken.all && !granted {
-                offers[pick.at].room = 0;
+                offers[pick.index].available_window = 0;
                 // What is left is for the best path, or there is nothing left.
-                if pick.best {
+                if pick.arrives_first {
                     break;
                 }
             }
         }
         // What may take one path only waits for no other.
         for at in 0..offers.len() {
-            moved |= self.give(offers, at, Want::Own).some;
+            moved |= self.give(offers, at, EligiblePackets::Pinned).some;
         }
         moved
     }
 
     /// Lets the path of an offer carry a turn's bytes of streams; whether there were any.
-    fn grant(&mut self, offer: &mut Offer) -> bool {
-        if offer.room == 0 || self.connection.stream_backlog() == 0 {
+    fn grant(&mut self, offer: &mut PathCandidate) -> bool {
+        if offer.available_window == 0 || self.connection.stream_backlog() == 0 {
             return false;
         }
-        let taken = self.connection.grant(offer.id, self.scheduler.turn(offer.room));
+        let taken = self.connection.grant_quota(offer.id, self.scheduler.turn(offer.available_window));
         self.scheduler.charge(offer, taken);
-        offer.take(taken);
+        offer.assign(taken);
         taken > 0
     }
 
     /// Moves a turn's packets to the path of `offers[at]`.
-    fn give(&mut self, offers: &mut [Offer], at: usize, want: Want) -> Taken {
-        let Offer { id, room, .. } = offers[at];
-        let most = if want == Want::Own { room } else { self.scheduler.turn(room) };
+    fn give(&mut self, offers: &mut [PathCandidate], at: usize, want: EligiblePackets) -> Taken {
+        let PathCandidate { id, available_window: room, .. } = offers[at];
+        let most = if want == EligiblePackets::Pinned { room } else { self.scheduler.turn(room) };
         let mut taken = 0;
         let mut all = false;
         while taken < most && !all {
@@ -136,16 +136,16 @@ impl Pass<'_> {
             taken += self.send_protection(id, most.saturating_sub(taken));
         }
         self.scheduler.charge(&offers[at], taken);
-        offers[at].take(taken);
+        offers[at].assign(taken);
         Taken { some: taken > 0, all }
     }
 
     /// Queues a packet for a path, in parts if it does not fit; returns the bytes that it takes there.
-    fn carry(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [Offer]) -> u64 {
+    fn carry(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [PathCandidate]) -> u64 {
         let max = self.max;
         if packet.unnumbered {
             if packet.data.len() <= max {
-                return self.connection.queue(id, packet.data);
+                return self.connection.queue_datagram(id, packet.data);
             }
             // The paths became smaller while it waited.
             self.traffic.count_oversized();
@@ -160,7 +160,7 @@ impl Pass<'_> {
         }
         let sequencer = self.recovery.sequencer.as_deref_mut();
         let Some(sequencer) = sequencer.filter(|sequencer| sequencer.is_on() || !fits) else {
-            return self.connection.queue(id, packet.data);
+            return self.connection.queue_datagram(id, packet.data);
         };
         let payload = self.packetizer.behind_prefix(&packet);
         let label = sequencer.label(self.now, &packet, payload);
@@ -177,7 +177,13 @@ impl Pass<'_> {
 
     /// The same for a packet that is to be cut so that each datagram has at most `max` bytes.
     #[cold]
-    fn carry_cut(&mut self, packet: &QueuedPacket, max: usize, id: PathId, offers: &mut [Offer]) -> u64 {
+    fn carry_cut(
+        &mut self,
+        packet: &QueuedPacket,
+        max: usize,
+        id: PathId,
+        offers: &mut [PathCandidate],
+    ) -> u64 {
         match self.packetizer.cut(packet, max) {
             Ok(parts) => parts.into_iter().map(|part| self.carry(part, id, offers)).sum(),
             Err(error) => {
@@ -196,7 +202,7 @@ impl Pass<'_> {
     fn launch(
         &mut self,
         id: PathId,
-        offers: &mut [Offer],
+        offers: &mut [PathCandidate],
         mut make: impl FnMut(&mut Sequencer, PathId) -> (Bytes, Option<u32>),
     ) -> u64 {
         let (now, copies) = (self.now, self.scheduler.extra_copies(offers.len()));
@@ -206,40 +212,53 @@ impl Pass<'_> {
         // No link gets two.
         let mut had = [id; MOST_LINKS];
         for at in 1..=copies.min(MOST_LINKS - 1) {
-            let Some(next) = first_of(offers, |offer| !had[..at].contains(&offer.id)) else { break };
+            let Some(next) = first_to_arrive_if(offers, |offer| !had[..at].contains(&offer.id)) else {
+                break;
+            };
             had[at] = offers[next].id;
-            let path = connection.carrier_of(had[at]).unwrap_or(had[at]);
+            let path = connection.next_path_in_group(had[at]).unwrap_or(had[at]);
             let (data, mark) = make(sequencer, path);
             // The first one is sent again if it is lost, and a copy is not.
-            offers[next].take(match mark {
-                None => connection.queue(had[at], data),
+            offers[next].assign(match mark {
+                None => connection.queue_datagram(had[at], data),
                 Some(_) => {
-                    let copy = Tracked { data, born: now, tries: u8::MAX, copied: true, mark };
-                    connection.queue_tracked_on(path, copy)
+                    let copy = TrackedDatagram {
+                        data,
+                        first_sent: now,
+                        retransmissions: u8::MAX,
+                        has_copy: true,
+                        ack_token: mark,
+                    };
+                    connection.queue_tracked_on_path(path, copy)
                 }
             });
             sequencer.count_copy();
             copied = true;
         }
-        let path = connection.carrier_of(id).unwrap_or(id);
+        let path = connection.next_path_in_group(id).unwrap_or(id);
         let (data, mark) = make(sequencer, path);
-        connection.queue_tracked_on(path, Tracked { data, born: now, tries: 0, copied, mark })
+        connection.queue_tracked_on_path(
+            path,
+            TrackedDatagram { data, first_sent: now, retransmissions: 0, has_copy: copied, ack_token: mark },
+        )
     }
 
     /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
-    fn retransmit(&mut self, offers: &mut [Offer]) -> bool {
+    fn retransmit(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(sequencer) = &mut self.recovery.sequencer else { return false };
         let mut moved = false;
         while let Some(at) = mpvpn_path::first_to_arrive(offers) {
             let Some(datagram) = sequencer.next_retransmission() else { break };
             let offer = &mut offers[at];
             if datagram.data.len() <= self.max {
-                offer.take(self.connection.queue_tracked(offer.id, datagram));
+                offer.assign(self.connection.queue_tracked(offer.id, datagram));
                 moved = true;
                 continue;
             }
             for data in sequencer.lost_in_parts(&datagram.data, self.max) {
-                offer.take(self.connection.queue_tracked(offer.id, Tracked { data, ..datagram.clone() }));
+                offer.assign(
+                    self.connection.queue_tracked(offer.id, TrackedDatagram { data, ..datagram.clone() }),
+                );
                 moved = true;
             }
         }
@@ -257,34 +276,40 @@ impl Pass<'_> {
             while taken < room
                 && let Some(datagram) = protection.next_repair(self.now, *id)
             {
-                taken += self.connection.queue_tracked_on(*id, datagram);
+                taken += self.connection.queue_tracked_on_path(*id, datagram);
             }
         }
         taken
     }
 
     /// Sends a report of how far streams have come on all paths that have room, since any may stall.
-    fn send_data_acks(&mut self, offers: &mut [Offer]) -> bool {
+    fn send_data_acks(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(acks) = &mut self.recovery.data_acks else { return false };
-        if offers.iter().all(|offer| offer.room == 0) {
+        if offers.iter().all(|offer| offer.available_window == 0) {
             return false;
         }
         let Some(data) = acks.take_waiting() else { return false };
-        for offer in offers.iter_mut().filter(|offer| offer.room > 0) {
+        for offer in offers.iter_mut().filter(|offer| offer.available_window > 0) {
             let data = data.clone();
-            let report = Tracked { data, born: self.now, tries: 0, copied: false, mark: None };
-            offer.take(self.connection.queue_tracked(offer.id, report));
+            let report = TrackedDatagram {
+                data,
+                first_sent: self.now,
+                retransmissions: 0,
+                has_copy: false,
+                ack_token: None,
+            };
+            offer.assign(self.connection.queue_tracked(offer.id, report));
         }
         true
     }
 
     /// Sends reinjected bytes on the paths where they arrive first. Returns whether there were any.
-    fn send_reinjected(&mut self, offers: &mut [Offer]) -> bool {
+    fn send_reinjected(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(reinjection) = &mut self.recovery.reinjection else { return false };
         let mut moved = false;
         while let Some((at, datagram)) = reinjection.next(self.now, self.max, offers) {
             let offer = &mut offers[at];
-            offer.take(self.connection.queue_tracked(offer.id, datagram));
+            offer.assign(self.connection.queue_tracked(offer.id, datagram));
             moved = true;
         }
         moved
@@ -292,12 +317,17 @@ impl Pass<'_> {
 }
 
 /// What a path can do for the next packets, and the tier of its link.
-fn offer_of(paths: &PathTable, connection: &mut Connection, now: Instant, id: PathId) -> (Tier, Offer) {
-    let offer = connection.offer(now, id, PASS_BYTES);
+fn offer_of(
+    paths: &PathTable,
+    connection: &mut Connection,
+    now: Instant,
+    id: PathId,
+) -> (Tier, PathCandidate) {
+    let offer = connection.path_candidate(now, id, PASS_BYTES);
     let Some(path) = paths.get(id) else {
-        return (Tier::Primary, Offer { weight: Weight::default().get().into(), ..offer });
+        return (Tier::Primary, PathCandidate { weight: Weight::default().get().into(), ..offer });
     };
     let policy = path.policy.get();
-    let delay = offer.delay + path.stall.delay(now);
-    (policy.tier, Offer { weight: policy.weight.get().into(), delay, ..offer })
+    let delay = offer.one_way_delay + path.stall.delay(now);
+    (policy.tier, PathCandidate { weight: policy.weight.get().into(), one_way_delay: delay, ..offer })
 }

@@ -105,7 +105,7 @@ impl PathEntry {
     #[inline]
     pub(super) fn may_rest(&self) -> bool {
         let policy = self.policy.get();
-        policy.metered && policy.tier == Tier::Backup && self.usage.place() != mpvpn_path::Place::Active
+        policy.metered && policy.tier == Tier::Backup && self.usage.place() != mpvpn_path::Placement::Active
     }
 
     /// Uses it in another way from now on; returns whether that is another one.

@@ -6,11 +6,14 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::{Buf, Bytes};
 use mpvpn_flow::{
     Label,
-    fec::{FULL_WAIT, Fates, Guard, Load, Place, Plan, Restorer, Shard, Watch},
+    fec::{
+        FULL_PATH_WAIT_FACTOR, GroupDecoder, GroupEncoder, GroupOutcomes, GroupPosition, Load, LossMonitor,
+        RepairPlan, Symbol,
+    },
 };
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
-use mpvpn_quic::{PathView, Tracked};
+use mpvpn_quic::{PathStats, TrackedDatagram};
 use mpvpn_types::{Duration, Fec, Instant, PathId, target::FEC};
 
 /// In the mark of a datagram, beside the number of its group: it is repair.
@@ -55,14 +58,14 @@ pub(super) struct Protection {
     /// The same in a form that makes up for what repair is longer by, for large packets.
     long: Option<DatagramPrefix>,
     fec: Fec,
-    watches: BTreeMap<PathId, Watch>,
-    guard: Guard,
-    fates: Fates<Tracked>,
+    watches: BTreeMap<PathId, LossMonitor>,
+    guard: GroupEncoder,
+    fates: GroupOutcomes<TrackedDatagram>,
     /// How long the fate of a group may be unknown once something of it was lost.
     hold: Duration,
     /// What was lost for good, to be sent again.
-    lost: VecDeque<Tracked>,
-    restorer: Restorer,
+    lost: VecDeque<TrackedDatagram>,
+    restorer: GroupDecoder,
     restored: VecDeque<Bytes>,
     arena: Arena,
 }
@@ -71,15 +74,15 @@ impl Protection {
     pub(super) fn new(stream: u64, context: u64, fec: Fec) -> Self {
         let prefix = datagram::prefix(stream, context);
         Self {
-            guard: Guard::new(prefix.as_ref()),
+            guard: GroupEncoder::new(prefix.as_ref()),
             prefix,
-            long: datagram::long_prefix(stream, context, Place::REPAIR_EXTRA),
+            long: datagram::long_prefix(stream, context, GroupPosition::REPAIR_OVERHEAD),
             fec,
             watches: BTreeMap::new(),
-            fates: Fates::new(),
+            fates: GroupOutcomes::new(),
             hold: HOLD,
             lost: VecDeque::new(),
-            restorer: Restorer::new(),
+            restorer: GroupDecoder::new(),
             restored: VecDeque::new(),
             arena: Arena::new(),
         }
@@ -88,11 +91,12 @@ impl Protection {
     /// Bytes that stand in front of the label of a protected packet, and what repair is longer by; the same
     /// whether packets are protected just now or not, so that the MTU stays.
     pub(super) fn around(&self) -> Option<usize> {
-        (self.fec != Fec::Off).then(|| self.prefix.as_ref().len() + Place::LEN + Place::REPAIR_EXTRA)
+        (self.fec != Fec::Off)
+            .then(|| self.prefix.as_ref().len() + GroupPosition::LEN + GroupPosition::REPAIR_OVERHEAD)
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.guard.is_on()
+        self.guard.is_active()
     }
 
     pub(super) fn protects(&self, path: PathId) -> bool {
@@ -100,13 +104,13 @@ impl Protection {
     }
 
     /// Takes over what was measured about the paths in use.
-    pub(super) fn measure(&mut self, views: &[PathView]) {
+    pub(super) fn measure(&mut self, views: &[PathStats]) {
         let used = |id: PathId| views.iter().any(|view| view.id == id);
         self.guard.retain(used);
         self.watches.retain(|id, _| used(*id));
         for view in views {
-            if let Some(plan) = self.watches.entry(view.id).or_default().measured(self.fec, loss_of(view)) {
-                let percent = plan.map(Plan::percent);
+            if let Some(plan) = self.watches.entry(view.id).or_default().update(self.fec, loss_of(view)) {
+                let percent = plan.map(RepairPlan::repair_percent);
                 tracing::debug!(
                     target: FEC,
                     path = view.id.0,
@@ -116,12 +120,12 @@ impl Protection {
                     policy = %self.fec,
                     "a path gets another share of repair"
                 );
-                self.guard.set(view.id, plan);
+                self.guard.set_plan(view.id, plan);
             }
             self.guard.set_wait(view.id, (view.rtt / WAIT_PART).clamp(WAIT.0, WAIT.1));
         }
         let slowest = views.iter().map(|view| view.rtt).max().unwrap_or_default();
-        self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1) * FULL_WAIT;
+        self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1) * FULL_PATH_WAIT_FACTOR;
     }
 
     /// The datagram of a packet that leaves on a path, and its mark, if that path is protected; `load` is
@@ -134,19 +138,21 @@ impl Protection {
         packet: &[u8],
         load: Load,
     ) -> Option<(Bytes, u32)> {
-        let place = self.guard.place(now, path, Label::LEN + packet.len())?;
+        let place = self.guard.assign_position(now, path, Label::LEN + packet.len())?;
         let prefix = self.long.as_ref().filter(|_| packet.len() >= LONG).unwrap_or(&self.prefix).as_ref();
-        let room = self.arena.reserve(prefix.len() + Place::LEN + Label::LEN + packet.len());
+        let room = self.arena.reserve(prefix.len() + GroupPosition::LEN + Label::LEN + packet.len());
         room.extend_from_slice(prefix);
         place.encode(room);
         label.encode(room);
         room.extend_from_slice(packet);
         let data = self.arena.take();
-        if place.shard == Shard::Data(0) {
+        if place.symbol == Symbol::Source(0) {
             self.fates.open(place.group);
         }
         let Self { guard, fates, lost, .. } = self;
-        if let Some(closed) = guard.put(now, path, data.slice(prefix.len() + Place::LEN..), load) {
+        if let Some(closed) =
+            guard.add_packet(now, path, data.slice(prefix.len() + GroupPosition::LEN..), load)
+        {
             fates.close(closed, |datagram| lost.push_back(datagram));
         }
         Some((data, place.group.into()))
@@ -161,21 +167,21 @@ impl Protection {
     /// What stands behind the place in a protected datagram: label and packet.
     fn inside(&self, datagram: &Bytes) -> Bytes {
         let prefix = self.behind_prefix(datagram).unwrap_or(0);
-        datagram.slice((prefix + Place::LEN).min(datagram.len())..)
+        datagram.slice((prefix + GroupPosition::LEN).min(datagram.len())..)
     }
 
     /// Takes note of the arrival of a datagram with a mark.
     pub(super) fn arrived(&mut self, mark: u32) {
         let lost = &mut self.lost;
-        self.fates.arrived(mark as u16, |datagram| lost.push_back(datagram));
+        self.fates.on_arrived(mark as u16, |datagram| lost.push_back(datagram));
     }
 
     /// The same of one that was lost.
-    pub(super) fn lost(&mut self, now: Instant, datagram: Tracked) {
-        let Some(mark) = datagram.mark else { return };
+    pub(super) fn lost(&mut self, now: Instant, datagram: TrackedDatagram) {
+        let Some(mark) = datagram.ack_token else { return };
         let packet = (mark & REPAIR == 0).then_some(datagram);
         let Self { fates, lost, hold, .. } = self;
-        fates.lost(now, mark as u16, packet, *hold, |datagram| lost.push_back(datagram));
+        fates.on_lost(now, mark as u16, packet, *hold, |datagram| lost.push_back(datagram));
     }
 
     /// Closes groups whose time has come, and gives up waiting for the fates of others.
@@ -190,28 +196,36 @@ impl Protection {
     }
 
     /// The next datagram that the far end cannot restore; its data is without prefix and place.
-    pub(super) fn next_lost(&mut self) -> Option<Tracked> {
+    pub(super) fn next_lost(&mut self) -> Option<TrackedDatagram> {
         let datagram = self.lost.pop_front()?;
         self.bare(datagram)
     }
 
     /// A datagram without prefix and place; `None` if it is repair.
-    pub(super) fn bare(&self, datagram: Tracked) -> Option<Tracked> {
-        match datagram.mark {
+    pub(super) fn bare(&self, datagram: TrackedDatagram) -> Option<TrackedDatagram> {
+        match datagram.ack_token {
             Some(mark) if mark & REPAIR != 0 => None,
-            Some(_) => Some(Tracked { data: self.inside(&datagram.data), mark: None, ..datagram }),
+            Some(_) => {
+                Some(TrackedDatagram { data: self.inside(&datagram.data), ack_token: None, ..datagram })
+            }
             None => Some(datagram),
         }
     }
 
     pub(super) fn has_repair(&self) -> bool {
-        self.guard.has_ready()
+        self.guard.has_repair()
     }
 
     /// The next datagram of repair for a path.
-    pub(super) fn next_repair(&mut self, now: Instant, path: PathId) -> Option<Tracked> {
+    pub(super) fn next_repair(&mut self, now: Instant, path: PathId) -> Option<TrackedDatagram> {
         let (group, data) = self.guard.next_repair(now, path)?;
-        Some(Tracked { data, born: now, tries: 0, copied: false, mark: Some(REPAIR | u32::from(group)) })
+        Some(TrackedDatagram {
+            data,
+            first_sent: now,
+            retransmissions: 0,
+            has_copy: false,
+            ack_token: Some(REPAIR | u32::from(group)),
+        })
     }
 
     pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
@@ -222,11 +236,11 @@ impl Protection {
     /// comes out of [`Self::next_recovered`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
         datagram.advance(self.behind_prefix(&datagram)?);
-        let (place, len) = Place::decode(&datagram).ok()?;
+        let (place, len) = GroupPosition::decode(&datagram).ok()?;
         datagram.advance(len);
         let restored = &mut self.restored;
         self.restorer.push(now, place, &datagram, |packet| restored.push_back(packet));
-        matches!(place.shard, Shard::Data(_)).then_some(datagram)
+        matches!(place.symbol, Symbol::Source(_)).then_some(datagram)
     }
 
     /// The next label and packet that was restored.
@@ -237,11 +251,11 @@ impl Protection {
     pub(super) fn counters(&self) -> FecCounters {
         let (sent, came) = (self.guard.stats(), self.restorer.stats());
         FecCounters {
-            percent: self.guard.percent(),
+            percent: self.guard.max_repair_percent(),
             protected: sent.protected,
-            repairs: sent.repairs,
+            repairs: sent.repair_packets,
             repair_bytes: sent.repair_bytes,
-            made_good: self.fates.made_good(),
+            made_good: self.fates.restored_losses(),
             recovered: came.recovered,
             wasted: came.wasted,
             unrecoverable: came.unrecoverable,
@@ -251,14 +265,14 @@ impl Protection {
     /// Gives back memory that is not in use.
     pub(super) fn rest(&mut self) {
         self.arena.release();
-        self.guard.rest();
-        self.restorer.rest();
+        self.guard.trim_memory();
+        self.restorer.clear();
     }
 }
 
 /// The share of packets that repair is made for: what is lost because too many are sent becomes more by
 /// repair, and is left to the congestion controller where that can tell.
-fn loss_of(view: &PathView) -> f64 {
+fn loss_of(view: &PathStats) -> f64 {
     view.random_loss.map_or(view.loss, |random| view.loss.min(random))
 }
 
@@ -283,26 +297,32 @@ mod tests {
     }
 
     fn label(number: u32) -> Label {
-        Label { bucket: 1, ordered: true, patience: Duration::ZERO, number, part: None }
+        Label { bucket: 1, ordered: true, reorder_timeout: Duration::ZERO, number, part: None }
     }
 
     /// A group of 4 packets, and its repair.
-    fn group(sender: &mut Protection, now: Instant) -> (Vec<Tracked>, Vec<Tracked>) {
+    fn group(sender: &mut Protection, now: Instant) -> (Vec<TrackedDatagram>, Vec<TrackedDatagram>) {
         let mut data = Vec::new();
         for number in 0..4 {
             let framed = sender.frame(now, PATH, &label(number), &[number as u8; 100], Load::Light);
             let (bytes, mark) = framed.expect("the path is protected");
             let mark = Some(mark);
-            data.push(Tracked { data: bytes, born: now, tries: 0, copied: false, mark });
+            data.push(TrackedDatagram {
+                data: bytes,
+                first_sent: now,
+                retransmissions: 0,
+                has_copy: false,
+                ack_token: mark,
+            });
         }
         let repair = std::iter::from_fn(|| sender.next_repair(now, PATH)).collect();
         (data, repair)
     }
 
-    fn arrive(sender: &mut Protection, receiver: &mut Protection, now: Instant, datagram: &Tracked) {
+    fn arrive(sender: &mut Protection, receiver: &mut Protection, now: Instant, datagram: &TrackedDatagram) {
         assert!(receiver.is_own(&datagram.data));
         receiver.take(now, datagram.data.clone());
-        sender.arrived(datagram.mark.expect("it is in a group"));
+        sender.arrived(datagram.ack_token.expect("it is in a group"));
     }
 
     #[test]
@@ -328,9 +348,9 @@ mod tests {
         let (data, repair) = group(&mut sender, now);
         arrive(&mut sender, &mut receiver, now, &data[0]);
         data[1..].iter().chain(&repair[1..]).for_each(|datagram| sender.lost(now, datagram.clone()));
-        let lost: Vec<Tracked> = std::iter::from_fn(|| sender.next_lost()).collect();
+        let lost: Vec<TrackedDatagram> = std::iter::from_fn(|| sender.next_lost()).collect();
         assert_eq!(lost.len(), 3, "repair is not repeated");
-        assert!(lost.iter().all(|lost| lost.mark.is_none() && lost.data.len() == Label::LEN + 100));
+        assert!(lost.iter().all(|lost| lost.ack_token.is_none() && lost.data.len() == Label::LEN + 100));
         assert_eq!(receiver.next_recovered(), None);
     }
 
@@ -341,7 +361,7 @@ mod tests {
         sender.lost(now, data[2].clone());
         assert!(sender.next_lost().is_none());
         let due = sender.poll_timeout().expect("its fate is followed");
-        assert!((HOLD..HOLD + WAIT.1 * FULL_WAIT).contains(&(due - now)), "{:?}", due - now);
+        assert!((HOLD..HOLD + WAIT.1 * FULL_PATH_WAIT_FACTOR).contains(&(due - now)), "{:?}", due - now);
         sender.handle_timeout(due);
         assert!(sender.next_lost().is_some());
     }
@@ -349,10 +369,10 @@ mod tests {
     #[test]
     fn places_in_groups_are_those_of_the_vectors() {
         let parse = |received: Received<'_>| {
-            let (place, len) = Place::decode(received.payload).ok()?;
-            let (index, size) = match place.shard {
-                Shard::Data(index) => (index, None),
-                Shard::Repair { index, data } => (index, Some(data)),
+            let (place, len) = GroupPosition::decode(received.payload).ok()?;
+            let (index, size) = match place.symbol {
+                Symbol::Source(index) => (index, None),
+                Symbol::Repair { index, source_count: data } => (index, Some(data)),
             };
             let protection = Protection::new(received.stream, received.context, Fec::Off);
             assert!(protection.is_own(received.bytes));
@@ -363,9 +383,9 @@ mod tests {
             let index = number(&fields["index"]) as u8;
             let shard = fields["size"]
                 .as_u64()
-                .map_or(Shard::Data(index), |size| Shard::Repair { index, data: size as u8 });
+                .map_or(Symbol::Source(index), |size| Symbol::Repair { index, source_count: size as u8 });
             let mut out = prefix(fields).as_ref().to_vec();
-            Place { group: number(&fields["group"]) as u16, shard }.encode(&mut out);
+            GroupPosition { group: number(&fields["group"]) as u16, symbol: shard }.encode(&mut out);
             [out, vectors::bytes(&fields["content"])].concat()
         };
         check_datagrams(include_str!("../../../../docs/vectors/fec-packets.json"), parse, encode);
@@ -421,7 +441,7 @@ mod tests {
             framed.expect("the path is protected").0.len()
         };
         assert_eq!(len(LONG), around + LONG);
-        assert_eq!(len(LONG - 1), around + LONG - 1 - Place::REPAIR_EXTRA);
+        assert_eq!(len(LONG - 1), around + LONG - 1 - GroupPosition::REPAIR_OVERHEAD);
         assert_eq!(Protection::new(0, 10, Fec::Off).around(), None);
     }
 }

@@ -45,7 +45,7 @@ impl MultipathConnection {
     /// Notes on which paths something arrived.
     pub(crate) fn note_path_arrivals(&mut self, now: Instant, connection: &mut Connection) {
         let (paths, log) = (&mut self.paths, &self.log);
-        connection.drain_received(now, |id| {
+        connection.drain_paths_with_arrivals(now, |id| {
             let Some(path) = paths.get_mut(id) else { return };
             // On others it decides nothing.
             let _spans = (!path.liveness.is_alive()).then(|| {
@@ -56,9 +56,9 @@ impl MultipathConnection {
         });
         let _spans = enter_connection!(&self.log, TRACE, [LIVENESS]);
         let moved = self.traffic.last_data_at();
-        let fits = || connection.max_datagram().is_some();
+        let fits = || connection.max_datagram_size().is_some();
         if let Some((id, report)) = self.heartbeats.steer_acks(now, &self.paths, moved, fits) {
-            connection.queue(id, report);
+            connection.queue_datagram(id, report);
         }
     }
 

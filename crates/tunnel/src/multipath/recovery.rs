@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use mpvpn_masque::h3;
-use mpvpn_quic::{Connection, Fate, Overdue, StreamId, Tracked};
+use mpvpn_quic::{Connection, Outcome, OverdueChunk, StreamId, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
 use super::{
@@ -56,10 +56,10 @@ impl Recovery {
     /// Gives streams the bytes of theirs that the far end has reinjected, and what it reported about others.
     pub(super) fn deliver(&mut self, now: Instant, connection: &mut Connection) {
         if let Some(reinjection) = &mut self.reinjection {
-            reinjection.drain_arrived().for_each(|piece| connection.rescue(piece));
+            reinjection.drain_arrived().for_each(|piece| connection.receive_reinjected(piece));
         }
         if let Some(acks) = &mut self.data_acks {
-            acks.drain_arrived().for_each(|progress| connection.confirm(now, progress));
+            acks.drain_arrived().for_each(|progress| connection.on_data_ack(now, progress));
         }
     }
 
@@ -73,8 +73,8 @@ impl Recovery {
 
     /// Takes what became of datagrams on all paths, to send again what was lost.
     pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
-        connection.drain_fates(|_, fate| match (fate, &mut self.sequencer) {
-            (Fate::Lost(lost), _) if lost.mark.is_none() => self.keep(now, lost),
+        connection.drain_outcomes(|_, fate| match (fate, &mut self.sequencer) {
+            (Outcome::Lost(lost), _) if lost.ack_token.is_none() => self.keep(now, lost),
             (fate, Some(sequencer)) => sequencer.settle(now, fate),
             _ => {}
         });
@@ -83,7 +83,7 @@ impl Recovery {
         }
     }
 
-    fn keep(&mut self, now: Instant, lost: Tracked) {
+    fn keep(&mut self, now: Instant, lost: TrackedDatagram) {
         if let Some(acks) = self.data_acks.as_mut().filter(|acks| acks.is_own(&lost.data)) {
             acks.push_lost(lost.data);
         } else if let Some(reinjection) = self.reinjection.as_mut().filter(|parts| parts.is_own(&lost.data)) {
@@ -101,12 +101,12 @@ impl Recovery {
         id: PathId,
     ) -> Reinjected {
         let mut packets = 0;
-        for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
+        for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.has_copy) {
             packets += 1;
             self.keep(now, datagram);
         }
-        let pieces = connection.take_unsettled(now, id);
-        let stuck = connection.may_hold_repeated(id);
+        let pieces = connection.take_unacked_chunks(now, id);
+        let stuck = connection.may_hold_retransmissions(id);
         tracing::debug!(
             target: REORDER,
             path = id.0,
@@ -115,29 +115,29 @@ impl Recovery {
             stuck,
             "what is on its way on a dead path is sent again on others"
         );
-        let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram()) else {
+        let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram_size()) else {
             return Reinjected { packets, bytes: 0, stuck: stuck || !pieces.is_empty() };
         };
         for piece in &pieces {
             reinjection.push(now, piece, max, None);
-            if piece.at == 0 && self.role == Role::Client {
+            if piece.offset == 0 && self.role == Role::Client {
                 announce(connection, piece.stream);
             }
         }
-        let bytes = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        let bytes = pieces.iter().map(|piece| piece.data.len() as u64).sum();
         Reinjected { packets, bytes, stuck }
     }
 
     /// When there is something to report about streams.
     pub(super) fn data_ack_timeout(&self, connection: &Connection) -> Option<Instant> {
         let acks = self.data_acks.as_ref()?;
-        (connection.progresses() > 0).then(|| acks.due(connection.progress_is_urgent()))
+        (connection.pending_data_acks() > 0).then(|| acks.due(connection.is_data_ack_urgent()))
     }
 
     /// Whether [`Self::acknowledge_data`] has something to do.
     #[inline]
     pub(super) fn owes_data_ack(&self, now: Instant, connection: &Connection) -> bool {
-        self.data_acks.as_ref().is_some_and(|acks| now >= acks.due(connection.progress_is_urgent()))
+        self.data_acks.as_ref().is_some_and(|acks| now >= acks.due(connection.is_data_ack_urgent()))
     }
 
     /// Reports how far streams have come, and reinjects what the far end waits for in vain; returns the bytes
@@ -150,12 +150,12 @@ impl Recovery {
         groups: &PathGroups,
     ) -> u64 {
         let Some(acks) = &mut self.data_acks else { return 0 };
-        connection.tell_progress();
-        acks.take_lost().into_iter().for_each(|stream| connection.retell(stream));
-        let count = connection.progresses();
+        connection.enable_data_acks();
+        acks.take_lost().into_iter().for_each(|stream| connection.requeue_data_ack(stream));
+        let count = connection.pending_data_acks();
         if !acks.has_waiting() && count > 0 {
-            connection.note_told();
-            acks.write(count, || connection.take_progress());
+            connection.clear_data_ack_urgency();
+            acks.write(count, || connection.next_data_ack());
         }
         match acks.begin_period(now).filter(|_| paths.len() > 1) {
             Some(passed) => self.reinject_overdue(now, connection, paths, groups, passed),
@@ -173,9 +173,9 @@ impl Recovery {
         passed: Duration,
     ) -> u64 {
         let (Some(acks), Some(reinjection)) = (&mut self.data_acks, &mut self.reinjection) else { return 0 };
-        connection.keep_sent();
-        let budget = acks.earn(passed, connection.stream_bytes());
-        let Some(max) = connection.max_datagram().filter(|_| budget > 0) else { return 0 };
+        connection.enable_reinjection();
+        let budget = acks.earn(passed, connection.stream_bytes_sent());
+        let Some(max) = connection.max_datagram_size().filter(|_| budget > 0) else { return 0 };
         for (id, path) in paths.iter_mut() {
             path.typical_rtt.update(connection.rtt(id).unwrap_or_default());
         }
@@ -186,26 +186,31 @@ impl Recovery {
         let mut reinjected = 0;
         let mut unknown = Vec::new();
         let most = usize::try_from(budget).unwrap_or(usize::MAX);
-        connection.take_overdue(now, &overdue_after, most, |Overdue { piece, path, stalls }| {
-            reinjected += piece.bytes.len() as u64;
-            if piece.at == 0 && self.role == Role::Client {
-                unknown.push(piece.stream);
-            }
-            tracing::debug!(
-                target: REORDER,
-                stream = piece.stream,
-                at = piece.at,
-                bytes = piece.bytes.len(),
-                path = path.0,
-                stalls,
-                ?overdue_after,
-                "the far end waits for bytes of a stream: reinjected on another path"
-            );
-            reinjection.push(now, &piece, max, groups.head_of(path));
-            if let Some(path) = paths.get_mut(path).filter(|_| stalls) {
-                path.stall.note(now);
-            }
-        });
+        connection.take_overdue_chunks(
+            now,
+            &overdue_after,
+            most,
+            |OverdueChunk { chunk: piece, path, path_stalled: stalls }| {
+                reinjected += piece.data.len() as u64;
+                if piece.offset == 0 && self.role == Role::Client {
+                    unknown.push(piece.stream);
+                }
+                tracing::debug!(
+                    target: REORDER,
+                    stream = piece.stream,
+                    at = piece.offset,
+                    bytes = piece.data.len(),
+                    path = path.0,
+                    stalls,
+                    ?overdue_after,
+                    "the far end waits for bytes of a stream: reinjected on another path"
+                );
+                reinjection.push(now, &piece, max, groups.head_of(path));
+                if let Some(path) = paths.get_mut(path).filter(|_| stalls) {
+                    path.stall.note(now);
+                }
+            },
+        );
         unknown.into_iter().for_each(|stream| announce(connection, stream));
         acks.spend(reinjected);
         reinjected
@@ -214,5 +219,5 @@ impl Recovery {
 
 /// Lets the server know of a request of which it may have nothing: by an empty DATA frame.
 fn announce(connection: &mut Connection, stream: StreamId) {
-    connection.announce(stream, h3::encode_data(&[]));
+    connection.write_past_quota(stream, h3::encode_data(&[]));
 }

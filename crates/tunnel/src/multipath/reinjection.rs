@@ -15,8 +15,8 @@ use mpvpn_masque::{
     datagram::{self, DatagramPrefix},
     varint,
 };
-use mpvpn_path::{Offer, first_of};
-use mpvpn_quic::{Piece, Tracked};
+use mpvpn_path::{PathCandidate, first_to_arrive_if};
+use mpvpn_quic::{StreamChunk, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
 /// A path that is dead for this long is closed if streams wait for what only its end lets the library send
@@ -34,9 +34,9 @@ const SMALLEST: usize = 256;
 pub(super) struct Reinjection {
     prefix: DatagramPrefix,
     /// What waits for a path, and the one that it is not to take.
-    waiting: VecDeque<(Option<PathId>, Tracked)>,
+    waiting: VecDeque<(Option<PathId>, TrackedDatagram)>,
     /// What the far end has reinjected, for the streams here.
-    arrived: Vec<Piece>,
+    arrived: Vec<StreamChunk>,
 }
 
 impl Reinjection {
@@ -56,7 +56,7 @@ impl Reinjection {
     }
 
     /// What the far end has reinjected since the last call.
-    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = Piece> + '_ {
+    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = StreamChunk> + '_ {
         self.arrived.drain(..)
     }
 
@@ -67,19 +67,25 @@ impl Reinjection {
 
     /// Reinjects bytes, as datagrams of at most `max` bytes, on any path but `avoid`, if there is another
     /// one.
-    pub(super) fn push(&mut self, now: Instant, piece: &Piece, max: usize, avoid: Option<PathId>) {
+    pub(super) fn push(&mut self, now: Instant, piece: &StreamChunk, max: usize, avoid: Option<PathId>) {
         let most = max.saturating_sub(self.prefix.as_ref().len() + AROUND).max(1);
         let mut at = 0;
         loop {
-            let bytes = piece.bytes.slice(at..piece.bytes.len().min(at + most));
-            let is_last = at + bytes.len() == piece.bytes.len();
+            let bytes = piece.data.slice(at..piece.data.len().min(at + most));
+            let is_last = at + bytes.len() == piece.data.len();
             let mut data = BytesMut::with_capacity(self.prefix.as_ref().len() + AROUND + bytes.len());
             data.put_slice(self.prefix.as_ref());
             varint::encode(piece.stream, &mut data);
-            varint::encode((piece.at + at as u64) << 1 | u64::from(piece.ends && is_last), &mut data);
+            varint::encode((piece.offset + at as u64) << 1 | u64::from(piece.fin && is_last), &mut data);
             data.put_slice(&bytes);
             at += bytes.len();
-            let data = Tracked { data: data.freeze(), born: now, tries: 0, copied: false, mark: None };
+            let data = TrackedDatagram {
+                data: data.freeze(),
+                first_sent: now,
+                retransmissions: 0,
+                has_copy: false,
+                ack_token: None,
+            };
             self.waiting.push_back((avoid, data));
             if is_last {
                 return;
@@ -88,18 +94,23 @@ impl Reinjection {
     }
 
     /// A reinjected datagram was lost: whatever happens to it, its stream waits for it.
-    pub(super) fn push_lost(&mut self, lost: Tracked) {
+    pub(super) fn push_lost(&mut self, lost: TrackedDatagram) {
         self.waiting.push_back((None, lost));
     }
 
     /// The next datagram, of at most `max` bytes, and the index of the offer on which it arrives first;
     /// `None` if nothing waits, or no path has room.
-    pub(super) fn next(&mut self, now: Instant, max: usize, offers: &[Offer]) -> Option<(usize, Tracked)> {
+    pub(super) fn next(
+        &mut self,
+        now: Instant,
+        max: usize,
+        offers: &[PathCandidate],
+    ) -> Option<(usize, TrackedDatagram)> {
         loop {
             let (avoid, _) = *self.waiting.front()?;
             let others = offers.iter().any(|offer| Some(offer.id) != avoid);
-            let may = |offer: &Offer| !(others && Some(offer.id) == avoid);
-            let at = first_of(offers, may)?;
+            let may = |offer: &PathCandidate| !(others && Some(offer.id) == avoid);
+            let at = first_to_arrive_if(offers, may)?;
             let (avoid, datagram) = self.waiting.pop_front()?;
             if datagram.data.len() <= max {
                 return Some((at, datagram));
@@ -111,7 +122,7 @@ impl Reinjection {
         }
     }
 
-    fn read(&self, mut datagram: Bytes) -> Option<Piece> {
+    fn read(&self, mut datagram: Bytes) -> Option<StreamChunk> {
         datagram.advance(self.prefix.as_ref().len());
         let mut number = || {
             let (value, len) = varint::decode(&datagram)?;
@@ -119,7 +130,7 @@ impl Reinjection {
             Some(value)
         };
         let (stream, at) = (number()?, number()?);
-        Some(Piece { stream, at: at >> 1, bytes: datagram, ends: at & 1 == 1 })
+        Some(StreamChunk { stream, offset: at >> 1, data: datagram, fin: at & 1 == 1 })
     }
 }
 
@@ -163,13 +174,20 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn piece(at: u64, bytes: &'static [u8], ends: bool) -> Piece {
-        Piece { stream: 8, at, bytes: Bytes::from_static(bytes), ends }
+    fn piece(at: u64, bytes: &'static [u8], ends: bool) -> StreamChunk {
+        StreamChunk { stream: 8, offset: at, data: Bytes::from_static(bytes), fin: ends }
     }
 
-    fn offer(id: u32, delay_ms: u64, room: u64) -> Offer {
+    fn offer(id: u32, delay_ms: u64, room: u64) -> PathCandidate {
         let delay = Duration::from_millis(delay_ms);
-        Offer { id: PathId(id), room, delay, ahead: 0, rate: 1_000_000, weight: 1 }
+        PathCandidate {
+            id: PathId(id),
+            available_window: room,
+            one_way_delay: delay,
+            outstanding: 0,
+            rate: 1_000_000,
+            weight: 1,
+        }
     }
 
     #[test]
@@ -183,9 +201,9 @@ mod tests {
         }
         let arrived: Vec<_> = there.drain_arrived().collect();
         assert!(arrived.len() > 1, "{arrived:?}");
-        let bytes: Vec<u8> = arrived.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
-        assert_eq!((arrived[0].at, bytes), (1000, b"0123456789".to_vec()));
-        let ends: Vec<bool> = arrived.iter().map(|piece| piece.ends).collect();
+        let bytes: Vec<u8> = arrived.iter().flat_map(|piece| piece.data.to_vec()).collect();
+        assert_eq!((arrived[0].offset, bytes), (1000, b"0123456789".to_vec()));
+        let ends: Vec<bool> = arrived.iter().map(|piece| piece.fin).collect();
         assert_eq!(ends.iter().rposition(|ends| !ends), Some(ends.len() - 2), "only the last one ends it");
     }
 
@@ -196,15 +214,16 @@ mod tests {
             let mut reinjection = Reinjection::new(received.stream, received.context);
             assert!(reinjection.is_own(received.bytes));
             reinjection.take(Bytes::copy_from_slice(received.bytes));
-            let Piece { stream, at, bytes, ends } = reinjection.drain_arrived().next()?;
+            let StreamChunk { stream, offset: at, data: bytes, fin: ends } =
+                reinjection.drain_arrived().next()?;
             Some(json!({ "target_stream_id": stream, "offset": at, "fin": ends, "bytes": hex(&bytes) }))
         };
         let encode = |stream, context, fields: &Value| {
-            let piece = Piece {
+            let piece = StreamChunk {
                 stream: number(&fields["target_stream_id"]),
-                at: number(&fields["offset"]),
-                bytes: vectors::bytes(&fields["bytes"]).into(),
-                ends: fields["fin"].as_bool().unwrap(),
+                offset: number(&fields["offset"]),
+                data: vectors::bytes(&fields["bytes"]).into(),
+                fin: fields["fin"].as_bool().unwrap(),
             };
             let mut reinjection = Reinjection::new(stream, context);
             reinjection.push(now, &piece, 1200, None);
@@ -220,7 +239,11 @@ mod tests {
         let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
         reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
         let (quick, slow) = (offer(1, 5, 1000), offer(2, 90, 1000));
-        assert_eq!(reinjection.next(now, 100, &[quick, Offer { room: 0, ..slow }]), None, "it waits");
+        assert_eq!(
+            reinjection.next(now, 100, &[quick, PathCandidate { available_window: 0, ..slow }]),
+            None,
+            "it waits"
+        );
         let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("there is room");
         assert_eq!(at, 1);
         reinjection.push_lost(lost.clone());
@@ -233,7 +256,7 @@ mod tests {
     fn what_outgrew_the_paths_while_it_waited_is_cut_again() {
         let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
         let bytes = Bytes::from(vec![7; 1000]);
-        reinjection.push(now, &Piece { stream: 0, at: 0, bytes, ends: false }, 1400, None);
+        reinjection.push(now, &StreamChunk { stream: 0, offset: 0, data: bytes, fin: false }, 1400, None);
         let mut sizes = Vec::new();
         while let Some((_, datagram)) = reinjection.next(now, 400, &[offer(0, 5, 9000)]) {
             sizes.push(datagram.data.len());

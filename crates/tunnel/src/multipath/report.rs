@@ -1,7 +1,7 @@
 //! What others may ask about a tunnel: which paths work, what has moved, what the status shows.
 
-use mpvpn_path::{PathState, Place, Reason};
-use mpvpn_quic::{Connection, PathView};
+use mpvpn_path::{PathState, Placement, StateReason};
+use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{MultipathConnection, ResequencingCounters, Role, TrafficCounters, TrafficRates};
@@ -13,7 +13,7 @@ const JITTER: Duration = Duration::from_millis(4);
 #[derive(Clone, Debug)]
 pub struct PathReport {
     /// What is measured.
-    pub view: PathView,
+    pub view: PathStats,
     /// Whether it may be used.
     pub state: PathState,
     /// Why it is in that state; empty if there is nothing to say.
@@ -27,12 +27,14 @@ impl MultipathConnection {
     pub(crate) fn report(&self, now: Instant, connection: &mut Connection) -> Vec<PathReport> {
         let mut reports = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter() {
-            let Some(view) = connection.view(now, id) else { continue };
+            let Some(view) = connection.path_stats(now, id) else { continue };
             let (state, place) = (path.usage.state(), path.usage.place());
             let reason = match path.liveness.reason() {
-                Reason::Good if place != Place::Active => place.as_str().to_owned(),
-                Reason::Good if state == PathState::Down => "the far end hears nothing".to_owned(),
-                Reason::Good if state == PathState::Standby => "kept for later by the client".to_owned(),
+                StateReason::Works if place != Placement::Active => place.as_str().to_owned(),
+                StateReason::Works if state == PathState::Down => "the far end hears nothing".to_owned(),
+                StateReason::Works if state == PathState::Standby => {
+                    "kept for later by the client".to_owned()
+                }
                 reason => reason.to_string(),
             };
             let link = (self.role == Role::Client).then_some(path.link());

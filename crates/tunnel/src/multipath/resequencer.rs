@@ -5,19 +5,19 @@
 //! sends.
 
 use bytes::{Buf, Bytes};
-use mpvpn_flow::{Join, Label, Reorder, ReorderStats};
+use mpvpn_flow::{Label, PartReassembler, ReorderBuffer, ReorderStats};
 use mpvpn_types::Instant;
 
 /// Joins parts and restores the order.
 #[derive(Debug)]
 pub(super) struct Resequencer {
-    join: Join,
-    reorder: Reorder,
+    join: PartReassembler,
+    reorder: ReorderBuffer,
 }
 
 impl Resequencer {
     pub(super) fn new() -> Self {
-        Self { join: Join::new(), reorder: Reorder::new() }
+        Self { join: PartReassembler::new(), reorder: ReorderBuffer::new() }
     }
 
     /// The label and the packet of what stood behind the prefix of a numbered datagram; `None` if that is
@@ -47,9 +47,9 @@ impl Resequencer {
 
     /// Gives back memory that is not in use; for when nothing has moved for some time.
     pub(super) fn trim(&mut self) {
-        self.reorder.rest();
+        self.reorder.trim_memory();
         // Parts that are left are of packets that nobody waits for, and their numbers will come again.
-        self.join = Join::new();
+        self.join = PartReassembler::new();
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use crate::vectors::{number, vectors};
 
     fn label(number: u32, part: Option<Part>) -> Label {
-        Label { bucket: 5, ordered: true, patience: Duration::from_millis(40), number, part }
+        Label { bucket: 5, ordered: true, reorder_timeout: Duration::from_millis(40), number, part }
     }
 
     fn labelled(label: Label, payload: &[u8]) -> Bytes {
@@ -117,7 +117,7 @@ mod tests {
                     let label = Label {
                         bucket: 5,
                         ordered: packet["ordered"].as_bool().unwrap(),
-                        patience: Duration::from_millis(number(&packet["reorder_timeout_ms"])),
+                        reorder_timeout: Duration::from_millis(number(&packet["reorder_timeout_ms"])),
                         number: number(&packet["number"]) as u32,
                         part: None,
                     };

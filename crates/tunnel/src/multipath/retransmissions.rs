@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use mpvpn_quic::Tracked;
+use mpvpn_quic::TrackedDatagram;
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
 /// A packet is sent again this often at most: at 60 % loss one in 60 is given up (0.6^8). More tries keep the
@@ -20,7 +20,7 @@ const MOST_BYTES: usize = 8 << 20;
 /// The queue of lost packets.
 #[derive(Debug, Default)]
 pub(super) struct Retransmissions {
-    queue: VecDeque<Tracked>,
+    queue: VecDeque<TrackedDatagram>,
     bytes: usize,
     /// Packets sent again, since the start.
     sent: u64,
@@ -28,20 +28,24 @@ pub(super) struct Retransmissions {
 
 impl Retransmissions {
     /// Takes a numbered datagram that was lost, if it is worth sending again.
-    pub(super) fn push(&mut self, now: Instant, lost: Tracked) {
-        let age = now.saturating_duration_since(lost.born);
-        let (tries, waiting) = (lost.tries, self.bytes);
+    pub(super) fn push(&mut self, now: Instant, lost: TrackedDatagram) {
+        let age = now.saturating_duration_since(lost.first_sent);
+        let (tries, waiting) = (lost.retransmissions, self.bytes);
         if age > MOST_AGE || tries >= MOST_TRIES || waiting > MOST_BYTES {
             tracing::trace!(target: REORDER, ?age, tries, waiting, "a lost packet is given up");
             return;
         }
         tracing::trace!(target: REORDER, ?age, tries, waiting, "a lost packet is sent again");
         self.bytes += lost.data.len();
-        self.queue.push_back(Tracked { tries: lost.tries + 1, copied: false, ..lost });
+        self.queue.push_back(TrackedDatagram {
+            retransmissions: lost.retransmissions + 1,
+            has_copy: false,
+            ..lost
+        });
     }
 
     /// The next datagram to send again.
-    pub(super) fn pop(&mut self) -> Option<Tracked> {
+    pub(super) fn pop(&mut self) -> Option<TrackedDatagram> {
         let next = self.queue.pop_front()?;
         self.bytes -= next.data.len();
         self.sent += 1;
@@ -64,8 +68,14 @@ mod tests {
 
     use super::*;
 
-    fn lost(born: Instant, tries: u8, len: usize) -> Tracked {
-        Tracked { data: Bytes::from(vec![0; len]), born, tries, copied: true, mark: None }
+    fn lost(born: Instant, tries: u8, len: usize) -> TrackedDatagram {
+        TrackedDatagram {
+            data: Bytes::from(vec![0; len]),
+            first_sent: born,
+            retransmissions: tries,
+            has_copy: true,
+            ack_token: None,
+        }
     }
 
     #[test]
@@ -73,7 +83,7 @@ mod tests {
         let (mut queue, now) = (Retransmissions::default(), Instant::now());
         queue.push(now, lost(now, 2, 100));
         let again = queue.pop().expect("a packet");
-        assert_eq!((again.tries, again.copied, again.data.len()), (3, false, 100));
+        assert_eq!((again.retransmissions, again.has_copy, again.data.len()), (3, false, 100));
         assert_eq!((queue.is_empty(), queue.sent(), queue.pop()), (true, 1, None));
     }
 

@@ -4,7 +4,7 @@
 //! carries next. Always holds: what waits is bounded by what the paths carry in a short time.
 
 use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
-use mpvpn_path::{Choice, Dispatcher, Offer, PathInfo, Pick, Scheduler, Want};
+use mpvpn_path::{Dispatcher, EligiblePackets, PathCandidate, PathInfo, PathSelector, Scheduler, Selection};
 use mpvpn_types::{Duration, Instant, PathId};
 
 /// A flow keeps the others waiting for no longer than this at a time.
@@ -19,12 +19,12 @@ const TURN_BYTES: u64 = 12 * 1024;
 #[derive(Debug)]
 pub(super) struct PacketScheduler {
     dispatcher: Dispatcher,
-    choice: Choice,
+    choice: PathSelector,
 }
 
 impl PacketScheduler {
     pub(super) fn new(scheduler: Scheduler) -> Self {
-        Self { dispatcher: Dispatcher::new(scheduler, queue()), choice: Choice::new() }
+        Self { dispatcher: Dispatcher::new(scheduler, queue()), choice: PathSelector::new() }
     }
 
     /// Uses another scheduler; no packet may wait yet.
@@ -63,13 +63,18 @@ impl PacketScheduler {
 
     /// The packet that a path carries next, of those that `want` leaves to it.
     #[inline]
-    pub(super) fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<QueuedPacket> {
+    pub(super) fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {
         self.dispatcher.pop(now, path, want)
     }
 
     /// The path that carries the next packets, with so many bytes of streams waiting beside them; `None` if
     /// it is better to wait.
-    pub(super) fn pick(&mut self, now: Instant, offers: &[Offer], stream_backlog: u64) -> Option<Pick> {
+    pub(super) fn pick(
+        &mut self,
+        now: Instant,
+        offers: &[PathCandidate],
+        stream_backlog: u64,
+    ) -> Option<Selection> {
         let backlog = self.dispatcher.bytes() as u64 + stream_backlog;
         self.choice.pick(now, self.dispatcher.scheduler(), offers, backlog)
     }
@@ -82,7 +87,7 @@ impl PacketScheduler {
     }
 
     /// The path of an offer was given so many bytes.
-    pub(super) fn charge(&mut self, offer: &Offer, bytes: u64) {
+    pub(super) fn charge(&mut self, offer: &PathCandidate, bytes: u64) {
         self.choice.charge(self.dispatcher.scheduler(), offer, bytes);
     }
 
@@ -103,7 +108,7 @@ impl PacketScheduler {
 
     /// The paths in use, best first.
     pub(super) fn order(&self) -> impl Iterator<Item = PathId> + '_ {
-        self.dispatcher.order()
+        self.dispatcher.paths_by_preference()
     }
 
     /// Bytes that wait.
@@ -121,7 +126,7 @@ impl PacketScheduler {
     /// Whether a packet waits that this path could carry.
     #[inline]
     pub(super) fn has_for(&self, path: PathId) -> bool {
-        self.dispatcher.has_for(path)
+        self.dispatcher.has_packet_for(path)
     }
 
     /// Packets dropped in the queues, since the start.
@@ -141,7 +146,7 @@ impl PacketScheduler {
 
     /// Gives back memory that is not in use.
     pub(super) fn trim(&mut self) {
-        self.dispatcher.rest();
+        self.dispatcher.trim_memory();
     }
 }
 

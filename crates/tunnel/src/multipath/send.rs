@@ -138,8 +138,10 @@ impl MultipathConnection {
         }
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.is_trusted()) {
             let Some(seat) = path.policy.shaper() else { continue };
-            if let Some(report) = clocks.report(now, id, &mut path.clock, seat, || connection.moved(id)) {
-                connection.queue_on(id, report);
+            if let Some(report) =
+                clocks.report(now, id, &mut path.clock, seat, || connection.udp_bytes_carried(id))
+            {
+                connection.queue_datagram_on_path(id, report);
             }
         }
     }
@@ -149,13 +151,13 @@ impl MultipathConnection {
         let _spans = enter_connection!(&self.log, TRACE, [SCHEDULER, REORDER, FEC]);
         self.recovery.collect(now, connection);
         if self.scheduler.is_empty() && !self.recovery.has_waiting() && connection.stream_backlog() == 0 {
-            self.paths.ids().for_each(|id| connection.set_limited(id, false));
+            self.paths.ids().for_each(|id| connection.set_backlogged(id, false));
             return false;
         }
         let pass = Pass {
             now,
             // A peer that takes no datagrams has sent no request that needs them.
-            max: connection.max_datagram().unwrap_or(0),
+            max: connection.max_datagram_size().unwrap_or(0),
             connection,
             log: &self.log,
             scheduler: &mut self.scheduler,

@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes};
 use mpvpn_class::QueuedPacket;
 use mpvpn_flow::{Label, ReorderStats, fec::Load};
 use mpvpn_masque::datagram::DatagramPrefix;
-use mpvpn_quic::{Fate, PathView, Tracked};
+use mpvpn_quic::{Outcome, PathStats, TrackedDatagram};
 use mpvpn_types::{Instant, PathId};
 
 use super::{
@@ -85,7 +85,7 @@ impl Sequencer {
     }
 
     /// Takes over what was measured about the paths in use, of which `several` may carry one flow.
-    pub(super) fn measure(&mut self, now: Instant, several: bool, views: &[PathView]) {
+    pub(super) fn measure(&mut self, now: Instant, several: bool, views: &[PathStats]) {
         let mut protected = false;
         if let Some(protection) = &mut self.protection {
             protection.measure(views);
@@ -131,9 +131,9 @@ impl Sequencer {
     }
 
     /// Takes a datagram that was lost, if it is worth sending again: outside of all groups.
-    pub(super) fn keep(&mut self, now: Instant, lost: Tracked) {
+    pub(super) fn keep(&mut self, now: Instant, lost: TrackedDatagram) {
         let lost = match &self.protection {
-            Some(protection) if lost.mark.is_some() => match protection.bare(lost) {
+            Some(protection) if lost.ack_token.is_some() => match protection.bare(lost) {
                 Some(lost) => self.numbering.reframe(lost),
                 None => return,
             },
@@ -143,10 +143,10 @@ impl Sequencer {
     }
 
     /// Takes what became of a datagram with a mark.
-    pub(super) fn settle(&mut self, now: Instant, fate: Fate) {
+    pub(super) fn settle(&mut self, now: Instant, fate: Outcome) {
         match (fate, &mut self.protection) {
-            (Fate::Arrived(mark), Some(protection)) => protection.arrived(mark),
-            (Fate::Lost(datagram), Some(protection)) => protection.lost(now, datagram),
+            (Outcome::Arrived(mark), Some(protection)) => protection.arrived(mark),
+            (Outcome::Lost(datagram), Some(protection)) => protection.lost(now, datagram),
             (_, None) => {}
         }
     }
@@ -167,7 +167,7 @@ impl Sequencer {
     }
 
     /// The next datagram to send again.
-    pub(super) fn next_retransmission(&mut self) -> Option<Tracked> {
+    pub(super) fn next_retransmission(&mut self) -> Option<TrackedDatagram> {
         self.retransmissions.pop()
     }
 

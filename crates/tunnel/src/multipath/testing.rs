@@ -2,7 +2,7 @@
 
 use mpvpn_flow::{Label, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
-use mpvpn_quic::PathView;
+use mpvpn_quic::PathStats;
 use mpvpn_types::{CongestionControl, Duration, Instant, LinkId, PathId};
 
 use serde_json::{Value, json};
@@ -15,8 +15,8 @@ use crate::vectors::{check, number};
 
 /// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and
 /// nothing else of note.
-pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
-    PathView {
+pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathStats {
+    PathStats {
         id: PathId(id),
         local: None,
         remote: ([192, 0, 2, 1], 443).into(),
@@ -26,12 +26,12 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
         base_rtt: rtt,
         jitter: Duration::ZERO,
         loss,
-        recent: 1000,
+        recent_packets_sent: 1000,
         random_loss: None,
         cc: CongestionControl::Bbr,
-        window: 1 << 20,
+        congestion_window: 1 << 20,
         in_flight: 0,
-        rate: 1_000_000,
+        delivery_rate: 1_000_000,
         link_rate: None,
         mtu: 1400,
         tx_bytes: 0,
@@ -85,7 +85,7 @@ pub(super) fn label(fields: &Value) -> Label {
     Label {
         bucket: number(&fields["bucket"]) as u16,
         ordered: fields["ordered"].as_bool().unwrap(),
-        patience: Duration::from_millis(number(&fields["reorder_timeout_ms"])),
+        reorder_timeout: Duration::from_millis(number(&fields["reorder_timeout_ms"])),
         number: number(&fields["number"]) as u32,
         part: part(&fields["part"]),
     }
@@ -96,7 +96,7 @@ pub(super) fn fields_of(label: &Label) -> Value {
     json!({
         "ordered": label.ordered,
         "bucket": label.bucket,
-        "reorder_timeout_ms": label.patience.as_millis() as u64,
+        "reorder_timeout_ms": label.reorder_timeout.as_millis() as u64,
         "number": label.number,
         "part": label.part.map(|part| json!({ "index": part.index, "last": part.last })),
     })

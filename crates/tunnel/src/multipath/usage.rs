@@ -3,7 +3,7 @@
 //! In: what liveness, the far end and the tiers say about the path. Out: its state, and the status to tell
 //! the peer. Always holds: a path that does not work is down, whatever its tier.
 
-use mpvpn_path::{PathState, Place};
+use mpvpn_path::{PathState, Placement};
 use mpvpn_quic::PathStatus;
 use mpvpn_types::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const LOSS_GRACE: Duration = Duration::from_millis(300);
 /// The use of one path.
 #[derive(Debug)]
 pub(super) struct PathUsage {
-    place: Place,
+    place: Placement,
     state: PathState,
     /// What the peer was told (draft-ietf-quic-multipath-21 §3.3).
     status: PathStatus,
@@ -46,15 +46,15 @@ pub(super) struct Judgement {
 impl PathUsage {
     /// A path that was just opened carries data.
     pub(super) fn new() -> Self {
-        Self { place: Place::Active, state: PathState::Active, status: PathStatus::Available }
+        Self { place: Placement::Active, state: PathState::Active, status: PathStatus::Available }
     }
 
     #[inline]
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Placement {
         self.place
     }
 
-    pub(super) fn set_place(&mut self, place: Place) {
+    pub(super) fn set_place(&mut self, place: Placement) {
         self.place = place;
     }
 
@@ -72,7 +72,7 @@ impl PathUsage {
     /// Finds the state anew.
     pub(super) fn judge(&mut self, evidence: Evidence) -> Judgement {
         let Evidence { alive, unheard, refused, trusted_anyway } = evidence;
-        let active = self.place == Place::Active;
+        let active = self.place == Placement::Active;
         let state = match alive && !(active && unheard) {
             false => PathState::Down,
             true if !active || refused => PathState::Standby,
@@ -132,7 +132,7 @@ mod tests {
         let mut usage = PathUsage::new();
         usage.judge(unheard);
         assert_eq!(usage.state(), PathState::Down);
-        usage.set_place(Place::NotNeeded);
+        usage.set_place(Placement::OverflowNotNeeded);
         usage.judge(unheard);
         assert_eq!((usage.state(), usage.status()), (PathState::Standby, PathStatus::Backup));
     }

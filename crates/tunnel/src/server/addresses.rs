@@ -8,7 +8,7 @@ use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule},
     h3,
 };
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
 use super::{Server, ServerEvent};
@@ -16,7 +16,7 @@ use crate::{AddressSet, SessionSecret, events::ServerChange};
 
 impl Server {
     /// Gives a session its addresses and tells the client, answering the requests of `asked`.
-    pub(super) fn grant(&mut self, id: ConnectionId, addresses: AddressSet, asked: &[(u64, IpNet)]) {
+    pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
         let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
         let Some(granted) = granted else { return };
         let (Some(tunnel), Some(request)) = (&mut granted.tunnel, &granted.request) else { return };
@@ -34,7 +34,7 @@ impl Server {
     }
 
     /// Gives a client the addresses that it asks for, or those that its session has.
-    pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {
+    pub(super) fn address(&mut self, now: Instant, id: ConnectionHandle, asked: &[(u64, IpNet)]) {
         let Some(granted) = self.peers.get(id).and_then(|peer| peer.granted.as_ref()) else { return };
         let Some(tunnel) = &granted.tunnel else { return };
         let (known, wishes) = (tunnel.addresses, wishes(asked));
@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// The session of this connection has more addresses than its others know.
-    fn tell_members(&mut self, id: ConnectionId, secret: &SessionSecret, addresses: AddressSet) {
+    fn tell_members(&mut self, id: ConnectionHandle, secret: &SessionSecret, addresses: AddressSet) {
         let here: Vec<_> =
             self.sessions.members(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
         here.into_iter().for_each(|other| self.grant(other, addresses, &[]));

@@ -2,7 +2,7 @@
 //! that is agreed on by a request of its own ([`mpvpn_masque::paths`]).
 
 use mpvpn_masque::{connect_ip, connect_mpvpn, h3, headers::Headers, request::Rejection};
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{
@@ -19,7 +19,7 @@ impl Server {
     pub(super) fn paths_request(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         stream: StreamId,
         headers: &Headers,
     ) {
@@ -31,7 +31,7 @@ impl Server {
     fn try_agree(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         stream: StreamId,
         headers: &Headers,
     ) -> Result<(), Rejection> {
@@ -62,7 +62,7 @@ impl Server {
     pub(super) fn watched(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         user: &str,
     ) -> Option<(&mut Peer, &mut Connection)> {
         let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);

@@ -4,7 +4,7 @@ use mpvpn_masque::{
     capsule::{Capsule, CapsuleError, CapsuleReader},
     h3::{self, Event as HttpEvent},
 };
-use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_quic::{ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::Server;
@@ -24,7 +24,7 @@ impl RequestStream {
 
 impl Server {
     /// Takes what came on the stream of the client's request. With its end everything that was agreed on there ends.
-    pub(super) fn request_said(&mut self, now: Instant, id: ConnectionId, event: HttpEvent) {
+    pub(super) fn request_said(&mut self, now: Instant, id: ConnectionHandle, event: HttpEvent) {
         let Some(request) = self.peers.get_mut(id).and_then(|peer| peer.request_mut()) else { return };
         let stream = request.id;
         match event {
@@ -57,7 +57,7 @@ impl Server {
         }
     }
 
-    fn take_capsules(&mut self, now: Instant, id: ConnectionId) -> Result<(), CapsuleError> {
+    fn take_capsules(&mut self, now: Instant, id: ConnectionHandle) -> Result<(), CapsuleError> {
         // An address that is not free ends the tunnel.
         while let Some(peer) = self.peers.get_mut(id)
             && let Some(request) = peer.request_mut()
@@ -81,14 +81,14 @@ impl Server {
         Ok(())
     }
 
-    fn malformed(&mut self, now: Instant, id: ConnectionId, stream: StreamId, error: &CapsuleError) {
+    fn malformed(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, error: &CapsuleError) {
         tracing::info!(%error, "a client sent a malformed capsule");
         self.break_off(id, stream, error.code());
         self.end_request(now, id, "the client sent a malformed capsule");
     }
 
     /// Ends a stream in both directions with an HTTP/3 error code.
-    pub(super) fn break_off(&mut self, id: ConnectionId, stream: StreamId, code: u64) {
+    pub(super) fn break_off(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
         if let Some(connection) = self.endpoint.get(id) {
             connection.reset(stream, code);
             connection.stop(stream, code);
@@ -98,7 +98,7 @@ impl Server {
         }
     }
 
-    fn end_request(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+    fn end_request(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
         // Relays of a client without packets go on.
         if let Some(granted) = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut())

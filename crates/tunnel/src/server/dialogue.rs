@@ -7,7 +7,7 @@ use mpvpn_masque::{
     headers::Headers,
     request::{self, Rejection, RequestKind},
 };
-use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_quic::{ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl Server {
-    pub(super) fn drive_http(&mut self, now: Instant, id: ConnectionId) {
+    pub(super) fn drive_http(&mut self, now: Instant, id: ConnectionHandle) {
         loop {
             let Some(peer) = self.peers.get_mut(id) else { return };
             let (Some(http), Some(connection)) = (&mut peer.http, self.endpoint.get(id)) else { return };
@@ -67,14 +67,14 @@ impl Server {
         }
     }
 
-    fn request(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+    fn request(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         if let Err(refusal) = self.admit(now, id, stream, headers) {
             self.refuse(id, stream, &refusal);
         }
     }
 
     /// Whether a request is answered as that of anybody: it is no CONNECT, or nothing shows that a user makes it.
-    fn is_stranger(&mut self, id: ConnectionId, headers: &Headers) -> bool {
+    fn is_stranger(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
         if headers.method() != Some("CONNECT") {
             return true;
         }
@@ -82,7 +82,7 @@ impl Server {
         (shown.is_none() || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
     }
 
-    fn show_site(&mut self, id: ConnectionId, stream: StreamId, headers: &Headers) {
+    fn show_site(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         let Some(connection) = self.endpoint.get(id) else { return };
         let (answer, content) = (self.config.site)(headers.method().unwrap_or_default());
         connection.write(stream, h3::encode_headers(&answer));
@@ -95,7 +95,7 @@ impl Server {
 
     /// A client wants to send packets, which nobody takes here. It learns that streams would do, and its connection
     /// stays for them.
-    fn refuse_packets(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+    fn refuse_packets(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         let request = connect_ip::parse_request(headers, &self.template);
         let user = request.and_then(|request| self.user_of(id, request.authorization.as_deref()));
         let user = match user {
@@ -108,11 +108,17 @@ impl Server {
         }
     }
 
-    pub(super) fn refuse(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection) {
+    pub(super) fn refuse(&mut self, id: ConnectionHandle, stream: StreamId, refusal: &Rejection) {
         self.answer_and_end(id, stream, refusal, &refusal.headers());
     }
 
-    fn answer_and_end(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection, answer: &Headers) {
+    fn answer_and_end(
+        &mut self,
+        id: ConnectionHandle,
+        stream: StreamId,
+        refusal: &Rejection,
+        answer: &Headers,
+    ) {
         let Some(connection) = self.endpoint.get(id) else { return };
         self.changes.push(ServerChange::Refused(refusal.status, refusal.reason.to_string()));
         connection.write(stream, h3::encode_headers(answer));
@@ -121,7 +127,7 @@ impl Server {
     }
 
     /// Refuses a client to which no datagrams may be sent.
-    pub(super) fn takes_datagrams(&self, id: ConnectionId) -> Result<(), Rejection> {
+    pub(super) fn takes_datagrams(&self, id: ConnectionHandle) -> Result<(), Rejection> {
         let http = self.peers.get(id).and_then(|peer| peer.http.as_ref());
         match http.is_some_and(Http::datagrams_allowed) {
             true => Ok(()),
@@ -132,7 +138,7 @@ impl Server {
     fn admit(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         stream: StreamId,
         headers: &Headers,
     ) -> Result<(), Rejection> {
@@ -207,7 +213,7 @@ impl Server {
     /// Whose credentials these are. A client sends the same with every request.
     pub(super) fn user_of(
         &mut self,
-        id: ConnectionId,
+        id: ConnectionHandle,
         credentials: Option<&str>,
     ) -> Result<String, Rejection> {
         let peer = self.peers.get_mut(id);
@@ -223,7 +229,7 @@ impl Server {
     }
 
     /// Whether a stream is that of the tunnel.
-    pub(super) fn is_tunnel(&self, id: ConnectionId, stream: StreamId) -> bool {
+    pub(super) fn is_tunnel(&self, id: ConnectionHandle, stream: StreamId) -> bool {
         self.peers.get(id).and_then(Peer::tunnel_stream) == Some(stream)
     }
 }

@@ -6,7 +6,7 @@
 
 use mpvpn_class::FlowClasses;
 use mpvpn_packet::{FlowKey, ip::IpPacket};
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant};
 
 use crate::shapers::Shapers;
@@ -16,7 +16,7 @@ const CLASSES: usize = ClassId::MAX as usize;
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// The connections that carry packets down.
-    by_class: [Option<ConnectionId>; CLASSES],
+    by_class: [Option<ConnectionHandle>; CLASSES],
     flows: FlowClasses,
     pub(super) shapers: Shapers,
 }
@@ -24,7 +24,7 @@ pub(super) struct Group {
 impl Group {
     /// Says which connections carry packets down, each with its class; of those of one class the first counts. Returns
     /// whether there are any.
-    pub(super) fn set(&mut self, all: impl Iterator<Item = (ClassId, ConnectionId)>) -> bool {
+    pub(super) fn set(&mut self, all: impl Iterator<Item = (ClassId, ConnectionHandle)>) -> bool {
         self.by_class = [None; CLASSES];
         for (class, id) in all {
             self.by_class[usize::from(class.0) % CLASSES].get_or_insert(id);
@@ -50,8 +50,8 @@ impl Group {
         &mut self,
         now: Instant,
         packet: &IpPacket<'_>,
-        works: impl Fn(ConnectionId) -> bool,
-    ) -> Option<ConnectionId> {
+        works: impl Fn(ConnectionHandle) -> bool,
+    ) -> Option<ConnectionHandle> {
         let class = match self.flows.is_empty() {
             true => ClassId::DEFAULT,
             false => self.flows.get(now, FlowKey::of(packet).hash32()).unwrap_or_default(),
@@ -69,8 +69,8 @@ mod tests {
 
     use super::*;
 
-    const HOME: ConnectionId = ConnectionId(3);
-    const CALLS: ConnectionId = ConnectionId(9);
+    const HOME: ConnectionHandle = ConnectionHandle(3);
+    const CALLS: ConnectionHandle = ConnectionHandle(9);
 
     #[test]
     fn the_way_back_follows_the_way_up() {

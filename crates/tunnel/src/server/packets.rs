@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
 use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
 use super::{Peer, Server, TunOutcome, peer::Granted};
@@ -20,7 +20,7 @@ fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
 }
 
 impl Server {
-    pub(super) fn receive(&mut self, now: Instant, id: ConnectionId) {
+    pub(super) fn receive(&mut self, now: Instant, id: ConnectionHandle) {
         let gateway = self.routes.gateway();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, net::IpAddr};
 
 use mpvpn_masque::h3::Side;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, ConnectionId, Event as QuicEvent, LostReason, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
 use super::{ServerEvent, capsules::RequestStream, report::ClosedConnection};
@@ -98,7 +98,7 @@ impl Peer {
     pub(super) fn poll_events(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         connection: &mut Connection,
         events: &mut VecDeque<ServerEvent>,
     ) -> Happened {

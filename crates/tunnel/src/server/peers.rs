@@ -3,12 +3,12 @@
 //!
 //! In: connections, what happened to them, when each has something to do. Out: the next one that received
 //! something, that may have something to send, or whose time has come. Numbers are small and used again (see
-//! [`ConnectionId`]), so a list with gaps does; it is as long as there were ever connections at a time. Always
+//! [`ConnectionHandle`]), so a list with gaps does; it is as long as there were ever connections at a time. Always
 //! holds: a connection waits once in each queue; those that send take turns.
 
 use std::collections::{BTreeSet, VecDeque};
 
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
 #[derive(Debug)]
@@ -23,9 +23,9 @@ struct Slot<P> {
 #[derive(Debug)]
 pub(super) struct Peers<P> {
     slots: Vec<Option<Slot<P>>>,
-    received: VecDeque<ConnectionId>,
-    sending: VecDeque<ConnectionId>,
-    timers: BTreeSet<(Instant, ConnectionId)>,
+    received: VecDeque<ConnectionHandle>,
+    sending: VecDeque<ConnectionHandle>,
+    timers: BTreeSet<(Instant, ConnectionHandle)>,
 }
 
 impl<P> Default for Peers<P> {
@@ -36,28 +36,28 @@ impl<P> Default for Peers<P> {
 }
 
 impl<P> Peers<P> {
-    fn slot(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
+    fn slot(&mut self, id: ConnectionHandle) -> Option<&mut Slot<P>> {
         self.slots.get_mut(id.0)?.as_mut()
     }
 
     #[inline]
-    pub(super) fn get(&self, id: ConnectionId) -> Option<&P> {
+    pub(super) fn get(&self, id: ConnectionHandle) -> Option<&P> {
         self.slots.get(id.0)?.as_ref().map(|slot| &slot.peer)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut P> {
+    pub(super) fn get_mut(&mut self, id: ConnectionHandle) -> Option<&mut P> {
         self.slot(id).map(|slot| &mut slot.peer)
     }
 
-    pub(super) fn insert(&mut self, id: ConnectionId, peer: P) {
+    pub(super) fn insert(&mut self, id: ConnectionHandle, peer: P) {
         if self.slots.len() <= id.0 {
             self.slots.resize_with(id.0 + 1, || None);
         }
         self.slots[id.0] = Some(Slot { peer, received: false, sends: false, armed: None });
     }
 
-    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<P> {
+    pub(super) fn remove(&mut self, id: ConnectionHandle) -> Option<P> {
         let slot = self.slots.get_mut(id.0)?.take()?;
         if let Some(at) = slot.armed {
             self.timers.remove(&(at, id));
@@ -66,19 +66,19 @@ impl<P> Peers<P> {
     }
 
     /// All, in the order of their numbers.
-    pub(super) fn ids(&self) -> Vec<ConnectionId> {
+    pub(super) fn ids(&self) -> Vec<ConnectionHandle> {
         let taken = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
-        taken.map(|(number, _)| ConnectionId(number)).collect()
+        taken.map(|(number, _)| ConnectionHandle(number)).collect()
     }
 
     /// All, in the order of their numbers.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut P)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionHandle, &mut P)> {
         let slots = self.slots.iter_mut().enumerate();
-        slots.filter_map(|(number, slot)| Some((ConnectionId(number), &mut slot.as_mut()?.peer)))
+        slots.filter_map(|(number, slot)| Some((ConnectionHandle(number), &mut slot.as_mut()?.peer)))
     }
 
     /// A connection received something.
-    pub(super) fn mark_received(&mut self, id: ConnectionId) {
+    pub(super) fn mark_received(&mut self, id: ConnectionHandle) {
         if let Some(slot) = self.slot(id)
             && !std::mem::replace(&mut slot.received, true)
         {
@@ -87,7 +87,7 @@ impl<P> Peers<P> {
     }
 
     /// The next one that did.
-    pub(super) fn next_received(&mut self) -> Option<ConnectionId> {
+    pub(super) fn next_received(&mut self) -> Option<ConnectionHandle> {
         while let Some(id) = self.received.pop_front() {
             if let Some(slot) = self.slot(id) {
                 slot.received = false;
@@ -98,7 +98,7 @@ impl<P> Peers<P> {
     }
 
     /// A connection may have something to send.
-    pub(super) fn mark_sends(&mut self, id: ConnectionId) {
+    pub(super) fn mark_sends(&mut self, id: ConnectionHandle) {
         if let Some(slot) = self.slot(id)
             && !std::mem::replace(&mut slot.sends, true)
         {
@@ -107,7 +107,7 @@ impl<P> Peers<P> {
     }
 
     /// The one whose turn it is to send.
-    pub(super) fn sender(&self) -> Option<ConnectionId> {
+    pub(super) fn sender(&self) -> Option<ConnectionHandle> {
         self.sending.front().copied()
     }
 
@@ -126,7 +126,7 @@ impl<P> Peers<P> {
     }
 
     /// Notes when a connection has something to do.
-    pub(super) fn arm(&mut self, id: ConnectionId, next: Option<Instant>) {
+    pub(super) fn arm(&mut self, id: ConnectionHandle, next: Option<Instant>) {
         let Some(slot) = self.slot(id) else { return };
         if slot.armed == next {
             return;
@@ -143,7 +143,7 @@ impl<P> Peers<P> {
     }
 
     /// The next one whose time has come; it has no other time then.
-    pub(super) fn next_due(&mut self, now: Instant) -> Option<ConnectionId> {
+    pub(super) fn next_due(&mut self, now: Instant) -> Option<ConnectionHandle> {
         let (_, id) = self.timers.first().copied().filter(|(at, _)| *at <= now)?;
         self.timers.pop_first();
         self.slot(id)?.armed = None;
@@ -159,32 +159,32 @@ mod tests {
 
     fn peers(count: usize) -> Peers<usize> {
         let mut peers = Peers::default();
-        (0..count).for_each(|number| peers.insert(ConnectionId(number), number));
+        (0..count).for_each(|number| peers.insert(ConnectionHandle(number), number));
         peers
     }
 
     #[test]
     fn connections_that_send_take_turns_until_they_have_nothing_more() {
         let mut peers = peers(2);
-        [1, 0, 1].into_iter().for_each(|number| peers.mark_sends(ConnectionId(number)));
+        [1, 0, 1].into_iter().for_each(|number| peers.mark_sends(ConnectionHandle(number)));
         let mut turns = Vec::new();
         for left in [true, true, false, false] {
             turns.extend(peers.sender().map(|id| id.0));
             if left { peers.pass_turn() } else { peers.end_turn() }
         }
         assert_eq!((turns, peers.sender()), (vec![1, 0, 1, 0], None));
-        peers.mark_sends(ConnectionId(1));
-        assert_eq!(peers.sender(), Some(ConnectionId(1)), "it may come again");
+        peers.mark_sends(ConnectionHandle(1));
+        assert_eq!(peers.sender(), Some(ConnectionHandle(1)), "it may come again");
     }
 
     #[test]
     fn what_a_connection_received_is_looked_at_once_and_not_when_it_is_gone() {
         let mut peers = peers(3);
-        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionId(number)));
-        assert_eq!(peers.remove(ConnectionId(1)), Some(1));
+        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionHandle(number)));
+        assert_eq!(peers.remove(ConnectionHandle(1)), Some(1));
         let next: Vec<_> = std::iter::from_fn(|| peers.next_received()).map(|id| id.0).collect();
         assert_eq!(next, [2, 0]);
-        peers.mark_received(ConnectionId(7));
+        peers.mark_received(ConnectionHandle(7));
         assert_eq!(peers.next_received(), None, "it is not known");
     }
 
@@ -193,13 +193,13 @@ mod tests {
         let (mut peers, start) = (peers(3), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         for (number, ms) in [(0, 30), (1, 10), (2, 20), (1, 40)] {
-            peers.arm(ConnectionId(number), Some(at(ms)));
+            peers.arm(ConnectionHandle(number), Some(at(ms)));
         }
-        peers.remove(ConnectionId(0));
+        peers.remove(ConnectionHandle(0));
         assert_eq!(peers.poll_timeout(), Some(at(20)));
         assert_eq!(peers.next_due(at(19)), None);
-        assert_eq!(peers.next_due(at(40)), Some(ConnectionId(2)));
-        peers.arm(ConnectionId(1), None);
+        assert_eq!(peers.next_due(at(40)), Some(ConnectionHandle(2)));
+        peers.arm(ConnectionHandle(1), None);
         assert_eq!((peers.next_due(at(40)), peers.poll_timeout()), (None, None));
     }
 }

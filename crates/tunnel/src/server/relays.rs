@@ -7,7 +7,7 @@ use mpvpn_masque::{
     headers::Headers,
     request::Rejection,
 };
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{Peer, Server, ServerEvent};
@@ -15,7 +15,13 @@ use crate::{RelayId, RelayRead, http::Http};
 
 impl Server {
     /// A client asks for a TCP connection.
-    pub(super) fn connect(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+    pub(super) fn connect(
+        &mut self,
+        now: Instant,
+        id: ConnectionHandle,
+        stream: StreamId,
+        headers: &Headers,
+    ) {
         let (user, to) = match self.look_at_connect(id, headers) {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
@@ -27,7 +33,7 @@ impl Server {
 
     fn look_at_connect(
         &mut self,
-        id: ConnectionId,
+        id: ConnectionHandle,
         headers: &Headers,
     ) -> Result<(String, connect::Authority), Rejection> {
         let request = connect::parse_request(headers)?;
@@ -95,7 +101,7 @@ impl Server {
 
     /// Bytes that may be written now; after 0, [`ServerEvent::RelayWritable`] follows.
     pub fn relay_room(&mut self, relay: RelayId) -> usize {
-        self.relay(relay).map_or(0, |(_, connection)| connection.stream_room(relay.stream))
+        self.relay(relay).map_or(0, |(_, connection)| connection.writable_bytes(relay.stream))
     }
 
     /// Sends bytes to the client.
@@ -133,7 +139,7 @@ impl Server {
     }
 
     /// The client has broken a relay off.
-    pub(super) fn relay_broken(&mut self, id: ConnectionId, stream: StreamId) {
+    pub(super) fn relay_broken(&mut self, id: ConnectionHandle, stream: StreamId) {
         let relay = RelayId::new(id, stream);
         self.with_http(relay, |peer, connection, http| {
             peer.relays.abort(connection, http, stream, h3::code::REQUEST_CANCELLED);

@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
 };
 
-use mpvpn_quic::ConnectionId;
+use mpvpn_quic::ConnectionHandle;
 use rustc_hash::FxHashMap;
 
 use super::groups::Group;
@@ -19,17 +19,17 @@ pub(super) struct Sessions {
     /// The session that has an address.
     by_ip: FxHashMap<IpAddr, SessionSecret>,
     groups: FxHashMap<SessionSecret, Group>,
-    by_member: BTreeMap<(SessionSecret, ConnectionNumber), ConnectionId>,
+    by_member: BTreeMap<(SessionSecret, ConnectionNumber), ConnectionHandle>,
 }
 
 impl Sessions {
     /// A member of a session has this connection from now on.
-    pub(super) fn enter(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionId) {
+    pub(super) fn enter(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionHandle) {
         self.by_member.insert((secret, member), id);
     }
 
     /// The connection is over; a later one of the same member stays.
-    pub(super) fn leave(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionId) {
+    pub(super) fn leave(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionHandle) {
         if let Entry::Occupied(entry) = self.by_member.entry((secret, member))
             && *entry.get() == id
         {
@@ -41,7 +41,7 @@ impl Sessions {
     pub(super) fn members(
         &self,
         secret: &SessionSecret,
-    ) -> impl Iterator<Item = (ConnectionNumber, ConnectionId)> {
+    ) -> impl Iterator<Item = (ConnectionNumber, ConnectionHandle)> {
         let from = self.by_member.range((*secret, ConnectionNumber::INITIAL)..);
         from.take_while(move |((other, _), _)| other == secret).map(|((_, member), id)| (*member, *id))
     }
@@ -51,7 +51,7 @@ impl Sessions {
         &mut self,
         secret: &SessionSecret,
         addresses: AddressSet,
-        serves: impl Fn(ConnectionId) -> bool,
+        serves: impl Fn(ConnectionHandle) -> bool,
     ) {
         let members: Vec<_> = self.members(secret).collect();
         let serving = members.iter().filter(|(_, id)| serves(*id));
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
 
     const SECRET: SessionSecret = [7; 16];
-    const FIRST: ConnectionId = ConnectionId(0);
-    const SECOND: ConnectionId = ConnectionId(1);
+    const FIRST: ConnectionHandle = ConnectionHandle(0);
+    const SECOND: ConnectionHandle = ConnectionHandle(1);
 
     #[test]
     fn an_address_is_reached_while_a_connection_of_its_session_serves() {

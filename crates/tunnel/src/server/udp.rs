@@ -8,7 +8,7 @@ use mpvpn_masque::{
     headers::Headers,
     request::Rejection,
 };
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{Peer, Server, ServerEvent};
@@ -19,7 +19,7 @@ impl Server {
     pub(super) fn connect_udp(
         &mut self,
         now: Instant,
-        id: ConnectionId,
+        id: ConnectionHandle,
         stream: StreamId,
         headers: &Headers,
     ) {
@@ -37,7 +37,7 @@ impl Server {
 
     fn look_at_connect_udp(
         &mut self,
-        id: ConnectionId,
+        id: ConnectionHandle,
         headers: &Headers,
     ) -> Result<(String, Authority), Rejection> {
         let request = connect_udp::parse_request(headers, &self.udp_template)?;
@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// What came on the stream of a flow.
-    pub(super) fn udp_said(&mut self, id: ConnectionId, stream: StreamId, event: HttpEvent) {
+    pub(super) fn udp_said(&mut self, id: ConnectionHandle, stream: StreamId, event: HttpEvent) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let udp = UdpId::new(id, stream);
         let ended = match event {
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// The client reads the stream of a flow no more, or has sent on it what is malformed.
-    pub(super) fn udp_broken(&mut self, id: ConnectionId, stream: StreamId, code: u64) {
+    pub(super) fn udp_broken(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
         let udp = UdpId::new(id, stream);
         if self.udp_over(udp, Err(code)) {
             self.events.push_back(ServerEvent::UdpGone(udp));

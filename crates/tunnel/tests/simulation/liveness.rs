@@ -162,7 +162,7 @@ fn an_address_that_changes_on_the_way_is_followed() {
         assert!(packets >= 1900, "another IP: {ip}, {links} links: {packets} of 2000 packets");
         let now = world.now;
         for path in world.servers[0].report(now).iter().flat_map(|session| &session.paths) {
-            assert!(path.view.in_flight <= path.view.window, "{:?}", path.view);
+            assert!(path.view.in_flight <= path.view.congestion_window, "{:?}", path.view);
         }
     }
 }

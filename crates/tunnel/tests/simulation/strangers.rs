@@ -15,7 +15,7 @@ use mpvpn_masque::{
 use mpvpn_packet::{VNET_HDR_LEN, ip};
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, Endpoint, Event, Local, Read, StreamId};
+use mpvpn_quic::{Connection, Endpoint, Event, LocalAddress, Read, StreamId};
 use mpvpn_tunnel::Server;
 use mpvpn_types::{CongestionControl, Duration, Instant, LinkId};
 
@@ -44,7 +44,7 @@ fn converse(
 ) {
     let setup = World::new().client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr).setup;
     let mut client = Endpoint::client(&setup);
-    let (local, remote) = (Local::link(LinkId(0)), "192.0.2.1:443".parse().unwrap());
+    let (local, remote) = (LocalAddress::link(LinkId(0)), "192.0.2.1:443".parse().unwrap());
     let mut now = Instant::now();
     let id = client.connect(now, &setup, local, remote, "mpvpn").unwrap();
     let mut http = H3::new(Side::Client, Settings::default());
@@ -91,7 +91,7 @@ fn converse(
             }
             buffer.clear();
         }
-        client.settle(id);
+        client.process_endpoint_events(id);
         server.handle_batch(now);
         if server.poll_timeout().is_some_and(|at| at <= now) {
             server.handle_timeout(now);
@@ -132,7 +132,7 @@ fn packets_to_where_the_server_has_no_route_are_answered_and_not_carried() {
                         let packet = Packet::between(SocketAddr::new(own, 4000), to).udp(b"?");
                         let prefix = datagram::prefix(stream, 0);
                         let path = connection.paths().next().unwrap();
-                        connection.queue(path, [prefix.as_ref(), &packet].concat().into());
+                        connection.queue_datagram(path, [prefix.as_ref(), &packet].concat().into());
                     }
                 }
                 _ => {}

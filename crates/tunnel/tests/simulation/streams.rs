@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World, app::App};
 use mpvpn_flow::{
-    rules::{FlowMode, Rules, Why},
-    split_tcp::State,
+    rules::{FlowMode, FlowModeReason, Rules},
+    split_tcp::ConnectionState,
 };
 use mpvpn_lab::Direction;
 use mpvpn_masque::connect::ProxyError;
-use mpvpn_path::{Heard, Scheduler};
+use mpvpn_path::{Scheduler, TransportHealth};
 use mpvpn_scenarios::Scenario;
 use mpvpn_tunnel::FlowTransport;
 use mpvpn_types::{CongestionControl, Duration, LinkId};
@@ -213,18 +213,18 @@ fn a_path_inside_tcp_that_is_given_up_counts_as_dead() {
     let way = LinkId(0).with_path_index(LinkId::TCP_PATH_INDEX);
     let now = world.now;
     let heard = |world: &World| world.machines[client].client.heard_on(way);
-    assert_eq!(heard(&world), Heard::Nothing);
+    assert_eq!(heard(&world), TransportHealth::Unknown);
     world.machines[client].client.link_up(now, way, SERVER.parse().unwrap());
-    assert_eq!(heard(&world), Heard::Answers, "there is no path yet");
+    assert_eq!(heard(&world), TransportHealth::Answering, "there is no path yet");
     world.run(500 * MS);
-    assert_eq!(heard(&world), Heard::Works);
+    assert_eq!(heard(&world), TransportHealth::Working);
     let mut apps = apps(&world, client, 1, 1, 100_000_000);
     play(&mut world, client, &mut apps, 1000 * MS);
     let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (1.0, 1.0);
     // What a stream waits for is freed by closing the path.
     play(&mut world, client, &mut apps, 2500 * MS);
-    assert_eq!(heard(&world), Heard::Dead);
+    assert_eq!(heard(&world), TransportHealth::Dead);
 }
 
 #[test]
@@ -358,7 +358,7 @@ fills! {
 }
 
 /// Which way each flow of a machine goes, and why, in the order of their ports there.
-fn ways(world: &World, client: usize) -> Vec<(u16, FlowTransport, Why, u64, u64)> {
+fn ways(world: &World, client: usize) -> Vec<(u16, FlowTransport, FlowModeReason, u64, u64)> {
     let flows = world.machines[client].client.flows(world.now);
     let mut ways: Vec<_> =
         flows.iter().map(|flow| (flow.key.src_port, flow.transport, flow.why, flow.up, flow.down)).collect();
@@ -378,7 +378,15 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
         step(&mut world, client, &mut apps);
     }
     let all = ways(&world, client);
-    let [(40_000, FlowTransport::Stream(State::AppEnded), Why::Translated, 1000, down @ 1..)] = all[..]
+    let [
+        (
+            40_000,
+            FlowTransport::Stream(ConnectionState::AppEnded),
+            FlowModeReason::Translated,
+            1000,
+            down @ 1..,
+        ),
+    ] = all[..]
     else {
         panic!("{all:?}")
     };
@@ -392,7 +400,10 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
     world.server_sends(answers);
     world.run(100 * MS);
     let all = ways(&world, client);
-    assert_eq!(all[0], (4000, FlowTransport::Packets, Why::NotTcp, 100, 200));
-    assert!(matches!(all[2], (50_000, FlowTransport::Packets, Why::Refused, 40.., 0)), "{all:?}");
+    assert_eq!(all[0], (4000, FlowTransport::Packets, FlowModeReason::NotTcp, 100, 200));
+    assert!(
+        matches!(all[2], (50_000, FlowTransport::Packets, FlowModeReason::ServerRefused, 40.., 0)),
+        "{all:?}"
+    );
     assert_eq!(all.len(), 3);
 }

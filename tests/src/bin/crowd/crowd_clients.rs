@@ -25,7 +25,7 @@ use mpvpn_control::{
     tls,
 };
 use mpvpn_os::poll::{Events, Interest, Poller};
-use mpvpn_quic::{ClientSetup, Local, TransportOptions};
+use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions};
 use mpvpn_tests::testbed::{Host, Testbed};
 use mpvpn_tunnel::{
     ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, TunnelMode,
@@ -272,7 +272,7 @@ impl CrowdClients {
         loop {
             self.out.clear();
             let Some(transmit) = client.connections.poll_transmit(now, &mut self.out) else { break };
-            let class = transmit.local.and_then(Local::as_link).map(LinkId::class);
+            let class = transmit.local.and_then(LocalAddress::as_link).map(LinkId::class);
             let Some((_, socket)) = client.sockets.iter().find(|(id, _)| Some(*id) == class) else {
                 continue;
             };

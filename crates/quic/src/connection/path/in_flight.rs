@@ -8,20 +8,20 @@ use std::collections::VecDeque;
 
 use mpvpn_types::Instant;
 
-use crate::connection::Piece;
+use crate::connection::StreamChunk;
 
 /// The stream data in flight on one path.
 #[derive(Debug, Default)]
 pub(crate) struct StreamsInFlight {
     /// With the time when each left.
-    pieces: VecDeque<(Instant, Piece)>,
+    pieces: VecDeque<(Instant, StreamChunk)>,
     /// When the library may have sent bytes of streams here that had been lost elsewhere, last.
     retransmitted: Option<Instant>,
 }
 
 impl StreamsInFlight {
     /// A piece leaves.
-    pub(crate) fn push(&mut self, now: Instant, piece: Piece) {
+    pub(crate) fn push(&mut self, now: Instant, piece: StreamChunk) {
         self.pieces.push_back((now, piece));
     }
 
@@ -31,7 +31,7 @@ impl StreamsInFlight {
     }
 
     /// The pieces from this place on.
-    pub(crate) fn since(&self, first: usize) -> impl Iterator<Item = &Piece> {
+    pub(crate) fn since(&self, first: usize) -> impl Iterator<Item = &StreamChunk> {
         self.pieces.range(first..).map(|(_, piece)| piece)
     }
 
@@ -41,7 +41,7 @@ impl StreamsInFlight {
     }
 
     /// Takes all of them: the path is dead.
-    pub(crate) fn take(&mut self) -> Vec<Piece> {
+    pub(crate) fn take(&mut self) -> Vec<StreamChunk> {
         std::mem::take(&mut self.pieces).into_iter().map(|(_, piece)| piece).collect()
     }
 
@@ -65,8 +65,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn piece(at: u64) -> Piece {
-        Piece { stream: 0, at, bytes: Bytes::from_static(b"four"), ends: false }
+    fn piece(at: u64) -> StreamChunk {
+        StreamChunk { stream: 0, offset: at, data: Bytes::from_static(b"four"), fin: false }
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         (0..5).for_each(|n| sent.push(start + n * MS, piece(4 * u64::from(n))));
         sent.on_acked(start + 3 * MS);
         assert_eq!((sent.len(), sent.since(1).count()), (2, 1));
-        let places: Vec<u64> = sent.take().iter().map(|piece| piece.at).collect();
+        let places: Vec<u64> = sent.take().iter().map(|piece| piece.offset).collect();
         assert_eq!(places, [12, 16]);
         assert_eq!(sent.len(), 0);
     }

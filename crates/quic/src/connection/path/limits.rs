@@ -138,7 +138,7 @@ impl SendLimits {
 
     /// Bytes that may leave now, when the cap lets `cap_budget` pass; notes what holds back more.
     pub(crate) fn budget(&mut self, now: Instant, allowed: Allowance, cap_budget: Option<u64>) -> u64 {
-        self.pacer.set_lumps(allowed.lumps);
+        self.pacer.set_batching(allowed.lumps);
         self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
         let budget = self.pacer.budget();
         self.capped = cap_budget.is_some_and(|left| left < budget.min(allowed.window));

@@ -3,7 +3,7 @@
 //! In: the totals that the library counts. Out: the bytes lost since the last question, and the share of packets lost in the
 //! last 10 s. Always holds: every lost byte is reported once.
 
-use crate::view::LossWindow;
+use crate::path_stats::LossWindow;
 
 /// A congestion controller is spared this multiple of the losses that there are at all times, as losses come in bunches.
 /// Less lets an ordinary bunch shrink the window; more hides congestion.

@@ -8,7 +8,7 @@ use mpvpn_types::Instant;
 
 use crate::{
     DATAGRAM_OVERHEAD,
-    ledger::{Ledger, Tracked},
+    sent_datagrams::{SentDatagrams, TrackedDatagram},
 };
 
 /// Bytes that one of several paths of a group takes before another one has its turn: few enough to spread a round trip's
@@ -31,7 +31,7 @@ pub(crate) struct PassLoad {
 pub(crate) struct SendQueue {
     datagrams: Vec<Bytes>,
     /// Those whose outcome is asked for, with their places.
-    tracked: Vec<(usize, Tracked)>,
+    tracked: Vec<(usize, TrackedDatagram)>,
     stream_bytes: u64,
     lasting_since: Option<Instant>,
     /// Size of all that with framing.
@@ -52,7 +52,7 @@ impl SendQueue {
     }
 
     /// The same for a datagram whose outcome is asked for.
-    pub(crate) fn push_tracked(&mut self, datagram: Tracked) -> u64 {
+    pub(crate) fn push_tracked(&mut self, datagram: TrackedDatagram) -> u64 {
         let data = datagram.data.clone();
         self.tracked.push((self.datagrams.len(), datagram));
         self.push(data)
@@ -105,11 +105,11 @@ impl SendQueue {
     }
 
     /// Tells the ledger of all datagrams, in order.
-    pub(crate) fn track(&mut self, ledger: &mut Ledger) {
+    pub(crate) fn track(&mut self, ledger: &mut SentDatagrams) {
         let mut tracked = self.tracked.drain(..).peekable();
         for (at, data) in self.datagrams.iter().enumerate() {
             let tracked = tracked.next_if(|(place, _)| *place == at).map(|(_, tracked)| tracked);
-            ledger.queue(data.len(), tracked);
+            ledger.on_queued(data.len(), tracked);
         }
     }
 
@@ -150,9 +150,15 @@ impl SendQueue {
 mod tests {
     use super::*;
 
-    fn tracked(len: usize, mark: u32) -> Tracked {
+    fn tracked(len: usize, mark: u32) -> TrackedDatagram {
         let data = Bytes::from(vec![0; len]);
-        Tracked { data, born: Instant::now(), tries: 0, copied: false, mark: Some(mark) }
+        TrackedDatagram {
+            data,
+            first_sent: Instant::now(),
+            retransmissions: 0,
+            has_copy: false,
+            ack_token: Some(mark),
+        }
     }
 
     #[test]
@@ -178,7 +184,7 @@ mod tests {
         queue.push(Bytes::from_static(&[0; 1300]));
         queue.push_tracked(tracked(1400, 1));
         queue.push_tracked(tracked(1200, 2));
-        let mut ledger = Ledger::default();
+        let mut ledger = SentDatagrams::default();
         queue.track(&mut ledger);
         assert!(!queue.has_tracked());
         // One packet each, the last one lost.
@@ -186,9 +192,12 @@ mod tests {
         ledger.on_acked(1);
         ledger.on_lost(2);
         let mut outcomes = Vec::new();
-        ledger.take_news(|outcome| outcomes.push(outcome));
-        assert_eq!(outcomes[0], crate::Fate::Arrived(1));
-        assert!(matches!(&outcomes[1], crate::Fate::Lost(lost) if lost.mark == Some(2)), "{outcomes:?}");
+        ledger.drain_outcomes(|outcome| outcomes.push(outcome));
+        assert_eq!(outcomes[0], crate::Outcome::Arrived(1));
+        assert!(
+            matches!(&outcomes[1], crate::Outcome::Lost(lost) if lost.ack_token == Some(2)),
+            "{outcomes:?}"
+        );
     }
 
     #[test]

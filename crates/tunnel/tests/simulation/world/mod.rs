@@ -24,7 +24,7 @@ use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
+use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     Assignment, ClassConnections, ClassLimits, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
     ClientEvent, ClientState, ConnectionNumber, Server, ServerEvent, TunOutcome, TunnelMode, UdpId,
@@ -402,7 +402,7 @@ impl World {
             loop {
                 buf.clear();
                 let Some(transmit) = machine.client.0.poll_transmit(now, &mut buf) else { break };
-                let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
+                let id = transmit.local.and_then(LocalAddress::as_link).expect("a client sends on links");
                 let link = machine.links.get_mut(&id.uplink()).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                     if let Some(record) = &mut self.record {

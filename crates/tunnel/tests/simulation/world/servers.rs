@@ -89,7 +89,7 @@ pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
     TransportOptions {
         cc: CongestionControl::Bbr,
         rng_seed: Some([seed; 32]),
-        ..TransportOptions::of_shards(shards)
+        ..TransportOptions::for_shards(shards)
     }
 }
 

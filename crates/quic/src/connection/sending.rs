@@ -8,25 +8,25 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use mpvpn_class::ShaperHandle;
-use mpvpn_path::Offer;
+use mpvpn_path::PathCandidate;
 use mpvpn_types::{BitRate, Duration, Instant, PathId};
 
 use super::{
     Connection,
     path::{Allowance, Path, SentTotals},
 };
-use crate::ledger::Tracked;
+use crate::sent_datagrams::TrackedDatagram;
 
 impl Connection {
     /// Lets the paths of each list carry as one from now on, under the name of the first in it; all others carry
     /// alone. Controllers that were joined stay so.
-    pub fn set_together(&mut self, lists: &[Vec<PathId>]) {
+    pub fn set_path_groups(&mut self, lists: &[Vec<PathId>]) {
         self.paths.set_groups(lists);
     }
 
     /// Estimated delivery rate of a path and those that carry as one with it (bytes/s), at most its cap; 0 if
     /// unknown.
-    pub fn rate(&self, id: PathId) -> u64 {
+    pub fn delivery_rate(&self, id: PathId) -> u64 {
         self.paths.get(id).map_or(0, Path::rate)
     }
 
@@ -82,7 +82,7 @@ impl Connection {
     }
 
     /// Bytes of datagrams, framing included, that `id` and the paths that carry as one with it may take now.
-    pub fn room(&mut self, now: Instant, id: PathId) -> u64 {
+    pub fn available_window(&mut self, now: Instant, id: PathId) -> u64 {
         let mtu = self.inner.current_mtu();
         let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
         for path in self.paths.group_mut(id) {
@@ -108,19 +108,33 @@ impl Connection {
 
     /// What a path, with those that carry as one with it, can do for packets that are queued now; it takes at most
     /// `most` bytes.
-    pub fn offer(&mut self, now: Instant, id: PathId, most: u64) -> Offer {
-        let room = self.room(now, id).min(most);
+    pub fn path_candidate(&mut self, now: Instant, id: PathId, most: u64) -> PathCandidate {
+        let room = self.available_window(now, id).min(most);
         let ahead = self.paths.group(id).map(Path::load).sum();
         let Some(path) = self.paths.get(id) else {
-            return Offer { id, room: 0, delay: Duration::MAX, ahead: 0, rate: 0, weight: 1 };
+            return PathCandidate {
+                id,
+                available_window: 0,
+                one_way_delay: Duration::MAX,
+                outstanding: 0,
+                rate: 0,
+                weight: 1,
+            };
         };
         let (delay, rate) = (path.gate.base_rtt() / 2, path.limits.under_cap(path.gate.rate()));
-        Offer { id, room, delay, ahead, rate, weight: 1 }
+        PathCandidate {
+            id,
+            available_window: room,
+            one_way_delay: delay,
+            outstanding: ahead,
+            rate,
+            weight: 1,
+        }
     }
 
     /// Says whether more waited for a path, and those that carry as one with it, than they could take.
     /// Congestion controllers learn capacity only while that is so.
-    pub fn set_limited(&mut self, id: PathId, limited: bool) {
+    pub fn set_backlogged(&mut self, id: PathId, limited: bool) {
         let Some(first) = self.paths.get(id) else { return };
         let (capped, paced) = (first.limits.is_capped(), first.limits.is_paced());
         for path in self.paths.group_mut(id) {
@@ -139,41 +153,41 @@ impl Connection {
         cap.set_wanting(self.paths.iter().any(wants));
     }
 
-    /// What was said last with [`Self::set_limited`].
-    pub fn is_limited(&self, id: PathId) -> bool {
+    /// What was said last with [`Self::set_backlogged`].
+    pub fn is_backlogged(&self, id: PathId) -> bool {
         self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
     }
 
     /// Queues a datagram for a path, or one that carries as one with it; returns the bytes of room that it takes.
-    pub fn queue(&mut self, id: PathId, datagram: Bytes) -> u64 {
+    pub fn queue_datagram(&mut self, id: PathId, datagram: Bytes) -> u64 {
         self.next_of_group(id).map_or(0, |path| path.queue.push(datagram))
     }
 
-    /// The same for a datagram whose fate is told by [`Self::drain_fates`].
-    pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
+    /// The same for a datagram whose fate is told by [`Self::drain_outcomes`].
+    pub fn queue_tracked(&mut self, id: PathId, datagram: TrackedDatagram) -> u64 {
         self.next_of_group(id).map_or(0, |path| path.queue.push_tracked(datagram))
     }
 
     /// The same for a datagram that has to leave on this path, whichever carry as one with it.
-    pub fn queue_tracked_on(&mut self, id: PathId, datagram: Tracked) -> u64 {
+    pub fn queue_tracked_on_path(&mut self, id: PathId, datagram: TrackedDatagram) -> u64 {
         self.paths.get_mut(id).map_or(0, |path| path.queue.push_tracked(datagram))
     }
 
     /// Queues a datagram for this path and no other, whatever its room.
-    pub fn queue_on(&mut self, id: PathId, datagram: Bytes) {
+    pub fn queue_datagram_on_path(&mut self, id: PathId, datagram: Bytes) {
         if let Some(path) = self.paths.get_mut(id) {
             path.queue.push(datagram);
         }
     }
 
     /// Bytes of UDP payloads that a path has carried, either way.
-    pub fn moved(&mut self, id: PathId) -> u64 {
+    pub fn udp_bytes_carried(&mut self, id: PathId) -> u64 {
         let stats = self.inner.path_stats(noq_proto::PathId::from(id.0));
         stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
     }
 
     /// The path on which a datagram leaves that is queued now under the name `head`.
-    pub fn carrier_of(&mut self, head: PathId) -> Option<PathId> {
+    pub fn next_path_in_group(&mut self, head: PathId) -> Option<PathId> {
         self.next_of_group(head).map(|path| path.id)
     }
 

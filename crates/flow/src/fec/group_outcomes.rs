@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use mpvpn_types::{Duration, Instant, target::FEC};
 use rustc_hash::FxHashMap;
 
-use super::guard::Closed;
+use super::group_encoder::ClosedGroup;
 
 /// Groups that are followed at most: those of a second at 1 Gbit/s.
-const MOST_GROUPS: usize = 8192;
+const MAX_GROUPS: usize = 8192;
 
 /// Follows what of groups arrived and what was lost. `T` is what was lost.
 #[derive(Debug)]
-pub struct Fates<T> {
-    groups: FxHashMap<u16, Fate<T>>,
+pub struct GroupOutcomes<T> {
+    groups: FxHashMap<u16, GroupOutcome<T>>,
     /// All in `groups`, and some that are not any more, the oldest in front.
     order: VecDeque<u16>,
     /// Groups with losses about which nothing is known yet, and until when that may be so.
@@ -22,9 +22,9 @@ pub struct Fates<T> {
 }
 
 #[derive(Debug)]
-struct Fate<T> {
+struct GroupOutcome<T> {
     /// Its size, once it is closed.
-    closed: Option<Closed>,
+    closed: Option<ClosedGroup>,
     /// Packets and repair that arrived.
     arrived: u16,
     /// The same that were lost.
@@ -35,13 +35,13 @@ struct Fate<T> {
     given_up: bool,
 }
 
-impl<T> Default for Fates<T> {
+impl<T> Default for GroupOutcomes<T> {
     fn default() -> Self {
         Self { groups: FxHashMap::default(), order: VecDeque::new(), held: VecDeque::new(), made_good: 0 }
     }
 }
 
-impl<T> Fates<T> {
+impl<T> GroupOutcomes<T> {
     /// No group is open.
     pub fn new() -> Self {
         Self::default()
@@ -49,10 +49,10 @@ impl<T> Fates<T> {
 
     /// A group is opened.
     pub fn open(&mut self, group: u16) {
-        let fresh = Fate { closed: None, arrived: 0, lost: 0, held: Vec::new(), given_up: false };
+        let fresh = GroupOutcome { closed: None, arrived: 0, lost: 0, held: Vec::new(), given_up: false };
         self.groups.insert(group, fresh);
         self.order.push_back(group);
-        if self.order.len() > MOST_GROUPS
+        if self.order.len() > MAX_GROUPS
             && let Some(oldest) = self.order.pop_front()
         {
             self.groups.remove(&oldest);
@@ -60,7 +60,7 @@ impl<T> Fates<T> {
     }
 
     /// A group is closed. Here as below `out` gets what has to be sent again.
-    pub fn close(&mut self, closed: Closed, out: impl FnMut(T)) {
+    pub fn close(&mut self, closed: ClosedGroup, out: impl FnMut(T)) {
         if let Some(fate) = self.groups.get_mut(&closed.group) {
             fate.closed = Some(closed);
             self.settle(closed.group, out);
@@ -68,7 +68,7 @@ impl<T> Fates<T> {
     }
 
     /// A packet of a group, or repair for it, arrived.
-    pub fn arrived(&mut self, group: u16, out: impl FnMut(T)) {
+    pub fn on_arrived(&mut self, group: u16, out: impl FnMut(T)) {
         if let Some(fate) = self.groups.get_mut(&group) {
             fate.arrived += 1;
             self.settle(group, out);
@@ -77,7 +77,7 @@ impl<T> Fates<T> {
 
     /// A packet of a group was lost, or repair for it (`None`); `wait` is how long it may take to learn what became of the
     /// rest.
-    pub fn lost(
+    pub fn on_lost(
         &mut self,
         now: Instant,
         group: u16,
@@ -125,13 +125,13 @@ impl<T> Fates<T> {
     }
 
     /// Losses that the receiver made good.
-    pub fn made_good(&self) -> u64 {
+    pub fn restored_losses(&self) -> u64 {
         self.made_good
     }
 
     fn settle(&mut self, group: u16, out: impl FnMut(T)) {
         let Some(fate) = self.groups.get_mut(&group) else { return };
-        if let Some(Closed { data, repair, .. }) = fate.closed {
+        if let Some(ClosedGroup { source_count: data, repair_count: repair, .. }) = fate.closed {
             if fate.arrived >= data.into() {
                 if !fate.held.is_empty() {
                     tracing::trace!(
@@ -160,10 +160,9 @@ impl<T> Fates<T> {
         if fate.given_up {
             fate.held.drain(..).for_each(out);
         }
-        if fate
-            .closed
-            .is_some_and(|all| fate.arrived + fate.lost >= u16::from(all.data) + u16::from(all.repair))
-        {
+        if fate.closed.is_some_and(|all| {
+            fate.arrived + fate.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
+        }) {
             self.groups.remove(&group);
         }
     }
@@ -177,17 +176,17 @@ mod tests {
 
     /// A group of 4 packets and 2 of repair, of which these are lost (0 is repair) and so many arrive; what is to be sent
     /// again.
-    fn run(lost: &[u8], arrived: usize) -> (Vec<u8>, Fates<u8>) {
+    fn run(lost: &[u8], arrived: usize) -> (Vec<u8>, GroupOutcomes<u8>) {
         let now = Instant::now();
-        let (mut fates, mut again) = (Fates::new(), Vec::new());
+        let (mut fates, mut again) = (GroupOutcomes::new(), Vec::new());
         fates.open(3);
-        fates.close(Closed { group: 3, data: 4, repair: 2 }, |_| {});
+        fates.close(ClosedGroup { group: 3, source_count: 4, repair_count: 2 }, |_| {});
         for _ in 0..arrived {
-            fates.arrived(3, |packet| again.push(packet));
+            fates.on_arrived(3, |packet| again.push(packet));
         }
         for packet in lost {
             let packet = (*packet > 0).then_some(*packet);
-            fates.lost(now, 3, packet, 10 * MS, |packet| again.push(packet));
+            fates.on_lost(now, 3, packet, 10 * MS, |packet| again.push(packet));
         }
         (again, fates)
     }
@@ -195,13 +194,13 @@ mod tests {
     #[test]
     fn what_repair_makes_good_is_not_sent_again() {
         let (again, fates) = run(&[1, 2], 4);
-        assert_eq!((again, fates.made_good(), fates.groups.len()), (vec![], 2, 0));
+        assert_eq!((again, fates.restored_losses(), fates.groups.len()), (vec![], 2, 0));
     }
 
     #[test]
     fn what_is_beyond_repair_is_sent_again_and_repair_is_not() {
         let (again, fates) = run(&[1, 0, 2], 3);
-        assert_eq!((again, fates.made_good(), fates.groups.len()), (vec![1, 2], 0, 0));
+        assert_eq!((again, fates.restored_losses(), fates.groups.len()), (vec![1, 2], 0, 0));
     }
 
     #[test]
@@ -215,17 +214,17 @@ mod tests {
         fates.handle_timeout(until, |packet| again.push(packet));
         assert_eq!((again, fates.poll_timeout()), (vec![1], None));
         let mut again = Vec::new();
-        fates.lost(until, 3, Some(2), 10 * MS, |packet| again.push(packet));
+        fates.on_lost(until, 3, Some(2), 10 * MS, |packet| again.push(packet));
         assert_eq!(again, [2], "the group is given up");
     }
 
     #[test]
     fn groups_are_forgotten_in_the_end() {
-        let mut fates: Fates<u8> = Fates::new();
+        let mut fates: GroupOutcomes<u8> = GroupOutcomes::new();
         (0..=u16::MAX).for_each(|group| fates.open(group));
-        assert_eq!((fates.groups.len(), fates.order.len()), (MOST_GROUPS, MOST_GROUPS));
+        assert_eq!((fates.groups.len(), fates.order.len()), (MAX_GROUPS, MAX_GROUPS));
         let mut again = Vec::new();
-        fates.lost(Instant::now(), 3, Some(7), MS, |packet| again.push(packet));
+        fates.on_lost(Instant::now(), 3, Some(7), MS, |packet| again.push(packet));
         assert_eq!(again, [7], "nothing is known of it any more");
     }
 }

@@ -2,12 +2,12 @@ use crate::label::{BUCKETS, MODULUS};
 
 /// The next number of every sequence, at the sender.
 #[derive(Debug, Default)]
-pub struct Numbers {
+pub struct SequenceNumbers {
     /// Empty until the first packet is numbered: most tunnels of a server are idle.
     next: Vec<u32>,
 }
 
-impl Numbers {
+impl SequenceNumbers {
     /// All sequences start at 0.
     pub fn new() -> Self {
         Self::default()
@@ -22,7 +22,7 @@ impl Numbers {
 
     /// The number of the next packet of a sequence.
     #[inline]
-    pub fn take(&mut self, bucket: u16) -> u32 {
+    pub fn next(&mut self, bucket: u16) -> u32 {
         if self.next.is_empty() {
             self.next = vec![0; BUCKETS as usize];
         }
@@ -39,15 +39,15 @@ mod tests {
 
     #[test]
     fn each_sequence_counts_for_itself_and_wraps() {
-        let mut numbers = Numbers::new();
-        assert_eq!((numbers.take(7), numbers.take(7), numbers.take(8)), (0, 1, 0));
+        let mut numbers = SequenceNumbers::new();
+        assert_eq!((numbers.next(7), numbers.next(7), numbers.next(8)), (0, 1, 0));
         numbers.next[7] = MODULUS - 1;
-        assert_eq!((numbers.take(7), numbers.take(7)), (MODULUS - 1, 0));
+        assert_eq!((numbers.next(7), numbers.next(7)), (MODULUS - 1, 0));
     }
 
     #[test]
     fn flows_are_spread_over_all_sequences() {
-        let used: std::collections::BTreeSet<u16> = (0..100_000).map(Numbers::bucket).collect();
+        let used: std::collections::BTreeSet<u16> = (0..100_000).map(SequenceNumbers::bucket).collect();
         assert!(used.len() > 4000, "{}", used.len());
         assert!(used.iter().all(|bucket| u32::from(*bucket) < BUCKETS));
     }

@@ -6,18 +6,18 @@ use bytes::Bytes;
 use mpvpn_types::{Duration, Fec, Instant, target::FEC};
 use rustc_hash::FxHashMap;
 
-use super::{Place, Shard, code::Decoder};
+use super::{GroupPosition, Symbol, code::Decoder};
 
 /// Groups that are known at most.
-const MOST_GROUPS: usize = 4096;
+const MAX_GROUPS: usize = 4096;
 /// Bytes of packets and repair that are kept at most.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_KEPT_BYTES: usize = 4 << 20;
 /// A group of which nothing more came for so long is forgotten: nobody waits for its packets any more.
-const MOST_AGE: Duration = Duration::from_secs(1);
+const MAX_GROUP_AGE: Duration = Duration::from_secs(1);
 
 /// What became of groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RestoreStats {
+pub struct DecoderStats {
     /// Packets that were lost and restored.
     pub recovered: u64,
     /// Packets of repair that came and were not needed.
@@ -28,7 +28,7 @@ pub struct RestoreStats {
 
 /// Restores packets that were lost from the rest of their groups.
 #[derive(Debug, Default)]
-pub struct Restorer {
+pub struct GroupDecoder {
     groups: FxHashMap<u16, Group>,
     /// All in `groups`, the oldest in front.
     order: VecDeque<(Instant, u16)>,
@@ -37,7 +37,7 @@ pub struct Restorer {
     decoder: Decoder,
     /// Memory of packets for the next ones.
     spare: Vec<Vec<u8>>,
-    stats: RestoreStats,
+    stats: DecoderStats,
 }
 
 #[derive(Debug, Default)]
@@ -73,14 +73,14 @@ impl Group {
     }
 }
 
-impl Restorer {
+impl GroupDecoder {
     /// Nothing has come.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Takes a packet or repair that arrived; hands out packets that are restored by it.
-    pub fn push(&mut self, now: Instant, place: Place, bytes: &[u8], out: impl FnMut(Bytes)) {
+    pub fn push(&mut self, now: Instant, place: GroupPosition, bytes: &[u8], out: impl FnMut(Bytes)) {
         self.make_room(now, bytes.len());
         if !self.groups.contains_key(&place.group) {
             self.order.push_back((now, place.group));
@@ -91,8 +91,8 @@ impl Restorer {
             kept.extend_from_slice(bytes);
             kept
         };
-        match place.shard {
-            Shard::Data(index) => {
+        match place.symbol {
+            Symbol::Source(index) => {
                 let bit = 1u64.checked_shl(index.into()).unwrap_or(0);
                 if group.done || group.seen & bit != 0 {
                     group.seen |= bit;
@@ -101,7 +101,7 @@ impl Restorer {
                 group.seen |= bit;
                 group.packets.push((index, keep(&mut self.spare)));
             }
-            Shard::Repair { index, data } => {
+            Symbol::Repair { index, source_count: data } => {
                 if group.done {
                     self.stats.wasted += 1;
                     return;
@@ -154,8 +154,8 @@ impl Restorer {
     /// Forgets groups that are old, and the oldest as long as `bytes` more would be too many.
     fn make_room(&mut self, now: Instant, bytes: usize) {
         while let Some((since, number)) = self.order.front().copied() {
-            let old = now.saturating_duration_since(since) > MOST_AGE;
-            if !old && self.order.len() < MOST_GROUPS && self.bytes + bytes <= MOST_BYTES {
+            let old = now.saturating_duration_since(since) > MAX_GROUP_AGE;
+            if !old && self.order.len() < MAX_GROUPS && self.bytes + bytes <= MAX_KEPT_BYTES {
                 return;
             }
             self.order.pop_front();
@@ -175,16 +175,16 @@ impl Restorer {
     }
 
     /// What became of groups so far.
-    pub fn stats(&self) -> RestoreStats {
+    pub fn stats(&self) -> DecoderStats {
         self.stats
     }
 
     /// Forgets all groups, and gives their memory back: nothing has come for long.
-    pub fn rest(&mut self) {
+    pub fn clear(&mut self) {
         let open = self.order.iter().filter_map(|(_, number)| self.groups.get(number));
         let lost = open.filter(|group| !group.done && group.shape.is_some()).count();
         let unrecoverable = self.stats.unrecoverable + lost as u64;
-        *self = Self { stats: RestoreStats { unrecoverable, ..self.stats }, ..Self::default() };
+        *self = Self { stats: DecoderStats { unrecoverable, ..self.stats }, ..Self::default() };
     }
 }
 
@@ -196,22 +196,26 @@ mod tests {
     use crate::fec::code::Encoder;
 
     /// The datagrams of a group: the packets, then the repair.
-    fn datagrams(group: u16, packets: &[Vec<u8>], repair: u8) -> Vec<(Place, Vec<u8>)> {
+    fn datagrams(group: u16, packets: &[Vec<u8>], repair: u8) -> Vec<(GroupPosition, Vec<u8>)> {
         let data = packets.len() as u8;
-        let place = |shard| Place { group, shard };
-        let mut all: Vec<_> =
-            (0..).zip(packets).map(|(index, packet)| (place(Shard::Data(index)), packet.clone())).collect();
+        let place = |shard| GroupPosition { group, symbol: shard };
+        let mut all: Vec<_> = (0..)
+            .zip(packets)
+            .map(|(index, packet)| (place(Symbol::Source(index)), packet.clone()))
+            .collect();
         let mut encoder = Encoder::default();
         let shards = (0..).zip(encoder.encode(packets, repair));
-        all.extend(shards.map(|(index, shard)| (place(Shard::Repair { index, data }), shard.clone())));
+        all.extend(
+            shards.map(|(index, shard)| (place(Symbol::Repair { index, source_count: data }), shard.clone())),
+        );
         all
     }
 
     /// What comes out, delivered or restored, in any order.
-    fn received(restorer: &mut Restorer, all: &[(Place, Vec<u8>)]) -> Vec<Vec<u8>> {
+    fn received(restorer: &mut GroupDecoder, all: &[(GroupPosition, Vec<u8>)]) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         for (place, bytes) in all {
-            if matches!(place.shard, Shard::Data(_)) {
+            if matches!(place.symbol, Symbol::Source(_)) {
                 out.push(bytes.clone());
             }
             restorer.push(Instant::now(), *place, bytes, |packet| out.push(packet.to_vec()));
@@ -220,13 +224,15 @@ mod tests {
         out
     }
 
-    fn any_place() -> impl Strategy<Value = Place> {
+    fn any_place() -> impl Strategy<Value = GroupPosition> {
         (0u16..4, any::<bool>(), any::<u8>(), any::<u8>()).prop_map(|(group, is_data, index, data)| {
             let shard = match is_data {
-                true => Shard::Data(index % Fec::MAX_DATA),
-                false => Shard::Repair { index: index % Fec::MAX_REPAIR, data: data % Fec::MAX_DATA + 1 },
+                true => Symbol::Source(index % Fec::MAX_DATA),
+                false => {
+                    Symbol::Repair { index: index % Fec::MAX_REPAIR, source_count: data % Fec::MAX_DATA + 1 }
+                }
             };
-            Place { group, shard }
+            GroupPosition { group, symbol: shard }
         })
     }
 
@@ -241,16 +247,16 @@ mod tests {
             let mut order: Vec<usize> = (0..all.len()).collect();
             order.sort_by_key(|n| key(*n));
             let rest: Vec<_> = order[usize::from(repair)..].iter().map(|n| all[*n].clone()).collect();
-            let mut restorer = Restorer::new();
+            let mut restorer = GroupDecoder::new();
             let mut expected = packets.clone();
             expected.sort();
             prop_assert_eq!(received(&mut restorer, &rest), expected);
             let lost = order[..usize::from(repair)].iter().filter(|n| **n < packets.len()).count();
             prop_assert_eq!(restorer.stats().recovered, lost as u64);
-            let has_repair = rest.iter().any(|(place, _)| matches!(place.shard, Shard::Repair { .. }));
+            let has_repair = rest.iter().any(|(place, _)| matches!(place.symbol, Symbol::Repair { .. }));
             prop_assert!(restorer.bytes == 0 || !has_repair, "nothing is kept of a group that is known to be whole");
             // What comes late after all restores nothing again.
-            all.retain(|(place, _)| matches!(place.shard, Shard::Repair { .. }));
+            all.retain(|(place, _)| matches!(place.symbol, Symbol::Repair { .. }));
             prop_assert_eq!(received(&mut restorer, &all).len(), 0);
         }
 
@@ -258,7 +264,7 @@ mod tests {
         fn whatever_comes_nothing_panics_and_memory_is_bounded(
             came in prop::collection::vec((any_place(), prop::collection::vec(any::<u8>(), 0..80)), 0..300),
         ) {
-            let mut restorer = Restorer::new();
+            let mut restorer = GroupDecoder::new();
             for (place, bytes) in came {
                 restorer.push(Instant::now(), place, &bytes, |packet| assert!(packet.len() < 80));
             }
@@ -274,27 +280,27 @@ mod tests {
     #[test]
     fn a_group_that_lost_too_much_is_forgotten_after_a_while() {
         let start = Instant::now();
-        let mut restorer = Restorer::new();
+        let mut restorer = GroupDecoder::new();
         let packets = vec![vec![1; 1000]; 10];
         for (place, bytes) in datagrams(7, &packets, 1).iter().skip(2) {
             restorer.push(start, *place, bytes, |_| panic!("two are lost"));
         }
         assert_eq!(restorer.bytes, 8 * 1000 + 1002);
-        let later = start + MOST_AGE * 2;
-        restorer.push(later, Place { group: 8, shard: Shard::Data(0) }, &[1], |_| {});
+        let later = start + MAX_GROUP_AGE * 2;
+        restorer.push(later, GroupPosition { group: 8, symbol: Symbol::Source(0) }, &[1], |_| {});
         assert_eq!((restorer.bytes, restorer.order.len(), restorer.stats().unrecoverable), (1, 1, 1));
-        restorer.rest();
+        restorer.clear();
         assert_eq!((restorer.bytes, restorer.stats().unrecoverable), (0, 1));
     }
 
     #[test]
     fn a_flood_of_groups_that_are_never_whole_takes_bounded_memory() {
         let now = Instant::now();
-        let mut restorer = Restorer::new();
+        let mut restorer = GroupDecoder::new();
         for n in 0..50_000u32 {
-            let place = Place { group: n as u16, shard: Shard::Data(n as u8 % 64) };
+            let place = GroupPosition { group: n as u16, symbol: Symbol::Source(n as u8 % 64) };
             restorer.push(now, place, &[1; 9000], |_| {});
-            assert!(restorer.bytes <= MOST_BYTES && restorer.groups.len() <= MOST_GROUPS);
+            assert!(restorer.bytes <= MAX_KEPT_BYTES && restorer.groups.len() <= MAX_GROUPS);
             assert_eq!(restorer.groups.len(), restorer.order.len());
         }
     }

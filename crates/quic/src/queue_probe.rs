@@ -43,7 +43,7 @@ struct Look {
 
 /// The looks at a path, and what the last one showed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Settle {
+pub(crate) struct QueueProbe {
     look: Option<Look>,
     /// The shortest round trip of a stream without a queue, and when it was found.
     found: Option<(Duration, Instant)>,
@@ -53,7 +53,7 @@ pub(crate) struct Settle {
     last: Option<Instant>,
 }
 
-impl Settle {
+impl QueueProbe {
     /// Begins a look if it is time: a stream's round trip is at least `stream` and `mean` in the mean, that of a lone
     /// packet at most `lone`.
     pub(crate) fn begin(&mut self, now: Instant, stream: Duration, mean: Duration, lone: Duration) {
@@ -146,7 +146,7 @@ mod tests {
     /// A path of 10 ms with a standing queue, and delay of `varies` beyond; what a look finds, and whether a queue.
     fn look(queue: Duration, varies: Duration) -> (Option<Duration>, bool) {
         let start = Instant::now();
-        let mut settle = Settle::default();
+        let mut settle = QueueProbe::default();
         let stream = 10 * MS + queue + varies;
         settle.begin(start, stream, stream, 10 * MS);
         assert!(settle.is_slow());
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn some_quick_packets_are_no_sign_of_a_queue() {
         let start = Instant::now();
-        let mut settle = Settle::default();
+        let mut settle = QueueProbe::default();
         settle.begin(start, 15 * MS, 20 * MS, 8 * MS);
         let mut mean = 20 * MS;
         for ms in 0..200 {
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_path_is_looked_at_anew_only_after_a_while() {
         let start = Instant::now();
-        let mut settle = Settle::default();
+        let mut settle = QueueProbe::default();
         settle.begin(start, 10 * MS, 10 * MS, 10 * MS);
         assert!(!settle.is_looking(), "nothing to find out");
         settle.begin(start, 20 * MS, 20 * MS, 10 * MS);

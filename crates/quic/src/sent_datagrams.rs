@@ -14,50 +14,50 @@ const AROUND: usize = 1 + 8 + 1 + 16;
 
 /// A datagram whose loss matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracked {
+pub struct TrackedDatagram {
     /// The datagram.
     pub data: Bytes,
     /// When it was sent for the first time.
-    pub born: Instant,
+    pub first_sent: Instant,
     /// How often it has been sent again.
-    pub tries: u8,
+    pub retransmissions: u8,
     /// The same has been sent on another path as well.
-    pub copied: bool,
+    pub has_copy: bool,
     /// What its sender calls it, if it wants to know of its arrival, too.
-    pub mark: Option<u32>,
+    pub ack_token: Option<u32>,
 }
 
 /// What became of a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Outcome {
     /// The peer has it; only told of those with a mark, which this is.
     Arrived(u32),
     /// It was lost.
-    Lost(Tracked),
+    Lost(TrackedDatagram),
 }
 
 #[derive(Debug)]
 struct Sent {
     packet: u64,
     /// `None` once its fate is known, or if nobody cares.
-    datagram: Option<Tracked>,
+    datagram: Option<TrackedDatagram>,
 }
 
 /// The datagrams of one path that are on their way.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct SentDatagrams {
     /// Handed to the library and not yet in a packet: size of the frame, and what to follow.
-    queued: VecDeque<(usize, Option<Tracked>)>,
+    queued: VecDeque<(usize, Option<TrackedDatagram>)>,
     /// In packets, by number.
     sent: VecDeque<Sent>,
-    lost: Vec<Tracked>,
+    lost: Vec<TrackedDatagram>,
     /// Marks of datagrams that arrived.
     arrived: Vec<u32>,
 }
 
-impl Ledger {
+impl SentDatagrams {
     /// A datagram of `len` bytes is the next that the library was given.
-    pub(crate) fn queue(&mut self, len: usize, datagram: Option<Tracked>) {
+    pub(crate) fn on_queued(&mut self, len: usize, datagram: Option<TrackedDatagram>) {
         let length_field = if len < 64 { 1 } else { 2 };
         self.queued.push_back((1 + length_field + len, datagram));
     }
@@ -81,7 +81,7 @@ impl Ledger {
     /// A packet was acknowledged.
     pub(crate) fn on_acked(&mut self, packet: u64) {
         let mut arrived = std::mem::take(&mut self.arrived);
-        self.settle(packet, |datagram| arrived.extend(datagram.mark));
+        self.settle(packet, |datagram| arrived.extend(datagram.ack_token));
         self.arrived = arrived;
     }
 
@@ -92,7 +92,7 @@ impl Ledger {
         self.lost = lost;
     }
 
-    fn settle(&mut self, packet: u64, mut each: impl FnMut(Tracked)) {
+    fn settle(&mut self, packet: u64, mut each: impl FnMut(TrackedDatagram)) {
         let first = self.sent.partition_point(|sent| sent.packet < packet);
         for sent in self.sent.iter_mut().skip(first).take_while(|sent| sent.packet == packet) {
             if let Some(datagram) = sent.datagram.take() {
@@ -103,18 +103,18 @@ impl Ledger {
     }
 
     /// Whether fates wait to be taken.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_outcomes(&self) -> bool {
         !self.lost.is_empty() || !self.arrived.is_empty()
     }
 
     /// Takes what was learned: first what arrived, as that may make losses good.
-    pub(crate) fn take_news(&mut self, mut each: impl FnMut(Fate)) {
-        self.arrived.drain(..).for_each(|mark| each(Fate::Arrived(mark)));
-        self.lost.drain(..).for_each(|datagram| each(Fate::Lost(datagram)));
+    pub(crate) fn drain_outcomes(&mut self, mut each: impl FnMut(Outcome)) {
+        self.arrived.drain(..).for_each(|mark| each(Outcome::Arrived(mark)));
+        self.lost.drain(..).for_each(|datagram| each(Outcome::Lost(datagram)));
     }
 
     /// Takes all that has been sent and whose fate is not known: the path is dead.
-    pub(crate) fn take_unacked(&mut self) -> Vec<Tracked> {
+    pub(crate) fn take_unacked(&mut self) -> Vec<TrackedDatagram> {
         let mut all = std::mem::take(&mut self.lost);
         all.extend(std::mem::take(&mut self.sent).into_iter().filter_map(|sent| sent.datagram));
         all
@@ -130,27 +130,33 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn tracked(len: usize) -> Tracked {
-        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0, copied: false, mark: None }
+    fn tracked(len: usize) -> TrackedDatagram {
+        TrackedDatagram {
+            data: Bytes::from(vec![0; len]),
+            first_sent: Instant::now(),
+            retransmissions: 0,
+            has_copy: false,
+            ack_token: None,
+        }
     }
 
-    fn ledger(lens: &[usize]) -> Ledger {
-        let mut ledger = Ledger::default();
+    fn ledger(lens: &[usize]) -> SentDatagrams {
+        let mut ledger = SentDatagrams::default();
         for len in lens {
-            ledger.queue(*len, Some(tracked(*len)));
+            ledger.on_queued(*len, Some(tracked(*len)));
         }
         ledger
     }
 
-    fn lens(datagrams: &[Tracked]) -> Vec<usize> {
+    fn lens(datagrams: &[TrackedDatagram]) -> Vec<usize> {
         datagrams.iter().map(|datagram| datagram.data.len()).collect()
     }
 
-    fn lost(ledger: &mut Ledger) -> Vec<usize> {
+    fn lost(ledger: &mut SentDatagrams) -> Vec<usize> {
         let mut lost = Vec::new();
-        ledger.take_news(|fate| match fate {
-            Fate::Lost(datagram) => lost.push(datagram),
-            Fate::Arrived(mark) => panic!("{mark}"),
+        ledger.drain_outcomes(|fate| match fate {
+            Outcome::Lost(datagram) => lost.push(datagram),
+            Outcome::Arrived(mark) => panic!("{mark}"),
         });
         lens(&lost)
     }
@@ -177,7 +183,7 @@ mod tests {
         ledger.on_sent(1, 60);
         ledger.on_sent(2, 1432);
         ledger.on_lost(1);
-        assert!(!ledger.has_news());
+        assert!(!ledger.has_outcomes());
         ledger.on_lost(2);
         ledger.on_acked(2);
         assert_eq!(lost(&mut ledger), [1400]);
@@ -185,26 +191,26 @@ mod tests {
 
     #[test]
     fn the_arrival_of_what_has_a_mark_is_told_before_losses() {
-        let mut ledger = Ledger::default();
+        let mut ledger = SentDatagrams::default();
         for mark in [Some(7), None, Some(9)] {
-            ledger.queue(1400, Some(Tracked { mark, ..tracked(1400) }));
+            ledger.on_queued(1400, Some(TrackedDatagram { ack_token: mark, ..tracked(1400) }));
         }
         (0..3).for_each(|packet| ledger.on_sent(packet, 1432));
         ledger.on_lost(2);
         ledger.on_acked(1);
         ledger.on_acked(0);
         let mut news = Vec::new();
-        ledger.take_news(|fate| news.push(fate));
-        assert_eq!(news[0], Fate::Arrived(7));
-        assert!(matches!(&news[1], Fate::Lost(datagram) if datagram.mark == Some(9)), "{news:?}");
-        assert_eq!((news.len(), ledger.has_news()), (2, false));
+        ledger.drain_outcomes(|fate| news.push(fate));
+        assert_eq!(news[0], Outcome::Arrived(7));
+        assert!(matches!(&news[1], Outcome::Lost(datagram) if datagram.ack_token == Some(9)), "{news:?}");
+        assert_eq!((news.len(), ledger.has_outcomes()), (2, false));
     }
 
     #[test]
     fn what_is_not_followed_keeps_its_place() {
-        let mut ledger = Ledger::default();
-        ledger.queue(1400, None);
-        ledger.queue(1300, Some(tracked(1300)));
+        let mut ledger = SentDatagrams::default();
+        ledger.on_queued(1400, None);
+        ledger.on_queued(1300, Some(tracked(1300)));
         ledger.on_sent(1, 1432);
         ledger.on_sent(2, 1332);
         assert_eq!(lens(&ledger.take_unacked()), [1300]);

@@ -10,51 +10,51 @@ const COMPANY: Duration = Duration::from_millis(5);
 
 /// What a path can do for the next packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct PathCandidate {
     /// Which path.
     pub id: PathId,
     /// Bytes that it may take now.
-    pub room: u64,
+    pub available_window: u64,
     /// Time from here to the far end with the path's queue empty.
-    pub delay: Duration,
+    pub one_way_delay: Duration,
     /// Bytes sent and not acknowledged, or queued for the path.
-    pub ahead: u64,
+    pub outstanding: u64,
     /// Estimated rate in bytes/s; 0 if nothing is known.
     pub rate: u64,
     /// Share of the work that it shall have under [`Scheduler::Weighted`].
     pub weight: u32,
 }
 
-impl Offer {
+impl PathCandidate {
     /// When `bytes` that are sent now, behind what is on the path already, would have arrived.
-    pub(crate) fn arrival(&self, bytes: u64) -> Duration {
+    pub(crate) fn arrival_delay(&self, bytes: u64) -> Duration {
         // What is only under way, there or as an acknowledgement back, is nobody's hindrance.
-        let under_way = (u128::from(self.rate) * self.delay.as_nanos() * 2 / 1_000_000_000) as u64;
-        let queue = self.ahead.saturating_sub(under_way) + bytes;
+        let under_way = (u128::from(self.rate) * self.one_way_delay.as_nanos() * 2 / 1_000_000_000) as u64;
+        let queue = self.outstanding.saturating_sub(under_way) + bytes;
         let nanos = u128::from(queue) * 1_000_000_000 / u128::from(self.rate.max(1));
-        self.delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+        self.one_way_delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
 
     /// The path was given `bytes` bytes.
-    pub fn take(&mut self, bytes: u64) {
-        self.room = self.room.saturating_sub(bytes);
-        self.ahead += bytes;
+    pub fn assign(&mut self, bytes: u64) {
+        self.available_window = self.available_window.saturating_sub(bytes);
+        self.outstanding += bytes;
     }
 }
 
-/// What [`Choice::pick`] found.
+/// What [`PathSelector::pick`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick {
+pub struct Selection {
     /// The place of the path in the offers.
-    pub at: usize,
+    pub index: usize,
     /// Nothing would arrive earlier on another path, whether that has room or not.
-    pub best: bool,
+    pub arrives_first: bool,
 }
 
-impl Pick {
+impl Selection {
     /// Nothing would arrive earlier elsewhere.
     pub(crate) fn best(at: usize) -> Self {
-        Self { at, best: true }
+        Self { index: at, arrives_first: true }
     }
 }
 
@@ -67,7 +67,7 @@ impl Work {
         self.0.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work)
     }
 
-    fn add(&mut self, policy: &dyn Policy, offer: &Offer, bytes: u64) {
+    fn add(&mut self, policy: &dyn Policy, offer: &PathCandidate, bytes: u64) {
         let done = bytes as f64 / policy.share(offer);
         match self.0.iter_mut().find(|(id, _)| *id == offer.id) {
             Some((_, work)) => *work += done,
@@ -77,7 +77,7 @@ impl Work {
 
     /// The path with room that has done the least for its share. One that could not do its share for a
     /// while does not make up for it.
-    pub(crate) fn least(&mut self, policy: &dyn Policy, offers: &[Offer]) -> Option<usize> {
+    pub(crate) fn least(&mut self, policy: &dyn Policy, offers: &[PathCandidate]) -> Option<usize> {
         self.0.retain(|(id, _)| offers.iter().any(|offer| offer.id == *id));
         let most = self.0.iter().map(|(_, work)| *work).fold(0.0, f64::max);
         for offer in offers {
@@ -87,14 +87,14 @@ impl Work {
                 None => self.0.push((offer.id, most)),
             }
         }
-        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
+        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.available_window > 0);
         with_room.min_by(|(_, a), (_, b)| self.of(a.id).total_cmp(&self.of(b.id))).map(|(at, _)| at)
     }
 }
 
 /// Decides which path carries the next packets.
 #[derive(Debug, Default)]
-pub struct Choice {
+pub struct PathSelector {
     work: Work,
     /// Copies of each packet beside the first one, each on another path.
     copies: u8,
@@ -102,7 +102,7 @@ pub struct Choice {
     lonely: Option<Instant>,
 }
 
-impl Choice {
+impl PathSelector {
     /// Nothing has been sent yet, and each packet is to leave once.
     pub fn new() -> Self {
         Self::default()
@@ -125,16 +125,16 @@ impl Choice {
         &mut self,
         now: Instant,
         scheduler: Scheduler,
-        offers: &[Offer],
+        offers: &[PathCandidate],
         backlog: u64,
-    ) -> Option<Pick> {
+    ) -> Option<Selection> {
         let policy = scheduler.policy();
         let pick = policy.pick(&mut self.work, offers, backlog)?;
         let company = if policy.uses_all_paths() { 1 } else { self.copies };
-        if company > 0 && !self.has_company(now, offers, pick.at, company.into()) {
+        if company > 0 && !self.has_company(now, offers, pick.index, company.into()) {
             tracing::trace!(
                 target: SCHEDULER,
-                path = offers[pick.at].id.0,
+                path = offers[pick.index].id.0,
                 company,
                 "no room for copies: wait"
             );
@@ -142,12 +142,12 @@ impl Choice {
         }
         tracing::trace!(
             target: SCHEDULER,
-            path = offers[pick.at].id.0,
-            best = pick.best,
-            arrival = ?offers[pick.at].arrival(0),
-            room = offers[pick.at].room,
-            ahead = offers[pick.at].ahead,
-            rate = offers[pick.at].rate,
+            path = offers[pick.index].id.0,
+            best = pick.arrives_first,
+            arrival = ?offers[pick.index].arrival_delay(0),
+            room = offers[pick.index].available_window,
+            ahead = offers[pick.index].outstanding,
+            rate = offers[pick.index].rate,
             backlog,
             "this path is next"
         );
@@ -161,10 +161,10 @@ impl Choice {
 
     /// Whether there is room for copies on so many paths beside the one at `at`, or has been none for some time. Nobody
     /// waits for a path that is so slow that it could copy no more than half.
-    fn has_company(&mut self, now: Instant, offers: &[Offer], at: usize, company: usize) -> bool {
+    fn has_company(&mut self, now: Instant, offers: &[PathCandidate], at: usize, company: usize) -> bool {
         let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
-        let able = |offer: &&Offer| offer.room > 0 || offer.rate >= offers[at].rate / 2;
-        let with_room = others().filter(|offer| offer.room > 0).count();
+        let able = |offer: &&PathCandidate| offer.available_window > 0 || offer.rate >= offers[at].rate / 2;
+        let with_room = others().filter(|offer| offer.available_window > 0).count();
         if with_room >= company.min(others().filter(able).count()) {
             self.lonely = None;
             return true;
@@ -173,35 +173,35 @@ impl Choice {
     }
 
     /// A path was given `bytes` bytes.
-    pub fn charge(&mut self, scheduler: Scheduler, offer: &Offer, bytes: u64) {
+    pub fn charge(&mut self, scheduler: Scheduler, offer: &PathCandidate, bytes: u64) {
         self.work.add(scheduler.policy(), offer, bytes);
     }
 }
 
 /// The first path with room, in the order of the offers.
-pub(crate) fn first_with_room(offers: &[Offer]) -> Option<usize> {
-    offers.iter().position(|offer| offer.room > 0)
+pub(crate) fn first_with_room(offers: &[PathCandidate]) -> Option<usize> {
+    offers.iter().position(|offer| offer.available_window > 0)
 }
 
 /// The place of the path on which a packet that is sent now arrives first, of those with room.
-pub fn first_to_arrive(offers: &[Offer]) -> Option<usize> {
-    first_of(offers, |_| true)
+pub fn first_to_arrive(offers: &[PathCandidate]) -> Option<usize> {
+    first_to_arrive_if(offers, |_| true)
 }
 
 /// The same of those for which `may` says yes.
-pub fn first_of(offers: &[Offer], may: impl Fn(&Offer) -> bool) -> Option<usize> {
-    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0 && may(offer));
-    with_room.min_by_key(|(_, offer)| offer.arrival(0)).map(|(at, _)| at)
+pub fn first_to_arrive_if(offers: &[PathCandidate], may: impl Fn(&PathCandidate) -> bool) -> Option<usize> {
+    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.available_window > 0 && may(offer));
+    with_room.min_by_key(|(_, offer)| offer.arrival_delay(0)).map(|(at, _)| at)
 }
 
 /// By how much what is sent on the path of `offers[at]` arrives later than on the quickest path, with no queue on either,
 /// and how many bytes the far end would have to hold for it meanwhile, from the paths that are quicker.
 ///
 /// Acknowledgements come back on the quickest path, so round trips differ by as much as the ways there.
-pub fn lateness(offers: &[Offer], at: usize) -> (Duration, u64) {
+pub fn delay_difference(offers: &[PathCandidate], at: usize) -> (Duration, u64) {
     let (mut most, mut held) = (Duration::ZERO, 0u64);
     for other in offers {
-        let apart = offers[at].delay.saturating_sub(other.delay) * 2;
+        let apart = offers[at].one_way_delay.saturating_sub(other.one_way_delay) * 2;
         let bytes = apart.as_nanos() * u128::from(other.rate) / 1_000_000_000;
         held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
         most = most.max(apart);
@@ -213,12 +213,12 @@ pub fn lateness(offers: &[Offer], at: usize) -> (Duration, u64) {
 mod tests {
     use super::*;
 
-    fn offer(id: u32, delay_ms: u64, mbit: u64, room: u64) -> Offer {
-        Offer {
+    fn offer(id: u32, delay_ms: u64, mbit: u64, room: u64) -> PathCandidate {
+        PathCandidate {
             id: PathId(id),
-            room,
-            delay: Duration::from_millis(delay_ms),
-            ahead: 0,
+            available_window: room,
+            one_way_delay: Duration::from_millis(delay_ms),
+            outstanding: 0,
             rate: mbit * 125_000,
             weight: 1,
         }
@@ -226,16 +226,18 @@ mod tests {
 
     /// Sends some packets each millisecond, for a second, on paths that have room for what their rate
     /// carries; shares of what was sent.
-    fn run(scheduler: Scheduler, mut offers: Vec<Offer>, packets: u32) -> Vec<f64> {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+    fn run(scheduler: Scheduler, mut offers: Vec<PathCandidate>, packets: u32) -> Vec<f64> {
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let mut sent = vec![0u64; offers.len()];
         for _ in 0..1000 {
             for offer in &mut offers {
-                offer.room = (offer.room + offer.rate / 1000).min(offer.rate / 200);
+                offer.available_window = (offer.available_window + offer.rate / 1000).min(offer.rate / 200);
             }
             for _ in 0..packets {
-                let Some(Pick { at, .. }) = choice.pick(now, scheduler, &offers, 1 << 20) else { break };
-                offers[at].room = offers[at].room.saturating_sub(1400);
+                let Some(Selection { index: at, .. }) = choice.pick(now, scheduler, &offers, 1 << 20) else {
+                    break;
+                };
+                offers[at].available_window = offers[at].available_window.saturating_sub(1400);
                 sent[at] += 1400;
                 choice.charge(scheduler, &offers[at], 1400);
             }
@@ -246,54 +248,66 @@ mod tests {
 
     #[test]
     fn auto_takes_the_path_on_which_a_packet_arrives_first() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let mut offers = [offer(0, 20, 100, 9000), offer(1, 5, 10, 9000)];
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), Some(Pick { at: 1, best: true }));
-        offers[1].ahead = 40_000;
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), Some(Pick { at: 0, best: true }));
+        assert_eq!(
+            choice.pick(now, Scheduler::Auto, &offers, 1400),
+            Some(Selection { index: 1, arrives_first: true })
+        );
+        offers[1].outstanding = 40_000;
+        assert_eq!(
+            choice.pick(now, Scheduler::Auto, &offers, 1400),
+            Some(Selection { index: 0, arrives_first: true })
+        );
     }
 
     #[test]
     fn auto_spills_over_only_when_that_is_quicker_than_waiting() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let offers = [offer(0, 5, 100, 0), offer(1, 15, 80, 9000)];
         assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 14_000), None);
         // 10 ms of the first path's rate.
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 125_000), Some(Pick { at: 1, best: false }));
+        assert_eq!(
+            choice.pick(now, Scheduler::Auto, &offers, 125_000),
+            Some(Selection { index: 1, arrives_first: false })
+        );
     }
 
     #[test]
     fn auto_leaves_a_path_alone_that_is_much_slower() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
         assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 100 << 20), None);
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
+        assert_eq!(
+            choice.pick(now, Scheduler::Auto, &offers[1..], 1400),
+            Some(Selection { index: 0, arrives_first: true })
+        );
     }
 
     #[test]
     fn what_comes_late_is_held_for_by_all_that_is_quicker() {
         let offers = [offer(0, 10, 8, 0), offer(1, 5, 16, 0), offer(2, 35, 80, 0)];
-        assert_eq!(lateness(&offers, 1), (Duration::ZERO, 0));
-        assert_eq!(lateness(&offers, 0), (Duration::from_millis(10), 20_000));
-        assert_eq!(lateness(&offers, 2), (Duration::from_millis(60), 50_000 + 120_000));
+        assert_eq!(delay_difference(&offers, 1), (Duration::ZERO, 0));
+        assert_eq!(delay_difference(&offers, 0), (Duration::from_millis(10), 20_000));
+        assert_eq!(delay_difference(&offers, 2), (Duration::from_millis(60), 50_000 + 120_000));
     }
 
     #[test]
     fn redundant_waits_a_little_for_room_on_two_paths_unless_the_other_is_slow() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 9000)];
-        let first = Some(Pick { at: 0, best: true });
+        let first = Some(Selection { index: 0, arrives_first: true });
         assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), first);
         assert_eq!(choice.pick(now, Scheduler::Redundant, &offers[..1], 1400), first);
-        offers[1].room = 0;
+        offers[1].available_window = 0;
         assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), None);
         assert_eq!(choice.poll_timeout(now), Some(now + COMPANY));
         let later = now + COMPANY;
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
         assert_eq!(choice.poll_timeout(later), None, "nothing changes any more");
-        offers[1].room = 9000;
+        offers[1].available_window = 9000;
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
-        offers[1].room = 0;
+        offers[1].available_window = 0;
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), None, "it is waited for again");
         offers[1] = offer(1, 15, 40, 0);
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
@@ -301,17 +315,17 @@ mod tests {
 
     #[test]
     fn copies_wait_a_little_for_room_on_as_many_paths_as_they_need() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         choice.set_copies(3);
         let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 0), offer(2, 15, 80, 9000)];
-        let first = Some(Pick { at: 0, best: true });
+        let first = Some(Selection { index: 0, arrives_first: true });
         assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), None);
         assert_eq!(choice.pick(now + COMPANY, Scheduler::Auto, &offers, 1400), first);
-        offers[1].room = 9000;
+        offers[1].available_window = 9000;
         assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers, 1400), first);
         assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers[..2], 1400), first, "as many as there are");
         offers[1] = offer(1, 15, 40, 0);
-        assert_eq!(choice.pick(now, Scheduler::Balanced, &offers, 1400).map(|pick| pick.at), Some(0));
+        assert_eq!(choice.pick(now, Scheduler::Balanced, &offers, 1400).map(|pick| pick.index), Some(0));
     }
 
     #[test]
@@ -330,15 +344,15 @@ mod tests {
 
     #[test]
     fn a_path_that_had_no_room_does_not_make_up_for_it() {
-        let (mut choice, now) = (Choice::new(), Instant::now());
+        let (mut choice, now) = (PathSelector::new(), Instant::now());
         let mut offers = [offer(0, 5, 10, 9000), offer(1, 5, 10, 0)];
         for _ in 0..10_000 {
-            let at = choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().at;
+            let at = choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().index;
             choice.charge(Scheduler::Balanced, &offers[at], 1400);
         }
-        offers[1].room = 9000;
+        offers[1].available_window = 9000;
         let mut run = 0;
-        while choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().at == 1 {
+        while choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().index == 1 {
             choice.charge(Scheduler::Balanced, &offers[1], 1400);
             run += 1;
         }

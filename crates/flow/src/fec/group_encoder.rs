@@ -6,51 +6,51 @@ use bytes::{BufMut, Bytes};
 use mpvpn_packet::Arena;
 use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 
-use super::{Load, Place, Plan, Shard, code::Encoder};
+use super::{GroupPosition, Load, RepairPlan, Symbol, code::Encoder};
 
 /// Packets up to this size are in groups of their own (bytes): repair is as long as the longest packet of its group.
 const SMALL: usize = 300;
 /// What may be saved up for repair: that of a group of large packets (bytes).
-const MOST_SAVED: f64 = 16_384.0;
+const MAX_SAVED_BYTES: f64 = 16_384.0;
 /// How long a group waits to become full where nothing else was said.
 const WAIT: Duration = Duration::from_millis(5);
 /// On a full path it waits so many times as long.
-pub const FULL_WAIT: u32 = 3;
+pub const FULL_PATH_WAIT_FACTOR: u32 = 3;
 /// Repair that could not leave for so long comes too late.
 const STALE: Duration = Duration::from_millis(100);
 
 /// What was sent for repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GuardStats {
+pub struct EncoderStats {
     /// Packets in groups.
     pub protected: u64,
     /// Packets of repair.
-    pub repairs: u64,
+    pub repair_packets: u64,
     /// Their bytes.
     pub repair_bytes: u64,
 }
 
 /// Puts packets into groups, and makes repair for them.
 #[derive(Debug, Default)]
-pub struct Guard {
+pub struct GroupEncoder {
     /// What stands in front of all datagrams.
     prefix: Bytes,
     next: u16,
-    paths: BTreeMap<PathId, Guarded>,
+    paths: BTreeMap<PathId, ProtectedPath>,
     encoder: Encoder,
     arena: Arena,
-    stats: GuardStats,
+    stats: EncoderStats,
 }
 
 #[derive(Debug)]
-struct Guarded {
-    plan: Plan,
+struct ProtectedPath {
+    plan: RepairPlan,
     /// How long a group may wait to become full.
     wait: Duration,
     /// Bytes of repair that may be sent.
     saved: f64,
     /// The open group of small packets, and that of others.
-    open: [Option<Open>; 2],
+    open: [Option<OpenGroup>; 2],
     /// Memory for the next ones.
     spare: Vec<Vec<Bytes>>,
     /// Repair that is to leave, with the time it was made.
@@ -58,7 +58,7 @@ struct Guarded {
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenGroup {
     group: u16,
     since: Instant,
     packets: Vec<Bytes>,
@@ -66,7 +66,7 @@ struct Open {
     late: usize,
 }
 
-impl Open {
+impl OpenGroup {
     fn load(&self) -> Load {
         // Packets of other flows go first, and a queue may be empty for a moment.
         if self.late * 8 >= self.packets.len() * 7 { Load::Full } else { Load::Light }
@@ -75,23 +75,23 @@ impl Open {
     /// When it is closed where groups wait for `wait`: what has waited anyway is not hurt much by repair that
     /// comes later, and a larger group needs less of it.
     fn until(&self, wait: Duration) -> Instant {
-        self.since + if self.load() == Load::Full { wait * FULL_WAIT } else { wait }
+        self.since + if self.load() == Load::Full { wait * FULL_PATH_WAIT_FACTOR } else { wait }
     }
 }
 
-impl Guard {
+impl GroupEncoder {
     /// No path is protected yet; datagrams of repair begin with `prefix`.
     pub fn new(prefix: &[u8]) -> Self {
         Self { prefix: Bytes::copy_from_slice(prefix), ..Self::default() }
     }
 
     /// Protects a path from now on as the plan says, or not any more.
-    pub fn set(&mut self, path: PathId, plan: Option<&Plan>) {
+    pub fn set_plan(&mut self, path: PathId, plan: Option<&RepairPlan>) {
         let Some(plan) = plan else {
             self.paths.remove(&path);
             return;
         };
-        let fresh = || Guarded {
+        let fresh = || ProtectedPath {
             plan: plan.clone(),
             wait: WAIT,
             saved: 0.0,
@@ -102,11 +102,11 @@ impl Guard {
         self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
     }
 
-    /// Groups of a path are closed so long after their first packet, or [`FULL_WAIT`] times as long while their
+    /// Groups of a path are closed so long after their first packet, or [`FULL_PATH_WAIT_FACTOR`] times as long while their
     /// packets have to wait for room, if they are not full before.
     pub fn set_wait(&mut self, path: PathId, wait: Duration) {
-        if let Some(guarded) = self.paths.get_mut(&path) {
-            guarded.wait = wait;
+        if let Some(protected) = self.paths.get_mut(&path) {
+            protected.wait = wait;
         }
     }
 
@@ -121,47 +121,55 @@ impl Guard {
     }
 
     /// Whether packets of any path are protected.
-    pub fn is_on(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         !self.paths.is_empty()
     }
 
     /// The place of the next packet, of `len` bytes, that leaves on a path; `None` where it is not protected.
-    pub fn place(&mut self, now: Instant, path: PathId, len: usize) -> Option<Place> {
-        let guarded = self.paths.get_mut(&path)?;
-        let open = guarded.open.get_mut(usize::from(len > SMALL))?;
+    pub fn assign_position(&mut self, now: Instant, path: PathId, len: usize) -> Option<GroupPosition> {
+        let protected = self.paths.get_mut(&path)?;
+        let open = protected.open.get_mut(usize::from(len > SMALL))?;
         let open = open.get_or_insert_with(|| {
             let group = self.next;
             self.next = self.next.wrapping_add(1);
-            Open { group, since: now, packets: guarded.spare.pop().unwrap_or_default(), late: 0 }
+            OpenGroup { group, since: now, packets: protected.spare.pop().unwrap_or_default(), late: 0 }
         });
-        Some(Place { group: open.group, shard: Shard::Data(open.packets.len() as u8) })
+        Some(GroupPosition { group: open.group, symbol: Symbol::Source(open.packets.len() as u8) })
     }
 
-    /// Puts the packet for which [`Self::place`] was asked last into its group; `load` is what it met.
+    /// Puts the packet for which [`Self::assign_position`] was asked last into its group; `load` is what it met.
     /// Returns the group, its size and that of its repair, if that closes it.
-    pub fn put(&mut self, now: Instant, path: PathId, packet: Bytes, load: Load) -> Option<Closed> {
-        let guarded = self.paths.get_mut(&path)?;
-        guarded.saved = (guarded.saved + packet.len() as f64 * guarded.plan.most).min(MOST_SAVED);
+    pub fn add_packet(
+        &mut self,
+        now: Instant,
+        path: PathId,
+        packet: Bytes,
+        load: Load,
+    ) -> Option<ClosedGroup> {
+        let protected = self.paths.get_mut(&path)?;
+        protected.saved =
+            (protected.saved + packet.len() as f64 * protected.plan.max_share).min(MAX_SAVED_BYTES);
         self.stats.protected += 1;
         let at = usize::from(packet.len() > SMALL);
-        let open = guarded.open.get_mut(at)?.as_mut()?;
+        let open = protected.open.get_mut(at)?.as_mut()?;
         // Repair for small ones takes little room, and those are what hurries.
-        let may_be_late = packet.len() > SMALL && guarded.plan.is_adaptive();
+        let may_be_late = packet.len() > SMALL && protected.plan.depends_on_load();
         open.late += usize::from(load == Load::Full && may_be_late);
         open.packets.push(packet);
-        let full = open.packets.len() >= guarded.plan.data(open.load());
+        let full = open.packets.len() >= protected.plan.max_group_size(open.load());
         if full { self.close(now, path, at) } else { None }
     }
 
     /// Closes the groups that have waited for long enough.
-    pub fn close_due(&mut self, now: Instant, mut closed: impl FnMut(Closed)) {
-        let due = |guarded: &Guarded| {
-            let is_due =
-                |open: &Option<Open>| open.as_ref().is_some_and(|open| open.until(guarded.wait) <= now);
-            guarded.open.iter().position(is_due)
+    pub fn close_due(&mut self, now: Instant, mut closed: impl FnMut(ClosedGroup)) {
+        let due = |protected: &ProtectedPath| {
+            let is_due = |open: &Option<OpenGroup>| {
+                open.as_ref().is_some_and(|open| open.until(protected.wait) <= now)
+            };
+            protected.open.iter().position(is_due)
         };
         while let Some((path, at)) =
-            self.paths.iter().find_map(|(path, guarded)| Some((*path, due(guarded)?)))
+            self.paths.iter().find_map(|(path, protected)| Some((*path, due(protected)?)))
         {
             if let Some(group) = self.close(now, path, at) {
                 closed(group);
@@ -171,33 +179,34 @@ impl Guard {
 
     /// When [`Self::close_due`] has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let until =
-            |guarded: &Guarded| guarded.open.iter().flatten().map(|open| open.until(guarded.wait)).min();
+        let until = |protected: &ProtectedPath| {
+            protected.open.iter().flatten().map(|open| open.until(protected.wait)).min()
+        };
         self.paths.values().filter_map(until).min()
     }
 
-    fn close(&mut self, now: Instant, path: PathId, at: usize) -> Option<Closed> {
+    fn close(&mut self, now: Instant, path: PathId, at: usize) -> Option<ClosedGroup> {
         let Self { paths, encoder, arena, prefix, .. } = self;
-        let guarded = paths.get_mut(&path)?;
-        let open = guarded.open.get_mut(at)?.take()?;
+        let protected = paths.get_mut(&path)?;
+        let open = protected.open.get_mut(at)?.take()?;
         let load = open.load();
-        let Open { group, mut packets, .. } = open;
+        let OpenGroup { group, mut packets, .. } = open;
         let data = packets.len() as u8;
         let longest = packets.iter().map(Bytes::len).max().unwrap_or(0) as f64;
         // What is saved may be overdrawn by less than one.
-        let affordable = (guarded.saved / longest.max(1.0)).ceil().max(0.0) as u8;
-        let repair = guarded.plan.repair(packets.len(), load).min(affordable);
-        guarded.saved -= f64::from(repair) * longest;
+        let affordable = (protected.saved / longest.max(1.0)).ceil().max(0.0) as u8;
+        let repair = protected.plan.repair_count(packets.len(), load).min(affordable);
+        protected.saved -= f64::from(repair) * longest;
         for (index, shard) in (0..).zip(encoder.encode(&packets, repair)) {
-            let place = Place { group, shard: Shard::Repair { index, data } };
-            let room = arena.reserve(prefix.len() + Place::LEN + 1 + shard.len());
+            let place = GroupPosition { group, symbol: Symbol::Repair { index, source_count: data } };
+            let room = arena.reserve(prefix.len() + GroupPosition::LEN + 1 + shard.len());
             room.put_slice(prefix);
             place.encode(room);
             room.put_slice(shard);
-            guarded.ready.push_back((now, group, arena.take()));
+            protected.ready.push_back((now, group, arena.take()));
         }
         packets.clear();
-        guarded.spare.push(packets);
+        protected.spare.push(packets);
         tracing::trace!(
             target: FEC,
             path = path.0,
@@ -208,12 +217,12 @@ impl Guard {
             ?load,
             "a group is closed"
         );
-        Some(Closed { group, data, repair })
+        Some(ClosedGroup { group, source_count: data, repair_count: repair })
     }
 
     /// Whether repair waits for room on any path.
-    pub fn has_ready(&self) -> bool {
-        self.paths.values().any(|guarded| !guarded.ready.is_empty())
+    pub fn has_repair(&self) -> bool {
+        self.paths.values().any(|protected| !protected.ready.is_empty())
     }
 
     /// The next datagram of repair for a path, and its group.
@@ -221,40 +230,40 @@ impl Guard {
         let ready = &mut self.paths.get_mut(&path)?.ready;
         while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > STALE).is_some() {}
         let (_, group, datagram) = ready.pop_front()?;
-        self.stats.repairs += 1;
+        self.stats.repair_packets += 1;
         self.stats.repair_bytes += datagram.len() as u64;
         Some((group, datagram))
     }
 
     /// What was sent so far.
-    pub fn stats(&self) -> GuardStats {
+    pub fn stats(&self) -> EncoderStats {
         self.stats
     }
 
     /// Repair that paths get now, in percent of the data, at most.
-    pub fn percent(&self) -> u8 {
-        self.paths.values().map(|guarded| guarded.plan.percent()).max().unwrap_or(0)
+    pub fn max_repair_percent(&self) -> u8 {
+        self.paths.values().map(|protected| protected.plan.repair_percent()).max().unwrap_or(0)
     }
 
     /// Gives back memory that is not in use.
-    pub fn rest(&mut self) {
+    pub fn trim_memory(&mut self) {
         self.arena.release();
         self.encoder = Encoder::default();
-        for guarded in self.paths.values_mut() {
-            guarded.spare = Vec::new();
+        for protected in self.paths.values_mut() {
+            protected.spare = Vec::new();
         }
     }
 }
 
 /// A group that takes no more packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed {
+pub struct ClosedGroup {
     /// Which one.
     pub group: u16,
     /// Its packets.
-    pub data: u8,
+    pub source_count: u8,
     /// Packets of repair that follow.
-    pub repair: u8,
+    pub repair_count: u8,
 }
 
 #[cfg(test)]
@@ -262,25 +271,30 @@ mod tests {
     use mpvpn_types::Fec;
 
     use super::*;
-    use crate::fec::Watch;
+    use crate::fec::LossMonitor;
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn guard(fec: Fec, loss: f64, paths: u32) -> Guard {
-        let mut guard = Guard::new(&[0, 10]);
+    fn guard(fec: Fec, loss: f64, paths: u32) -> GroupEncoder {
+        let mut guard = GroupEncoder::new(&[0, 10]);
         for path in 0..paths {
-            let mut watch = Watch::default();
-            guard.set(PathId(path), watch.measured(fec, loss).flatten());
+            let mut watch = LossMonitor::default();
+            guard.set_plan(PathId(path), watch.update(fec, loss).flatten());
         }
         guard
     }
 
-    fn send(guard: &mut Guard, now: Instant, path: u32, len: usize) -> (Place, Option<Closed>) {
-        let place = guard.place(now, PathId(path), len).expect("protected");
-        (place, guard.put(now, PathId(path), vec![1; len].into(), Load::Light))
+    fn send(
+        guard: &mut GroupEncoder,
+        now: Instant,
+        path: u32,
+        len: usize,
+    ) -> (GroupPosition, Option<ClosedGroup>) {
+        let place = guard.assign_position(now, PathId(path), len).expect("protected");
+        (place, guard.add_packet(now, PathId(path), vec![1; len].into(), Load::Light))
     }
 
-    fn ready(guard: &mut Guard, now: Instant, path: u32) -> usize {
+    fn ready(guard: &mut GroupEncoder, now: Instant, path: u32) -> usize {
         std::iter::from_fn(|| guard.next_repair(now, PathId(path))).count()
     }
 
@@ -295,12 +309,15 @@ mod tests {
             assert_eq!(closed.is_some(), n >= 6);
         }
         for (path, places) in groups.iter().enumerate() {
-            let expected = |index| Place { group: path as u16, shard: Shard::Data(index) };
+            let expected = |index| GroupPosition { group: path as u16, symbol: Symbol::Source(index) };
             assert_eq!(places[..], [0, 1, 2, 3].map(expected));
             assert_eq!(ready(&mut guard, now, path as u32), 2);
         }
-        assert!(!guard.has_ready());
-        assert_eq!(guard.stats(), GuardStats { protected: 8, repairs: 4, repair_bytes: 4 * (2 + 4 + 1002) });
+        assert!(!guard.has_repair());
+        assert_eq!(
+            guard.stats(),
+            EncoderStats { protected: 8, repair_packets: 4, repair_bytes: 4 * (2 + 4 + 1002) }
+        );
     }
 
     #[test]
@@ -314,7 +331,7 @@ mod tests {
         guard.close_due(now + 4 * MS, |group| closed.push(group));
         assert_eq!(closed, []);
         guard.close_due(now + 5 * MS, |group| closed.push(group));
-        assert_eq!(closed, [Closed { group: 0, data: 2, repair: 1 }]);
+        assert_eq!(closed, [ClosedGroup { group: 0, source_count: 2, repair_count: 1 }]);
         assert_eq!(guard.poll_timeout(), None);
         assert_eq!(ready(&mut guard, now + 5 * MS, 0), 1);
     }
@@ -322,31 +339,38 @@ mod tests {
     #[test]
     fn a_group_of_a_full_path_waits_longer_and_grows_larger() {
         let now = Instant::now();
-        let put = |guard: &mut Guard, at: u32, len: usize, load| {
-            guard.place(now + at * MS / 10, PathId(0), len).expect("protected");
-            guard.put(now + at * MS / 10, PathId(0), vec![1; len].into(), load)
+        let put = |guard: &mut GroupEncoder, at: u32, len: usize, load| {
+            guard.assign_position(now + at * MS / 10, PathId(0), len).expect("protected");
+            guard.add_packet(now + at * MS / 10, PathId(0), vec![1; len].into(), load)
         };
         let mut crowded = guard(Fec::Auto, 0.12, 1);
         for n in 0..31 {
             // One of them overtook the others.
             let load = if n == 20 { Load::Light } else { Load::Full };
             assert_eq!(put(&mut crowded, n, 1000, load), None);
-            assert_eq!(crowded.poll_timeout(), Some(now + WAIT * FULL_WAIT));
+            assert_eq!(crowded.poll_timeout(), Some(now + WAIT * FULL_PATH_WAIT_FACTOR));
         }
-        assert_eq!(put(&mut crowded, 31, 1000, Load::Full), Some(Closed { group: 0, data: 32, repair: 6 }));
+        assert_eq!(
+            put(&mut crowded, 31, 1000, Load::Full),
+            Some(ClosedGroup { group: 0, source_count: 32, repair_count: 6 })
+        );
 
         let mut left = guard(Fec::Auto, 0.12, 1);
         assert!((0..24).all(|n| put(&mut left, n, 1000, Load::Full).is_none()));
         assert!((24..27).all(|n| put(&mut left, n, 1000, Load::Light).is_none()));
         let closed = put(&mut left, 27, 1000, Load::Light);
-        assert_eq!(closed, Some(Closed { group: 0, data: 28, repair: 6 }), "there is room again");
+        assert_eq!(
+            closed,
+            Some(ClosedGroup { group: 0, source_count: 28, repair_count: 6 }),
+            "there is room again"
+        );
 
         let mut small = guard(Fec::Auto, 0.12, 1);
         let mut fixed = guard(Fec::Fixed { data: 20, repair: 5 }, 0.0, 1);
         for (guard, len) in [(&mut small, 100), (&mut fixed, 1000)] {
             assert!((0..19).all(|n| put(guard, n, len, Load::Full).is_none()));
             assert_eq!(guard.poll_timeout(), Some(now + WAIT));
-            assert_eq!(put(guard, 19, len, Load::Full).map(|closed| closed.data), Some(20));
+            assert_eq!(put(guard, 19, len, Load::Full).map(|closed| closed.source_count), Some(20));
         }
     }
 
@@ -384,7 +408,7 @@ mod tests {
         let now = Instant::now();
         let mut guard = guard(Fec::Fixed { data: 1, repair: 1 }, 0.0, 1);
         send(&mut guard, now, 0, 1000);
-        assert!(guard.has_ready());
+        assert!(guard.has_repair());
         assert_eq!(ready(&mut guard, now + STALE * 2, 0), 0);
     }
 }

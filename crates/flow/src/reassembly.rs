@@ -6,13 +6,13 @@ use rustc_hash::FxHashMap;
 use crate::label::{Label, Part};
 
 /// Packets of which parts are missing, at most: what paths of 100 Mbit/s have under way in 100 ms.
-const MOST_OPEN: usize = 1 << 10;
+const MAX_INCOMPLETE_PACKETS: usize = 1 << 10;
 /// Bytes of their parts, at most.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_INCOMPLETE_BYTES: usize = 4 << 20;
 
 /// Puts packets together that travel in parts, at the receiver.
 #[derive(Debug, Default)]
-pub struct Join {
+pub struct PartReassembler {
     open: FxHashMap<(u16, u32), Parts>,
     /// Those in `open` and some that are not any more, the oldest in front.
     order: VecDeque<(u16, u32)>,
@@ -26,7 +26,7 @@ struct Parts {
     parts: Vec<Bytes>,
 }
 
-impl Join {
+impl PartReassembler {
     /// No part has come.
     pub fn new() -> Self {
         Self::default()
@@ -56,7 +56,7 @@ impl Join {
         if whole.is_some() {
             self.forget(key);
         }
-        while self.order.len() > MOST_OPEN || self.bytes > MOST_BYTES {
+        while self.order.len() > MAX_INCOMPLETE_PACKETS || self.bytes > MAX_INCOMPLETE_BYTES {
             let Some(oldest) = self.order.pop_front() else { break };
             self.forget(oldest);
         }
@@ -77,22 +77,23 @@ mod tests {
 
     use super::*;
 
-    fn push(join: &mut Join, number: u32, part: Part, bytes: &[u8]) -> Option<Vec<u8>> {
-        let label = Label { bucket: 3, ordered: true, patience: Duration::ZERO, number, part: Some(part) };
+    fn push(join: &mut PartReassembler, number: u32, part: Part, bytes: &[u8]) -> Option<Vec<u8>> {
+        let label =
+            Label { bucket: 3, ordered: true, reorder_timeout: Duration::ZERO, number, part: Some(part) };
         join.push(label, Bytes::copy_from_slice(bytes)).map(|packet| packet.to_vec())
     }
 
     proptest! {
         #[test]
         fn a_packet_is_put_together_from_parts_in_any_order(
-            packet in prop::collection::vec(any::<u8>(), 16..3000), last in 1..=Part::MOST, seed: u64,
+            packet in prop::collection::vec(any::<u8>(), 16..3000), last in 1..=Part::MAX_INDEX, seed: u64,
         ) {
             let each = packet.len().div_ceil(usize::from(last) + 1);
             let parts: Vec<&[u8]> = packet.chunks(each).collect();
             let last = parts.len() as u8 - 1;
             let mut order: Vec<usize> = (0..parts.len()).collect();
             order.sort_by_key(|index| seed.rotate_left(*index as u32 * 7));
-            let mut join = Join::new();
+            let mut join = PartReassembler::new();
             for (came, index) in order.iter().enumerate() {
                 let part = Part { index: *index as u8, last };
                 let whole = push(&mut join, 7, part, parts[*index]);
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn parts_of_other_packets_are_kept_apart() {
-        let mut join = Join::new();
+        let mut join = PartReassembler::new();
         let part = |index| Part { index, last: 1 };
         assert_eq!(push(&mut join, 1, part(0), b"ab"), None);
         assert_eq!(push(&mut join, 2, part(1), b"CD"), None);
@@ -118,11 +119,13 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut join = Join::new();
+        let mut join = PartReassembler::new();
         for number in 0..20_000 {
             push(&mut join, number, Part { index: 0, last: 15 }, &[1; 9000]);
             assert!(
-                join.bytes <= MOST_BYTES && join.open.len() <= MOST_OPEN && join.order.len() <= MOST_OPEN
+                join.bytes <= MAX_INCOMPLETE_BYTES
+                    && join.open.len() <= MAX_INCOMPLETE_PACKETS
+                    && join.order.len() <= MAX_INCOMPLETE_PACKETS
             );
         }
     }

@@ -49,51 +49,51 @@ const ORDINALS: [&str; 9] = ["", "first", "second", "third", "fourth", "fifth", 
 
 /// What suggests that an operator limits each UDP session, before anything was measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PipeHint {
+pub enum SessionLimitHint {
     /// The link has an address of the block for networks behind a carrier's address translation (RFC 6598).
-    Shared,
+    CarrierGradeNat,
     /// The operator's name for the address that the server sees is of one who is known for it.
-    Operator(String),
+    OperatorName(String),
 }
 
-impl PipeHint {
+impl SessionLimitHint {
     /// What an address of the link itself suggests.
-    pub fn of_address(address: IpAddr) -> Option<Self> {
+    pub fn from_address(address: IpAddr) -> Option<Self> {
         const BLOCK: u32 = Ipv4Addr::new(100, 64, 0, 0).to_bits() >> 22;
-        matches!(address, IpAddr::V4(ip) if ip.to_bits() >> 22 == BLOCK).then_some(Self::Shared)
+        matches!(address, IpAddr::V4(ip) if ip.to_bits() >> 22 == BLOCK).then_some(Self::CarrierGradeNat)
     }
 
     /// What the name suggests that the DNS has for the link's public address: Starlink names its customers
     /// `customer.POP.pop.starlinkisp.net`.
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_dns_name(name: &str) -> Option<Self> {
         const OPERATOR: &str = "starlinkisp.net";
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let under = name.strip_suffix(OPERATOR)?;
         // It comes from whoever has the address; longer ones the DNS has not (RFC 1035 §2.3.4).
         let plain = name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_graphic());
-        (plain && (under.is_empty() || under.ends_with('.'))).then_some(Self::Operator(name))
+        (plain && (under.is_empty() || under.ends_with('.'))).then_some(Self::OperatorName(name))
     }
 }
 
-impl fmt::Display for PipeHint {
+impl fmt::Display for SessionLimitHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Shared => f.write_str("its address is one behind a carrier's address translation"),
-            Self::Operator(name) => write!(f, "the operator's name is {name}"),
+            Self::CarrierGradeNat => f.write_str("its address is one behind a carrier's address translation"),
+            Self::OperatorName(name) => write!(f, "the operator's name is {name}"),
         }
     }
 }
 
 /// Bytes that a link has carried since some moment in the past, which stays the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct LinkBytes {
     /// To the server.
     pub up: u64,
     /// From the server.
     pub down: u64,
 }
 
-impl Carried {
+impl LinkBytes {
     /// Bytes/s, up and down.
     fn rates(self, before: Self, passed: Duration) -> Rates {
         let rate =
@@ -104,14 +104,14 @@ impl Carried {
 
 /// How many pipes a link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PipeCount {
+pub struct PathCount {
     /// Those that exist.
     pub open: u8,
     /// Those of them that carry data: the first ones.
     pub used: u8,
 }
 
-impl PipeCount {
+impl PathCount {
     /// All of them carry data.
     pub fn all(count: u8) -> Self {
         Self { open: count, used: count }
@@ -123,16 +123,16 @@ type Rates = [f64; 2];
 
 /// Decides about the pipes of one link.
 #[derive(Clone, Debug)]
-pub struct PipeJudge {
+pub struct PathCountController {
     /// The name of the link, in events.
     link: String,
-    hint: Option<PipeHint>,
+    hint: Option<SessionLimitHint>,
     /// The number that was found to be right.
     settled: u8,
     state: State,
     next: Step,
     pause: Duration,
-    last: Option<(Instant, Carried)>,
+    last: Option<(Instant, LinkBytes)>,
     recent: VecDeque<Rates>,
     finding: Option<Finding>,
 }
@@ -162,7 +162,7 @@ struct Trial {
     settle: Duration,
     /// The begin of this turn, and what was carried when its measurement began.
     since: Instant,
-    mark: Option<(Instant, Carried)>,
+    mark: Option<(Instant, LinkBytes)>,
     /// Of the turns that are over: without and with it by turns.
     turns: Vec<Rates>,
 }
@@ -177,7 +177,7 @@ struct Finding {
     most: Rates,
 }
 
-impl PipeJudge {
+impl PathCountController {
     /// For a link with one pipe.
     pub fn new() -> Self {
         Self {
@@ -195,19 +195,21 @@ impl PipeJudge {
 
     /// The same for the link of this name, which events about it have.
     #[must_use]
-    pub fn of_link(self, link: &str) -> Self {
+    pub fn with_link_name(self, link: &str) -> Self {
         Self { link: link.to_owned(), ..self }
     }
 
     /// Takes a hint. Where nothing was measured yet there are two pipes from now on, and it is tried first whether the
     /// second one brings something.
-    pub fn set_hint(&mut self, hint: PipeHint) {
-        let nothing_known = self.finding.is_none() && !self.is_trying();
+    pub fn set_hint(&mut self, hint: SessionLimitHint) {
+        let nothing_known = self.finding.is_none() && !self.is_testing();
         if self.hint.is_none() && self.settled == 1 && nothing_known {
             (self.settled, self.next) = (2, Step::Fewer);
         }
         // A name says more than a block of addresses.
-        if (hint != PipeHint::Shared || self.hint.is_none()) && self.hint.as_ref() != Some(&hint) {
+        if (hint != SessionLimitHint::CarrierGradeNat || self.hint.is_none())
+            && self.hint.as_ref() != Some(&hint)
+        {
             debug!(target: PIPES, link = self.link, %hint, settled = self.settled, "hint taken");
             self.hint = Some(hint);
         }
@@ -215,7 +217,7 @@ impl PipeJudge {
 
     /// Takes what the link has carried until now; to be called about once a second. `may_try`: it is used as far as it
     /// goes, and nothing else is tried meanwhile. `rtt`: its round trip.
-    pub fn look(&mut self, now: Instant, carried: Carried, rtt: Duration, may_try: bool) {
+    pub fn update(&mut self, now: Instant, carried: LinkBytes, rtt: Duration, may_try: bool) {
         self.note(now, carried);
         match &mut self.state {
             State::Resting(until) => {
@@ -240,26 +242,26 @@ impl PipeJudge {
     }
 
     /// How many pipes there are to be now.
-    pub fn count(&self) -> PipeCount {
+    pub fn count(&self) -> PathCount {
         match &self.state {
-            State::Resting(_) => PipeCount::all(self.settled),
-            State::Trying(trial) => PipeCount { open: trial.pipe, used: trial.used() },
-            State::Draining(..) => PipeCount { open: self.settled + 1, used: self.settled },
+            State::Resting(_) => PathCount::all(self.settled),
+            State::Trying(trial) => PathCount { open: trial.pipe, used: trial.used() },
+            State::Draining(..) => PathCount { open: self.settled + 1, used: self.settled },
         }
     }
 
     /// The number that was found to be right until now.
-    pub fn settled(&self) -> u8 {
+    pub fn chosen(&self) -> u8 {
         self.settled
     }
 
     /// Whether a pipe is used and left unused in turns.
-    pub fn is_trying(&self) -> bool {
+    pub fn is_testing(&self) -> bool {
         matches!(self.state, State::Trying(_))
     }
 
     /// Why there are as many as there are, for people.
-    pub fn why(&self) -> String {
+    pub fn explanation(&self) -> String {
         let why = match (&self.finding, &self.hint) {
             (Some(Finding { pipe, gain, .. }), _) => {
                 let article = match *pipe {
@@ -283,7 +285,7 @@ impl PipeJudge {
     }
 
     /// Notes the rates since the last look.
-    fn note(&mut self, now: Instant, carried: Carried) {
+    fn note(&mut self, now: Instant, carried: LinkBytes) {
         let before = self.last.replace((now, carried));
         let Some((at, before)) = before else { return };
         let passed = now.saturating_duration_since(at);
@@ -411,7 +413,7 @@ impl PipeJudge {
     }
 }
 
-impl Default for PipeJudge {
+impl Default for PathCountController {
     fn default() -> Self {
         Self::new()
     }
@@ -433,7 +435,7 @@ impl Trial {
     }
 
     /// Goes on; whether a turn is over.
-    fn advance(&mut self, now: Instant, carried: Carried) -> bool {
+    fn advance(&mut self, now: Instant, carried: LinkBytes) -> bool {
         let Some((at, before)) = self.mark else {
             if now >= self.since + self.settle {
                 self.mark = Some((now, carried));

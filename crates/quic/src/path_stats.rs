@@ -2,15 +2,15 @@ use std::net::SocketAddr;
 
 use mpvpn_types::{CongestionControl, Duration, PathId};
 
-use crate::Local;
+use crate::LocalAddress;
 
 /// What is measured about a path. Rates in bytes/s, sizes in bytes of UDP payload.
 #[derive(Clone, Debug)]
-pub struct PathView {
+pub struct PathStats {
     /// Its number on the wire.
     pub id: PathId,
     /// Where its packets leave: at a client the token of a link, at a server the local address.
-    pub local: Option<Local>,
+    pub local: Option<LocalAddress>,
     /// The far end.
     pub remote: SocketAddr,
     /// This end as the far end sees it, where that has told.
@@ -26,17 +26,17 @@ pub struct PathView {
     /// Share of the packets sent in the last 10 s that were lost (0 to 1).
     pub loss: f64,
     /// Packets sent in the last 10 s.
-    pub recent: u64,
+    pub recent_packets_sent: u64,
     /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
     pub random_loss: Option<f64>,
     /// The kind of its congestion controller at this end.
     pub cc: CongestionControl,
     /// Congestion window of the inner controller.
-    pub window: u64,
+    pub congestion_window: u64,
     /// Sent and neither acknowledged nor lost.
     pub in_flight: u64,
     /// Estimated delivery rate of what is sent, 0 if unknown.
-    pub rate: u64,
+    pub delivery_rate: u64,
     /// What all classes together may send over its link, as this end was told or found out, if it is known.
     pub link_rate: Option<u64>,
     /// Largest UDP payload that the path is known to carry.
