@@ -1,10 +1,10 @@
-//! The connections of a client in one thread: one for each class of its traffic.
+//! The connections of a client in one thread: one QUIC connection for each traffic class.
 //!
-//! In: what a [`Client`] takes, with links that say for the connection of which class they are. Out: what a client gives,
-//! packets of all classes together. Always holds: the first connection, of the default class, makes the session or joins
-//! that of another thread, and carries what belongs to others while theirs do not work; a flow stays with the connection
-//! that ends it. What comes from the TUN of a class is of that class, whatever the rules say. A class that nobody uses
-//! has no connection ([`one`]); only one that goes before others has it from the start.
+//! In: the inputs of a [`Client`], with link IDs that contain the class. Out: the outputs of a client, with the packets
+//! of all classes together. Always holds: the connection of the default class comes first; it makes the session or joins
+//! that of another thread, and carries the traffic of classes whose own connections do not work. A flow that the
+//! split-TCP proxy of a connection has accepted stays with that connection. Packets from the TUN device of a class belong
+//! to that class, whatever the rules say. An unused class has no connection ([`connection`]), unless it has priority.
 
 mod connection;
 
@@ -21,70 +21,70 @@ use crate::{
     Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, FlowReport,
     LinkPolicy, shapers::Shapers,
 };
-use connection::{ClassConnection, Taker};
+use connection::{ClassConnection, PacketOwner};
 
-/// The port of name servers.
+/// The port of DNS servers (RFC 1035 §4.2).
 const DNS: u16 = 53;
 
-/// A class of a client.
+/// The setup of a traffic class.
 #[derive(Clone)]
 pub struct ClassSetup {
-    /// Its number.
+    /// The number of the class.
     pub id: ClassId,
-    /// Before all other classes.
+    /// Whether the class is served before all other classes.
     pub priority: bool,
-    /// What its connection needs to know; its class must be set where there are several.
+    /// The configuration of the connection; its `class` must be set if there are several classes.
     pub config: ClientConfig,
 }
 
 /// The connections of a client in one thread.
 pub struct ClassConnections {
-    /// The default class first.
+    /// The connections of all classes, the default class first.
     all: Vec<ClassConnection>,
-    /// Those of classes that are no more; they still have packets to send.
-    leaving: Vec<ClassConnection>,
-    /// In this order they send.
-    order: Vec<usize>,
-    /// Whose turn it is to send.
-    turn: usize,
+    /// Connections of removed classes, until their last packets are sent.
+    closing: Vec<ClassConnection>,
+    /// Indices into `all` in the order in which the connections send: classes with priority first.
+    send_order: Vec<usize>,
+    /// The index into `send_order` of the next connection to send.
+    next_to_send: usize,
     rules: Rules,
     names: DnsSnooper,
     flows: FlowClasses,
-    /// The MTU that was told last (bytes).
+    /// The MTU that was last announced (bytes).
     mtu: Option<usize>,
     shapers: Shapers,
     shard: u8,
-    /// With this others join the session, where the server knows classes.
-    secret: Option<Vec<u8>>,
+    /// The secret with which connections join the session, if the server supports classes.
+    session_secret: Option<Vec<u8>>,
 }
 
 impl ClassConnections {
-    /// The connections of these classes, of which the default one is the first, in the thread `shard`; the thread 0 makes
-    /// the session, and lets others join if `several`.
+    /// Creates the connections of these classes in the thread `shard`; the default class must be the first. Thread 0
+    /// makes the session and lets other threads join it if `several`.
     pub fn new(now: Instant, classes: Vec<ClassSetup>, rules: Rules, shard: u8, several: bool) -> Self {
         let several = several || classes.len() > 1;
         let mut connections = Self {
             all: Vec::with_capacity(classes.len()),
-            leaving: Vec::new(),
-            order: Vec::new(),
-            turn: 0,
+            closing: Vec::new(),
+            send_order: Vec::new(),
+            next_to_send: 0,
             names: DnsSnooper::new(rules.patterns()),
             rules,
             flows: FlowClasses::default(),
             mtu: None,
             shapers: Shapers::default(),
             shard,
-            secret: None,
+            session_secret: None,
         };
         for class in classes {
-            let one = connections.make(now, class, several);
-            connections.all.push(one);
+            let connection = connections.connect(now, class, several);
+            connections.all.push(connection);
         }
-        connections.set_order();
+        connections.update_send_order();
         connections
     }
 
-    fn make(
+    fn connect(
         &self,
         now: Instant,
         ClassSetup { id, priority, config }: ClassSetup,
@@ -105,110 +105,114 @@ impl ClassConnections {
         ClassConnection::new(now, id, priority, client)
     }
 
-    fn set_order(&mut self) {
-        self.order = (0..self.all.len()).collect();
-        self.order.sort_by_key(|at| !self.all[*at].priority);
-        self.turn = 0;
+    fn update_send_order(&mut self) {
+        self.send_order = (0..self.all.len()).collect();
+        self.send_order.sort_by_key(|at| !self.all[*at].priority);
+        self.next_to_send = 0;
     }
 
-    /// Tells packets apart by other rules, at once.
+    /// Sets the rules that classify packets, with immediate effect on all flows.
     pub fn set_rules(&mut self, rules: Rules) {
         self.names.set_patterns(rules.patterns());
         self.rules = rules;
         self.flows.clear();
     }
 
-    /// Adds a class, which has no links yet, or has that of this number travel in another way: its connection alone is
-    /// closed, and made anew over the same links.
+    /// Adds a class, which has no links yet, or replaces the class of the same number: its connection is closed and made
+    /// again over the same links.
     pub fn set_class(&mut self, now: Instant, class: ClassSetup) {
-        match self.all.iter().position(|one| one.id == class.id) {
+        match self.all.iter().position(|connection| connection.id == class.id) {
             Some(at) => {
                 if let Some(profile) = &class.config.class {
                     self.shapers.set_share(now, class.id, profile.share);
                 }
-                let one = &mut self.all[at];
-                one.priority = class.priority;
-                one.client.reconfigure(now, class.config);
-                if one.priority {
-                    one.wake(now);
+                let connection = &mut self.all[at];
+                connection.priority = class.priority;
+                connection.client.reconfigure(now, class.config);
+                if connection.priority {
+                    connection.wake(now);
                 }
             }
             None => {
-                let mut one = self.make(now, class, true);
-                if let Some(secret) = &self.secret {
-                    one.client.join(now, secret.clone());
+                let mut connection = self.connect(now, class, true);
+                if let Some(secret) = &self.session_secret {
+                    connection.client.join(now, secret.clone());
                 }
-                self.all.push(one);
+                self.all.push(connection);
             }
         }
-        self.set_order();
+        self.update_send_order();
     }
 
-    /// Closes the connection of a class; what belonged to it is of the default class, until rules say otherwise. That
-    /// one is never removed.
+    /// Removes a class and closes its connection; its traffic uses the default class. The default class is never
+    /// removed.
     pub fn remove_class(&mut self, now: Instant, id: ClassId) {
-        let Some(at) = self.all.iter().position(|one| one.id == id && id != ClassId::DEFAULT) else { return };
-        let mut one = self.all.remove(at);
-        for (hdr, mut packet) in one.take_waiting() {
+        let Some(at) = self.all.iter().position(|connection| connection.id == id && id != ClassId::DEFAULT)
+        else {
+            return;
+        };
+        let mut connection = self.all.remove(at);
+        for (hdr, mut packet) in connection.take_waiting() {
             self.default_client_mut().handle_tun(now, hdr, &mut packet);
         }
-        one.client.close(now, "there is no such class any more");
-        self.leaving.push(one);
+        connection.client.close(now, "the class was removed");
+        self.closing.push(connection);
         self.flows.clear();
-        self.set_order();
+        self.update_send_order();
     }
 
-    /// The connection of the default class.
+    /// Returns the client of the default class.
     pub fn default_client_mut(&mut self) -> &mut Client {
         &mut self.all[0].client
     }
 
-    /// The same.
+    /// Returns the client of the default class.
     pub fn default_client(&self) -> &Client {
         &self.all[0].client
     }
 
-    /// How many classes there are.
+    /// Returns the number of classes.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no classes, which never happens after [`Self::new`] with at least one.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    fn of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
-        let one = self.all.iter_mut().find(|one| one.id == link.class())?;
-        Some((&mut one.client, link.with_class(ClassId::DEFAULT)))
+    fn connection_of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
+        let connection = self.all.iter_mut().find(|connection| connection.id == link.class())?;
+        Some((&mut connection.client, link.with_class(ClassId::DEFAULT)))
     }
 
     /// See [`Client::link_up`].
     pub fn link_up(&mut self, now: Instant, link: LinkId, remote: SocketAddr) {
-        if let Some((client, link)) = self.of(link) {
+        if let Some((client, link)) = self.connection_of(link) {
             client.link_up(now, link, remote);
         }
     }
 
     /// See [`Client::link_down`].
     pub fn link_down(&mut self, now: Instant, link: LinkId) {
-        if let Some((client, link)) = self.of(link) {
+        if let Some((client, link)) = self.connection_of(link) {
             client.link_down(now, link);
         }
     }
 
     /// See [`Client::set_link`].
     pub fn set_link(&mut self, now: Instant, link: LinkId, policy: LinkPolicy) {
-        if let Some((client, link)) = self.of(link) {
+        if let Some((client, link)) = self.connection_of(link) {
             client.set_link(now, link, policy);
         }
     }
 
-    /// What is heard of the server over the link `uplink`, over UDP and inside TCP. A class whose path died says more
-    /// than one that sends nothing there, and would not notice.
+    /// Returns whether packets of the server arrive over the link `uplink`: over UDP, and inside TCP. If the path of any
+    /// class is dead the result is dead, as a class that sends nothing there would not notice.
     pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
         let all = |of: &dyn Fn(&Client) -> TransportHealth| {
-            let heard: Vec<TransportHealth> = self.all.iter().map(|one| of(&one.client)).collect();
+            let heard: Vec<TransportHealth> =
+                self.all.iter().map(|connection| of(&connection.client)).collect();
             let dead = heard.contains(&TransportHealth::Dead).then_some(TransportHealth::Dead);
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
@@ -221,7 +225,7 @@ impl ClassConnections {
 
     /// See [`Client::on_local_stall`].
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|one| one.client.on_local_stall(now));
+        self.all.iter_mut().for_each(|connection| connection.client.on_local_stall(now));
     }
 
     /// See [`Client::handle_datagram`].
@@ -233,59 +237,66 @@ impl ClassConnections {
         ecn: u8,
         data: BytesMut,
     ) {
-        if let Some((client, link)) = self.of(link) {
+        if let Some((client, link)) = self.connection_of(link) {
             client.handle_datagram(now, link, remote, ecn, data);
         }
     }
 
-    /// See [`Client::handle_batch`]; for the connections of the class that `link` is for.
+    /// See [`Client::handle_batch`]; for the connection of one class.
     pub fn handle_batch(&mut self, now: Instant, class: ClassId) {
-        if let Some(one) = self.all.iter_mut().find(|one| one.id == class) {
-            one.client.handle_batch(now);
+        if let Some(connection) = self.all.iter_mut().find(|connection| connection.id == class) {
+            connection.client.handle_batch(now);
         }
     }
 
-    /// The same for all connections.
+    /// See [`Client::handle_batch`]; for all connections.
     pub fn handle_batches(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|one| one.client.handle_batch(now));
+        self.all.iter_mut().for_each(|connection| connection.client.handle_batch(now));
     }
 
     /// Joins the session of another thread, see [`Client::join`].
     pub fn join(&mut self, now: Instant, secret: &[u8]) {
-        self.secret = Some(secret.to_vec());
-        for one in &mut self.all {
-            one.client.join(now, secret.to_vec());
+        self.session_secret = Some(secret.to_vec());
+        for connection in &mut self.all {
+            connection.client.join(now, secret.to_vec());
         }
     }
 
-    /// Takes what was read from the TUN, see [`Client::handle_tun`]; `class` says which class has the TUN for itself.
+    /// Takes a packet read from a TUN device, see [`Client::handle_tun`]. `class` is set if the device belongs to one
+    /// class.
     pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
         if self.all.len() == 1 {
             return self.default_client_mut().handle_tun(now, hdr, packet);
         }
-        if let Some(at) = self.choose(now, class, hdr, packet) {
+        if let Some(at) = self.choose_connection(now, class, hdr, packet) {
             self.all[at].client.handle_tun(now, hdr, packet);
         }
     }
 
-    /// Whose packet it is; `None` if it waits.
-    fn choose(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &[u8]) -> Option<usize> {
+    /// Returns the index of the connection for a packet; `None` if the packet was kept until its class is connected.
+    fn choose_connection(
+        &mut self,
+        now: Instant,
+        class: Option<ClassId>,
+        hdr: VnetHdr,
+        packet: &[u8],
+    ) -> Option<usize> {
         let Ok(view) = ip::parse(packet) else { return Some(0) };
         let key = FlowKey::of(&view);
         if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.has_patterns() {
             self.names.on_query(now, key.source(), key.destination(), udp_payload(&view));
         }
         let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
-        let own = self.all.iter().position(|one| one.id == class).unwrap_or(0);
+        let own = self.all.iter().position(|connection| connection.id == class).unwrap_or(0);
         let wanted = match self.all.split_at_mut(own) {
-            ([home, ..], [one, ..]) => {
-                if self.secret.is_some() {
-                    one.note_use(now, &home.client, &view);
+            ([default, ..], [connection, ..]) => {
+                if self.session_secret.is_some() {
+                    connection.note_use(now, &default.client, &view);
                 }
-                match one.taker(now, &mut home.client, &key, &view) {
-                    Taker::Own => Some(own),
-                    Taker::Default => Some(0),
-                    Taker::Later => None,
+                match connection.packet_owner(now, &mut default.client, &key, &view) {
+                    PacketOwner::OwnClass => Some(own),
+                    PacketOwner::DefaultClass => Some(0),
+                    PacketOwner::Undecided => None,
                 }
             }
             _ => Some(0),
@@ -293,19 +304,19 @@ impl ClassConnections {
         if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.ends(&key)) {
             return wanted;
         }
-        // One that ends at another connection stays there.
-        let ends = self.all.iter().position(|one| one.client.ends(&key));
+        // A TCP flow that another connection's split-TCP proxy has accepted stays there.
+        let ends = self.all.iter().position(|connection| connection.client.ends(&key));
         if ends.is_none() && wanted.is_none() {
             self.all[own].keep(hdr, packet, &key);
         }
         ends.or(wanted)
     }
 
-    /// Hands on what has waited for a class, or for long enough.
-    fn release(&mut self, now: Instant) {
+    /// Sends the packets that waited for a class which is connected now, or that have waited for too long.
+    fn release_waiting(&mut self, now: Instant) {
         for at in 1..self.all.len() {
-            let (taker, packets) = self.all[at].release(now);
-            let to = if taker == Taker::Own { at } else { 0 };
+            let (owner, packets) = self.all[at].release(now);
+            let to = if owner == PacketOwner::OwnClass { at } else { 0 };
             for (hdr, mut packet) in packets {
                 self.all[to].client.handle_tun(now, hdr, &mut packet);
             }
@@ -313,7 +324,7 @@ impl ClassConnections {
     }
 
     fn class_by_rules(&mut self, now: Instant, key: &FlowKey, view: &ip::IpPacket<'_>) -> ClassId {
-        // A backup over SSH is marked otherwise than what is typed, and only once it has begun.
+        // The DSCP is part of the key: SSH marks interactive and bulk traffic differently, and only after the start.
         let flow = key.hash32() ^ u32::from(view.dscp()) << 24;
         if let Some(class) = self.flows.get(now, flow) {
             return class;
@@ -327,9 +338,10 @@ impl ClassConnections {
         class
     }
 
-    /// The next packet for a TUN: the one of the class that its destination was given to.
+    /// Returns the next packet for a TUN device; the device is that of the class to which the destination address
+    /// belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let joined = self.all.iter_mut().find_map(|one| one.client.poll_tun(now))?;
+        let joined = self.all.iter_mut().find_map(|connection| connection.client.poll_tun(now))?;
         if self.all.len() > 1
             && self.names.has_patterns()
             && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())
@@ -347,21 +359,22 @@ impl ClassConnections {
         self.all[0].client.recycle(joined);
     }
 
-    /// Bytes that wait for a path.
+    /// Returns the bytes that wait for a path.
     pub fn backlog(&self) -> usize {
-        self.all.iter().map(|one| one.client.backlog()).sum()
+        self.all.iter().map(|connection| connection.client.backlog()).sum()
     }
 
-    /// The next thing that the edge must act on: what the connection of the default class says, and the MTU of all.
+    /// Returns the next event that requires action: an event of the default class's client, or a change of the MTU,
+    /// which is the minimum of all classes.
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
-        for one in &mut self.all[1..] {
-            // It opens no streams but those of packets, and its failures are never fatal.
-            while let Some(event) = one.client.poll_event() {
-                one.take_event(now, &event);
+        for connection in &mut self.all[1..] {
+            // Clients of other classes open no app streams, and their failures are never fatal.
+            while let Some(event) = connection.client.poll_event() {
+                connection.take_event(now, &event);
             }
-            one.settle(now, self.mtu);
+            connection.update_readiness(now, self.mtu);
         }
-        self.release(now);
+        self.release_waiting(now);
         while let Some(event) = self.all[0].client.poll_event() {
             match &event {
                 ClientEvent::Mtu(mtu) => {
@@ -369,17 +382,17 @@ impl ClassConnections {
                     continue;
                 }
                 ClientEvent::JoinsAllowed { secret, other_classes: true } => {
-                    self.secret = Some(secret.clone());
-                    for one in &mut self.all[1..] {
-                        one.client.join(now, secret.clone());
+                    self.session_secret = Some(secret.clone());
+                    for connection in &mut self.all[1..] {
+                        connection.client.join(now, secret.clone());
                     }
                 }
                 _ => {}
             }
             return Some(event);
         }
-        // Any packet may go anywhere.
-        let mtu = self.all.iter().filter_map(|one| one.mtu).min();
+        // Any connection may have to carry any packet, so the smallest MTU counts.
+        let mtu = self.all.iter().filter_map(|connection| connection.mtu).min();
         if mtu != self.mtu {
             self.mtu = mtu;
             return mtu.map(ClientEvent::Mtu);
@@ -387,72 +400,74 @@ impl ClassConnections {
         None
     }
 
-    /// The next change that needs no action. Its link includes the class.
+    /// Returns the next event that requires no action. Its link ID contains the class.
     pub fn poll_change(&mut self) -> Option<ClientChange> {
         self.all.iter_mut().find_map(ClassConnection::poll_change)
     }
 
-    /// The next UDP payload to send, see [`Client::poll_transmit`]. Its `local` is the token of a link, with its class.
+    /// Returns the next UDP payload to send, see [`Client::poll_transmit`]. The link ID in `local` contains the class.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        while let Some(one) = self.leaving.last_mut() {
-            if let Some(transmit) = one.poll_transmit(now, buf) {
+        while let Some(connection) = self.closing.last_mut() {
+            if let Some(transmit) = connection.poll_transmit(now, buf) {
                 return Some(transmit);
             }
-            self.leaving.pop();
+            self.closing.pop();
         }
-        while let Some(at) = self.order.get(self.turn).copied() {
+        while let Some(at) = self.send_order.get(self.next_to_send).copied() {
             if let Some(transmit) = self.all[at].poll_transmit(now, buf) {
                 return Some(transmit);
             }
-            self.turn += 1;
+            self.next_to_send += 1;
         }
-        self.turn = 0;
+        self.next_to_send = 0;
         None
     }
 
     /// See [`Client::poll_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        self.all.iter_mut().filter_map(|one| one.poll_timeout(now)).min()
+        self.all.iter_mut().filter_map(|connection| connection.poll_timeout(now)).min()
     }
 
     /// See [`Client::handle_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
-        for one in &mut self.all {
-            if one.client.poll_timeout(now).is_some_and(|at| at <= now) {
-                one.client.handle_timeout(now);
+        for connection in &mut self.all {
+            if connection.client.poll_timeout(now).is_some_and(|at| at <= now) {
+                connection.client.handle_timeout(now);
             }
-            one.rest(now);
+            connection.close_if_idle(now);
         }
-        self.release(now);
+        self.release_waiting(now);
     }
 
     /// Ends the tunnel, see [`Client::close`].
     pub fn close(&mut self, now: Instant, reason: &str) {
-        self.all.iter_mut().for_each(|one| one.client.close(now, reason));
+        self.all.iter_mut().for_each(|connection| connection.client.close(now, reason));
     }
 
-    /// Figures of each class, the default one first. One is up when it carries its packets itself.
+    /// Returns the report of each class, the default class first. Another class is up once its own connection carries its
+    /// packets.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
-        let of = |one: &mut ClassConnection| {
-            let mut report = one.client.report(now);
-            if report.state == ClientState::Up && one.id != ClassId::DEFAULT && !one.is_awake() {
+        let of = |connection: &mut ClassConnection| {
+            let mut report = connection.client.report(now);
+            if report.state == ClientState::Up && connection.id != ClassId::DEFAULT && !connection.is_ready()
+            {
                 report.state = ClientState::Connecting;
             }
-            (one.id, report)
+            (connection.id, report)
         };
         self.all.iter_mut().map(of).collect()
     }
 
-    /// The flows of each class.
+    /// Returns the flows of each class.
     pub fn flows(&self, now: Instant) -> Vec<(ClassId, FlowReport)> {
-        let of = |one: &ClassConnection| {
-            one.client.flows(now).into_iter().map(|flow| (one.id, flow)).collect::<Vec<_>>()
+        let of = |connection: &ClassConnection| {
+            connection.client.flows(now).into_iter().map(|flow| (connection.id, flow)).collect::<Vec<_>>()
         };
         self.all.iter().flat_map(of).collect()
     }
 }
 
-/// The payload of a UDP packet; nothing if it is none.
+/// Returns the payload of a UDP packet; empty if the packet is too short.
 fn udp_payload<'a>(packet: &ip::IpPacket<'a>) -> &'a [u8] {
     packet.transport().get(8..).unwrap_or_default()
 }

@@ -40,7 +40,7 @@ use crate::{
     events::{ClassChange, ClientChange},
     http::Http,
     multipath::{MultipathConnection, Role},
-    udp::Inbox,
+    udp::PayloadInbox,
 };
 use connector::{Connector, Wanted};
 pub use flows::{FlowReport, FlowTransport};
@@ -118,7 +118,7 @@ pub struct Client {
     own: Own,
     udp_template: Template,
     /// Payloads from targets.
-    udp_in: Inbox,
+    udp_in: PayloadInbox,
     reports: Reports,
     was_up: bool,
 }
@@ -138,7 +138,7 @@ impl Client {
             apps: Apps::new(lane),
             own: Own::default(),
             udp_template: connect_udp::default_template(),
-            udp_in: Inbox::default(),
+            udp_in: PayloadInbox::default(),
             reports: Reports::default(),
             was_up: false,
         }

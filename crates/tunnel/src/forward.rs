@@ -1,7 +1,8 @@
-//! Requests of others, passed on over a connection to a server.
+//! Forwards HTTP requests of other clients over one QUIC connection to a server (the TCP gateway of the server uses it).
 //!
-//! In: header sections as somebody else has received them, bytes and datagrams of their streams, UDP payloads. Out: the
-//! server's answers, bytes and datagrams. What is asked for is nobody's business here: the server grants or refuses it.
+//! In: header sections that were received elsewhere, bytes and datagrams of their streams, UDP payloads. Out: the
+//! server's responses, bytes and datagrams, UDP payloads. Always holds: requests are not interpreted, the server grants
+//! or refuses them; at most [`MAX_INBOX_BYTES`] of datagrams wait for each request.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,23 +31,25 @@ use crate::{
     relay::Relays,
 };
 
-/// Bytes of datagrams that wait for the one that a request is for.
-const MOST_WAITING: usize = 256 << 10;
-/// What one of them counts beyond its bytes.
-const EACH: usize = 64;
-/// They wait for no longer: what carries them on is too slow then, and old ones are worth less than new ones.
-const STALE: Duration = Duration::from_millis(250);
+/// Maximum bytes of datagrams that wait for the reader of one request, for example 250 ms of 8 Mbit/s. Smaller: bursts
+/// are dropped. Larger: memory of readers that do not read.
+const MAX_INBOX_BYTES: usize = 256 << 10;
+/// Bytes that a waiting datagram counts beyond its payload, about the size of its queue entry.
+const DATAGRAM_OVERHEAD_BYTES: usize = 64;
+/// Age at which a waiting datagram is dropped: the TCP connection behind is too slow then, and older datagrams are worth
+/// less than new ones. Smaller: a stall of TCP loses datagrams. Larger: delay. Value: chosen.
+const MAX_DATAGRAM_AGE: Duration = Duration::from_millis(250);
 
-/// Something that whoever forwards must act on.
+/// An event of a [`Forwarder`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForwardEvent {
-    /// [`Forwarder::request`] may be called, also where it said no before.
+    /// [`Forwarder::request`] can be called (again).
     Ready,
-    /// A request has an answer, bytes, datagrams or an end.
+    /// A response, bytes, datagrams or the end of a request have arrived.
     Readable(RelayId),
-    /// [`Forwarder::room`] is there again.
+    /// [`Forwarder::available_window`] is no longer 0.
     Writable(RelayId),
-    /// The connection is over, and all of its requests with it.
+    /// The connection has ended, and all requests with it.
     Lost(LostReason),
 }
 
@@ -61,67 +64,67 @@ pub enum ResponseStatus {
     Failed,
 }
 
-/// Datagrams of one request that came.
+/// The received datagrams of one request.
 #[derive(Debug, Default)]
 struct Inbox {
     waiting: VecDeque<(Instant, Bytes)>,
     bytes: usize,
-    /// Whoever they are for found none, and was not told that there are some since.
-    starved: bool,
+    /// The reader found no datagram, and no event has been produced since.
+    reader_waiting: bool,
 }
 
 impl Inbox {
-    /// Keeps a datagram, or drops it as a full queue of a router would; whether somebody is to be told.
+    /// Queues a datagram, or drops it if the queue is full (tail drop). Returns whether an event is due.
     fn push(&mut self, now: Instant, value: &[u8]) -> bool {
         self.drop_stale(now);
-        if self.bytes + value.len() + EACH > MOST_WAITING {
+        if self.bytes + value.len() + DATAGRAM_OVERHEAD_BYTES > MAX_INBOX_BYTES {
             return false;
         }
-        self.bytes += value.len() + EACH;
-        // A copy: the buffer behind it is of many packets.
+        self.bytes += value.len() + DATAGRAM_OVERHEAD_BYTES;
+        // Copied, because the receive buffer that it refers to contains many packets.
         self.waiting.push_back((now, Bytes::copy_from_slice(value)));
-        std::mem::take(&mut self.starved)
+        std::mem::take(&mut self.reader_waiting)
     }
 
     fn pop(&mut self, now: Instant) -> Option<Bytes> {
         self.drop_stale(now);
         let next = self.waiting.pop_front().map(|(_, value)| value);
         match &next {
-            Some(value) => self.bytes -= value.len() + EACH,
-            None => self.starved = true,
+            Some(value) => self.bytes -= value.len() + DATAGRAM_OVERHEAD_BYTES,
+            None => self.reader_waiting = true,
         }
         next
     }
 
     fn drop_stale(&mut self, now: Instant) {
         while let Some((_, value)) =
-            self.waiting.pop_front_if(|(came, _)| now.saturating_duration_since(*came) > STALE)
+            self.waiting.pop_front_if(|(came, _)| now.saturating_duration_since(*came) > MAX_DATAGRAM_AGE)
         {
-            self.bytes -= value.len() + EACH;
+            self.bytes -= value.len() + DATAGRAM_OVERHEAD_BYTES;
         }
     }
 }
 
-/// A connection that carries requests of others.
+/// A connection to a server that carries the requests of other clients.
 #[derive(Debug)]
 pub struct Forwarder {
     endpoint: Endpoint,
     id: ConnectionHandle,
-    /// `None` until the handshake is over.
+    /// `None` until the handshake is complete.
     session: Option<(Http, MultipathConnection)>,
     relays: Relays,
     inboxes: BTreeMap<StreamId, Inbox>,
-    /// [`ForwardEvent::Ready`] was said, and no request refused since.
+    /// [`ForwardEvent::Ready`] was produced, and no request was refused since.
     ready: bool,
     events: VecDeque<ForwardEvent>,
-    over: bool,
+    closed: bool,
 }
 
 impl Forwarder {
-    /// Begins a connection to `remote`, whose certificate `setup` judges by `name`.
+    /// Starts a connection to `remote`; `setup` verifies its certificate for `name`.
     ///
     /// # Errors
-    /// If the address or the name cannot be connected to.
+    /// If QUIC rejects the address or the name.
     pub fn connect(
         now: Instant,
         setup: &ClientSetup,
@@ -139,29 +142,29 @@ impl Forwarder {
             inboxes: BTreeMap::new(),
             ready: false,
             events: VecDeque::new(),
-            over: false,
+            closed: false,
         })
     }
 
-    /// Takes a UDP payload. After each batch of them comes [`Self::handle_batch`].
+    /// Takes a UDP payload. Call [`Self::handle_batch`] after each batch.
     pub fn handle_datagram(&mut self, now: Instant, remote: SocketAddr, ecn: u8, data: BytesMut) {
         let local = Some(LocalAddress::link(LinkId(0)));
         if self.endpoint.handle(now, local, remote, ecn, data) == Handled::Nothing {
-            tracing::trace!(%remote, "a packet of no connection");
+            tracing::trace!(%remote, "a packet was dropped: it belongs to no connection");
         }
     }
 
-    /// To be called after every batch of [`Self::handle_datagram`].
+    /// Processes a batch of UDP payloads; to be called after every batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
         if let Err(error) = self.drive(now) {
-            self.broken(now, &error);
+            self.close_on_error(now, &error);
         }
         self.endpoint.process_endpoint_events(self.id);
     }
 
     fn drive(&mut self, now: Instant) -> Result<(), H3Error> {
         let Some(connection) = self.endpoint.get(self.id) else {
-            self.lost(LostReason::TimedOut);
+            self.on_lost(LostReason::TimedOut);
             return Ok(());
         };
         if let Some((_, multipath)) = &mut self.session {
@@ -188,7 +191,7 @@ impl Forwarder {
                 (QuicEvent::StreamWritable(stream), _) => {
                     self.events.push_back(ForwardEvent::Writable(RelayId::new(self.id, stream)));
                 }
-                // A server that refuses reads no more of the request (H3_NO_ERROR), and its answer says why.
+                // A server that refuses a request stops reading with H3_NO_ERROR (RFC 9114 §4.1); the response follows.
                 (QuicEvent::StreamStopped(stream, stop), _)
                     if stop != code::NO_ERROR && self.relays.breaks_when_stopped(stream) =>
                 {
@@ -209,13 +212,13 @@ impl Forwarder {
             }
         }
         if let Some(reason) = lost {
-            self.lost(reason);
+            self.on_lost(reason);
             return Ok(());
         }
         let Some((http, multipath)) = &mut self.session else { return Ok(()) };
         let (inboxes, events, id) = (&mut self.inboxes, &mut self.events, self.id);
         let mut problem = None;
-        connection.receive_datagrams(|datagram| match value_of(&datagram) {
+        connection.receive_datagrams(|datagram| match http_datagram(&datagram) {
             Ok((stream, value)) => {
                 multipath.on_data_received(now, value.len() as u64);
                 if inboxes.get_mut(&stream).is_some_and(|inbox| inbox.push(now, value)) {
@@ -227,7 +230,7 @@ impl Forwarder {
         if let Some(error) = problem {
             return Err(error);
         }
-        // Nothing on other streams than those of requests needs an answer.
+        // Events of other streams need no action.
         while http.next(connection, &self.relays)?.is_some() {}
         if !self.ready && http.masque_allowed() {
             self.ready = true;
@@ -236,16 +239,16 @@ impl Forwarder {
         Ok(())
     }
 
-    /// The server said what HTTP/3 does not allow.
-    fn broken(&mut self, now: Instant, error: &H3Error) {
+    /// Closes the connection after a violation of HTTP/3 by the server.
+    fn close_on_error(&mut self, now: Instant, error: &H3Error) {
         if let Some(connection) = self.endpoint.get(self.id) {
             connection.close(now, error.code, &error.reason);
         }
-        self.lost(LostReason::Transport(error.to_string()));
+        self.on_lost(LostReason::Transport(error.to_string()));
     }
 
-    fn lost(&mut self, reason: LostReason) {
-        if !std::mem::replace(&mut self.over, true) {
+    fn on_lost(&mut self, reason: LostReason) {
+        if !std::mem::replace(&mut self.closed, true) {
             self.relays = Relays::default();
             self.inboxes.clear();
             self.events.push_back(ForwardEvent::Lost(reason));
@@ -254,35 +257,36 @@ impl Forwarder {
 
     /// Whether the connection has ended or is ending.
     pub fn is_over(&self) -> bool {
-        self.over
+        self.closed
     }
 
-    /// Requests now.
+    /// Returns the number of open requests.
     pub fn requests(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<ForwardEvent> {
         self.events.pop_front()
     }
 
-    /// Sends a request whose header section is valid. `None` while the server is not reached, or allows no more streams:
-    /// [`ForwardEvent::Ready`] says when to ask again.
+    /// Sends a request; `headers` must be a valid header section. Returns `None` if the connection is not established or
+    /// the server allows no further stream; retry after [`ForwardEvent::Ready`].
     pub fn request(&mut self, headers: &Headers) -> Option<RelayId> {
-        let wanted = self.session.as_ref().filter(|(http, _)| !self.over && http.masque_allowed());
-        let connection = wanted.and_then(|_| self.endpoint.get(self.id));
+        let ready_session = self.session.as_ref().filter(|(http, _)| !self.closed && http.masque_allowed());
+        let connection = ready_session.and_then(|_| self.endpoint.get(self.id));
         let Some((connection, stream)) = connection.and_then(|c| c.open_bi().ok().map(|id| (c, id))) else {
             self.ready = false;
             return None;
         };
         self.relays.insert(connection, stream);
-        self.inboxes.insert(stream, Inbox { starved: true, ..Inbox::default() });
+        self.inboxes.insert(stream, Inbox { reader_waiting: true, ..Inbox::default() });
         connection.write(stream, h3::encode_headers(headers));
         Some(RelayId::new(self.id, stream))
     }
 
-    /// The answer to a request; its headers come once. Then [`Self::read`] has what follows.
+    /// Returns the status of the response to a request. The header section is returned once; read the content with
+    /// [`Self::read`] then.
     pub fn answer(&mut self, now: Instant, request: RelayId) -> ResponseStatus {
         let Some((http, _)) = &mut self.session else { return ResponseStatus::Failed };
         let Some(connection) = self.endpoint.get(self.id) else { return ResponseStatus::Failed };
@@ -291,13 +295,13 @@ impl Forwarder {
             Ok(None) if self.relays.is_broken_or_over(request.stream) => ResponseStatus::Failed,
             Ok(None) => ResponseStatus::Pending,
             Err(error) => {
-                self.broken(now, &error);
+                self.close_on_error(now, &error);
                 ResponseStatus::Failed
             }
         }
     }
 
-    /// The next bytes of the server's content.
+    /// Returns the next bytes of the response content.
     pub fn read(&mut self, now: Instant, request: RelayId) -> RelayRead {
         let Some((http, multipath)) = &mut self.session else { return RelayRead::Broken };
         let Some(connection) = self.endpoint.get(self.id) else { return RelayRead::Broken };
@@ -309,13 +313,13 @@ impl Forwarder {
                 read
             }
             Err(error) => {
-                self.broken(now, &error);
+                self.close_on_error(now, &error);
                 RelayRead::Broken
             }
         }
     }
 
-    /// Bytes that may be written now; after 0, [`ForwardEvent::Writable`] follows.
+    /// Returns the available window of a request's stream in bytes; after 0, [`ForwardEvent::Writable`] follows.
     pub fn available_window(&mut self, request: RelayId) -> usize {
         if !self.relays.has(request.stream) {
             return 0;
@@ -323,27 +327,27 @@ impl Forwarder {
         self.endpoint.get(self.id).map_or(0, |connection| connection.writable_bytes(request.stream))
     }
 
-    /// Whether the request is still there; one that is not takes no bytes.
+    /// Whether the request is open, so that it takes bytes.
     pub fn is_open(&self, request: RelayId) -> bool {
         self.relays.has(request.stream) && !self.relays.is_broken(request.stream)
     }
 
-    /// Sends bytes as content of the request.
+    /// Sends bytes as request content.
     pub fn write(&mut self, request: RelayId, data: Bytes) {
         if let Some(connection) = self.endpoint.get(self.id) {
             self.relays.write(connection, request.stream, data);
         }
     }
 
-    /// Sends nothing more.
+    /// Ends the request content.
     pub fn finish(&mut self, request: RelayId) {
         if let (Some(connection), Some((http, _))) = (self.endpoint.get(self.id), &mut self.session) {
             self.relays.finish(connection, http, request.stream);
         }
     }
 
-    /// Gives a request up, in both directions, with an HTTP/3 code for what is not over yet. Also to be called for one
-    /// that is: nothing is kept of it then.
+    /// Ends a request in both directions; directions that are still open are reset with an HTTP/3 error code. To be
+    /// called for finished requests as well, to release their state.
     pub fn end(&mut self, request: RelayId, code: u64) {
         self.inboxes.remove(&request.stream);
         if let (Some(connection), Some((http, _))) = (self.endpoint.get(self.id), &mut self.session) {
@@ -351,8 +355,8 @@ impl Forwarder {
         }
     }
 
-    /// Sends a datagram, context ID and payload, outside of the stream. `false` if that cannot be: it is too large for
-    /// now, or begins with no context ID. Then a capsule in the stream may carry it.
+    /// Sends an HTTP datagram (context ID and payload) as a QUIC DATAGRAM frame. Returns `false` if it is too large at
+    /// present or does not begin with a context ID; it can be sent as a capsule then.
     pub fn send_datagram(&mut self, now: Instant, request: RelayId, value: &[u8]) -> bool {
         let Some((http, multipath)) = &mut self.session else { return false };
         let Some(connection) = self.endpoint.get(self.id) else { return false };
@@ -362,7 +366,7 @@ impl Forwarder {
         if !http.datagrams_allowed() || prefix.as_ref().len() + payload.len() > room {
             return false;
         }
-        // Packets of one request are of many flows, payloads of one.
+        // IP packets of one request belong to many flows; UDP payloads of one request are one flow.
         let flow = match ip::parse(payload) {
             Ok(packet) => FlowKey::of(&packet).hash32(),
             Err(_) => request.stream as u32,
@@ -371,20 +375,20 @@ impl Forwarder {
         true
     }
 
-    /// The next datagram that came: context ID and payload. What nobody takes in time is dropped.
+    /// Returns the next received datagram: context ID and payload. Datagrams older than [`MAX_DATAGRAM_AGE`] are dropped.
     pub fn next_datagram(&mut self, now: Instant, request: RelayId) -> Option<Bytes> {
         self.inboxes.get_mut(&request.stream)?.pop(now)
     }
 
-    /// Ends the connection; what [`Self::poll_transmit`] still gives tells the server.
+    /// Closes the connection; [`Self::poll_transmit`] returns the packets that inform the server.
     pub fn close(&mut self, now: Instant, reason: &str) {
         if let Some(connection) = self.endpoint.get(self.id) {
             connection.close(now, code::NO_ERROR, reason);
         }
-        self.lost(LostReason::LocallyClosed);
+        self.on_lost(LostReason::LocallyClosed);
     }
 
-    /// The next UDP payload to send, at the end of `buf`, which must be empty.
+    /// Writes the next UDP payload to send to `buf`, which must be empty; `None` if there is nothing to send.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         loop {
             let connection = self.endpoint.get(self.id)?;
@@ -395,7 +399,7 @@ impl Forwarder {
             if transmit.is_some() {
                 return transmit;
             }
-            // Room on a stream shows as its bytes leave.
+            // Sending may have opened the window of a stream, which is an event.
             if !connection.has_events() {
                 self.endpoint.process_endpoint_events(self.id);
                 return None;
@@ -404,14 +408,14 @@ impl Forwarder {
         }
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// Returns when [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let connection = self.endpoint.get(self.id)?;
         let own = self.session.as_ref().and_then(|(_, multipath)| multipath.poll_timeout(now, connection));
         own.into_iter().chain(connection.poll_timeout()).min()
     }
 
-    /// Lets time pass.
+    /// Processes timers that have expired at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if let Some(connection) = self.endpoint.get(self.id) {
             connection.handle_timeout(now);
@@ -423,13 +427,13 @@ impl Forwarder {
     }
 }
 
-/// Why a connection could not be begun.
+/// The reason why a connection could not be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no connection can be made: {0}")]
+#[error("the connection to the server cannot be started: {0}")]
 pub struct ForwardError(String);
 
-/// The stream that a received QUIC DATAGRAM frame belongs to, and what follows its number.
-fn value_of(frame: &[u8]) -> Result<(StreamId, &[u8]), H3Error> {
+/// Splits a received QUIC DATAGRAM frame into the request stream that it belongs to and the HTTP datagram.
+fn http_datagram(frame: &[u8]) -> Result<(StreamId, &[u8]), H3Error> {
     match datagram::parse(frame) {
         Ok(parsed) => {
             let at = varint::decode(frame).map_or(frame.len(), |(_, at)| at);

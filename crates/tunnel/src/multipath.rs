@@ -1,11 +1,12 @@
-//! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
-//! and leave; paths are watched and judged.
+//! The multipath data plane shared by client and server: turns packets into datagrams, assigns them to paths,
+//! and monitors the paths.
 //!
-//! In: packets and payloads to send, datagrams of the far end, what happens to paths, the time. Out: UDP
-//! payloads, packets in order, and when to call again. [`MultipathConnection`] joins the parts, each of which owns its
-//! state: packets take the way [`Packetizer`], [`PacketScheduler`], [`Pass`](pass::Pass), and [`Recovery`]
-//! knows what was lost of them; [`PathTable`] has the paths, which [`Heartbeats`], [`Tiers`] and the
-//! judgement in `judge.rs` are about.
+//! In: packets and UDP payloads to send, received datagrams, path events of the QUIC connection, and the time.
+//! Out: UDP payloads to send, received packets in order, and the time of the next call.
+//! [`MultipathConnection`] joins the parts. A packet passes [`Packetizer`], [`PacketScheduler`] and
+//! [`Pass`](pass::Pass); [`Recovery`] sends lost data again. [`PathTable`] holds the paths; [`Heartbeats`],
+//! [`Tiers`] and `judge.rs` decide which of them carry data. Always holds: each part owns its state, and
+//! nothing here reads a clock or a socket.
 
 mod clocks;
 mod data_ack;
@@ -57,7 +58,7 @@ use clocks::ClockReports;
 use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
 use groups::PathGroups;
-use heartbeats::{Heartbeat, Heartbeats, Surroundings};
+use heartbeats::{Heartbeat, Heartbeats, TrafficState};
 use log_context::{LogContext, enter_connection, enter_path};
 use measurement_timer::MeasurementTimer;
 use memory_trimmer::MemoryTrimmer;
@@ -75,51 +76,53 @@ pub use sequence::ResequencingCounters;
 use traffic::Traffic;
 pub use traffic::{TrafficCounters, TrafficRates};
 
-/// A path that takes no data for this long is one that the library gave up to validate: it tries that for
-/// three probe timeouts. Shorter, and slow paths are given up; longer, and nothing arrives meanwhile.
-const MUTE: Duration = Duration::from_millis(1500);
+/// Time after which a path on which noq sends no data is closed. noq stops sending when it validates a changed
+/// peer address (RFC 9000 §9.3), gives up after three probe timeouts, and never resumes. Smaller: paths with
+/// long round trips are closed during validation. Larger: data that waits for the path is delayed for longer.
+const BLOCKED_PATH_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Which end of the tunnel this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Opens paths and decides which of them are standby.
+    /// Opens paths, and decides which of them are standby.
     Client,
-    /// Follows the client's wishes.
+    /// Accepts paths, and uses them as the client asks.
     Server,
 }
 
-/// A tunnel over one connection.
+/// A tunnel over one QUIC connection with several paths.
 #[derive(Debug)]
 pub(crate) struct MultipathConnection {
     role: Role,
     log: LogContext,
-    /// The request stream whose packets it carries; `None` if it carries streams and payloads of UDP only.
+    /// The CONNECT-IP request stream; `None` if the connection carries only streams and UDP payloads.
     stream: Option<u64>,
     packetizer: Packetizer,
     scheduler: PacketScheduler,
-    /// What the paths in use can take; kept for its memory.
+    /// Path candidates of the current pass; a field so that its allocation is reused.
     offers: Vec<PathCandidate>,
     recovery: Recovery,
     heartbeats: Heartbeats,
-    /// Where both ends tell each other what their clocks say.
+    /// Clock reports, if both ends negotiated them.
     clocks: Option<ClockReports>,
     paths: PathTable,
     groups: PathGroups,
     tiers: Tiers,
     policies: LinkPolicies,
-    /// Where other connections have paths over the same links.
-    shared: Option<SharedLinks>,
+    /// The shapers of the links, if other connections of the session use the same links.
+    shared_links: Option<SharedLinks>,
     timer: MeasurementTimer,
     mtu: MtuFollower,
     trimmer: MemoryTrimmer,
     traffic: Traffic,
     events: PathEvents,
-    /// When this process ran again after the last time in which it did not; at first when the connection was made.
+    /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
 }
 
 impl MultipathConnection {
-    /// For a connection whose path 0 is open, with a tunnel on the request stream `stream`, if there is one.
+    /// Creates the data plane of a connection whose path 0 is open. `stream` is the CONNECT-IP request stream, if
+    /// there is one.
     pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {
             role,
@@ -135,7 +138,7 @@ impl MultipathConnection {
             groups: PathGroups::default(),
             tiers: Tiers::default(),
             policies: LinkPolicies::new(role),
-            shared: None,
+            shared_links: None,
             timer: MeasurementTimer::new(),
             mtu: MtuFollower::new(now),
             trimmer: MemoryTrimmer::default(),
@@ -145,25 +148,24 @@ impl MultipathConnection {
         }
     }
 
-    /// It is one of several, each for a class with a name.
+    /// Sets the traffic class that this connection carries, for the log.
     pub(crate) fn set_class(&mut self, class: Option<&ClassProfile>) {
         self.log.set_class(class.map(|class| class.name.as_str()));
     }
 
-    /// At a server: it is one of this session.
+    /// At a server: sets the session that this connection belongs to, for the log.
     pub(crate) fn set_session(&mut self, session: SessionId) {
         self.log.set_session(session);
     }
 
-    /// The links are shared with other connections of the session from now on, this one being that of
-    /// `class`.
+    /// Shares the links with the other connections of the session from now on. This connection carries `class`.
     pub(crate) fn share_links(&mut self, shapers: Shapers, class: ClassId) {
-        self.shared = Some(SharedLinks::new(shapers, class));
+        self.shared_links = Some(SharedLinks::new(shapers, class));
         self.paths.values_mut().for_each(|path| path.policy.reapply());
         self.timer.judge_soon();
     }
 
-    /// At a client: how the link is to be used, whatever paths it has or will have.
+    /// At a client: sets the policy of a link, for its present and future paths.
     pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: LinkPolicy) {
         let policy = PathPolicy::from(policy);
         self.policies.set_link(link, policy);
@@ -182,7 +184,7 @@ impl MultipathConnection {
         }
     }
 
-    /// At a server: how a path is to be used, which may still have to be opened.
+    /// At a server: sets the policy of a path. The path need not be open yet.
     pub(crate) fn set_path(&mut self, now: Instant, notice: LinkNotice) {
         let (id, policy) = (notice.path, PathPolicy::from(notice));
         self.policies.set_path(id, policy);
@@ -192,13 +194,13 @@ impl MultipathConnection {
                 target: SCHEDULER,
                 path = id.0,
                 ?policy,
-                "the client has another policy for a path"
+                "the client changed the policy of a path"
             );
             self.timer.judge_soon();
         }
     }
 
-    /// A path can carry data.
+    /// Adds a path that QUIC has validated.
     pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
         let link = connection.local_of(id).and_then(LocalAddress::as_link).unwrap_or(LinkId(id.0 as u16));
         let inside_tcp = match self.role {
@@ -209,9 +211,9 @@ impl MultipathConnection {
             connection.set_inside_tcp(id);
         }
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
-        let policy = PolicyInForce::new(self.policies.of(id, link), self.shared.is_some());
+        let policy = PolicyInForce::new(self.policies.of(id, link), self.shared_links.is_some());
         let mut path = PathEntry::new(now, link, inside_tcp, policy);
-        // The far end may see data move here that this one noted before there was this path.
+        // Data may have moved on other paths already; heartbeats on this one must be dense as well.
         let _path = enter_path!(LIVENESS, self.log, id, path);
         tracing::debug!(target: LIVENESS, inside_tcp, policy = ?path.policy.get(), "a path is opened");
         if let Some(at) = self.traffic.last_data_at() {
@@ -221,7 +223,7 @@ impl MultipathConnection {
         self.timer.judge_soon();
     }
 
-    /// A path is gone; returns the link that it ran over.
+    /// Removes a closed path; returns the link that it used.
     pub(crate) fn path_closed(&mut self, now: Instant, id: PathId) -> Option<LinkId> {
         let closed = self.paths.remove(now, id);
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
@@ -233,17 +235,17 @@ impl MultipathConnection {
         Some(closed.link())
     }
 
-    /// Reports that a path was validated, with this remote address.
+    /// Reports the event that a path with this remote address was opened.
     pub(crate) fn report_path_opened(&mut self, id: PathId, remote: Option<SocketAddr>) {
         self.events.on_opened(id, remote, &self.paths);
     }
 
-    /// The events of paths since the last call, in order.
+    /// Returns the path events since the last call, oldest first.
     pub(crate) fn take_events(&mut self) -> Vec<PathEvent> {
         self.events.take()
     }
 
-    /// The kernel says whether a link can carry packets.
+    /// Takes the kernel's report whether a link has a carrier.
     pub(crate) fn on_link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.link() == link) {
@@ -253,7 +255,8 @@ impl MultipathConnection {
         }
     }
 
-    /// The peer wants a path to be used, or not.
+    /// Takes the peer's status of a path (draft-ietf-quic-multipath-21 §3.3). Ignored if the peer sends heartbeat
+    /// reports, which say more.
     pub(crate) fn on_peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
         if self.heartbeats.has_reports() {
             return;
@@ -267,18 +270,19 @@ impl MultipathConnection {
             "the peer, which sends no reports, sets the status of a path"
         );
         if path.peer.on_status(now, status) {
-            // Whether the far end hears this one must not stay open until the next heartbeat.
+            // A heartbeat now finds out at once whether the peer still receives on this path.
             path.liveness.send_heartbeat_now();
         }
         self.timer.judge_soon();
     }
 
-    /// Asks at once whether the paths over a link work.
+    /// Sends a heartbeat at once on each path over a link.
     pub(crate) fn send_heartbeats_on(&mut self, link: LinkId) {
         self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
-    /// This end did not run for a while until `until`, which may be said more than once.
+    /// This process got no processor until `until`, so silence before that is no evidence against a path. Repeated
+    /// calls with the same time have no effect.
     pub(crate) fn on_local_stall(&mut self, until: Instant) {
         if until <= self.stalled_until {
             return;
@@ -287,12 +291,12 @@ impl MultipathConnection {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         tracing::debug!(
             target: LIVENESS,
-            "this end did not run for a while: silence until now proves nothing"
+            "this process did not run for a while: silence until now does not count against paths"
         );
         self.paths.values_mut().for_each(|path| path.liveness.on_local_stall(until));
     }
 
-    /// Sends heartbeats and judges paths.
+    /// Sends heartbeats that are due, updates the liveness of paths, closes dead paths, and trims memory.
     pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS, REORDER, TRANSPORT]);
         let mut due = Vec::new();
@@ -310,8 +314,8 @@ impl MultipathConnection {
             self.heartbeats.announce();
         }
         self.send_heartbeats(now, connection, &due);
-        self.close_mute(now, connection);
-        self.close_dead(now, connection);
+        self.close_blocked_paths(now, connection);
+        self.close_dead_paths(now, connection);
         if self.trimmer.expires(now, !self.scheduler.is_empty()) {
             self.packetizer.trim();
             self.scheduler.trim();
@@ -322,16 +326,15 @@ impl MultipathConnection {
         self.mtu.tick(now);
     }
 
-    /// Sends the heartbeats that the liveness of the paths `due` asks for, and what else both ends must know
-    /// now.
+    /// Sends heartbeats on the paths `due`, whose liveness asked for one, and further reports and probes.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
         let datagrams = connection.max_datagram_size().is_some();
-        let around = Surroundings { datagrams, data_moved: self.traffic.last_data_at() };
-        let todo = self.heartbeats.poll(now, &mut self.paths, around, due);
-        if todo.rejudge {
+        let traffic = TrafficState { datagrams, last_data_at: self.traffic.last_data_at() };
+        let actions = self.heartbeats.poll(now, &mut self.paths, traffic, due);
+        if actions.rejudge {
             self.timer.judge_soon();
         }
-        for heartbeat in todo.heartbeats {
+        for heartbeat in actions.heartbeats {
             match heartbeat {
                 Heartbeat::Ping(id) => connection.heartbeat(id),
                 Heartbeat::Report(id, report) => connection.queue_report(id, report),
@@ -339,29 +342,29 @@ impl MultipathConnection {
         }
     }
 
-    /// Gives up paths on which the library does not let data leave: after a change of the client's address
-    /// that it could not validate, it never tries again. The client opens another path.
-    fn close_mute(&self, now: Instant, connection: &mut Connection) {
+    /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed address of
+    /// the client (RFC 9000 §9.3). The client then opens another path.
+    fn close_blocked_paths(&self, now: Instant, connection: &mut Connection) {
         if self.role == Role::Client || self.paths.len() < 2 {
             return;
         }
-        // On others no data leaves while there are these.
+        // Untrusted paths carry no data anyway while there are trusted ones.
         for (id, _) in self.paths.iter().filter(|(_, path)| path.is_trusted()) {
             let mute = connection.stalled_since(id);
-            if mute.is_some_and(|since| now.saturating_duration_since(since) >= MUTE) {
+            if mute.is_some_and(|since| now.saturating_duration_since(since) >= BLOCKED_PATH_TIMEOUT) {
                 tracing::info!(
                     target: LIVENESS,
                     class = self.log.class(),
                     path = id.0,
-                    "a path takes no data since the client's address changed"
+                    "a path is closed: it could not be validated since the client's address changed"
                 );
                 connection.close_path(now, id);
             }
         }
     }
 
-    /// Closes paths that are dead while streams wait for what was sent there.
-    fn close_dead(&mut self, now: Instant, connection: &mut Connection) {
+    /// Closes dead paths while streams wait for data that was sent on them, so that noq sends it again.
+    fn close_dead_paths(&mut self, now: Instant, connection: &mut Connection) {
         let others = self.paths.any_works();
         for (id, path) in self.paths.iter_mut() {
             if path.close.expires(now) && others && !path.works() {
@@ -369,14 +372,14 @@ impl MultipathConnection {
                     target: REORDER,
                     class = self.log.class(),
                     path = id.0,
-                    "a dead path is closed: streams wait for what it holds"
+                    "a dead path is closed: streams wait for data that was sent on it"
                 );
                 connection.close_path(now, id);
             }
         }
     }
 
-    /// When [`Self::handle_timeout`] or [`Self::poll_transmit`] has something to do again.
+    /// Returns when [`Self::handle_timeout`] and [`Self::poll_transmit`] have to be called next.
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
         let empty = self.scheduler.is_empty();
         let waits = !empty || self.recovery.has_waiting() || connection.stream_backlog() > 0;
@@ -396,7 +399,7 @@ impl MultipathConnection {
         all.into_iter().flatten().min()
     }
 
-    /// The MTU that the tunnel promises (bytes), once it is known well enough.
+    /// Returns the MTU of the tunnel (bytes) if it has changed and is steady.
     pub(crate) fn take_mtu_change(&mut self) -> Option<usize> {
         self.mtu.take_change()
     }

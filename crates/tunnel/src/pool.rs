@@ -1,4 +1,7 @@
-//! Addresses of the clients.
+//! The pool of tunnel addresses that a server assigns to clients.
+//!
+//! In: subnets, and requests for addresses with the secret of a session. Out: addresses. Always holds: an address
+//! belongs to at most one session, and the pool is bounded by the subnets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +11,13 @@ use std::{
 use ipnet::{Ipv4Net, Ipv6Net};
 use mpvpn_types::{ClassId, Instant};
 
-/// Known to one client and the server; whoever shows it gets that client's addresses.
+/// The secret of a session: a client that presents it gets the addresses of the session.
 pub type SessionSecret = [u8; 16];
 
-/// Offset in the subnet of the first address for clients: after the network's and the server's own.
-const FIRST_CLIENT: u32 = 2;
+/// Offset in the subnet of the first client address: after the network address (0) and the server's address (1).
+const FIRST_CLIENT_OFFSET: u32 = 2;
 
-/// An address of each family.
+/// An IPv4 and an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// IPv4 address, unless the pool has none.
@@ -23,7 +26,7 @@ pub struct Addresses {
     pub v6: Option<Ipv6Addr>,
 }
 
-/// All addresses of one session: those of its TUN, and further ones for classes that have a TUN of their own.
+/// All addresses of one session: those of its TUN device, and further ones for classes with TUN devices of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressSet {
     all: [Addresses; Self::MAX],
@@ -31,20 +34,20 @@ pub struct AddressSet {
 }
 
 impl AddressSet {
-    /// Addresses of each family that a session has, at most.
+    /// Maximum number of addresses of each family in a session: one for each class.
     pub const MAX: usize = ClassId::MAX as usize;
 
-    /// The addresses of its TUN.
+    /// Returns the addresses of the session's main TUN device.
     pub fn first(&self) -> Addresses {
         self.all[0]
     }
 
-    /// How many there are of each family.
+    /// Returns the number of addresses of each family.
     pub fn count(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// All of them, in the order in which they were given.
+    /// Returns all addresses in the order of their assignment.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.all.iter().take(self.count()).flat_map(Addresses::iter)
     }
@@ -54,7 +57,7 @@ impl AddressSet {
         self.all.iter().take(self.count()).any(|one| one.contains(ip))
     }
 
-    /// Adds one of each family; nothing happens if there are as many as may be.
+    /// Adds an address of each family; does nothing if there are [`Self::MAX`].
     fn push(&mut self, more: Addresses) {
         if let Some(place) = self.all.get_mut(usize::from(self.count)) {
             *place = more;
@@ -72,7 +75,7 @@ impl From<Addresses> for AddressSet {
 }
 
 impl Addresses {
-    /// All of them.
+    /// Returns the addresses.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
     }
@@ -86,83 +89,82 @@ impl Addresses {
     }
 }
 
-/// No address is free.
+/// The error that no address of a pool is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("every address of the pool {0} is in use")]
+#[error("all addresses of the pool {0} are in use: use a larger subnet, or disconnect clients")]
 pub struct PoolExhausted(Ipv4Net);
 
 #[derive(Clone, Debug)]
 struct Lease {
     addresses: AddressSet,
     user: String,
-    /// Set while no client uses it.
+    /// When the last client of the session left; `None` while a client uses the lease.
     idle_since: Option<Instant>,
 }
 
-/// Gives addresses out, remembers whose they are, and takes the longest unused ones back when
-/// none is free.
+/// The pool of addresses. It assigns addresses, remembers to which session they belong, and evicts the lease that was
+/// unused for the longest time when no address is free.
 ///
-/// The first address of each subnet is the server's own. A client's IPv6 address has the same
-/// offset in its subnet as its IPv4 address, so that people recognise it. Beyond the first one of each family a client
-/// gets others only while less than half of the pool is in use: no client should have to do without because others
-/// have several.
+/// The first address of each subnet is that of the server. The IPv6 address of a client has the same offset in its
+/// subnet as the IPv4 address, so that people recognise it. A client gets more than one address of each family only
+/// while less than half of the pool is in use, so that further clients can still connect.
 #[derive(Debug)]
 pub struct AddressPool {
     v4: Ipv4Net,
     v6: Option<Ipv6Net>,
     leases: BTreeMap<SessionSecret, Lease>,
     by_offset: BTreeMap<u32, SessionSecret>,
-    /// Every offset below is leased.
+    /// All offsets below this one are leased.
     unused_from: u32,
-    /// Leases that no client uses, longest unused first.
+    /// Leases that no client uses, the longest unused first.
     idle: BTreeSet<(Instant, SessionSecret)>,
 }
 
 impl AddressPool {
-    /// A pool of the two subnets.
+    /// Creates a pool of the two subnets.
     pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>) -> Self {
         Self {
             v4: v4.trunc(),
             v6: v6.map(|net| net.trunc()),
             leases: BTreeMap::new(),
             by_offset: BTreeMap::new(),
-            unused_from: FIRST_CLIENT,
+            unused_from: FIRST_CLIENT_OFFSET,
             idle: BTreeSet::new(),
         }
     }
 
-    /// The server's own addresses.
-    pub fn own(&self) -> Addresses {
-        self.at(1)
+    /// Returns the addresses of the server.
+    pub fn server_addresses(&self) -> Addresses {
+        self.addresses_at(1)
     }
 
-    /// Length of the IPv4 prefix.
+    /// Returns the IPv4 subnet.
     pub fn v4_net(&self) -> Ipv4Net {
         self.v4
     }
 
-    /// The IPv6 subnet.
+    /// Returns the IPv6 subnet, if the pool has one.
     pub fn v6_net(&self) -> Option<Ipv6Net> {
         self.v6
     }
 
-    fn at(&self, offset: u32) -> Addresses {
+    fn addresses_at(&self, offset: u32) -> Addresses {
         Addresses {
             v4: Some(Ipv4Addr::from(u32::from(self.v4.network()).wrapping_add(offset))),
             v6: self.v6.map(|net| Ipv6Addr::from(u128::from(net.network()).wrapping_add(u128::from(offset)))),
         }
     }
 
-    /// The last offset that a client may have: before the broadcast address.
-    fn last(&self) -> u32 {
+    /// Returns the last offset for clients: the one before the broadcast address.
+    fn last_offset(&self) -> u32 {
         let v4 = u32::MAX >> self.v4.prefix_len();
         let v6 = self.v6.map_or(u128::MAX, |net| u128::MAX >> net.prefix_len());
         u32::try_from(v6).unwrap_or(u32::MAX).min(v4).saturating_sub(1)
     }
 
-    /// Clients that fit.
+    /// Returns the number of client addresses in the pool.
     pub fn capacity(&self) -> u32 {
-        self.last().saturating_sub(1)
+        self.last_offset().saturating_sub(1)
     }
 
     fn offset_of(&self, ip: IpAddr) -> Option<u32> {
@@ -173,10 +175,10 @@ impl AddressPool {
                 u32::try_from(u128::from(ip) - u128::from(net.network())).ok()?
             }
         };
-        (FIRST_CLIENT..=self.last()).contains(&offset).then_some(offset)
+        (FIRST_CLIENT_OFFSET..=self.last_offset()).contains(&offset).then_some(offset)
     }
 
-    /// The addresses that belong to `secret`, if `user` got them earlier.
+    /// Returns the addresses of the session with this secret and marks them as used, if they were assigned to `user`.
     pub fn resume(&mut self, secret: &SessionSecret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
         if let Some(since) = lease.idle_since.take() {
@@ -185,12 +187,12 @@ impl AddressPool {
         Some(lease.addresses)
     }
 
-    /// The addresses that belong to `secret`.
+    /// Returns the addresses of the session with this secret.
     pub(crate) fn addresses(&self, secret: &SessionSecret) -> Option<AddressSet> {
         self.leases.get(secret).map(|lease| lease.addresses)
     }
 
-    /// New addresses for `user`, the preferred ones if they are free.
+    /// Assigns new addresses to `user`; preferred ones if they are free.
     ///
     /// # Errors
     /// If every address is in use.
@@ -200,58 +202,58 @@ impl AddressPool {
         user: &str,
         preferred: &[IpAddr],
     ) -> Result<Addresses, PoolExhausted> {
-        let addresses = self.take(secret, preferred).ok_or(PoolExhausted(self.v4))?;
+        let addresses = self.allocate(secret, preferred).ok_or(PoolExhausted(self.v4))?;
         let lease = Lease { addresses: addresses.into(), user: user.to_owned(), idle_since: None };
         self.leases.insert(secret, lease);
         Ok(addresses)
     }
 
-    /// One more address of each family for who has some, the preferred ones if they are free. Returns whether there is
-    /// one.
-    pub fn add(&mut self, secret: &SessionSecret, preferred: &[IpAddr]) -> bool {
+    /// Assigns one more address of each family to a session, preferred ones if they are free. Returns false if the
+    /// session has none or [`AddressSet::MAX`], or half of the pool is in use.
+    pub fn assign_additional(&mut self, secret: &SessionSecret, preferred: &[IpAddr]) -> bool {
         let known = self.addresses(secret).map_or(AddressSet::MAX, |all| all.count());
-        // A lease that nobody uses may have several, so this is rather too much than too little.
+        // An upper bound: idle leases may have several addresses, but each is subtracted only once.
         let in_use = self.by_offset.len().saturating_sub(self.idle.len());
         if known >= AddressSet::MAX || in_use * 2 >= self.capacity() as usize {
             return false;
         }
-        let Some(more) = self.take(*secret, preferred) else { return false };
+        let Some(more) = self.allocate(*secret, preferred) else { return false };
         if let Some(lease) = self.leases.get_mut(secret) {
             lease.addresses.push(more);
         }
         true
     }
 
-    fn take(&mut self, secret: SessionSecret, preferred: &[IpAddr]) -> Option<Addresses> {
+    fn allocate(&mut self, secret: SessionSecret, preferred: &[IpAddr]) -> Option<Addresses> {
         let wish = preferred
             .iter()
             .filter_map(|ip| self.offset_of(*ip))
             .find(|offset| !self.by_offset.contains_key(offset));
-        let offset = wish.or_else(|| self.free()).or_else(|| self.reclaim())?;
+        let offset = wish.or_else(|| self.lowest_free_offset()).or_else(|| self.evict_longest_idle())?;
         self.by_offset.insert(offset, secret);
-        Some(self.at(offset))
+        Some(self.addresses_at(offset))
     }
 
-    /// The lowest offset that nobody has.
-    fn free(&mut self) -> Option<u32> {
+    /// Returns the lowest offset without a lease.
+    fn lowest_free_offset(&mut self) -> Option<u32> {
         while self.by_offset.contains_key(&self.unused_from) {
             self.unused_from += 1;
         }
-        (self.unused_from <= self.last()).then_some(self.unused_from)
+        (self.unused_from <= self.last_offset()).then_some(self.unused_from)
     }
 
-    /// Takes the longest unused lease back.
-    fn reclaim(&mut self) -> Option<u32> {
+    /// Evicts the lease that was unused for the longest time; returns a free offset.
+    fn evict_longest_idle(&mut self) -> Option<u32> {
         let (_, secret) = self.idle.pop_first()?;
         let lease = self.leases.remove(&secret)?;
         for offset in lease.addresses.iter().filter_map(|ip| self.offset_of(ip)).collect::<Vec<_>>() {
             self.by_offset.remove(&offset);
             self.unused_from = self.unused_from.min(offset);
         }
-        self.free()
+        self.lowest_free_offset()
     }
 
-    /// The client has gone; its addresses stay reserved for it while others are free.
+    /// The last client of the session has left; its addresses stay reserved while others are free.
     pub fn release(&mut self, now: Instant, secret: &SessionSecret) {
         let Some(lease) = self.leases.get_mut(secret) else { return };
         if let Some(since) = lease.idle_since.replace(now) {
@@ -277,7 +279,7 @@ mod tests {
     #[test]
     fn the_first_address_is_the_servers() {
         let mut pool = pool("10.0.0.0/24");
-        assert_eq!(pool.own().v4, Some("10.0.0.1".parse().unwrap()));
+        assert_eq!(pool.server_addresses().v4, Some("10.0.0.1".parse().unwrap()));
         let first = pool.assign(secret(1), "a", &[]).unwrap();
         assert_eq!(first.v4, Some("10.0.0.2".parse().unwrap()));
         assert_eq!(first.v6, Some("fd00::2".parse().unwrap()));
@@ -367,20 +369,23 @@ mod tests {
     fn further_addresses_go_with_the_first_and_never_take_the_last_half() {
         let mut pool = pool("10.0.0.0/28");
         let now = Instant::now();
-        assert!(!pool.add(&secret(1), &[]), "who has none gets no further one");
+        assert!(
+            !pool.assign_additional(&secret(1), &[]),
+            "a session without addresses gets no additional one"
+        );
         pool.assign(secret(1), "a", &[]).unwrap();
-        assert!(pool.add(&secret(1), &["fd00::9".parse().unwrap()]));
-        assert!(pool.add(&secret(1), &[]));
+        assert!(pool.assign_additional(&secret(1), &["fd00::9".parse().unwrap()]));
+        assert!(pool.assign_additional(&secret(1), &[]));
         let all = pool.addresses(&secret(1)).unwrap();
         let expected = ["10.0.0.2", "fd00::2", "10.0.0.9", "fd00::9", "10.0.0.3", "fd00::3"];
         assert_eq!(all.iter().map(|ip| ip.to_string()).collect::<Vec<_>>(), expected);
         assert_eq!((all.count(), all.first().v4), (3, Some("10.0.0.2".parse().unwrap())));
         assert!(all.contains("fd00::9".parse().unwrap()) && !all.contains("10.0.0.4".parse().unwrap()));
-        while pool.add(&secret(1), &[]) {}
+        while pool.assign_additional(&secret(1), &[]) {}
         assert_eq!(pool.addresses(&secret(1)).unwrap().count(), 7, "13 fit");
         for n in 2..8 {
             pool.assign(secret(n), "a", &[]).unwrap();
-            assert!(!pool.add(&secret(n), &[]));
+            assert!(!pool.assign_additional(&secret(n), &[]));
         }
         assert!(pool.assign(secret(8), "a", &[]).is_err());
         pool.release(now, &secret(1));
@@ -396,6 +401,6 @@ mod tests {
     fn a_session_has_so_many_addresses_at_most() {
         let mut pool = pool("10.0.0.0/16");
         pool.assign(secret(1), "a", &[]).unwrap();
-        assert_eq!((0..100).filter(|_| pool.add(&secret(1), &[])).count(), AddressSet::MAX - 1);
+        assert_eq!((0..100).filter(|_| pool.assign_additional(&secret(1), &[])).count(), AddressSet::MAX - 1);
     }
 }

@@ -164,7 +164,7 @@ impl Registry {
 
     /// The server's own addresses.
     pub(crate) fn own(&self) -> Addresses {
-        self.lock().pool.own()
+        self.lock().pool.server_addresses()
     }
 
     /// The networks that addresses are given from.
@@ -244,7 +244,7 @@ impl Registry {
             }
         };
         for wish in wishes.iter().skip(count) {
-            if !inner.pool.add(&secret, wish) {
+            if !inner.pool.assign_additional(&secret, wish) {
                 break;
             }
         }

@@ -1,4 +1,8 @@
-//! Streams that carry the bytes of TCP connections (RFC 9110 §9.3.6, RFC 9114 §4.4), at either end.
+//! Relays: request streams that carry the bytes of a TCP connection (CONNECT, RFC 9110 §9.3.6, RFC 9114 §4.4), at either
+//! end of the connection.
+//!
+//! In: bytes of QUIC streams and events of HTTP/3; bytes to send. Out: the content of DATA frames, and the end of each
+//! direction. Always holds: content is read from QUIC only when the reader asks for it, so flow control bounds memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,10 +15,10 @@ use mpvpn_quic::{Connection, ConnectionHandle, ReadStatus, StreamId};
 
 use crate::http::Http;
 
-/// Bytes of a stream that are taken out of the transport at a time.
-const PULL: usize = 64 << 10;
+/// Maximum bytes read from the QUIC stream at a time. Smaller: more calls. Larger: more memory for each relay.
+const MAX_READ_BYTES: usize = 64 << 10;
 
-/// A stream that carries the bytes of a TCP connection.
+/// Identifies a relay: a request stream that carries the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayId {
     pub(crate) connection: ConnectionHandle,
@@ -27,16 +31,16 @@ impl RelayId {
     }
 }
 
-/// What a relay has for whom its bytes are for.
+/// The result of reading from a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayRead {
-    /// These bytes.
+    /// The next bytes.
     Data(Bytes),
-    /// Nothing for now.
+    /// No bytes have arrived; an event follows when some have.
     Blocked,
-    /// The other side sends nothing more, and everything was read.
+    /// The peer has ended its direction, and everything was read.
     Finished,
-    /// The other side has broken it off, or there is no such relay.
+    /// The peer has reset the stream, or the relay does not exist.
     Broken,
 }
 
@@ -48,16 +52,17 @@ enum End {
 
 #[derive(Debug, Default)]
 struct Relay {
-    /// The bytes of DATA frames, not yet read.
+    /// Bytes of DATA frames that were not read yet.
     content: VecDeque<Bytes>,
-    /// What comes after them.
+    /// How the peer's direction ends after `content`, if it has ended.
     end: Option<End>,
-    /// A final response, or whatever else came in a HEADERS frame first.
+    /// The header section of the final response, until it is taken.
     headers: Option<Headers>,
-    /// The reader found nothing, and has not been told that there is something since.
-    starved: bool,
-    /// Each direction has ended.
+    /// The reader found nothing, and no event has been produced since.
+    reader_waiting: bool,
+    /// The reader has read the end of the peer's direction.
     read_ended: bool,
+    /// This end has ended its direction.
     write_ended: bool,
 }
 
@@ -68,43 +73,43 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// The stream is a relay from now on.
+    /// Makes a stream a relay.
     pub(crate) fn insert(&mut self, connection: &mut Connection, id: StreamId) {
         connection.make_bulk(id);
-        self.relays.insert(id, Relay { starved: true, ..Relay::default() });
+        self.relays.insert(id, Relay { reader_waiting: true, ..Relay::default() });
     }
 
-    /// Whether a stream is one.
+    /// Whether a stream is a relay.
     pub(crate) fn has(&self, id: StreamId) -> bool {
         self.relays.contains_key(&id)
     }
 
-    /// Whether the other side has broken a stream off.
+    /// Whether the peer has reset a stream.
     pub(crate) fn is_broken(&self, id: StreamId) -> bool {
         self.relays.get(&id).is_some_and(|relay| relay.end == Some(End::Broken))
     }
 
-    /// Whether nothing more comes on a stream that nobody has read yet.
+    /// Whether the peer has ended or reset a stream, or it is not a relay.
     pub(crate) fn is_broken_or_over(&self, id: StreamId) -> bool {
         self.relays.get(&id).is_none_or(|relay| relay.end.is_some())
     }
 
-    /// Whether more is to be written to a stream that the other side reads no more, so that it is broken.
+    /// Whether a STOP_SENDING of the peer breaks the relay, because this end has not ended its direction.
     pub(crate) fn breaks_when_stopped(&self, id: StreamId) -> bool {
         self.relays.get(&id).is_some_and(|relay| !relay.write_ended)
     }
 
-    /// All of them.
+    /// Returns the streams of all relays.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         self.relays.keys().copied().collect()
     }
 
-    /// The transport has something for a relay; whether its reader is to be told.
+    /// The QUIC stream of a relay has become readable; returns whether an event for the reader is due.
     pub(crate) fn wake(&mut self, id: StreamId) -> bool {
-        self.relays.get_mut(&id).is_some_and(|relay| std::mem::take(&mut relay.starved))
+        self.relays.get_mut(&id).is_some_and(|relay| std::mem::take(&mut relay.reader_waiting))
     }
 
-    /// Takes what HTTP read of a stream before, or as it became a relay.
+    /// Takes an HTTP/3 event of a relay.
     pub(crate) fn handle(&mut self, event: HttpEvent) {
         match event {
             HttpEvent::Data { stream, data } => {
@@ -134,12 +139,17 @@ impl Relays {
         }
     }
 
-    /// Takes what the transport has for a relay, if nothing waits here.
-    fn pull(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) -> Result<(), H3Error> {
+    /// Reads from the QUIC stream of a relay until there is something for the reader, unless there already is.
+    fn read_transport(
+        &mut self,
+        connection: &mut Connection,
+        http: &mut Http,
+        id: StreamId,
+    ) -> Result<(), H3Error> {
         let idle = |relay: &Relay| relay.content.is_empty() && relay.end.is_none() && relay.headers.is_none();
         while self.relays.get(&id).is_some_and(idle) {
             let mut problem = None;
-            let end = connection.read_bulk(id, PULL, |bytes| {
+            let end = connection.read_bulk(id, MAX_READ_BYTES, |bytes| {
                 problem = problem.take().or(http.take(id, bytes, false).err());
                 while let Some(event) = http.poll() {
                     self.handle(event);
@@ -163,33 +173,33 @@ impl Relays {
         Ok(())
     }
 
-    /// The headers of the answer, once they are there.
+    /// Returns the header section of the response once, when it has arrived.
     ///
     /// # Errors
-    /// If the peer breaks HTTP/3: the connection is to be closed.
+    /// If the peer violates HTTP/3: the connection has to be closed.
     pub(crate) fn answer(
         &mut self,
         connection: &mut Connection,
         http: &mut Http,
         id: StreamId,
     ) -> Result<Option<Headers>, H3Error> {
-        self.pull(connection, http, id)?;
+        self.read_transport(connection, http, id)?;
         let Some(relay) = self.relays.get_mut(&id) else { return Ok(None) };
-        relay.starved = relay.headers.is_none() && relay.end.is_none();
+        relay.reader_waiting = relay.headers.is_none() && relay.end.is_none();
         Ok(relay.headers.take())
     }
 
-    /// The next bytes from the other side.
+    /// Returns the next bytes from the peer.
     ///
     /// # Errors
-    /// If the peer breaks HTTP/3: the connection is to be closed.
+    /// If the peer violates HTTP/3: the connection has to be closed.
     pub(crate) fn read(
         &mut self,
         connection: &mut Connection,
         http: &mut Http,
         id: StreamId,
     ) -> Result<RelayRead, H3Error> {
-        self.pull(connection, http, id)?;
+        self.read_transport(connection, http, id)?;
         let Some(relay) = self.relays.get_mut(&id) else { return Ok(RelayRead::Broken) };
         if let Some(data) = relay.content.pop_front() {
             return Ok(RelayRead::Data(data));
@@ -202,13 +212,13 @@ impl Relays {
             }
             Some(End::Broken) => RelayRead::Broken,
             None => {
-                relay.starved = true;
+                relay.reader_waiting = true;
                 RelayRead::Blocked
             }
         })
     }
 
-    /// Sends bytes to the other side, as the content of one DATA frame.
+    /// Sends bytes to the peer as the content of one DATA frame.
     pub(crate) fn write(&mut self, connection: &mut Connection, id: StreamId, data: Bytes) {
         if self.has(id) && !data.is_empty() {
             let header = h3::encode_data_header(data.len());
@@ -217,7 +227,7 @@ impl Relays {
         }
     }
 
-    /// Sends nothing more to the other side.
+    /// Ends the direction to the peer.
     pub(crate) fn finish(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
         if let Some(relay) = self.relays.get_mut(&id) {
             relay.write_ended = true;
@@ -226,7 +236,7 @@ impl Relays {
         }
     }
 
-    /// Breaks it off in both directions.
+    /// Resets both directions with an HTTP/3 error code.
     pub(crate) fn abort(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId, code: u64) {
         if self.relays.remove(&id).is_some() {
             connection.end_bulk(id);
@@ -236,7 +246,7 @@ impl Relays {
         }
     }
 
-    /// What was written is the last of it, and nothing is read any more.
+    /// Ends the direction to the peer after what was written, and stops reading (H3_NO_ERROR).
     pub(crate) fn refuse(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
         if self.relays.remove(&id).is_some() {
             connection.finish(id);

@@ -34,7 +34,7 @@ use crate::{
     AddressSet, Addresses, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
     client::clamp_received,
     events::{Changes, ServerChange},
-    udp::Inbox,
+    udp::PayloadInbox,
 };
 
 pub use config::{Authenticate, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
@@ -61,7 +61,7 @@ pub struct Server {
     changes: Changes<ServerChange>,
     departed: VecDeque<ClosedConnection>,
     /// Payloads from clients.
-    udp_in: Inbox,
+    udp_in: PayloadInbox,
     mtus: Mtus,
     /// Silence until then proves nothing; each session learns it before it is judged.
     forgiven: Option<Instant>,
@@ -98,7 +98,7 @@ impl Server {
             events: VecDeque::new(),
             changes: Changes::default(),
             departed: VecDeque::new(),
-            udp_in: Inbox::default(),
+            udp_in: PayloadInbox::default(),
             mtus: Mtus::default(),
             forgiven: None,
         })

@@ -1,6 +1,7 @@
-//! Flows of UDP payloads, each on the stream of its request, at either end (RFC 9298).
+//! UDP flows, each on the stream of its CONNECT-UDP request, at either end of the connection (RFC 9298).
 //!
-//! Payloads travel in QUIC DATAGRAM frames; those that come in DATAGRAM capsules of the stream count as well.
+//! In: UDP payloads to send, bytes of request streams. Out: datagrams, and payloads received in DATAGRAM capsules.
+//! Payloads are sent in QUIC DATAGRAM frames only. Always holds: the number of received payloads that wait is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,16 +17,18 @@ use mpvpn_types::Instant;
 
 use crate::multipath::{FlowMeter, MultipathConnection};
 
-/// Bytes of the largest value of a DATAGRAM capsule that is read: no path of the Internet takes more at once, and each
-/// stream may hold as much of one that is not whole yet.
-const MOST_CAPSULE: usize = 9216;
-/// Payloads that wait for whom they are for. Between two looks of the edge fewer come, unless someone floods it.
-const MOST_WAITING: usize = 16_384;
-/// Payloads that came before their request and are kept, and the bytes of each.
-const MOST_EARLY: usize = 16;
-const EARLY_BYTES: usize = 2048;
+/// Maximum size of a DATAGRAM capsule that is read (bytes): a jumbo frame. Larger: memory, as each stream may hold an
+/// incomplete capsule. Smaller: large payloads in capsules are errors.
+const MAX_CAPSULE_BYTES: usize = 9216;
+/// Maximum number of payloads that wait for the edge, which takes them once in each event-loop iteration. Smaller: bursts
+/// are dropped. Larger: memory in a flood. Value: chosen.
+const MAX_WAITING_PAYLOADS: usize = 16_384;
+/// Maximum number of payloads kept that arrive before their request, and the maximum size of each (bytes). Smaller: the
+/// first packets of a flow are lost. Larger: memory for hostile clients. Values: chosen.
+const MAX_EARLY_PAYLOADS: usize = 16;
+const MAX_EARLY_PAYLOAD_BYTES: usize = 2048;
 
-/// A flow of UDP payloads to one target and back.
+/// Identifies a UDP flow between a client and one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpId {
     pub(crate) connection: ConnectionHandle,
@@ -41,59 +44,59 @@ impl UdpId {
 #[derive(Debug)]
 struct Flow {
     prefix: DatagramPrefix,
-    /// Names its queue in front of the paths.
+    /// Hash that selects the queue of the flow in front of the paths.
     hash: u32,
     meter: FlowMeter,
     capsules: CapsuleReader,
 }
 
-/// The flows of one connection.
+/// The UDP flows of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct UdpFlows {
     flows: BTreeMap<StreamId, Flow>,
 }
 
 impl UdpFlows {
-    /// The stream is one from now on.
+    /// Makes a stream a UDP flow.
     pub(crate) fn insert(&mut self, now: Instant, stream: StreamId) {
         let flow = Flow {
             prefix: datagram::prefix(stream, datagram::CONTEXT_PAYLOAD),
-            // Spread over all queues, as those of one client come one after the other (Knuth's multiplier).
+            // Multiplicative hashing (Knuth): stream IDs are consecutive, and must not share queues.
             hash: ((stream / 4) as u32).wrapping_mul(0x9e37_79b1),
             meter: FlowMeter::new(now),
-            capsules: CapsuleReader::datagrams(MOST_CAPSULE),
+            capsules: CapsuleReader::datagrams(MAX_CAPSULE_BYTES),
         };
         self.flows.insert(stream, flow);
     }
 
-    /// Whether a stream is one.
+    /// Whether a stream is a UDP flow.
     pub(crate) fn has(&self, stream: StreamId) -> bool {
         self.flows.contains_key(&stream)
     }
 
-    /// The stream is one no more; whether it was.
+    /// Removes a flow; returns whether it existed.
     pub(crate) fn remove(&mut self, stream: StreamId) -> bool {
         self.flows.remove(&stream).is_some()
     }
 
-    /// How many there are.
+    /// Returns the number of flows.
     pub(crate) fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// All of them.
+    /// Returns the streams of all flows.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         self.flows.keys().copied().collect()
     }
 
-    /// Bytes of the largest payload that fits a datagram now.
-    pub(crate) fn room(&self, connection: &mut Connection, stream: StreamId) -> usize {
+    /// Returns the size of the largest payload that fits a datagram now (bytes).
+    pub(crate) fn max_payload_bytes(&self, connection: &mut Connection, stream: StreamId) -> usize {
         let Some(flow) = self.flows.get(&stream) else { return 0 };
         connection.max_datagram_size().map_or(0, |max| max.saturating_sub(flow.prefix.as_ref().len()))
     }
 
-    /// Sends a payload. One that is too large is dropped and counted: in a capsule it would arrive as if the path were
-    /// larger than it is (RFC 9298 §5).
+    /// Sends a payload. A payload that is too large is dropped and counted: sent in a capsule, it would make the path MTU
+    /// look larger than it is (RFC 9298 §5).
     pub(crate) fn send(
         &mut self,
         now: Instant,
@@ -102,7 +105,7 @@ impl UdpFlows {
         stream: StreamId,
         payload: &[u8],
     ) {
-        if payload.len() > self.room(connection, stream) {
+        if payload.len() > self.max_payload_bytes(connection, stream) {
             return multipath.count_oversized();
         }
         let Some(flow) = self.flows.get_mut(&stream) else { return };
@@ -110,10 +113,10 @@ impl UdpFlows {
         multipath.send_payload(now, &flow.prefix, payload, flow.hash, ordered);
     }
 
-    /// Takes bytes of a stream, and hands out the payloads that come in capsules.
+    /// Takes bytes of a stream, and passes the payloads of DATAGRAM capsules to `out`.
     ///
     /// # Errors
-    /// The code to abort the stream with, if they are malformed.
+    /// The HTTP/3 error code to abort the stream with, if a capsule is malformed.
     pub(crate) fn take_capsules(
         &mut self,
         stream: StreamId,
@@ -125,7 +128,7 @@ impl UdpFlows {
         while let Some(capsule) = flow.capsules.next().map_err(|error| error.code())? {
             let Capsule::Datagram(value) = capsule else { continue };
             let (context, at) = varint::decode(&value).ok_or(code::DATAGRAM_ERROR)?;
-            // Nobody has agreed on other contexts: "drop" is what RFC 9298 §4 allows.
+            // Payloads of contexts that were not registered are dropped (RFC 9298 §4).
             if context == datagram::CONTEXT_PAYLOAD {
                 out(value.slice(at..));
             }
@@ -133,55 +136,55 @@ impl UdpFlows {
         Ok(())
     }
 
-    /// Whether a stream may end here.
+    /// Checks whether a stream may end now.
     ///
     /// # Errors
-    /// The code to abort the stream with, if it ends inside a capsule (RFC 9297 §3.3).
+    /// The HTTP/3 error code to abort the stream with, if it ends within a capsule (RFC 9297 §3.3).
     pub(crate) fn finish(&self, stream: StreamId) -> Result<(), u64> {
         self.flows.get(&stream).map_or(Ok(()), |flow| flow.capsules.finish().map_err(|error| error.code()))
     }
 }
 
-/// Payloads that arrived, until the edge takes them.
+/// Received payloads that wait for the edge.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct PayloadInbox {
     payloads: VecDeque<(UdpId, Bytes)>,
 }
 
-impl Inbox {
-    /// Keeps a payload, or drops it as a full queue of a router would.
+impl PayloadInbox {
+    /// Queues a payload, or drops it if the queue is full (tail drop).
     pub(crate) fn push(&mut self, id: UdpId, payload: Bytes) {
-        if self.payloads.len() < MOST_WAITING {
+        if self.payloads.len() < MAX_WAITING_PAYLOADS {
             self.payloads.push_back((id, payload));
         }
     }
 
-    /// The next one.
+    /// Returns the next payload.
     pub(crate) fn pop(&mut self) -> Option<(UdpId, Bytes)> {
         self.payloads.pop_front()
     }
 }
 
-/// Payloads that came before the request that they belong to, as another path may be quicker (RFC 9298 §5). The oldest
-/// make room for new ones.
+/// Payloads that arrived before their request, which happens if they use a quicker path (RFC 9298 §5). A new payload
+/// replaces the oldest one if there are [`MAX_EARLY_PAYLOADS`].
 #[derive(Debug, Default)]
-pub(crate) struct Early {
+pub(crate) struct EarlyPayloads {
     payloads: VecDeque<(StreamId, Bytes)>,
 }
 
-impl Early {
-    /// Keeps a payload, as a copy: what came with it may be large.
-    pub(crate) fn keep(&mut self, stream: StreamId, payload: &[u8]) {
-        if payload.len() > EARLY_BYTES {
+impl EarlyPayloads {
+    /// Keeps a copy of a payload; the receive buffer that it refers to may be large.
+    pub(crate) fn push(&mut self, stream: StreamId, payload: &[u8]) {
+        if payload.len() > MAX_EARLY_PAYLOAD_BYTES {
             return;
         }
-        if self.payloads.len() == MOST_EARLY {
+        if self.payloads.len() == MAX_EARLY_PAYLOADS {
             self.payloads.pop_front();
         }
         self.payloads.push_back((stream, Bytes::copy_from_slice(payload)));
     }
 
-    /// Those of a stream, in order.
+    /// Takes the payloads of a stream, in order of arrival.
     pub(crate) fn take(&mut self, stream: StreamId) -> Vec<Bytes> {
         let (own, others) = std::mem::take(&mut self.payloads).into_iter().partition(|(of, _)| *of == stream);
         self.payloads = others;

@@ -1,9 +1,9 @@
-//! The connection of one class, and whether there is one.
+//! The connection of one traffic class, which exists only while the class is used.
 //!
-//! In: that the rules put a packet into the class, what its client says, and time. Out: whether the class takes its packets
-//! itself, leaves them to the default class, or has them wait. Always holds: a class that was not used for [`IDLE`], or never was and
-//! does not go before others, has no connection, unless it is the default one or something would end with it; a class that
-//! wakes keeps nothing waiting but what begins a TCP connection, for [`PATIENCE`] at most.
+//! In: packets that the rules put into the class, events of its client, and the time. Out: whether its own connection
+//! carries a packet, the default class does, or the packet waits. Always holds: a class that was unused for
+//! [`IDLE_BEFORE_CLOSE`], or never used, has no connection, unless it is the default class, has priority, or flows would
+//! end with the connection. While a connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -14,256 +14,285 @@ use tracing::debug;
 
 use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
 
-/// A connection in which nothing has moved for this time is closed.
-const IDLE: Duration = Duration::from_secs(600);
-/// A TCP connection that begins while its class wakes may have to stay where it begins: so it waits, for less than TCP
-/// takes to ask again (RFC 6298 §2).
-const PATIENCE: Duration = Duration::from_millis(900);
-/// As many of them wait at most.
-const MOST_WAITING: usize = 64;
-/// Flows that travel in the default class when theirs is awake follow at the latest after this time; sooner if they pause.
-const MOVING: Duration = Duration::from_secs(1);
-/// The paths of a new connection are probed for their MTU. What they carry for this time and a few round trips more is
-/// taken for what they will carry.
-const GROWING: Duration = Duration::from_millis(500);
-const GROWING_ROUNDS: u32 = 4;
-/// That a class is in use is noted this often.
-const NOTE: Duration = Duration::from_secs(1);
+/// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a handshake more
+/// often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost grows"). Value: chosen.
+const IDLE_BEFORE_CLOSE: Duration = Duration::from_secs(600);
+/// How long a SYN waits for the connection of its class, since a proxied TCP connection stays where it begins: less than
+/// the initial retransmission timeout of TCP of 1 s (RFC 6298 §2). Smaller: connections over slow links use the default
+/// class. Larger: the SYN is retransmitted meanwhile.
+const MAX_SYN_WAIT: Duration = Duration::from_millis(900);
+/// Maximum number of SYNs that wait. Larger: more memory. Smaller: bursts of new connections use the default class.
+/// Value: chosen.
+const MAX_WAITING_SYNS: usize = 64;
+/// Flows that use the default class when their own class becomes ready move to it after at most this time, or earlier in
+/// a pause. Smaller: packets of a flow overtake each other. Larger: the flow keeps the wrong class. Value: chosen.
+const MAX_FLOW_MIGRATION: Duration = Duration::from_secs(1);
+/// A new connection searches its path MTU. If the MTU did not change for this time plus [`MTU_SEARCH_ROUND_TRIPS`] round
+/// trips, the search counts as finished. Smaller: the tunnel's MTU falls for a moment. Larger: the class uses the default
+/// class's connection for longer. Values: chosen.
+const MTU_SEARCH_BASE: Duration = Duration::from_millis(500);
+const MTU_SEARCH_ROUND_TRIPS: u32 = 4;
+/// Minimum time between two records of the last use of a class, which cost a check of the packet. Larger: the idle time
+/// is less exact.
+const USE_NOTE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How the connection of a class stands.
+/// The state of the connection of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    /// There is none, as nobody uses it.
+enum ConnectionState {
+    /// There is no connection, because the class is unused.
     Asleep,
-    /// There is none, and one is made, since this time.
+    /// A connection is being made since this time, because a packet needs it.
     Waking(Instant),
-    /// There is none, and one is made; nobody waits for it.
+    /// A connection is being made, and no packet waits for it.
     Down,
-    /// There is one, whose paths may still be probed: they carry as much as they do since this time. It was wanted since
-    /// this time, if somebody waits.
+    /// Connected, but the path MTU may still grow: it has not changed since `since`. `woken`: when a packet first needed
+    /// the connection, if one did.
     Up { since: Instant, woken: Option<Instant> },
-    /// It takes what belongs to it, since this time.
-    Awake(Instant),
+    /// The connection carries the packets of the class, since this time.
+    Ready(Instant),
 }
 
-impl Life {
+impl ConnectionState {
     fn name(self) -> &'static str {
         match self {
             Self::Asleep => "asleep",
             Self::Waking(_) => "waking",
             Self::Down => "down",
             Self::Up { .. } => "up",
-            Self::Awake(_) => "awake",
+            Self::Ready(_) => "ready",
         }
     }
 }
 
-/// Who takes a packet of a class.
+/// The connection that carries a packet of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taker {
-    /// The class itself.
-    Own,
-    /// The default class.
-    Default,
-    /// It waits for the class.
-    Later,
+pub(super) enum PacketOwner {
+    /// The connection of the class.
+    OwnClass,
+    /// The connection of the default class.
+    DefaultClass,
+    /// Not decided: the packet waits for the connection of the class.
+    Undecided,
 }
 
-/// One class.
+/// The connection of one traffic class, with its state.
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) priority: bool,
     pub(super) client: Client,
-    life: Life,
-    /// When the rules put a packet into it last, or it was woken.
-    used: Instant,
-    /// What its connection carries (bytes), and what counts for all: a connection that is new has yet to find out, and one
-    /// that is gone will carry as much again.
-    says: Option<usize>,
+    state: ConnectionState,
+    /// When a packet last belonged to the class, or a connection was requested.
+    last_used: Instant,
+    /// The MTU of the connection (bytes), and the MTU that counts for the tunnel. They differ while a new connection
+    /// searches its path MTU; a closed connection keeps the latter.
+    own_mtu: Option<usize>,
     pub(super) mtu: Option<usize>,
-    /// What begins TCP connections, as it came from the TUN.
-    waiting: VecDeque<(VnetHdr, Vec<u8>)>,
+    /// SYN packets that wait, as read from the TUN device.
+    waiting_syns: VecDeque<(VnetHdr, Vec<u8>)>,
     changes: Changes<ClassChange>,
 }
 
 impl ClassConnection {
-    /// A class that connects at once if it is the default one or goes before others, and sleeps until it is used if not.
+    /// Creates a class. It connects at once if it is the default class or has priority, else when it is used.
     pub(super) fn new(now: Instant, id: ClassId, priority: bool, client: Client) -> Self {
-        let waiting = VecDeque::new();
-        let (life, changes) = (Life::Down, Changes::default());
-        let mut one = Self { id, priority, client, life, used: now, says: None, mtu: None, waiting, changes };
+        let waiting_syns = VecDeque::new();
+        let (state, changes) = (ConnectionState::Down, Changes::default());
+        let mut class = Self {
+            id,
+            priority,
+            client,
+            state,
+            last_used: now,
+            own_mtu: None,
+            mtu: None,
+            waiting_syns,
+            changes,
+        };
         if !priority && id != ClassId::DEFAULT {
-            one.sleep(now);
+            class.sleep(now);
         }
-        one
+        class
     }
 
-    /// Whether it takes what belongs to it.
-    pub(super) fn is_awake(&self) -> bool {
-        matches!(self.life, Life::Awake(_))
+    /// Whether the connection carries the packets of the class.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.state, ConnectionState::Ready(_))
     }
 
-    /// The connection of the class stands differently from now on.
-    fn enter(&mut self, life: Life, reason: &str) {
+    /// Changes the state, and logs the reason.
+    fn enter(&mut self, state: ConnectionState, reason: &str) {
         debug!(
-            target: CLASSES, class = self.id.0, name = self.client.class_name(), from = self.life.name(),
-            to = life.name(), waiting = self.waiting.len(), mtu = self.says, reason, "class changed"
+            target: CLASSES, class = self.id.0, name = self.client.class_name(), from = self.state.name(),
+            to = state.name(), waiting = self.waiting_syns.len(), mtu = self.own_mtu, reason, "class changed"
         );
-        self.life = life;
+        self.state = state;
     }
 
-    /// Closes its connection until somebody wants it.
+    /// Closes the connection until the class is used.
     pub(super) fn sleep(&mut self, now: Instant) {
         self.client.sleep(now);
-        self.enter(Life::Asleep, "nobody uses it");
+        self.enter(ConnectionState::Asleep, "the class is unused");
     }
 
-    /// Wants a connection.
+    /// Makes a connection, if there is none.
     pub(super) fn wake(&mut self, now: Instant) {
-        self.used = now;
-        if self.life == Life::Asleep {
-            self.enter(Life::Waking(now), "a packet belongs to it, or it goes before others");
+        self.last_used = now;
+        if self.state == ConnectionState::Asleep {
+            self.enter(ConnectionState::Waking(now), "a packet needs the class, or it has priority");
             self.client.wake(now);
         }
     }
 
-    /// A packet belongs to it, which `home` would carry.
-    pub(super) fn note_use(&mut self, now: Instant, home: &Client, packet: &ip::IpPacket<'_>) {
-        let due = self.life == Life::Asleep || now.saturating_duration_since(self.used) >= NOTE;
-        if due && home.admits(packet) {
-            if self.life == Life::Asleep {
+    /// Records that a packet belongs to the class, if `default_client` would carry it.
+    pub(super) fn note_use(&mut self, now: Instant, default_client: &Client, packet: &ip::IpPacket<'_>) {
+        let due = self.state == ConnectionState::Asleep
+            || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
+        if due && default_client.admits(packet) {
+            if self.state == ConnectionState::Asleep {
                 self.changes.push(ClassChange::Used);
             }
             self.wake(now);
         }
     }
 
-    /// Who takes a packet of it.
-    pub(super) fn taker(
+    /// Returns which connection carries a packet of the class.
+    pub(super) fn packet_owner(
         &self,
         now: Instant,
-        home: &mut Client,
+        default_client: &mut Client,
         flow: &FlowKey,
         packet: &ip::IpPacket<'_>,
-    ) -> Taker {
-        match self.life {
-            // That of the default class shares its links, and may be all there is.
-            Life::Awake(_) if !self.client.works() && home.works() => Taker::Default,
-            Life::Awake(since) if now < since + MOVING && home.is_followed_by(now, flow) => Taker::Default,
-            Life::Awake(_) => Taker::Own,
-            Life::Waking(woken) | Life::Up { woken: Some(woken), .. }
-                if now < woken + PATIENCE && begins_connection(packet) =>
-            {
-                Taker::Later
+    ) -> PacketOwner {
+        match self.state {
+            // The connection of the default class uses the same links, and may be the only one that works.
+            ConnectionState::Ready(_) if !self.client.works() && default_client.works() => {
+                PacketOwner::DefaultClass
             }
-            _ => Taker::Default,
+            ConnectionState::Ready(since)
+                if now < since + MAX_FLOW_MIGRATION && default_client.is_followed_by(now, flow) =>
+            {
+                PacketOwner::DefaultClass
+            }
+            ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            ConnectionState::Waking(woken) | ConnectionState::Up { woken: Some(woken), .. }
+                if now < woken + MAX_SYN_WAIT && begins_connection(packet) =>
+            {
+                PacketOwner::Undecided
+            }
+            _ => PacketOwner::DefaultClass,
         }
     }
 
-    /// Keeps a packet until it is decided who takes it. One that comes again takes its own place.
+    /// Keeps a SYN until its connection is decided. A retransmitted SYN replaces the first one.
     pub(super) fn keep(&mut self, hdr: VnetHdr, packet: &[u8], flow: &FlowKey) {
         let is_same = |other: &[u8]| ip::parse(other).is_ok_and(|view| FlowKey::of(&view) == *flow);
-        self.waiting.retain(|(_, other)| !is_same(other));
-        if self.waiting.len() < MOST_WAITING {
-            self.waiting.push_back((hdr, packet.to_vec()));
+        self.waiting_syns.retain(|(_, other)| !is_same(other));
+        if self.waiting_syns.len() < MAX_WAITING_SYNS {
+            self.waiting_syns.push_back((hdr, packet.to_vec()));
         }
     }
 
-    /// What waits no longer, and who takes it.
-    pub(super) fn release(&mut self, now: Instant) -> (Taker, VecDeque<(VnetHdr, Vec<u8>)>) {
-        let taker = match self.life {
-            Life::Awake(_) => Taker::Own,
-            Life::Waking(woken) | Life::Up { woken: Some(woken), .. } if now < woken + PATIENCE => {
-                return (Taker::Later, VecDeque::new());
+    /// Returns the SYNs whose wait has ended, and the connection that carries them.
+    pub(super) fn release(&mut self, now: Instant) -> (PacketOwner, VecDeque<(VnetHdr, Vec<u8>)>) {
+        let owner = match self.state {
+            ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            ConnectionState::Waking(woken) | ConnectionState::Up { woken: Some(woken), .. }
+                if now < woken + MAX_SYN_WAIT =>
+            {
+                return (PacketOwner::Undecided, VecDeque::new());
             }
-            _ => Taker::Default,
+            _ => PacketOwner::DefaultClass,
         };
-        (taker, self.take_waiting())
+        (owner, self.take_waiting())
     }
 
-    /// All that waits.
+    /// Takes all SYNs that wait.
     pub(super) fn take_waiting(&mut self) -> VecDeque<(VnetHdr, Vec<u8>)> {
-        std::mem::take(&mut self.waiting)
+        std::mem::take(&mut self.waiting_syns)
     }
 
-    /// Whether something waits.
+    /// Whether SYNs wait.
     fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting_syns.is_empty()
     }
 
-    /// Takes what its client says. Of a connection that was closed for sleep nothing counts any more.
+    /// Takes an event of the client. Events of a connection that was closed as unused are ignored.
     pub(super) fn take_event(&mut self, now: Instant, event: &ClientEvent) {
-        if let (ClientEvent::Up(_), Life::Waking(_) | Life::Down) = (event, self.life) {
+        if let (ClientEvent::Up(_), ConnectionState::Waking(_) | ConnectionState::Down) = (event, self.state)
+        {
             self.changes.push(ClassChange::Connected);
         }
-        match (event, self.life) {
-            (_, Life::Asleep) => {}
-            (ClientEvent::Up(_), Life::Waking(woken)) => {
-                self.enter(Life::Up { since: now, woken: Some(woken) }, "its connection stands");
+        match (event, self.state) {
+            (_, ConnectionState::Asleep) => {}
+            (ClientEvent::Up(_), ConnectionState::Waking(woken)) => {
+                self.enter(ConnectionState::Up { since: now, woken: Some(woken) }, "its connection stands");
             }
             (ClientEvent::Up(_), _) => {
-                self.enter(Life::Up { since: now, woken: None }, "its connection stands");
+                self.enter(ConnectionState::Up { since: now, woken: None }, "its connection stands");
             }
-            (ClientEvent::Mtu(mtu), life) => {
-                self.says = Some(*mtu);
-                if let Life::Up { woken, .. } = life {
-                    self.life = Life::Up { since: now, woken };
+            (ClientEvent::Mtu(mtu), state) => {
+                self.own_mtu = Some(*mtu);
+                if let ConnectionState::Up { woken, .. } = state {
+                    self.state = ConnectionState::Up { since: now, woken };
                 }
             }
             (ClientEvent::Down(reason), _) => {
-                self.enter(Life::Down, reason);
+                self.enter(ConnectionState::Down, reason);
                 self.changes.push(ClassChange::Disconnected(reason.clone()));
             }
             _ => {}
         }
     }
 
-    /// Lets it take its packets if they fit as those of all do, or will not any more; `mtu` is that of all.
-    pub(super) fn settle(&mut self, now: Instant, mtu: Option<usize>) {
-        if let Life::Up { since, .. } = self.life
-            && (self.says >= mtu || now >= since + self.growing())
+    /// Marks the connection as ready when it carries packets of the tunnel's MTU `mtu`, or its MTU no longer grows.
+    pub(super) fn update_readiness(&mut self, now: Instant, mtu: Option<usize>) {
+        if let ConnectionState::Up { since, .. } = self.state
+            && (self.own_mtu >= mtu || now >= since + self.mtu_search_duration())
         {
-            let fits = self.says >= mtu;
+            let fits = self.own_mtu >= mtu;
             let reason =
                 if fits { "it carries packets of the tunnel's MTU" } else { "its MTU grows no more" };
-            self.enter(Life::Awake(now), reason);
+            self.enter(ConnectionState::Ready(now), reason);
         }
-        if matches!(self.life, Life::Awake(_)) {
-            self.mtu = self.says;
+        if matches!(self.state, ConnectionState::Ready(_)) {
+            self.mtu = self.own_mtu;
         }
     }
 
-    fn growing(&mut self) -> Duration {
-        GROWING + self.client.rtt().unwrap_or_default() * GROWING_ROUNDS
+    fn mtu_search_duration(&mut self) -> Duration {
+        MTU_SEARCH_BASE + self.client.rtt().unwrap_or_default() * MTU_SEARCH_ROUND_TRIPS
     }
 
-    /// Sleeps if it is time to.
-    pub(super) fn rest(&mut self, now: Instant) {
-        if self.sleeps_at().is_some_and(|at| now >= at) {
+    /// Closes the connection if the class has been unused for [`IDLE_BEFORE_CLOSE`].
+    pub(super) fn close_if_idle(&mut self, now: Instant) {
+        if self.idle_deadline().is_some_and(|at| now >= at) {
             self.changes.push(ClassChange::Idle);
             self.sleep(now);
         }
     }
 
-    fn sleeps_at(&self) -> Option<Instant> {
-        let may = self.id != ClassId::DEFAULT && self.life != Life::Asleep && !self.client.has_flows();
-        may.then(|| self.client.moved().map_or(self.used, |at| at.max(self.used)) + IDLE)
+    fn idle_deadline(&self) -> Option<Instant> {
+        let may =
+            self.id != ClassId::DEFAULT && self.state != ConnectionState::Asleep && !self.client.has_flows();
+        may.then(|| {
+            self.client.moved().map_or(self.last_used, |at| at.max(self.last_used)) + IDLE_BEFORE_CLOSE
+        })
     }
 
-    /// When something is to be decided here.
+    /// Returns when a timer of the client or of this state expires.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let change = match self.life {
-            Life::Waking(woken) => self.has_waiting().then_some(woken + PATIENCE),
-            Life::Up { since, woken } => {
-                let waits = woken.filter(|_| self.has_waiting()).map(|woken| woken + PATIENCE);
-                waits.into_iter().chain([since + self.growing()]).min()
+        let change = match self.state {
+            ConnectionState::Waking(woken) => self.has_waiting().then_some(woken + MAX_SYN_WAIT),
+            ConnectionState::Up { since, woken } => {
+                let waits = woken.filter(|_| self.has_waiting()).map(|woken| woken + MAX_SYN_WAIT);
+                waits.into_iter().chain([since + self.mtu_search_duration()]).min()
             }
-            Life::Asleep | Life::Down | Life::Awake(_) => None,
+            ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
         };
-        [self.client.poll_timeout(now), self.sleeps_at(), change].into_iter().flatten().min()
+        [self.client.poll_timeout(now), self.idle_deadline(), change].into_iter().flatten().min()
     }
 
-    /// The next change of its connection or paths.
+    /// Returns the next event of the connection or its paths that requires no action.
     pub(super) fn poll_change(&mut self) -> Option<ClientChange> {
         if let Some(change) = self.changes.pop() {
             return Some(ClientChange::Class(self.id, change));
@@ -287,7 +316,7 @@ impl ClassConnection {
     }
 }
 
-/// Whether a packet asks for a TCP connection (RFC 9293 §3.5).
+/// Whether a packet is the first SYN of a TCP connection (RFC 9293 §3.5).
 fn begins_connection(packet: &ip::IpPacket<'_>) -> bool {
     packet.protocol() == protocol::TCP
         && Segment::of(packet)

@@ -29,7 +29,7 @@ impl Client {
     pub(super) fn may_go_by_flows(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
         let will_do = match (error, self.config.flow_rules.mode) {
             (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => {
-                extensions::announces_flows(headers)
+                extensions::announces_flow_requests(headers)
             }
             (Some((ResponseError::NotOffered { .. }, _)) | None, FlowMode::Stream) => true,
             _ => false,

@@ -18,7 +18,7 @@ use crate::{
     events::ClientChange,
     multipath::{
         MultipathConnection, Role,
-        extensions::{self, Agreed, AtClient, Ends},
+        extensions::{self, ClientNegotiation, LocalEnd, NegotiatedExtensions},
     },
 };
 
@@ -102,7 +102,8 @@ impl Client {
 
     fn request(&mut self, now: Instant) {
         let wishes = addresses::wishes(self.reports.assignment.as_ref(), self.config.additional_addresses);
-        let offers = extensions::offers(TunnelMode::Packets, &self.config, self.membership.part.member());
+        let offers =
+            extensions::request_fields(TunnelMode::Packets, &self.config, self.membership.part.member());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -134,14 +135,14 @@ impl Client {
     fn agree(&mut self, now: Instant, of: TunnelMode, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
         let Some(stream) = session.request else { return };
-        let client = AtClient {
+        let client = ClientNegotiation {
             now,
             config: &self.config,
             links: &self.links,
             shapers: &self.membership.shapers,
             class: self.membership.part.class(),
-            ends: Ends::at_client(&self.config, &mut session.multipath, stream),
-            agreed: Agreed::default(),
+            local: LocalEnd::at_client(&self.config, &mut session.multipath, stream),
+            agreed: NegotiatedExtensions::default(),
         };
         session.agreed = client.agree(of, headers);
     }
@@ -153,8 +154,11 @@ impl Client {
         session.accepted = true;
         self.links.apply_policies(now, &mut session.multipath, false);
         if asks && let Ok(stream) = connection.open_bi() {
-            let offers =
-                extensions::offers(TunnelMode::RelaysOnly, &self.config, self.membership.part.member());
+            let offers = extensions::request_fields(
+                TunnelMode::RelaysOnly,
+                &self.config,
+                self.membership.part.member(),
+            );
             let request =
                 connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));

@@ -4,7 +4,7 @@
 use mpvpn_types::{ClassId, Instant};
 
 use super::{Client, ClientConfig};
-use crate::{ConnectionNumber, multipath::extensions::Agreed, shapers::Shapers};
+use crate::{ConnectionNumber, multipath::extensions::NegotiatedExtensions, shapers::Shapers};
 
 /// What a client is in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Part {
     }
 
     /// Takes the response. A member must have got what it asked for; a home does without.
-    fn agreed(&mut self, server: &Agreed, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
+    fn agreed(&mut self, server: &NegotiatedExtensions, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
         match self {
             Self::Only => true,
             Self::Home { agreed, classes } => {
@@ -83,7 +83,7 @@ impl Membership {
 
     /// The server has granted a tunnel, in the session with the secret `got` if it keeps sessions. Returns whether that is
     /// the session of before; `None` if a member did not get what it asked for.
-    pub(super) fn accepted(&mut self, server: &Agreed, got: Option<Vec<u8>>) -> Option<bool> {
+    pub(super) fn accepted(&mut self, server: &NegotiatedExtensions, got: Option<Vec<u8>>) -> Option<bool> {
         if !self.part.agreed(server, got.as_deref(), self.secret.as_deref()) {
             return None;
         }
@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn a_member_needs_the_session_and_the_number_that_it_asked_for() {
         let member = ConnectionNumber::new(17).unwrap();
-        let agreed = |number| Agreed { member: Some(number), ..Agreed::default() };
+        let agreed =
+            |number| NegotiatedExtensions { member: Some(number), ..NegotiatedExtensions::default() };
         let mut membership = Membership::new(Part::Member(member));
         assert!(!membership.may_connect(), "it does not know the session");
         assert!(membership.join(vec![1; 16]) && !membership.join(vec![1; 16]));
@@ -163,11 +164,12 @@ mod tests {
     #[test]
     fn a_home_keeps_the_session_that_the_server_said_last() {
         let mut membership = Membership::new(Part::Home { agreed: false, classes: false });
-        let server = Agreed { member: Some(0), classes: true, ..Agreed::default() };
+        let server =
+            NegotiatedExtensions { member: Some(0), classes: true, ..NegotiatedExtensions::default() };
         assert_eq!(membership.accepted(&server, Some(vec![1; 16])), Some(false));
         assert!(membership.part.has_members() && membership.part.knows_classes());
         assert!(!membership.join(vec![2; 16]), "it is no member");
-        assert_eq!(membership.accepted(&Agreed::default(), None), Some(false));
+        assert_eq!(membership.accepted(&NegotiatedExtensions::default(), None), Some(false));
         assert!(!membership.part.has_members(), "the server lets no others join now");
         assert_eq!(membership.secret, Some(vec![1; 16]));
     }

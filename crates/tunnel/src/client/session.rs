@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     http::Http,
-    multipath::{Gateway, MultipathConnection, extensions::Agreed},
+    multipath::{Gateway, MultipathConnection, extensions::NegotiatedExtensions},
     relay::Relays,
 };
 
@@ -45,7 +45,7 @@ pub(super) struct Session {
     pub(super) addresses: Vec<AssignedAddress>,
     pub(super) routes: Vec<IpRange>,
     /// What the server has said it knows.
-    pub(super) agreed: Agreed,
+    pub(super) agreed: NegotiatedExtensions,
     /// It carries no packets: the addresses are made up, and each flow travels by itself.
     pub(super) by_flows: bool,
     /// What the server was told about the links under the paths.
@@ -73,7 +73,7 @@ impl Session {
             capsules: CapsuleReader::lenient(),
             addresses: Vec::new(),
             routes: Vec::new(),
-            agreed: Agreed::default(),
+            agreed: NegotiatedExtensions::default(),
             by_flows: false,
             told: BTreeMap::new(),
             multipath,

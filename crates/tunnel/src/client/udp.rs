@@ -14,7 +14,7 @@ use mpvpn_types::Instant;
 use super::{Client, ClientEvent, in_use, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
 use crate::{
     UdpId,
-    udp::{Inbox, UdpFlows},
+    udp::{PayloadInbox, UdpFlows},
 };
 
 /// Bytes of a flow before the server has granted it. "Clients MAY optimistically start sending UDP packets in HTTP
@@ -61,7 +61,7 @@ impl Udp {
     }
 
     /// A payload came on a stream.
-    pub(super) fn arrived(&self, id: UdpId, payload: Bytes, inbox: &mut Inbox) {
+    pub(super) fn arrived(&self, id: UdpId, payload: Bytes, inbox: &mut PayloadInbox) {
         if self.flows.has(id.stream) {
             inbox.push(id, payload);
         }
@@ -103,7 +103,7 @@ impl Client {
     /// Bytes of the largest payload that can be sent now; 0 if there is no such flow.
     pub fn udp_room(&mut self, id: UdpId) -> usize {
         let Some((session, connection)) = self.udp_session(id) else { return 0 };
-        session.udp.flows.room(connection, id.stream)
+        session.udp.flows.max_payload_bytes(connection, id.stream)
     }
 
     /// Sends a payload. What is larger than [`Self::udp_room`] is dropped and counted, and so is what is too much before

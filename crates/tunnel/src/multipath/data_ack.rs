@@ -1,10 +1,9 @@
-//! Acknowledgements of data (as DATA_ACK of MPTCP, RFC 8684 §3.3.2): the end that reads a stream reports how
-//! far it has come, and the end that writes reinjects what is waited for and should have come long ago. The
-//! path that it was sent on may have stalled, or lost it more than once.
+//! DataAcks (like DATA_ACK of MPTCP, RFC 8684 §3.3.2): the reader of a stream reports which bytes have arrived, and
+//! the writer reinjects bytes that are overdue. Bytes are overdue if their path stalled or lost them repeatedly.
 //!
-//! In: reports of the far end, the progress of the streams here, round-trip times. Out: reports, and how long
-//! the far end may be without what was sent on a path. Always holds: what is reinjected for this reason is a
-//! small share of what is sent at all.
+//! In: reports of the peer, the receive offsets of local streams, round-trip times. Out: reports to send, and the
+//! time after which bytes sent on a path are overdue. Always holds: bytes reinjected because they are overdue are a
+//! small share of all stream bytes (see [`BUDGET_DIVISOR`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{
@@ -14,197 +13,208 @@ use mpvpn_masque::{
 use mpvpn_quic::{DataAck, StreamId};
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// Progress is reported, and what is overdue looked for, this often: a fraction of the round trips that are
-/// waited anyway.
-const PERIOD: Duration = Duration::from_millis(20);
-/// Reports come as late as that, and processors are busy. Less, and what is only late is sent twice.
-const SLACK: Duration = Duration::from_millis(50);
-/// The typical round-trip time of a path grows by no more than this part each period: it doubles in 5 s.
-/// Faster, and a queue that builds up hides a stall.
-const GROWTH: u32 = 360;
-/// Bytes of one report, and streams in it, at most: some gaps of a stream always fit.
-const REPORT: usize = 1000;
-const MOST_STREAMS: usize = 128;
-/// Room that an entry takes at most (bytes): three numbers, and two for each of its gaps.
-const MOST_GAPS: usize = 16;
-const ENTRY: usize = 8 * (3 + 2 * MOST_GAPS);
-/// What may be reinjected: one byte of this many that are sent …
-const SHARE: u64 = 20;
-/// … and so many bytes in a second, and at once.
-const ANYWAY: u64 = 64 << 10;
-const MOST_BUDGET: u64 = 256 << 10;
+/// Time between reports, and between searches for overdue bytes: a fraction of most round trips. Smaller: more
+/// reports. Larger: overdue bytes are reinjected later.
+const REPORT_INTERVAL: Duration = Duration::from_millis(20);
+/// Delay that is added to the expected arrival of a report: reports are sent every [`REPORT_INTERVAL`], and
+/// processors are busy. Smaller: bytes that are merely late are sent twice. Larger: stalls last longer.
+const OVERDUE_SLACK: Duration = Duration::from_millis(50);
+/// The typical round-trip time of a path grows by at most 1/360 in each [`REPORT_INTERVAL`], so it doubles in 5 s.
+/// Smaller (faster growth): a queue that builds up hides a stall. Larger: after a real increase of the delay,
+/// bytes count as overdue for longer.
+const RTT_GROWTH_DIVISOR: u32 = 360;
+/// Maximum size of a report in bytes: fits one datagram of every path. A stream with all its gaps
+/// ([`MAX_ENTRY_BYTES`]) always fits.
+const MAX_REPORT_BYTES: usize = 1000;
+/// Maximum number of streams in a report. Larger: a hostile peer costs more time for each datagram.
+const MAX_STREAMS_PER_REPORT: usize = 128;
+/// Maximum number of gaps reported for a stream. Smaller: bytes behind further gaps are reinjected later. Larger:
+/// fewer streams fit a report.
+const MAX_GAPS_PER_STREAM: usize = 16;
+/// Maximum encoded size of a stream's entry in bytes: three varints, and two for each gap, of 8 bytes each.
+const MAX_ENTRY_BYTES: usize = 8 * (3 + 2 * MAX_GAPS_PER_STREAM);
+/// The budget for reinjection grows by one byte for each 20 stream bytes sent (5 %). Smaller: more bandwidth for
+/// bytes that may have arrived. Larger: stalls last longer. Value: chosen (docs/design/reinjection.md).
+const BUDGET_DIVISOR: u64 = 20;
+/// Bytes per second by which the budget grows in addition, for streams that send little.
+const BASE_BUDGET_BYTES_PER_SECOND: u64 = 64 << 10;
+/// Upper bound of the budget in bytes. Larger: longer bursts of reinjected data. Smaller: a stall of a fast path
+/// takes several report intervals to repair.
+const MAX_BUDGET_BYTES: u64 = 256 << 10;
 
-/// Reports of how far streams have come, in both directions.
+/// Sends and receives the DataAck reports of one connection.
 #[derive(Debug)]
 pub(super) struct DataAcks {
     prefix: DatagramPrefix,
-    /// A report that waits for a path.
+    /// A report that waits until a path has an available window.
     waiting: Option<Bytes>,
-    /// Reports of the far end.
-    arrived: Vec<Bytes>,
-    /// Own reports that were lost.
+    /// Reports of the peer that have not been processed.
+    received: Vec<Bytes>,
+    /// Reports sent by this end and lost.
     lost: Vec<Bytes>,
-    /// When the last period began.
-    began: Instant,
+    /// When the current report interval began.
+    period_start: Instant,
     budget: Budget,
 }
 
 impl DataAcks {
-    /// For the context with this ID of a request stream.
+    /// Creates the reports of the datagram context `context` of a request stream.
     pub(super) fn new(now: Instant, stream: u64, context: u64) -> Self {
         Self {
             prefix: datagram::prefix(stream, context),
             waiting: None,
-            arrived: Vec::new(),
+            received: Vec::new(),
             lost: Vec::new(),
-            began: now,
-            budget: Budget { bytes: MOST_BUDGET, sent: 0 },
+            period_start: now,
+            budget: Budget { bytes: MAX_BUDGET_BYTES, sent: 0 },
         }
     }
 
-    /// Whether a datagram is a report, of either end.
-    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
+    /// Whether a datagram, sent or received, is a DataAck report.
+    pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Takes a report of the far end.
-    pub(super) fn take(&mut self, datagram: Bytes) {
-        self.arrived.push(datagram);
+    /// Takes a report of the peer.
+    pub(super) fn on_report(&mut self, datagram: Bytes) {
+        self.received.push(datagram);
     }
 
-    /// What the far end has reported since the last call; malformed entries end a report.
-    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = DataAck> + '_ {
+    /// Returns the entries that the peer has reported since the last call. A malformed entry ends its report.
+    pub(super) fn drain_received(&mut self) -> impl Iterator<Item = DataAck> + '_ {
         let prefix = &self.prefix;
-        self.arrived.drain(..).flat_map(move |report| entries(prefix, &report).collect::<Vec<_>>())
+        self.received.drain(..).flat_map(move |report| entries(prefix, &report).collect::<Vec<_>>())
     }
 
-    /// An own report was lost: what it said is to be reported again, as it is then.
-    pub(super) fn push_lost(&mut self, datagram: Bytes) {
+    /// A report of this end was lost: its streams are reported again, with their state at that time.
+    pub(super) fn on_report_lost(&mut self, datagram: Bytes) {
         self.lost.push(datagram);
     }
 
-    /// The streams whose progress has to be reported again.
-    pub(super) fn take_lost(&mut self) -> Vec<StreamId> {
+    /// Returns the streams of lost reports, which have to be reported again.
+    pub(super) fn take_lost_streams(&mut self) -> Vec<StreamId> {
         let lost = std::mem::take(&mut self.lost);
         lost.iter().flat_map(|report| entries(&self.prefix, report)).map(|progress| progress.stream).collect()
     }
 
-    /// Whether a report waits for a path.
+    /// Whether a report waits to be sent.
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// The report that waits for a path.
+    /// Takes the report that waits to be sent.
     pub(super) fn take_waiting(&mut self) -> Option<Bytes> {
         self.waiting.take()
     }
 
-    /// Writes the next report: of at most `count` streams, as far as `next` has something to say about them.
+    /// Writes the next report with at most `count` entries, which `next` returns.
     pub(super) fn write(&mut self, count: usize, mut next: impl FnMut() -> Option<DataAck>) {
         let mut out = BytesMut::from(self.prefix.as_ref());
-        for _ in 0..count.min(MOST_STREAMS) {
-            if out.len() + ENTRY > REPORT {
+        for _ in 0..count.min(MAX_STREAMS_PER_REPORT) {
+            if out.len() + MAX_ENTRY_BYTES > MAX_REPORT_BYTES {
                 break;
             }
             if let Some(progress) = next() {
                 encode(&progress, &mut out);
             }
         }
-        tracing::trace!(target: REORDER, bytes = out.len(), "a report of how far streams have come is due");
+        tracing::trace!(target: REORDER, bytes = out.len(), "a DataAck report is ready to be sent");
         self.waiting = Some(out.freeze());
     }
 
-    /// When there is something to do again: what is `urgent` at once, unless a report waits for room, which
-    /// nothing here can hasten.
-    pub(super) fn due(&self, urgent: bool) -> Instant {
-        self.began + if urgent && self.waiting.is_none() { Duration::ZERO } else { PERIOD }
+    /// Returns when the next report is due: at once if `urgent` and no report waits to be sent, else after the
+    /// report interval.
+    pub(super) fn next_due(&self, urgent: bool) -> Instant {
+        self.period_start + if urgent && self.waiting.is_none() { Duration::ZERO } else { REPORT_INTERVAL }
     }
 
-    /// Begins the next period if the last one is over; returns how long that was.
+    /// Begins the next report interval if the current one is over; returns the length of the latter.
     pub(super) fn begin_period(&mut self, now: Instant) -> Option<Duration> {
-        let passed = now.saturating_duration_since(self.began);
-        (passed >= PERIOD).then(|| {
-            self.began = now;
+        let passed = now.saturating_duration_since(self.period_start);
+        (passed >= REPORT_INTERVAL).then(|| {
+            self.period_start = now;
             passed
         })
     }
 
-    /// A period is over, in which as many bytes of streams were sent as `sent` (since the start) has grown
-    /// by; returns the bytes that may be reinjected now.
-    pub(super) fn earn(&mut self, passed: Duration, sent: u64) -> u64 {
-        self.budget.earn(passed, sent);
+    /// Increases the budget after an interval of `passed`, with `sent` stream bytes sent since the start of the
+    /// connection; returns the bytes that may be reinjected now.
+    pub(super) fn refill_budget(&mut self, passed: Duration, sent: u64) -> u64 {
+        self.budget.refill(passed, sent);
         self.budget.bytes
     }
 
-    /// Bytes were reinjected.
-    pub(super) fn spend(&mut self, bytes: u64) {
+    /// Subtracts reinjected bytes from the budget.
+    pub(super) fn spend_budget(&mut self, bytes: u64) {
         self.budget.bytes = self.budget.bytes.saturating_sub(bytes);
     }
 }
 
-/// What may be reinjected because it is overdue.
+/// The budget for reinjecting overdue bytes.
 #[derive(Debug)]
 struct Budget {
-    /// Bytes that may be sent again now.
+    /// Bytes that may be reinjected now.
     bytes: u64,
-    /// Bytes of streams that had been sent when it last grew.
+    /// Stream bytes sent since the start of the connection, when the budget was last increased.
     sent: u64,
 }
 
 impl Budget {
-    fn earn(&mut self, passed: Duration, sent: u64) {
-        let anyway = (u128::from(ANYWAY) * passed.as_millis() / 1000) as u64;
-        let earned = (sent - std::mem::replace(&mut self.sent, sent)) / SHARE;
-        self.bytes = (self.bytes + earned + anyway).min(MOST_BUDGET);
+    fn refill(&mut self, passed: Duration, sent: u64) {
+        let base = (u128::from(BASE_BUDGET_BYTES_PER_SECOND) * passed.as_millis() / 1000) as u64;
+        let earned = (sent - std::mem::replace(&mut self.sent, sent)) / BUDGET_DIVISOR;
+        self.bytes = (self.bytes + earned + base).min(MAX_BUDGET_BYTES);
     }
 }
 
-/// What a round trip on a path usually takes: falls at once, and grows slowly.
+/// The typical round-trip time of a path: falls at once, and grows slowly ([`RTT_GROWTH_DIVISOR`]).
 #[derive(Debug, Default)]
 pub(super) struct TypicalRtt(Duration);
 
 impl TypicalRtt {
-    /// To be called once a period.
+    /// Takes the smoothed round-trip time; to be called once each [`REPORT_INTERVAL`].
     pub(super) fn update(&mut self, rtt: Duration) {
-        self.0 = if self.0.is_zero() { rtt } else { rtt.min(self.0 + self.0 / GROWTH) };
+        self.0 = if self.0.is_zero() { rtt } else { rtt.min(self.0 + self.0 / RTT_GROWTH_DIVISOR) };
     }
 
-    /// Zero while nothing is known.
+    /// Returns the typical round-trip time; zero before the first measurement.
     pub(super) fn get(&self) -> Duration {
         self.0
     }
 
-    /// How long after bytes were sent on this path they are overdue, with the slowest path that works taking
-    /// `slowest`: what was lost is sent again by the library, and may be on its way on that one.
+    /// Returns how long after being sent on this path bytes are overdue. `slowest` is the typical round-trip time of
+    /// the slowest working path: noq may have retransmitted lost bytes there.
     pub(super) fn overdue_after(&self, slowest: Duration) -> Duration {
-        self.0 * 2 + slowest / 2 + SLACK
+        self.0 * 2 + slowest / 2 + OVERDUE_SLACK
     }
 }
 
-/// When bytes were overdue on a path last, and nothing was acknowledged there since: the path stalls.
+/// Detects stalls of a path: the time when bytes sent there were last found overdue without a later
+/// acknowledgement.
 #[derive(Debug, Default)]
 pub(super) struct Stall(Option<Instant>);
 
 impl Stall {
-    /// A path that stalls is expected to take so much longer, for so long. Less, and it is given new data
-    /// before it works again; more, and a path that was harmed once carries little for longer.
-    const LASTS: Duration = Duration::from_millis(500);
+    /// Delay that the scheduler adds to a stalled path, and how long it does so. Smaller: the path gets new data
+    /// before it works again. Larger: a path that stalled once carries little for longer. Value: chosen, not
+    /// measured (docs/design/reinjection.md, open questions).
+    const PENALTY: Duration = Duration::from_millis(500);
 
     pub(super) fn note(&mut self, now: Instant) {
         self.0 = Some(now);
     }
 
-    /// What the one-way delay of the path is to be increased by.
+    /// Returns the delay that is added to the one-way delay of the path.
     pub(super) fn delay(&self, now: Instant) -> Duration {
-        let stalls = self.0.is_some_and(|at| now.saturating_duration_since(at) < Self::LASTS);
-        if stalls { Self::LASTS } else { Duration::ZERO }
+        let stalls = self.0.is_some_and(|at| now.saturating_duration_since(at) < Self::PENALTY);
+        if stalls { Self::PENALTY } else { Duration::ZERO }
     }
 }
 
-/// What a report says.
+/// Decodes the entries of a report.
 fn entries(prefix: &DatagramPrefix, report: &[u8]) -> impl Iterator<Item = DataAck> {
     let mut bytes = report.get(prefix.as_ref().len()..).unwrap_or_default();
-    std::iter::from_fn(move || decode(&mut bytes)).take(MOST_STREAMS)
+    std::iter::from_fn(move || decode(&mut bytes)).take(MAX_STREAMS_PER_REPORT)
 }
 
 fn encode(progress: &DataAck, out: &mut BytesMut) {
@@ -219,7 +229,7 @@ fn encode(progress: &DataAck, out: &mut BytesMut) {
     }
 }
 
-/// The next entry; `None` at the end, or where it is malformed.
+/// Decodes the next entry; `None` at the end, or if the entry is malformed.
 fn decode(bytes: &mut &[u8]) -> Option<DataAck> {
     let mut number = || {
         let (value, len) = varint::decode(bytes)?;
@@ -229,13 +239,13 @@ fn decode(bytes: &mut &[u8]) -> Option<DataAck> {
     let (stream, next, count) = (number()?, number()?, number()?);
     let mut gaps = Vec::new();
     let mut end = next;
-    for _ in 0..count.min(MOST_GAPS as u64) {
+    for _ in 0..count.min(MAX_GAPS_PER_STREAM as u64) {
         let at = end.checked_add(number()?)?;
         let len = number()?;
         end = at.checked_add(len)?;
         gaps.push((at, len));
     }
-    (count <= MOST_GAPS as u64).then_some(DataAck {
+    (count <= MAX_GAPS_PER_STREAM as u64).then_some(DataAck {
         stream: stream >> 1,
         next_offset: next,
         reader_waits: stream & 1 == 1,
@@ -259,9 +269,9 @@ mod tests {
     fn what_is_urgent_is_due_at_once_unless_a_report_waits_for_room() {
         let start = Instant::now();
         let mut acks = DataAcks::new(start, 0, 8);
-        assert_eq!((acks.due(false), acks.due(true)), (start + PERIOD, start));
+        assert_eq!((acks.next_due(false), acks.next_due(true)), (start + REPORT_INTERVAL, start));
         acks.write(0, || None);
-        assert_eq!(acks.due(true), start + PERIOD, "nothing can be done about it earlier");
+        assert_eq!(acks.next_due(true), start + REPORT_INTERVAL, "nothing can be done about it earlier");
     }
 
     #[test]
@@ -270,7 +280,7 @@ mod tests {
         let mut acks = DataAcks::new(start, 0, 8);
         assert_eq!(acks.begin_period(start + 19 * MS), None);
         assert_eq!(acks.begin_period(start + 35 * MS), Some(35 * MS));
-        assert_eq!(acks.due(false), start + 55 * MS);
+        assert_eq!(acks.next_due(false), start + 55 * MS);
     }
 
     #[test]
@@ -281,11 +291,11 @@ mod tests {
         let progress = |stream| DataAck { stream, next_offset: 100, reader_waits: false, gaps: Vec::new() };
         here.write(3, || streams.next().map(progress));
         let report = here.take_waiting().expect("it was written");
-        assert!(!here.has_waiting() && there.is_own(&report));
-        here.push_lost(report.clone());
-        assert_eq!((here.take_lost(), here.take_lost()), (vec![4, 8, 12], vec![]));
-        there.take(report);
-        assert_eq!(there.drain_arrived().collect::<Vec<_>>(), [4, 8, 12].map(progress));
+        assert!(!here.has_waiting() && there.has_prefix(&report));
+        here.on_report_lost(report.clone());
+        assert_eq!((here.take_lost_streams(), here.take_lost_streams()), (vec![4, 8, 12], vec![]));
+        there.on_report(report);
+        assert_eq!(there.drain_received().collect::<Vec<_>>(), [4, 8, 12].map(progress));
     }
 
     #[test]
@@ -298,23 +308,23 @@ mod tests {
             Some(DataAck { stream: told, next_offset: 0, reader_waits: true, gaps: gaps.clone() })
         });
         let report = acks.take_waiting().expect("a report");
-        assert!(told > 2 && report.len() <= REPORT, "{told} streams in {} bytes", report.len());
+        assert!(told > 2 && report.len() <= MAX_REPORT_BYTES, "{told} streams in {} bytes", report.len());
     }
 
     #[test]
     fn a_small_share_of_what_is_sent_may_be_sent_again() {
         let mut acks = DataAcks::new(Instant::now(), 0, 8);
-        acks.spend(MOST_BUDGET + 1);
-        assert_eq!(acks.earn(PERIOD, 0), 1310, "64 KiB in a second, whatever is sent");
-        acks.spend(1310);
-        assert_eq!(acks.earn(PERIOD, 2_000_000), 1310 + 100_000);
-        assert_eq!(acks.earn(PERIOD, 1_000_000_000), MOST_BUDGET);
+        acks.spend_budget(MAX_BUDGET_BYTES + 1);
+        assert_eq!(acks.refill_budget(REPORT_INTERVAL, 0), 1310, "64 KiB in a second, whatever is sent");
+        acks.spend_budget(1310);
+        assert_eq!(acks.refill_budget(REPORT_INTERVAL, 2_000_000), 1310 + 100_000);
+        assert_eq!(acks.refill_budget(REPORT_INTERVAL, 1_000_000_000), MAX_BUDGET_BYTES);
     }
 
     #[test]
     fn a_queue_that_builds_up_does_not_hide_a_stall() {
         let mut rtt = TypicalRtt::default();
-        assert_eq!(rtt.overdue_after(Duration::ZERO), SLACK, "nothing is known");
+        assert_eq!(rtt.overdue_after(Duration::ZERO), OVERDUE_SLACK, "nothing is known");
         rtt.update(40 * MS);
         assert_eq!(rtt.overdue_after(60 * MS), (80 + 30 + 50) * MS);
         (0..50).for_each(|_| rtt.update(900 * MS));
@@ -358,9 +368,9 @@ mod tests {
     fn reports_are_those_of_the_vectors() {
         let parse = |received: Received<'_>| {
             let mut acks = DataAcks::new(Instant::now(), received.stream, received.context);
-            assert!(acks.is_own(received.bytes));
-            acks.take(Bytes::copy_from_slice(received.bytes));
-            let entries: Vec<_> = acks.drain_arrived().map(|progress| entry_of(&progress)).collect();
+            assert!(acks.has_prefix(received.bytes));
+            acks.on_report(Bytes::copy_from_slice(received.bytes));
+            let entries: Vec<_> = acks.drain_received().map(|progress| entry_of(&progress)).collect();
             Some(json!({ "entries": entries }))
         };
         let encode = |stream, context, fields: &Value| {

@@ -1,7 +1,7 @@
-//! Reports changes of paths for the event log.
+//! Collects changes of paths for the event log.
 //!
-//! In: state changes of paths, paths that are opened and closed, changes of capacity. Out: [`PathEvent`]s, by
-//! [`PathEvents::take`]. Always holds: at most [`MOST`] events wait; further ones are dropped.
+//! In: state changes of paths, opened and closed paths, changes of capacity. Out: [`PathEvent`]s, by
+//! [`PathEvents::take`]. Always holds: at most [`MAX_WAITING_EVENTS`] events wait; further ones are dropped.
 
 use std::{collections::BTreeMap, mem, net::SocketAddr};
 
@@ -11,20 +11,20 @@ use mpvpn_types::{Instant, PathId};
 use super::{path::PathEntry, path_table::PathTable};
 use crate::{FailureReason, PathChange, PathEvent, PathFailure, Reinjected};
 
-/// Events that may wait. The owner of the connection takes them after each burst of packets; the limit is for an owner
-/// that takes none, as [`crate::Forwarder`].
-const MOST: usize = 64;
+/// Maximum number of events that wait. The owner of a connection takes events after each batch of packets; the limit
+/// bounds memory for owners that take none, such as [`crate::Forwarder`]. Smaller: events of a batch are dropped.
+const MAX_WAITING_EVENTS: usize = 64;
 
 /// The events of the paths of one connection.
 #[derive(Debug, Default)]
 pub(super) struct PathEvents {
     waiting: Vec<PathEvent>,
-    /// When paths that are down failed.
+    /// When each path that is down failed.
     failed_since: BTreeMap<PathId, Instant>,
 }
 
 impl PathEvents {
-    /// The state of a path changed from `before`; `reinjected` is sent again on other paths.
+    /// The state of a path changed from `before`; `reinjected` says what was sent again on other paths.
     pub(super) fn on_state(
         &mut self,
         now: Instant,
@@ -68,8 +68,8 @@ impl PathEvents {
         }
     }
 
-    /// Reports changes of the capacity of links. Connections of other classes share the shapers; the first one that asks
-    /// reports the change.
+    /// Reports changes of the measured capacity of links. Connections of other classes share the shapers; only the
+    /// first connection that asks reports a change.
     pub(super) fn on_measured(&mut self, paths: &PathTable) {
         for (id, path) in paths.iter() {
             let change = path.policy.shaper().and_then(|seat| seat.shaper().take_capacity_change());
@@ -80,7 +80,7 @@ impl PathEvents {
     }
 
     fn push(&mut self, id: PathId, path: &PathEntry, change: PathChange) {
-        if self.waiting.len() < MOST {
+        if self.waiting.len() < MAX_WAITING_EVENTS {
             self.waiting.push(PathEvent { path: id, link: path.link(), change });
         }
     }
@@ -97,7 +97,7 @@ fn reason_of(now: Instant, path: &PathEntry) -> FailureReason {
         StateReason::Silent { missed } => {
             FailureReason::Silent(now.saturating_duration_since(path.liveness.last_received()), missed)
         }
-        // This end receives on the path, so the far end does not.
+        // This end receives on the path, so the peer must have reported that it does not.
         _ => {
             let since = path.peer.unheard_since().or(path.peer.refused_since()).unwrap_or(now);
             FailureReason::Unheard(now.saturating_duration_since(since))
@@ -128,8 +128,8 @@ mod tests {
     }
 
     fn judge(paths: &mut PathTable, id: PathId, alive: bool) -> PathState {
-        let evidence = Evidence { alive, unheard: false, refused: false, trusted_anyway: false };
-        paths.get_mut(id).unwrap().usage.judge(evidence).left.expect("another state")
+        let evidence = Evidence { alive, unheard: false, refused: false, peer_unknown: false };
+        paths.get_mut(id).unwrap().usage.judge(evidence).previous_state.expect("another state")
     }
 
     #[test]
@@ -183,6 +183,6 @@ mod tests {
         for _ in 0..1000 {
             events.on_opened(PathId(0), None, &paths);
         }
-        assert_eq!(events.take().len(), MOST);
+        assert_eq!(events.take().len(), MAX_WAITING_EVENTS);
     }
 }

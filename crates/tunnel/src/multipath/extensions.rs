@@ -1,9 +1,11 @@
-//! The extensions beyond the RFCs (docs/protocol.md, "Extensions"): two tables, [`OF_PACKETS`] and [`OF_ALL`], say of each one
-//! what a client offers, what a server answers, and what either end switches on.
+//! Negotiation of the extensions beyond the RFCs (docs/protocol.md, "Extensions"). The tables [`PACKET_EXTENSIONS`]
+//! and [`COMMON_EXTENSIONS`] define for each extension what a client offers, what a server answers, and what either
+//! end switches on.
 //!
-//! In: the configurations of both ends, the header sections of a request and of its response. Out: the fields to send;
-//! what both ends know is switched on at the [`MultipathConnection`], or noted in [`Agreed`]. Always holds: a field that is repeated
-//! or does not parse counts as absent; a context ID stands for one extension of a connection at most.
+//! In: the configurations of both ends, the header sections of a request and of its response. Out: the header fields
+//! to send; negotiated extensions are switched on in the [`MultipathConnection`] or noted in
+//! [`NegotiatedExtensions`]. Always holds: a field that is repeated or malformed counts as absent; a context ID
+//! belongs to at most one extension of a connection.
 
 use std::net::IpAddr;
 
@@ -23,48 +25,49 @@ use crate::{
     shapers::Shapers,
 };
 
-/// A Boolean of RFC 9651 that is true.
-const TRUE: &str = "?1";
-const MEMBER: &str = "mpvpn-member";
-const STREAMS: &str = "mpvpn-streams";
-const UDP: &str = "mpvpn-udp";
-/// As many resolvers as a resolver asks (`MAXNS` of resolv.conf(5)).
+/// The Structured Fields Boolean "true" (RFC 9651 §3.3.6).
+const SF_TRUE: &str = "?1";
+const MEMBER_FIELD: &str = "mpvpn-member";
+const STREAMS_FIELD: &str = "mpvpn-streams";
+const UDP_FIELD: &str = "mpvpn-udp";
+/// Maximum number of DNS resolvers taken from a server: the C library asks no more (`MAXNS` of resolv.conf(5)).
 const MAX_RESOLVERS: usize = 3;
-/// As many networks of a server as its client keeps. It has two.
+/// Maximum number of networks taken from a server, which bounds memory. A server of this project sends two.
 const MAX_NETWORKS: usize = 8;
 
-/// One extension.
+/// An extension and how it is negotiated.
 struct Extension {
     /// The header field, in requests and responses.
     field: &'static str,
-    kind: Kind,
+    negotiation: Negotiation,
 }
 
-/// How both ends agree on an extension.
-enum Kind {
-    /// By the context ID of its datagrams (an Integer of RFC 9651). The server repeats the field if it takes them.
+/// How both ends negotiate an extension.
+enum Negotiation {
+    /// The field holds the context ID of the extension's datagrams (Structured Fields Integer). A server that
+    /// supports the extension repeats the field.
     Context {
-        /// The one that the client offers. Clients allocate even ones (RFC 9484 §6), and 0 is taken.
+        /// The context ID that the client offers: even, as clients allocate those (RFC 9484 §6), and not 0.
         id: u64,
-        /// Whether the client offers it.
+        /// Whether the client offers the extension.
         wanted: fn(&ClientConfig) -> bool,
-        /// Switches it on at either end, unless something that it needs is off.
-        start: fn(&mut Ends<'_>, u64) -> bool,
+        /// Switches the extension on at either end; returns false if an extension that it needs is off.
+        start: fn(&mut LocalEnd<'_>, u64) -> bool,
     },
-    /// By values of its own.
+    /// The field holds a value whose meaning the functions define.
     Value { offer: Offer, answer: Answer, agree: Agree },
 }
 
-/// What the client offers.
+/// Returns the field value that the client sends, if any.
 type Offer = fn(&ClientConfig, Option<ConnectionNumber>) -> Option<String>;
-/// Takes what the client offers, if it does, and says what the server answers.
-type Answer = fn(&mut AtServer<'_>, Option<&[u8]>) -> Option<String>;
-/// Takes the answer.
-type Agree = fn(&mut AtClient<'_>, &[u8]);
+/// Takes the client's field value, if it sent one; returns the field value that the server answers.
+type Answer = fn(&mut ServerNegotiation<'_>, Option<&[u8]>) -> Option<String>;
+/// Takes the server's field value.
+type Agree = fn(&mut ClientNegotiation<'_>, &[u8]);
 
-/// The extensions of requests for packets, each after those that it needs.
-const OF_PACKETS: &[Extension] = &[
-    // The class of traffic that the connection carries.
+/// The extensions of CONNECT-IP requests, each after the extensions that it needs.
+const PACKET_EXTENSIONS: &[Extension] = &[
+    // The traffic class that the connection carries.
     value(
         "mpvpn-class",
         |config, _| config.class.as_ref().map(ClassProfile::header),
@@ -73,37 +76,37 @@ const OF_PACKETS: &[Extension] = &[
             let admitted = server.admitted.as_ref()?;
             let (shapers, id) = (&admitted.shapers, admitted.member.class());
             shapers.set_share(server.now, id, admitted.limits.bound(class.share));
-            server.ends.multipath.set_class(Some(&class));
-            server.ends.multipath.share_links(shapers.clone(), id);
-            server.ends.classes = true;
+            server.local.multipath.set_class(Some(&class));
+            server.local.multipath.share_links(shapers.clone(), id);
+            server.local.classes = true;
             server.class = Some(class);
-            Some(TRUE.to_owned())
+            Some(SF_TRUE.to_owned())
         },
         |client, answer| {
             if is_true(answer) && client.config.class.is_some() {
-                client.ends.multipath.share_links(client.shapers.clone(), client.class);
-                client.ends.classes = true;
+                client.local.multipath.share_links(client.shapers.clone(), client.class);
+                client.local.classes = true;
                 client.agreed.classes = true;
             }
         },
     ),
-    // What the clocks of both ends say, as their classes share links.
+    // Clock reports, for connections whose classes share links.
     context(
         "mpvpn-clocks",
         12,
         |config| config.class.is_some(),
-        |ends, context| {
-            let clocks = ends.classes.then(|| ClockReports::new(ends.stream, context, ends.far_clock));
-            ends.multipath.clocks = clocks;
-            ends.classes
+        |local, context| {
+            let clocks = local.classes.then(|| ClockReports::new(local.stream, context, local.peer_clock));
+            local.multipath.clocks = clocks;
+            local.classes
         },
     ),
-    // How often each packet is sent, each time over another link (an Integer).
-    asked(
+    // How often the server sends each packet, each time over another link (an Integer).
+    request_only(
         "mpvpn-copies",
         |config, _| (config.copies > 1).then(|| config.copies.to_string()),
         |server, offer| {
-            server.ends.copies = copies_of(offer);
+            server.local.copies = copies_of(offer);
             None
         },
     ),
@@ -112,62 +115,63 @@ const OF_PACKETS: &[Extension] = &[
         "mpvpn-order",
         2,
         |_| true,
-        |ends, context| {
-            ends.multipath.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
-            ends.multipath.scheduler.set_copies(ends.copies);
-            ends.multipath.timer.measure_soon();
+        |local, context| {
+            local.multipath.recovery.sequencer = Some(Box::new(Sequencer::new(local.stream, context)));
+            local.multipath.scheduler.set_copies(local.copies);
+            local.multipath.timer.measure_soon();
             true
         },
     ),
-    // How much repair either end sends: `auto`, or packets and packets of repair as in `10+2`.
-    asked(
+    // How many FEC repair packets the server sends: `auto`, or data and repair packets as in `10+2`.
+    request_only(
         "mpvpn-fec-policy",
         |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
         |server, offer| {
-            server.ends.fec = fec_of(offer);
+            server.local.fec = fec_of(offer);
             None
         },
     ),
-    // Groups of numbered packets with repair.
+    // FEC groups: numbered packets with repair packets.
     context(
         "mpvpn-fec",
         10,
         |config| config.fec != Fec::Off,
-        |ends, context| {
-            let Some(sequencer) = &mut ends.multipath.recovery.sequencer else { return false };
-            sequencer.protect(Protection::new(ends.stream, context, ends.fec));
+        |local, context| {
+            let Some(sequencer) = &mut local.multipath.recovery.sequencer else { return false };
+            sequencer.protect(Protection::new(local.stream, context, local.fec));
             true
         },
     ),
-    // Which of several connections of a session this is (an Integer). What a server does not understand it refuses:
-    // see [`member_of`].
+    // The number of this connection within its session (an Integer). A server refuses a malformed one: see
+    // [`member_of`].
     value(
-        MEMBER,
+        MEMBER_FIELD,
         |_, member| member.map(|member| member.number().to_string()),
         |server, offer| offer.and(server.admitted.as_ref()).map(|all| all.member.number().to_string()),
         |client, answer| {
             client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
         },
     ),
-    // The server's networks, by which clients know who their neighbours are: prefixes as in `10.0.0.0/24, fd00::/64`.
-    said(
+    // The prefixes of the server's tunnel network, in which other clients are, as in `10.0.0.0/24, fd00::/64`.
+    response_only(
         "mpvpn-networks",
         |server, _| {
             let (v4, v6) = server.admitted.as_ref()?.networks;
-            Some(listed([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
+            Some(join_list([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
         },
         |client, answer| client.agreed.networks = networks_of(answer),
     ),
 ];
 
-/// The extensions of any request, likewise. With packets they come after those of packets.
-const OF_ALL: &[Extension] = &[
-    // The congestion controller that the server is to use on this connection's paths (a Token).
+/// The extensions of all requests, each after the extensions that it needs. In CONNECT-IP requests they are
+/// processed after [`PACKET_EXTENSIONS`].
+const COMMON_EXTENSIONS: &[Extension] = &[
+    // The congestion controller that the client asks the server to use on this connection (a Token).
     value(
         "mpvpn-cc",
         |config, _| Some(config.setup.cc().to_string()),
         |server, offer| {
-            // The class comes first: it is all that older clients send.
+            // The controller of the class takes precedence: older clients send no other.
             let of_class = server.class.as_ref().and_then(|class| class.cc);
             let cc = of_class.or_else(|| offer.and_then(cc_of))?;
             server.connection.set_cc(cc);
@@ -175,130 +179,130 @@ const OF_ALL: &[Extension] = &[
         },
         |client, answer| client.agreed.cc = cc_of(answer),
     ),
-    // How the client spreads packets over paths, and the server is to.
-    asked(
+    // The packet scheduler of the client, which the server uses as well.
+    request_only(
         "mpvpn-scheduler",
         |config, _| Some(config.scheduler.to_string()),
         |server, offer| {
-            server.ends.multipath.scheduler.set_kind(scheduler_of(offer));
+            server.local.multipath.scheduler.set_kind(scheduler_of(offer));
             None
         },
     ),
-    // Heartbeats that report what is heard.
+    // Heartbeat reports.
     context(
         "mpvpn-heartbeats",
         4,
         |_| true,
-        |ends, context| {
-            ends.multipath.heartbeats.set_reports(ends.stream, context);
+        |local, context| {
+            local.multipath.heartbeats.set_reports(local.stream, context);
             true
         },
     ),
-    // Bytes of streams that were on their way on a path that died come as datagrams.
+    // Reinjection: stream bytes that were in flight on a dead path are sent again as datagrams.
     context(
         "mpvpn-rescue",
         6,
         |_| true,
-        |ends, context| {
-            ends.multipath.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
+        |local, context| {
+            local.multipath.recovery.reinjection = Some(Box::new(Reinjection::new(local.stream, context)));
             true
         },
     ),
-    // How far streams have come; needs `mpvpn-rescue`.
+    // DataAck reports; they need `mpvpn-rescue`.
     context(
         "mpvpn-progress",
         8,
         |_| true,
-        |ends, context| {
-            let MultipathConnection { recovery, paths, .. } = &mut *ends.multipath;
+        |local, context| {
+            let MultipathConnection { recovery, paths, .. } = &mut *local.multipath;
             if recovery.reinjection.is_some() {
-                let acks = DataAcks::new(paths.empty_since(), ends.stream, context);
+                let acks = DataAcks::new(paths.empty_since(), local.stream, context);
                 recovery.data_acks = Some(Box::new(acks));
             }
             recovery.data_acks.is_some()
         },
     ),
-    // LINK capsules, in which the client tells about its links (a Boolean).
+    // LINK capsules, in which the client describes its links (a Boolean).
     value(
         "mpvpn-links",
-        |_, _| Some(TRUE.to_owned()),
-        |_, offer| offer.filter(|offer| is_true(offer)).map(|_| TRUE.to_owned()),
+        |_, _| Some(SF_TRUE.to_owned()),
+        |_, offer| offer.filter(|offer| is_true(offer)).map(|_| SF_TRUE.to_owned()),
         |client, answer| {
             client.agreed.links = is_true(answer);
             if client.agreed.links {
-                client.links.apply_policies(client.now, client.ends.multipath, true);
+                client.links.apply_policies(client.now, client.local.multipath, true);
             }
         },
     ),
-    // The server makes TCP connections by CONNECT wherever it would translate packets' addresses, which is everywhere
-    // but in its networks (a Boolean). With a 501 it means that there are no packets, but such connections.
-    said(
-        STREAMS,
-        |server, _| server.config.offers_streams.then(|| TRUE.to_owned()),
+    // The server opens TCP connections by CONNECT to all destinations outside its own networks, where it would
+    // translate addresses of packets (a Boolean). In a 501 response: CONNECT works, CONNECT-IP does not.
+    response_only(
+        STREAMS_FIELD,
+        |server, _| server.config.offers_streams.then(|| SF_TRUE.to_owned()),
         |client, answer| client.agreed.streams = is_true(answer),
     ),
-    // The same of UDP payloads, by CONNECT-UDP.
-    said(
-        UDP,
-        |server, _| server.config.offers_streams.then(|| TRUE.to_owned()),
+    // The same for UDP flows, by CONNECT-UDP.
+    response_only(
+        UDP_FIELD,
+        |server, _| server.config.offers_streams.then(|| SF_TRUE.to_owned()),
         |client, answer| client.agreed.udp = is_true(answer),
     ),
-    // Resolvers that the server suggests: addresses, the best first, as in `10.0.0.1, fd00::1`.
-    said(
+    // DNS resolvers that the server suggests, most preferred first, as in `10.0.0.1, fd00::1`.
+    response_only(
         "mpvpn-dns",
-        |server, _| Some(listed(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
-        |client, answer| client.agreed.dns = suggested(text(answer).unwrap_or_default()),
+        |server, _| Some(join_list(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
+        |client, answer| client.agreed.dns = plausible_resolvers(text(answer).unwrap_or_default()),
     ),
 ];
 
-/// One by a context ID: whether a client offers this one, and what starts it.
+/// An extension that is negotiated by a context ID.
 const fn context(
     field: &'static str,
     id: u64,
     wanted: fn(&ClientConfig) -> bool,
-    start: fn(&mut Ends<'_>, u64) -> bool,
+    start: fn(&mut LocalEnd<'_>, u64) -> bool,
 ) -> Extension {
-    Extension { field, kind: Kind::Context { id, wanted, start } }
+    Extension { field, negotiation: Negotiation::Context { id, wanted, start } }
 }
 
-/// One by values.
+/// An extension that is negotiated by values.
 const fn value(field: &'static str, offer: Offer, answer: Answer, agree: Agree) -> Extension {
-    Extension { field, kind: Kind::Value { offer, answer, agree } }
+    Extension { field, negotiation: Negotiation::Value { offer, answer, agree } }
 }
 
-/// One that only the client says.
-const fn asked(field: &'static str, offer: Offer, answer: Answer) -> Extension {
+/// An extension whose field only the client sends.
+const fn request_only(field: &'static str, offer: Offer, answer: Answer) -> Extension {
     value(field, offer, answer, |_, _| {})
 }
 
-/// One that only the server says.
-const fn said(field: &'static str, answer: Answer, agree: Agree) -> Extension {
+/// An extension whose field only the server sends.
+const fn response_only(field: &'static str, answer: Answer, agree: Agree) -> Extension {
     value(field, |_, _| None, answer, agree)
 }
 
-/// What either end switches extensions on with.
-pub(crate) struct Ends<'a> {
+/// The state of this end, in which extensions are switched on.
+pub(crate) struct LocalEnd<'a> {
     multipath: &'a mut MultipathConnection,
-    /// The request stream, which the contexts are those of.
+    /// The request stream to which the context IDs belong.
     stream: StreamId,
     /// How often this end sends each numbered packet.
     copies: u8,
-    /// The repair that this end sends.
+    /// The FEC policy of this end.
     fec: Fec,
-    /// Both ends know classes.
+    /// Whether both ends negotiated classes.
     classes: bool,
-    /// The number of the far end's clock; it is the same for connections of a session where the clock is.
-    far_clock: u8,
+    /// Number of the peer's clock within the session: connections to the same thread share a clock.
+    peer_clock: u8,
 }
 
-impl<'a> Ends<'a> {
+impl<'a> LocalEnd<'a> {
     pub(crate) fn at_client(
         config: &ClientConfig,
         multipath: &'a mut MultipathConnection,
         stream: StreamId,
     ) -> Self {
-        // All classes are at the same thread of the server.
-        Self { multipath, stream, copies: config.copies, fec: config.fec, classes: false, far_clock: 0 }
+        // All classes of a client thread are served by the same thread of the server, so its clock is number 0.
+        Self { multipath, stream, copies: config.copies, fec: config.fec, classes: false, peer_clock: 0 }
     }
 
     pub(crate) fn at_server(
@@ -306,121 +310,123 @@ impl<'a> Ends<'a> {
         stream: StreamId,
         member: ConnectionNumber,
     ) -> Self {
-        let far_clock = member.shard();
-        Self { multipath, stream, copies: 1, fec: Fec::Off, classes: false, far_clock }
+        let peer_clock = member.shard();
+        Self { multipath, stream, copies: 1, fec: Fec::Off, classes: false, peer_clock }
     }
 }
 
-/// A client that has got an answer.
-pub(crate) struct AtClient<'a> {
+/// The client's side of a negotiation, when the response has arrived.
+pub(crate) struct ClientNegotiation<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a ClientConfig,
     pub(crate) links: &'a Links,
     pub(crate) shapers: &'a Shapers,
     /// The class that the connection carries.
     pub(crate) class: ClassId,
-    pub(crate) ends: Ends<'a>,
-    pub(crate) agreed: Agreed,
+    pub(crate) local: LocalEnd<'a>,
+    pub(crate) agreed: NegotiatedExtensions,
 }
 
-/// What a client knows of its server by the answer.
+/// What a client learned from the response of the server.
 #[derive(Debug, Default)]
-pub(crate) struct Agreed {
-    /// It knows classes.
+pub(crate) struct NegotiatedExtensions {
+    /// The server supports classes.
     pub(crate) classes: bool,
-    /// Which of a session's connections the server says that this is.
+    /// The number of this connection within its session, as the server confirms it.
     pub(crate) member: Option<u8>,
-    /// It wants to know about the links under the paths.
+    /// The server takes LINK capsules.
     pub(crate) links: bool,
-    /// The congestion controller that it says it uses on this connection's paths.
+    /// The congestion controller that the server uses on this connection.
     pub(crate) cc: Option<CongestionControl>,
-    /// Its networks, if it told.
+    /// The prefixes of the server's tunnel network; empty if the server sent none.
     pub(crate) networks: Vec<IpNet>,
-    /// Resolvers that it suggests.
+    /// The DNS resolvers that the server suggests.
     pub(crate) dns: Vec<IpAddr>,
-    /// It makes TCP connections wherever it would translate packets.
+    /// The server opens TCP connections (CONNECT) to destinations outside its networks.
     pub(crate) streams: bool,
-    /// It carries UDP payloads there, too.
+    /// The server opens UDP flows (CONNECT-UDP) to destinations outside its networks.
     pub(crate) udp: bool,
 }
 
-/// A server that answers a request.
-pub(crate) struct AtServer<'a> {
+/// The server's side of a negotiation, while it answers a request.
+pub(crate) struct ServerNegotiation<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a ServerConfig,
     pub(crate) connection: &'a mut Connection,
-    /// What a client is that sends packets.
-    pub(crate) admitted: Option<Admitted>,
-    pub(crate) ends: Ends<'a>,
-    /// The class of the connection, if the client says.
+    /// The client, if the request is a CONNECT-IP request that was admitted.
+    pub(crate) admitted: Option<AdmittedClient>,
+    pub(crate) local: LocalEnd<'a>,
+    /// The class of the connection, if the client sent one.
     pub(crate) class: Option<ClassProfile>,
 }
 
-/// What a server knows of a client whose packets it takes.
-pub(crate) struct Admitted {
+/// What a server knows about a client that it admitted to CONNECT-IP.
+pub(crate) struct AdmittedClient {
     pub(crate) member: ConnectionNumber,
     pub(crate) limits: ClassLimits,
-    /// Those of the client's links.
+    /// The shapers of the client's links.
     pub(crate) shapers: Shapers,
-    /// The server's.
+    /// The prefixes of the server's tunnel network.
     pub(crate) networks: (Ipv4Net, Option<Ipv6Net>),
 }
 
-/// The extensions of requests for packets, or without them.
+/// Returns the extensions of CONNECT-IP requests, or those of other requests.
 fn all(of: TunnelMode) -> impl Iterator<Item = &'static Extension> {
-    let of_packets = if of == TunnelMode::Packets { OF_PACKETS } else { &[] };
-    of_packets.iter().chain(OF_ALL)
+    let of_packets = if of == TunnelMode::Packets { PACKET_EXTENSIONS } else { &[] };
+    of_packets.iter().chain(COMMON_EXTENSIONS)
 }
 
-/// What a client offers with a request for packets, or without them: fields and values.
-pub(crate) fn offers(
+/// Returns the header fields that a client adds to a request: names and values.
+pub(crate) fn request_fields(
     of: TunnelMode,
     config: &ClientConfig,
     member: Option<ConnectionNumber>,
 ) -> Vec<(String, String)> {
     let offered = all(of).filter_map(|extension| {
-        let value = match &extension.kind {
-            Kind::Context { id, wanted, .. } => wanted(config).then(|| id.to_string()),
-            Kind::Value { offer, .. } => offer(config, member),
+        let value = match &extension.negotiation {
+            Negotiation::Context { id, wanted, .. } => wanted(config).then(|| id.to_string()),
+            Negotiation::Value { offer, .. } => offer(config, member),
         };
         Some((extension.field.to_owned(), value?))
     });
     offered.collect()
 }
 
-impl<'a> AtClient<'a> {
-    /// Switches on what was offered and the server takes; `of` is what the request was for.
-    pub(crate) fn agree(mut self, of: TunnelMode, headers: &Headers) -> Agreed {
+impl<'a> ClientNegotiation<'a> {
+    /// Switches on the extensions that the client offered and the server accepts; `of` is what the request was for.
+    pub(crate) fn agree(mut self, of: TunnelMode, headers: &Headers) -> NegotiatedExtensions {
         for extension in all(of) {
             let Some(answer) = headers.single(extension.field) else { continue };
-            match &extension.kind {
-                Kind::Context { id, wanted, start } => {
+            match &extension.negotiation {
+                Negotiation::Context { id, wanted, start } => {
                     if wanted(self.config) && structured::integer(answer) == Some(*id) {
-                        start(&mut self.ends, *id);
+                        start(&mut self.local, *id);
                     }
                 }
-                Kind::Value { agree, .. } => agree(&mut self, answer),
+                Negotiation::Value { agree, .. } => agree(&mut self, answer),
             }
         }
         self.agreed
     }
 }
 
-impl AtServer<'_> {
-    /// Switches on what a client offers, and puts it into the answer. Returns its class, if it has classes.
+impl ServerNegotiation<'_> {
+    /// Switches on the extensions that the client offers and adds their fields to the response. Returns the class
+    /// of the connection, if the client sent one.
     pub(crate) fn agree(mut self, headers: &Headers, answer: &mut Headers) -> Option<ClassProfile> {
         let of = if self.admitted.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly };
         let mut contexts = Vec::new();
         for extension in all(of) {
             let offer = headers.single(extension.field);
-            let value = match &extension.kind {
-                Kind::Context { start, .. } => {
-                    let context = offer.and_then(own_context).filter(|context| !contexts.contains(context));
-                    let started = context.filter(|context| start(&mut self.ends, *context));
+            let value = match &extension.negotiation {
+                Negotiation::Context { start, .. } => {
+                    let context =
+                        offer.and_then(client_context_id).filter(|context| !contexts.contains(context));
+                    let started = context.filter(|context| start(&mut self.local, *context));
                     contexts.extend(started);
                     started.map(|context| context.to_string())
                 }
-                Kind::Value { answer, .. } => answer(&mut self, offer),
+                Negotiation::Value { answer, .. } => answer(&mut self, offer),
             };
             if let Some(value) = value {
                 answer.push(extension.field, value);
@@ -430,29 +436,29 @@ impl AtServer<'_> {
     }
 }
 
-/// Which member of its session a connection is; `None` if it cannot be understood. Here a field that
-/// does not parse must not count as absent: the connection would take the place of the home.
+/// Returns the number of a connection within its session; `None` if the field is malformed. A malformed field must
+/// not count as absent, or the connection would replace the session's initial connection.
 pub(crate) fn member_of(headers: &Headers) -> Option<ConnectionNumber> {
-    if headers.value(MEMBER).is_none() {
+    if headers.value(MEMBER_FIELD).is_none() {
         return Some(ConnectionNumber::INITIAL);
     }
-    let number = structured::integer(headers.single(MEMBER)?)?;
+    let number = structured::integer(headers.single(MEMBER_FIELD)?)?;
     ConnectionNumber::new(u8::try_from(number).ok()?)
 }
 
-/// Says in an answer without packets that there are TCP connections and UDP payloads instead.
-pub(crate) fn announce_flows(answer: &mut Headers) {
-    answer.push(STREAMS, TRUE);
-    answer.push(UDP, TRUE);
+/// Adds to a response that refuses CONNECT-IP the fields which say that CONNECT and CONNECT-UDP work.
+pub(crate) fn announce_flow_requests(answer: &mut Headers) {
+    answer.push(STREAMS_FIELD, SF_TRUE);
+    answer.push(UDP_FIELD, SF_TRUE);
 }
 
-/// Whether an answer without packets says so.
-pub(crate) fn announces_flows(headers: &Headers) -> bool {
-    headers.single(STREAMS).is_some_and(is_true)
+/// Whether a response that refuses CONNECT-IP says that CONNECT works.
+pub(crate) fn announces_flow_requests(headers: &Headers) -> bool {
+    headers.single(STREAMS_FIELD).is_some_and(is_true)
 }
 
-/// A context that a client may offer: one of its own, and not that of plain packets.
-fn own_context(value: &[u8]) -> Option<u64> {
+/// Parses a context ID that a client may allocate: even (RFC 9484 §6), and not 0, the context of plain packets.
+fn client_context_id(value: &[u8]) -> Option<u64> {
     structured::integer(value).filter(|context| *context > 0 && context.is_multiple_of(2))
 }
 
@@ -460,7 +466,7 @@ fn cc_of(value: &[u8]) -> Option<CongestionControl> {
     structured::token(value)?.parse().ok()
 }
 
-/// The scheduler of a client; an unknown one and none mean the default.
+/// Parses the scheduler of a client; unknown and missing ones mean the default.
 fn scheduler_of(offer: Option<&[u8]>) -> Scheduler {
     offer.and_then(text).and_then(|name| name.parse().ok()).unwrap_or_default()
 }
@@ -471,12 +477,12 @@ fn copies_of(offer: Option<&[u8]>) -> u8 {
     u8::try_from(copies).unwrap_or(MAX_COPIES).clamp(1, MAX_COPIES)
 }
 
-/// The repair that a client wants; none if it does not parse.
+/// Parses the FEC policy that a client asks for; off if it is malformed.
 fn fec_of(offer: Option<&[u8]>) -> Fec {
     offer.and_then(text).and_then(|policy| policy.parse().ok()).unwrap_or_default()
 }
 
-/// The networks of a server, at most [`MAX_NETWORKS`]; what is no prefix is skipped.
+/// Parses the networks of a server, at most [`MAX_NETWORKS`]; malformed prefixes are skipped.
 fn networks_of(answer: &[u8]) -> Vec<IpNet> {
     let nets = text(answer).unwrap_or_default().split(',');
     nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect()
@@ -487,15 +493,16 @@ fn text(value: &[u8]) -> Option<&str> {
 }
 
 fn is_true(value: &[u8]) -> bool {
-    value == TRUE.as_bytes()
+    value == SF_TRUE.as_bytes()
 }
 
-fn listed(values: impl Iterator<Item = impl ToString>) -> String {
+fn join_list(values: impl Iterator<Item = impl ToString>) -> String {
     values.map(|value| value.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The resolvers of a list that may be somewhere behind a server: none that is this machine, or on one of its links.
-fn suggested(list: &str) -> Vec<IpAddr> {
+/// Parses a list of resolvers and keeps those that can be behind a server: no loopback, link-local, multicast or
+/// unspecified addresses.
+fn plausible_resolvers(list: &str) -> Vec<IpAddr> {
     let may_be = |ip: &IpAddr| {
         let is_on_link = match ip {
             IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -520,12 +527,12 @@ mod tests {
         let mut fields: Vec<_> = all(TunnelMode::Packets).map(|extension| extension.field).collect();
         fields.sort_unstable();
         fields.dedup();
-        assert_eq!(fields.len(), OF_PACKETS.len() + OF_ALL.len());
+        assert_eq!(fields.len(), PACKET_EXTENSIONS.len() + COMMON_EXTENSIONS.len());
         assert!(fields.iter().all(|field| field.starts_with("mpvpn-")), "{fields:?}");
         let mut contexts: Vec<_> = all(TunnelMode::Packets)
-            .filter_map(|extension| match extension.kind {
-                Kind::Context { id, .. } => Some(id),
-                Kind::Value { .. } => None,
+            .filter_map(|extension| match extension.negotiation {
+                Negotiation::Context { id, .. } => Some(id),
+                Negotiation::Value { .. } => None,
             })
             .collect();
         contexts.sort_unstable();
@@ -537,7 +544,7 @@ mod tests {
         for (value, context) in
             [("2", Some(2)), ("6;a", Some(6)), ("0", None), ("3", None), ("-2", None), ("x", None)]
         {
-            assert_eq!(own_context(value.as_bytes()), context, "{value}");
+            assert_eq!(client_context_id(value.as_bytes()), context, "{value}");
         }
     }
 
@@ -560,21 +567,24 @@ mod tests {
             "mpvpn-scheduler" => ("scheduler", Ok(json!(scheduler_of(Some(value)).to_string()))),
             "mpvpn-copies" => ("copies", Ok(json!(copies_of(Some(value))))),
             "mpvpn-fec-policy" => ("policy", Ok(json!(fec_of(Some(value)).to_string()))),
-            "mpvpn-links" | STREAMS | UDP => ("value", is_true(value).then_some(json!(true)).ok_or(absent)),
+            "mpvpn-links" | STREAMS_FIELD | UDP_FIELD => {
+                ("value", is_true(value).then_some(json!(true)).ok_or(absent))
+            }
             "mpvpn-networks" => {
                 ("networks", list(networks_of(value).iter().map(ToString::to_string).collect()))
             }
-            "mpvpn-dns" => {
-                ("resolvers", list(suggested(text(value).unwrap()).iter().map(ToString::to_string).collect()))
-            }
-            MEMBER => {
+            "mpvpn-dns" => (
+                "resolvers",
+                list(plausible_resolvers(text(value).unwrap()).iter().map(ToString::to_string).collect()),
+            ),
+            MEMBER_FIELD => {
                 let mut headers = Headers::new();
-                headers.push(MEMBER, value.to_vec());
+                headers.push(MEMBER_FIELD, value.to_vec());
                 let member = member_of(&headers).ok_or(json!({ "status": 400 }))?;
                 let (number, class, thread) = (member.number(), member.class().0, member.shard());
                 return Ok(json!({ "number": number, "class": class, "thread": thread }));
             }
-            _ => ("context_id", own_context(value).map(|context| json!(context)).ok_or(absent)),
+            _ => ("context_id", client_context_id(value).map(|context| json!(context)).ok_or(absent)),
         };
         value.map(|value| json!({ name: value }))
     }
@@ -583,7 +593,7 @@ mod tests {
         let text = |name: &str| fields[name].as_str().unwrap().to_owned();
         let list = |name: &str| {
             let list = fields[name].as_array().unwrap();
-            listed(list.iter().map(|value| value.as_str().unwrap()))
+            join_list(list.iter().map(|value| value.as_str().unwrap()))
         };
         let value = match field {
             "mpvpn-session" => session_header::encode(&bytes(&fields["secret"])).unwrap(),
@@ -591,10 +601,10 @@ mod tests {
             "mpvpn-scheduler" => text("scheduler").parse::<Scheduler>().unwrap().to_string(),
             "mpvpn-copies" => fields["copies"].to_string(),
             "mpvpn-fec-policy" => text("policy").parse::<Fec>().unwrap().to_string(),
-            "mpvpn-links" | STREAMS | UDP => TRUE.to_owned(),
+            "mpvpn-links" | STREAMS_FIELD | UDP_FIELD => SF_TRUE.to_owned(),
             "mpvpn-networks" => list("networks"),
             "mpvpn-dns" => list("resolvers"),
-            MEMBER => {
+            MEMBER_FIELD => {
                 let (shard, class) =
                     (number(&fields["thread"]) as u8, ClassId(number(&fields["class"]) as u8));
                 ConnectionNumber::of(shard, class).unwrap().number().to_string()
@@ -602,8 +612,8 @@ mod tests {
             context => {
                 let kind = all(TunnelMode::Packets)
                     .find(|extension| extension.field == context)
-                    .map(|found| &found.kind);
-                let Some(Kind::Context { id, .. }) = kind else { panic!("{context} has no context") };
+                    .map(|found| &found.negotiation);
+                let Some(Negotiation::Context { id, .. }) = kind else { panic!("{context} has no context") };
                 id.to_string()
             }
         };
@@ -624,7 +634,7 @@ mod tests {
     fn a_number_of_a_connection_that_is_not_understood_does_not_count_as_absent() {
         let member = |values: &[&str]| {
             let mut headers = Headers::new();
-            values.iter().for_each(|value| headers.push(MEMBER, (*value).to_owned()));
+            values.iter().for_each(|value| headers.push(MEMBER_FIELD, (*value).to_owned()));
             member_of(&headers)
         };
         assert_eq!(member(&[]), Some(ConnectionNumber::INITIAL));
@@ -638,8 +648,8 @@ mod tests {
     fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {
         let list = "10.0.0.1, fd00::1,127.0.0.53,::1, ::ffff:127.0.0.1,0.0.0.0,224.0.0.1,fe80::1,169.254.1.1,x,9.9.9.9";
         let expected: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "9.9.9.9"].map(|ip| ip.parse().unwrap()).into();
-        assert_eq!(suggested(list), expected);
-        assert_eq!(suggested(""), Vec::<IpAddr>::new());
-        assert_eq!(suggested(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
+        assert_eq!(plausible_resolvers(list), expected);
+        assert_eq!(plausible_resolvers(""), Vec::<IpAddr>::new());
+        assert_eq!(plausible_resolvers(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
     }
 }

@@ -1,30 +1,33 @@
-//! Which flows have to arrive in order: TCP for its speed, QUIC for its own detection of loss, downloads over
-//! UDP.
+//! Decides which flows are resequenced: TCP and QUIC, which take reordering for loss, and UDP flows of high rate.
 //!
-//! In: packets of flows and the time. Out: whether overtaking hurts the flow. Always holds: what is
-//! remembered is bounded by the number of sequences, and a flow that falls silent is forgotten.
+//! In: packets of flows and the time. Out: whether reordering harms the flow. Always holds: memory is bounded by the
+//! number of buckets, and the state of a silent flow expires.
 
 use mpvpn_packet::{ip, protocol};
 use mpvpn_types::{Duration, Instant};
 
-/// Bytes in about 200 ms (halved every 100 ms) from which on a flow of UDP gets order: about 8 Mbit/s. Those
-/// are downloads, not calls: a lower limit holds packets of calls back, a higher one lets downloads collapse.
-const BULK: u32 = 200_000;
+/// A UDP flow is resequenced from this many bytes in about 200 ms on (halved every [`METER_STEP`]), which is about
+/// 8 Mbit/s: downloads reach it, calls do not. Smaller: packets of calls wait for each other. Larger: downloads
+/// lose throughput to reordering.
+const MIN_BULK_BYTES: u32 = 200_000;
+/// Time in which the byte count of a flow is halved: with it, a flow is recognised within about 200 ms. Value:
+/// chosen.
 const METER_STEP: Duration = Duration::from_millis(100);
-/// Steps of silence after which a flow of QUIC is forgotten: a minute, twice the usual idle timeout of its
-/// connections.
-const QUIC_STEPS: u32 = 600;
-/// Versions of QUIC (RFC 9000, RFC 9369).
+/// Steps of [`METER_STEP`] without a packet after which a flow no longer counts as QUIC: one minute, twice the
+/// usual idle timeout of QUIC connections. Smaller: a connection loses order in a pause. Larger: a later flow of
+/// the same bucket is resequenced without need.
+const QUIC_IDLE_STEPS: u32 = 600;
+/// QUIC versions 1 (RFC 9000) and 2 (RFC 9369).
 const QUIC_VERSIONS: [u32; 2] = [1, 0x6b33_43cf];
 
-/// Whether overtaking hurts the flow of a packet.
+/// Whether reordering harms the flow of a packet, judged by the packet alone.
 pub(super) fn needs_order(packet: &ip::IpPacket<'_>) -> bool {
     if !packet.has_transport_header() {
         return true;
     }
     match packet.protocol() {
         protocol::UDP | protocol::ICMP | protocol::ICMPV6 => false,
-        // An acknowledgement that is overtaken is only worth nothing.
+        // A later acknowledgement covers one that it overtakes.
         protocol::TCP => !is_pure_ack(packet.transport()),
         _ => true,
     }
@@ -37,75 +40,77 @@ fn is_pure_ack(segment: &[u8]) -> bool {
     usize::from(offset >> 4) * 4 == segment.len() && flags & OTHER_FLAGS == 0
 }
 
-/// How much each sequence of numbers carried lately.
+/// The recent rate of each bucket of flows.
 #[derive(Debug, Default)]
 pub(super) struct FlowOrder {
     origin: Option<Instant>,
-    sequences: Vec<Metered>,
+    buckets: Vec<FlowRate>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Metered {
-    /// The step of 100 ms in which a packet came last.
-    last: u32,
-    /// Bytes, halved each step.
-    sum: u32,
-    bulk: bool,
-    /// It began as QUIC does.
-    quic: bool,
+struct FlowRate {
+    /// The step of [`METER_STEP`] in which the last packet arrived.
+    last_step: u32,
+    /// Bytes, halved in each step.
+    decayed_bytes: u32,
+    is_bulk: bool,
+    /// A QUIC long header was seen.
+    is_quic: bool,
 }
 
 impl FlowOrder {
-    /// Whether overtaking hurts the flow of a packet that is not TCP's. QUIC takes what is overtaken by three
-    /// packets for lost (RFC 9002 §6.1.1), and would never become quick enough to be told by its rate.
+    /// Whether reordering harms the flow of a packet that is not TCP. QUIC declares a packet lost if three later
+    /// ones are acknowledged (RFC 9002 §6.1.1); a reordered QUIC flow would never reach the rate that identifies
+    /// downloads.
     pub(super) fn wants_order(&mut self, now: Instant, bucket: u16, packet: &[u8]) -> bool {
-        if self.sequences.is_empty() {
-            self.sequences = vec![Metered::default(); mpvpn_flow::BUCKETS as usize];
+        if self.buckets.is_empty() {
+            self.buckets = vec![FlowRate::default(); mpvpn_flow::BUCKETS as usize];
         }
-        let step = step(*self.origin.get_or_insert(now), now);
-        let Some(metered) = self.sequences.get_mut(usize::from(bucket)) else { return false };
-        metered.wants_order(step, packet.len(), || begins_quic(packet))
+        let step = step_at(*self.origin.get_or_insert(now), now);
+        let Some(rate) = self.buckets.get_mut(usize::from(bucket)) else { return false };
+        rate.wants_order(step, packet.len(), || begins_quic(packet))
     }
 }
 
-impl Metered {
+impl FlowRate {
     fn wants_order(&mut self, step: u32, bytes: usize, begins_quic: impl FnOnce() -> bool) -> bool {
-        if step != self.last {
-            self.quic &= step.saturating_sub(self.last) < QUIC_STEPS;
-            self.sum = self.sum.checked_shr(step.saturating_sub(self.last)).unwrap_or(0);
-            self.last = step;
-            self.bulk &= self.sum > BULK / 4;
+        if step != self.last_step {
+            self.is_quic &= step.saturating_sub(self.last_step) < QUIC_IDLE_STEPS;
+            self.decayed_bytes =
+                self.decayed_bytes.checked_shr(step.saturating_sub(self.last_step)).unwrap_or(0);
+            self.last_step = step;
+            self.is_bulk &= self.decayed_bytes > MIN_BULK_BYTES / 4;
         }
-        self.sum = self.sum.saturating_add(bytes as u32);
-        self.bulk |= self.sum > BULK;
-        self.quic = self.quic || begins_quic();
-        self.bulk || self.quic
+        self.decayed_bytes = self.decayed_bytes.saturating_add(bytes as u32);
+        self.is_bulk |= self.decayed_bytes > MIN_BULK_BYTES;
+        self.is_quic = self.is_quic || begins_quic();
+        self.is_bulk || self.is_quic
     }
 }
 
-fn step(origin: Instant, now: Instant) -> u32 {
+fn step_at(origin: Instant, now: Instant) -> u32 {
     (now.saturating_duration_since(origin).as_millis() / METER_STEP.as_millis()) as u32
 }
 
-/// How much one flow of UDP payloads carried lately.
+/// The recent rate of one flow of UDP payloads.
 #[derive(Debug)]
 pub(crate) struct FlowMeter {
     origin: Instant,
-    metered: Metered,
+    rate: FlowRate,
 }
 
 impl FlowMeter {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { origin: now, metered: Metered::default() }
+        Self { origin: now, rate: FlowRate::default() }
     }
 
-    /// Whether overtaking hurts the flow of a payload.
+    /// Whether reordering harms the flow of a payload.
     pub(crate) fn wants_order(&mut self, now: Instant, payload: &[u8]) -> bool {
-        self.metered.wants_order(step(self.origin, now), payload.len(), || is_long_header(payload))
+        self.rate.wants_order(step_at(self.origin, now), payload.len(), || is_long_header(payload))
     }
 }
 
-/// Whether an IP packet carries a QUIC packet with a long header, as connections begin (RFC 9000 §17.2).
+/// Whether an IP packet carries a QUIC packet with a long header, which connections begin with (RFC 9000 §17.2).
 fn begins_quic(packet: &[u8]) -> bool {
     const UDP_HEADER: usize = 8;
     let Ok(view) = ip::parse(packet) else { return false };

@@ -1,14 +1,14 @@
-//! Several paths over one link: to the scheduler they are one, under the number of the first that works (the
-//! head of their group).
+//! Groups the paths over one link (option `pipes`). The scheduler sees a group as one path: its head, the path with
+//! the lowest ID.
 //!
-//! In: for each path the link that it runs over and its state. Out: groups of paths that share a link and a
-//! state. Always holds: a path is in at most one group, a group is not empty, and paths in a worse state than
-//! the best one of their link are in none.
+//! In: the link and the state of each path. Out: groups of paths that share a link and a state. Always holds: a path
+//! is in at most one group, a group is not empty, and a path in a worse state than the best one of its link is in no
+//! group.
 
 use mpvpn_path::PathState;
 use mpvpn_types::PathId;
 
-/// A path that may become part of a group.
+/// A path that may become a member of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     /// Equal for all paths over one link.
@@ -20,12 +20,12 @@ pub(super) struct Member {
 /// The paths that may be used, in groups that carry data as one.
 #[derive(Debug, Default)]
 pub(super) struct PathGroups {
-    /// Each in ascending order of its paths; kept for its memory.
+    /// The groups, each in ascending order of path IDs; a field so that its allocation is reused.
     groups: Vec<Vec<PathId>>,
 }
 
 impl PathGroups {
-    /// Forms the groups anew: of the paths over one link, all that are in the best state.
+    /// Rebuilds the groups: each contains the paths of one link that are in the best state among them.
     pub(super) fn set(&mut self, members: impl Iterator<Item = Member>) {
         let mut all: Vec<(u32, u8, PathId)> =
             members.map(|member| (member.link_key, rank(member.state), member.id)).collect();
@@ -38,22 +38,22 @@ impl PathGroups {
         }
     }
 
-    /// All groups.
+    /// Returns all groups.
     pub(super) fn as_lists(&self) -> &[Vec<PathId>] {
         &self.groups
     }
 
-    /// The first path of each group.
+    /// Returns the head of each group.
     pub(super) fn heads(&self) -> impl Iterator<Item = PathId> + '_ {
         self.groups.iter().filter_map(|group| group.first().copied())
     }
 
-    /// The paths that carry what is given to this head; none if it is not one.
+    /// Returns the members of the group with this head; empty if the path is not a head.
     pub(super) fn members(&self, head: PathId) -> &[PathId] {
         self.groups.iter().find(|group| group.first() == Some(&head)).map_or(&[], Vec::as_slice)
     }
 
-    /// The head of the group that a path is in.
+    /// Returns the head of the group to which a path belongs.
     pub(super) fn head_of(&self, id: PathId) -> Option<PathId> {
         self.groups.iter().find(|group| group.contains(&id)).and_then(|group| group.first().copied())
     }

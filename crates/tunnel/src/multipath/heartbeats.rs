@@ -1,15 +1,14 @@
-//! Heartbeats that say what their sender hears.
+//! Heartbeats: PING frames, or reports of the paths on which this end receives.
 //!
-//! A PING proves to the far end that one direction of a path works. Which of its own packets arrive an end
-//! cannot see: acknowledgements and path status frames come over whatever path the far end thinks well of,
-//! and that may be one on which nothing arrives. So where both ends know this extension, heartbeats are
-//! reports of all paths, sent on every path that this end trusts with data. One path that works both ways
-//! is enough for both ends to know the truth about all of them, within a heartbeat and half a round trip.
+//! A PING proves to the peer that one direction of a path works. An end cannot see which of its own packets arrive:
+//! acknowledgements and path status frames come over any path that the peer believes to work, which may be one that
+//! delivers nothing. So where both ends negotiated the extension, heartbeats are reports about all paths, sent on
+//! every path that this end trusts with data. One path that works in both directions suffices for both ends to know
+//! the state of all paths, within a heartbeat interval and half a round trip.
 //!
-//! In: the paths whose own heartbeats are due, reports of the far end, the time. Out: PINGs and reports to
-//! send, and since when nothing is known of the far end. Always holds: a report makes this end's heartbeats
-//! dense while data moves at the far end, and never counts as data itself, so that two ends cannot keep each
-//! other awake.
+//! In: the paths whose own heartbeats are due, reports of the peer, the time. Out: PINGs and reports to send, and the
+//! time since when reports of the peer are missing. Always holds: a report makes this end's heartbeats dense while
+//! data moves at the peer, but never counts as data itself, so two ends cannot keep each other's heartbeats dense.
 
 mod report;
 
@@ -22,111 +21,119 @@ use super::{Role, path::PathEntry, path_table::PathTable};
 use report::HeartbeatReport;
 pub(super) use report::{Reception, ReportedPath};
 
-/// This many of the longest intervals between dense heartbeats.
+/// Returns `count` times the longest interval between dense heartbeats (100 ms).
 const fn heartbeats(count: u32) -> Duration {
     LivenessConfig::MAX_DENSE_INTERVAL.saturating_mul(count)
 }
 
-/// The sender counts as active if data moved there within this time. Five heartbeats less than they stay dense for: the last
-/// ones say that it is over.
-const ACTIVE: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
-/// What one report of activity is worth. Less, and lost reports make heartbeats rare in between; more, and they stay dense
-/// for longer than needed.
-const ACTIVITY_LASTS: Duration = heartbeats(6);
-/// No report for this long and a round trip, while data moves: nothing is known of the far end.
-const OVERDUE: Duration = heartbeats(4);
-const OVERDUE_MAX: Duration = heartbeats(10);
-/// Reports leave on all paths this often while nothing is known of the far end.
-const CALL_INTERVAL: Duration = heartbeats(1);
-/// While no data moves, a path that does not work is tried anew after this time …
-const RETRY: Duration = Duration::from_secs(1);
-/// … later after this …
-const RETRY_LATER: Duration = Duration::from_secs(5);
-/// … and where packets cost after this.
-const RETRY_METERED: Duration = Duration::from_secs(25);
-/// How long the first of them holds.
-const LATELY: Duration = Duration::from_secs(20);
-/// The next trial of a path on which something was heard: one heartbeat proves nothing.
-const TRIAL_STEP: Duration = Duration::from_millis(40);
-/// Acknowledgements wait no longer than this for company.
-const STEER_INTERVAL: Duration = Duration::from_millis(5);
+/// Reports say "active" while data moved at this end within this time (1.5 s). It is five heartbeats shorter than
+/// `DENSE_FOR`, so the last dense heartbeats say that no data moves any more. Larger: both ends stay dense for longer.
+/// Smaller: heartbeats of the peer become sparse in short pauses.
+const ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
+/// How long a report that says "active" keeps this end's heartbeats dense: six heartbeats (0.6 s). Smaller: a few
+/// lost reports make heartbeats sparse. Larger: heartbeats stay dense for longer than needed.
+const PEER_ACTIVE_FOR: Duration = heartbeats(6);
+/// Bounds of the time without a report, while data moves, after which it is unknown which packets reach the peer
+/// (0.4 to 1 s; between them the timeout of the slowest path decides). Smaller: false alarms. Larger: data is sent
+/// on paths that do not deliver for longer.
+const MIN_REPORT_TIMEOUT: Duration = heartbeats(4);
+const MAX_REPORT_TIMEOUT: Duration = heartbeats(10);
+/// While reports of the peer are missing, this end sends reports on all paths at this interval: one heartbeat.
+/// Smaller: more packets. Larger: the peer is found again later.
+const ALL_PATHS_INTERVAL: Duration = heartbeats(1);
+/// While no data moves, a path that is down is probed at this interval for [`EARLY_PROBE_PERIOD`], since most
+/// outages are short. Smaller: more packets while idle. Larger: its return is found later. Value: chosen.
+const EARLY_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the probes after [`EARLY_PROBE_PERIOD`]. Value: chosen.
+const LATE_PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval of the probes if only metered paths can carry them. Smaller: more metered packets. Value: that of
+/// heartbeats of idle metered paths.
+const METERED_PROBE_INTERVAL: Duration = Duration::from_secs(25);
+/// How long after a failure [`EARLY_PROBE_INTERVAL`] applies. Value: chosen.
+const EARLY_PROBE_PERIOD: Duration = Duration::from_secs(20);
+/// Interval of the probes of a path on which a packet has just arrived, since a single arrival is not enough to use
+/// it. Larger: the path is used later.
+const CONFIRM_PROBE_INTERVAL: Duration = Duration::from_millis(40);
+/// Minimum time between two reports whose purpose is to carry acknowledgements over another path. Smaller: a report
+/// for each packet. Larger: acknowledgements are late.
+const MIN_STEER_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What to send.
+/// A heartbeat to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heartbeat {
     /// A PING frame on this path.
     Ping(PathId),
-    /// A report on this path, which replaces one that still waits there.
+    /// A report on this path; it replaces a report that still waits to be sent there.
     Report(PathId, Bytes),
 }
 
-/// What is to be done now.
+/// The result of [`Heartbeats::poll`].
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Due {
-    /// To send, in this order.
+pub(super) struct HeartbeatActions {
+    /// Heartbeats to send, in this order.
     pub(super) heartbeats: Vec<Heartbeat>,
-    /// What is known of the far end has changed: paths have to be judged again.
+    /// Whether reports of the peer began or ceased to be missing, so that paths have to be judged again.
     pub(super) rejudge: bool,
 }
 
-/// What heartbeats have to know about the tunnel.
+/// The properties of the connection on which heartbeats depend.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Surroundings {
-    /// The connection carries datagrams.
+pub(super) struct TrafficState {
+    /// Whether the peer takes QUIC DATAGRAM frames.
     pub(super) datagrams: bool,
     /// When data moved last, in either direction.
-    pub(super) data_moved: Option<Instant>,
+    pub(super) last_data_at: Option<Instant>,
 }
 
-/// Heartbeats on the paths of one connection: PINGs, and reports where both ends know them.
+/// The heartbeats of one connection: PINGs, or reports if both ends negotiated them.
 #[derive(Debug)]
 pub(super) struct Heartbeats {
     role: Role,
-    reports: Option<Reports>,
+    reports: Option<ReportState>,
 }
 
-/// Reports sent and received.
+/// The state of sent and received reports.
 #[derive(Debug)]
-struct Reports {
+struct ReportState {
     prefix: DatagramPrefix,
     sent: u32,
-    /// Number and time of the newest report.
-    newest: Option<(u32, Instant)>,
-    /// Since when heartbeats are dense, if they are.
+    /// Number and arrival time of the newest report of the peer.
+    newest_received: Option<(u32, Instant)>,
+    /// When heartbeats became dense; `None` while they are sparse.
     dense_since: Option<Instant>,
-    /// When reports left on all paths last because nothing is known of the far end.
-    called: Option<Instant>,
-    /// When acknowledgements were last steered away from a path that may be dead.
-    steered: Option<Instant>,
-    /// A report is due at once on all paths that may take one.
+    /// When reports were last sent on all paths because reports of the peer are missing.
+    all_paths_sent_at: Option<Instant>,
+    /// When acknowledgements were last sent over another path because the first one may be dead.
+    steered_at: Option<Instant>,
+    /// A report is due at once on all trusted paths.
     announce: bool,
-    /// Since when some path does not work, and when it is tried.
-    trial: Option<Trial>,
+    /// Probing of paths that are down, while there are any.
+    probe: Option<PathProbe>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Trial {
+struct PathProbe {
     since: Instant,
     next: Instant,
 }
 
 impl Heartbeats {
-    /// PINGs only.
+    /// Creates heartbeats that are PINGs.
     pub(super) fn new(role: Role) -> Self {
         Self { role, reports: None }
     }
 
-    /// The peer knows reports, in this context of the request stream.
+    /// Sends reports from now on, in this context of the request stream.
     pub(super) fn set_reports(&mut self, stream: u64, context: u64) {
-        self.reports = Some(Reports {
+        self.reports = Some(ReportState {
             prefix: datagram::prefix(stream, context),
             sent: 0,
-            newest: None,
+            newest_received: None,
             dense_since: None,
-            called: None,
-            steered: None,
+            all_paths_sent_at: None,
+            steered_at: None,
             announce: false,
-            trial: None,
+            probe: None,
         });
     }
 
@@ -136,13 +143,13 @@ impl Heartbeats {
         self.reports.as_ref().is_some_and(|reports| datagram.starts_with(reports.prefix.as_ref()))
     }
 
-    /// Whether what the far end says about a path counts, rather than its path status frames.
+    /// Whether the peer has sent a report, so that reports count rather than path status frames.
     #[inline]
     pub(super) fn has_reports(&self) -> bool {
-        self.reports.as_ref().is_some_and(|reports| reports.newest.is_some())
+        self.reports.as_ref().is_some_and(|reports| reports.newest_received.is_some())
     }
 
-    /// Takes a report; one that is malformed or overtaken says nothing. Returns whether paths have to be
+    /// Takes a report of the peer; malformed and outdated reports are ignored. Returns whether paths have to be
     /// judged again.
     pub(super) fn take_report(&mut self, now: Instant, datagram: &[u8], paths: &mut PathTable) -> bool {
         let Some(reports) = &mut self.reports else { return false };
@@ -150,22 +157,22 @@ impl Heartbeats {
             return false;
         };
         let newer = |(number, _): (u32, Instant)| (report.number.wrapping_sub(number) as i32) > 0;
-        if !reports.newest.is_none_or(newer) {
+        if !reports.newest_received.is_none_or(newer) {
             return false;
         }
-        if reports.newest.is_none() {
+        if reports.newest_received.is_none() {
             tracing::debug!(
                 target: LIVENESS,
                 number = report.number,
-                "the first report of the far end: it decides which paths it hears"
+                "the first heartbeat report of the peer arrived: path status frames no longer count"
             );
         }
-        tracing::trace!(target: LIVENESS, ?report, "a report of the far end");
-        reports.newest = Some((report.number, now));
+        tracing::trace!(target: LIVENESS, ?report, "a heartbeat report of the peer arrived");
+        reports.newest_received = Some((report.number, now));
         reports.announce |= report.ask;
-        let active_until = report.active.then(|| now + ACTIVITY_LASTS);
+        let active_until = report.active.then(|| now + PEER_ACTIVE_FOR);
         if report.active && !is_dense(now, paths) {
-            tracing::debug!(target: LIVENESS, "data moves at the far end: heartbeats become dense");
+            tracing::debug!(target: LIVENESS, "data moves at the peer: heartbeats become dense");
         }
         let mut changed = false;
         for (id, path) in paths.iter_mut() {
@@ -178,21 +185,21 @@ impl Heartbeats {
                     path = id.0,
                     heard,
                     later,
-                    "the far end reports otherwise about a path"
+                    "the peer's report about a path has changed"
                 );
                 changed = true;
             }
-            if !path.may_rest() {
+            if !path.may_stay_unprobed() {
                 path.liveness.on_peer_traffic(now, active_until);
             }
         }
         changed
     }
 
-    /// Data is about to move. If it did not before, reports that did not come meanwhile say nothing, whether
-    /// or not anybody looked while heartbeats were rare. Returns whether this is so.
+    /// Data is about to move. If heartbeats were sparse, reports that did not arrive meanwhile do not count as
+    /// missing. Returns whether heartbeats were sparse.
     #[inline]
-    pub(super) fn wake_up(&mut self, now: Instant, paths: &PathTable) -> bool {
+    pub(super) fn on_data_resumed(&mut self, now: Instant, paths: &PathTable) -> bool {
         let Some(reports) = &mut self.reports else { return false };
         if is_dense(now, paths) {
             return false;
@@ -201,52 +208,52 @@ impl Heartbeats {
         true
     }
 
-    /// When silence about this end's packets becomes meaningful, while data moves.
-    fn overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
+    /// Returns when reports of the peer count as missing, while heartbeats are dense.
+    fn report_overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         let reports = self.reports.as_ref()?;
         let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
-        let since = reports.newest.map_or(dense, |(_, newest)| newest.max(dense));
+        let since = reports.newest_received.map_or(dense, |(_, newest_received)| newest_received.max(dense));
         let alive = paths.values().filter(|path| path.liveness.is_alive());
-        let timeout = alive.map(|path| path.liveness.silence_limit()).max().unwrap_or(OVERDUE);
-        Some(since + timeout.clamp(OVERDUE, OVERDUE_MAX))
+        let timeout = alive.map(|path| path.liveness.silence_limit()).max().unwrap_or(MIN_REPORT_TIMEOUT);
+        Some(since + timeout.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT))
     }
 
-    /// Since when this end hears nothing from the far end about its own packets, although data moves: it
-    /// cannot know which of them arrive.
+    /// Returns since when reports of the peer are missing although data moves; it is then unknown which packets of
+    /// this end arrive.
     pub(super) fn unanswered_since(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
-        self.overdue_at(now, paths).filter(|at| now >= *at)
+        self.report_overdue_at(now, paths).filter(|at| now >= *at)
     }
 
-    /// This end has come to think otherwise about a path, which the far end must know.
+    /// Sends a report at once, because this end has changed its mind about a path.
     pub(super) fn announce(&mut self) {
         if let Some(reports) = &mut self.reports {
             reports.announce = true;
         }
     }
 
-    /// To be called when something arrived: acknowledgements leave with the first datagram, and without one
-    /// on the first path, whichever path they are for. While that one is suspiciously silent they get a
-    /// datagram of their own, on a path where something was just heard: without them the far end could not
-    /// use that one either. Returns that path and a report to send there, if `fits` says that it can be sent.
+    /// Chooses a path for acknowledgements; to be called when packets have arrived. noq sends acknowledgements for
+    /// all paths with the first datagram or, without one, on the first path. If that path has been silent for too
+    /// long, they are sent with a report on a path on which a packet has just arrived, or the peer could not use
+    /// that path either. Returns the path and the report; `fits` returns whether the connection takes a report.
     pub(super) fn steer_acks(
         &mut self,
         now: Instant,
         paths: &PathTable,
-        data_moved: Option<Instant>,
+        last_data_at: Option<Instant>,
         fits: impl FnOnce() -> bool,
     ) -> Option<(PathId, Bytes)> {
         let reports = self.reports.as_ref()?;
         let trusted = || paths.iter().filter(|(_, path)| path.is_trusted());
         let first_is_quiet = trusted().next().is_some_and(|(_, path)| path.liveness.is_quiet(now));
-        let just_done = reports.steered.is_some_and(|at| now < at + STEER_INTERVAL);
+        let just_done = reports.steered_at.is_some_and(|at| now < at + MIN_STEER_INTERVAL);
         if !first_is_quiet || just_done || !fits() {
             return None;
         }
         let heard = trusted().filter(|(_, path)| path.liveness.last_received() == now);
         let (id, _) = heard.min_by_key(|(_, path)| path.liveness.silence_limit())?;
-        let report = self.next_report(now, paths, data_moved, false)?;
+        let report = self.next_report(now, paths, last_data_at, false)?;
         if let Some(reports) = &mut self.reports {
-            reports.steered = Some(now);
+            reports.steered_at = Some(now);
         }
         tracing::trace!(
             target: LIVENESS,
@@ -260,11 +267,11 @@ impl Heartbeats {
         &mut self,
         now: Instant,
         paths: &PathTable,
-        data_moved: Option<Instant>,
+        last_data_at: Option<Instant>,
         ask: bool,
     ) -> Option<Bytes> {
         let reports = self.reports.as_mut()?;
-        let active = data_moved.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE);
+        let active = last_data_at.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE_FOR);
         let paths = paths.iter().map(|(id, path)| {
             let reception = if path.liveness.is_alive() { Reception::Heard } else { Reception::Silent };
             let later = self.role == Role::Client && path.usage.state() == PathState::Standby;
@@ -275,141 +282,151 @@ impl Heartbeats {
         Some(HeartbeatReport { active, ask, number: reports.sent, paths }.encode(&reports.prefix))
     }
 
-    /// A heartbeat on a path: a report where data may go, a PING elsewhere.
+    /// Returns the heartbeat for a path: a report on a trusted path (or any, if none is trusted), else a PING.
     fn heartbeat(
         &mut self,
         now: Instant,
         paths: &PathTable,
-        around: Surroundings,
+        traffic: TrafficState,
         id: PathId,
         ask: bool,
     ) -> Heartbeat {
         let trusted = paths.values().any(PathEntry::is_trusted);
         let may = paths.get(id).is_some_and(|path| path.is_trusted() || !trusted);
-        let report =
-            if may && around.datagrams { self.next_report(now, paths, around.data_moved, ask) } else { None };
+        let report = if may && traffic.datagrams {
+            self.next_report(now, paths, traffic.last_data_at, ask)
+        } else {
+            None
+        };
         report.map_or(Heartbeat::Ping(id), |report| Heartbeat::Report(id, report))
     }
 
-    /// The heartbeats that the liveness of the paths `due` asks for, and what else both ends must know now.
+    /// Returns the heartbeats to send now: on the paths `due`, whose liveness asks for one, and those that reports
+    /// and probes need.
     pub(super) fn poll(
         &mut self,
         now: Instant,
         paths: &mut PathTable,
-        around: Surroundings,
+        traffic: TrafficState,
         due: &[PathId],
-    ) -> Due {
-        let mut out = Due::default();
-        out.heartbeats.extend(due.iter().map(|id| self.heartbeat(now, paths, around, *id, false)));
+    ) -> HeartbeatActions {
+        let mut out = HeartbeatActions::default();
+        out.heartbeats.extend(due.iter().map(|id| self.heartbeat(now, paths, traffic, *id, false)));
         let dense = is_dense(now, paths);
         let unanswered = self.unanswered_since(now, paths).is_some();
         let Some(reports) = &mut self.reports else { return out };
         reports.dense_since = if dense { reports.dense_since.or(Some(now)) } else { None };
         let announce = std::mem::take(&mut reports.announce);
-        let (call, rejudge) = reports.calls(now, unanswered);
+        let (to_all_paths, rejudge) = reports.update_all_paths_mode(now, unanswered);
         out.rejudge = rejudge;
-        let owed = paths.iter_mut().filter_map(|(id, path)| path.peer.take_owed_heartbeat().then_some(id));
-        out.heartbeats.extend(owed.map(Heartbeat::Ping));
-        if announce || call {
+        let requested =
+            paths.iter_mut().filter_map(|(id, path)| path.peer.take_heartbeat_request().then_some(id));
+        out.heartbeats.extend(requested.map(Heartbeat::Ping));
+        if announce || to_all_paths {
             let free = paths.values().any(|path| path.is_trusted() && !path.is_metered());
             let may = |path: &PathEntry| path.is_trusted() && (dense || !free || !path.is_metered());
             let all = paths.iter().filter(|(_, path)| path.liveness.has_carrier());
-            let to = all.filter(|(id, path)| !due.contains(id) && (call || may(path)));
+            let to = all.filter(|(id, path)| !due.contains(id) && (to_all_paths || may(path)));
             for id in to.map(|(id, _)| id).collect::<Vec<_>>() {
-                out.heartbeats.push(self.heartbeat(now, paths, around, id, false));
+                out.heartbeats.push(self.heartbeat(now, paths, traffic, id, false));
             }
         }
-        self.try_broken(now, paths, around, dense, &mut out.heartbeats);
+        self.probe_down_paths(now, paths, traffic, dense, &mut out.heartbeats);
         out
     }
 
-    /// While no data moves: now and then a trial of the paths that do not work.
-    fn try_broken(
+    /// Probes the paths that are down from time to time while no data moves.
+    fn probe_down_paths(
         &mut self,
         now: Instant,
         paths: &PathTable,
-        around: Surroundings,
+        traffic: TrafficState,
         dense: bool,
         out: &mut Vec<Heartbeat>,
     ) {
         let Some(reports) = &mut self.reports else { return };
-        let is_broken = |path: &PathEntry| {
-            path.usage.state() == PathState::Down && path.liveness.has_carrier() && !path.may_rest()
+        let is_down = |path: &PathEntry| {
+            path.usage.state() == PathState::Down && path.liveness.has_carrier() && !path.may_stay_unprobed()
         };
-        let broken = || paths.iter().filter(|(_, path)| is_broken(path));
-        if dense || broken().next().is_none() {
-            reports.trial = None;
+        let down_paths = || paths.iter().filter(|(_, path)| is_down(path));
+        if dense || down_paths().next().is_none() {
+            reports.probe = None;
             return;
         }
-        // The report that asks costs, too.
+        // The report that asks the peer for heartbeats uses a path that may be metered as well.
         let over = paths.iter().filter(|(_, path)| path.is_trusted());
         let over = over.min_by_key(|(id, path)| (path.is_metered(), *id));
-        let trying = broken().any(|(_, path)| path.liveness.is_probing(now));
-        let costs =
-            broken().all(|(_, path)| path.is_metered()) || over.is_none_or(|(_, path)| path.is_metered());
-        let trial = reports.trial.get_or_insert(Trial { since: now, next: now + RETRY });
-        if trying {
-            trial.next = trial.next.min(now + TRIAL_STEP);
+        let confirming = down_paths().any(|(_, path)| path.liveness.is_probing(now));
+        let metered_only =
+            down_paths().all(|(_, path)| path.is_metered()) || over.is_none_or(|(_, path)| path.is_metered());
+        let probe = reports.probe.get_or_insert(PathProbe { since: now, next: now + EARLY_PROBE_INTERVAL });
+        if confirming {
+            probe.next = probe.next.min(now + CONFIRM_PROBE_INTERVAL);
         }
-        if now < trial.next {
+        if now < probe.next {
             return;
         }
         let over_path = over.map(|(id, _)| id.0);
         tracing::debug!(
             target: LIVENESS,
             over = over_path,
-            trying,
-            costs,
-            "paths that do not work are tried while no data moves"
+            confirming,
+            metered_only,
+            "paths that are down are probed while no data moves"
         );
-        let pause = match now.saturating_duration_since(trial.since) {
-            _ if trying => TRIAL_STEP,
-            _ if costs => RETRY_METERED,
-            age if age < LATELY => RETRY,
-            _ => RETRY_LATER,
+        let pause = match now.saturating_duration_since(probe.since) {
+            _ if confirming => CONFIRM_PROBE_INTERVAL,
+            _ if metered_only => METERED_PROBE_INTERVAL,
+            age if age < EARLY_PROBE_PERIOD => EARLY_PROBE_INTERVAL,
+            _ => LATE_PROBE_INTERVAL,
         };
-        trial.next = now + pause;
-        out.extend(broken().map(|(id, _)| Heartbeat::Ping(id)));
-        let over = over.map_or_else(|| broken().map(|(id, _)| id).collect(), |(id, _)| vec![id]);
+        probe.next = now + pause;
+        out.extend(down_paths().map(|(id, _)| Heartbeat::Ping(id)));
+        let over = over.map_or_else(|| down_paths().map(|(id, _)| id).collect(), |(id, _)| vec![id]);
         for id in over {
-            out.push(self.heartbeat(now, paths, around, id, true));
+            out.push(self.heartbeat(now, paths, traffic, id, true));
         }
     }
 
-    /// When [`Self::poll`] has something to do that no path's own heartbeats ask for.
+    /// Returns when [`Self::poll`] has to be called, apart from the heartbeats of the paths themselves.
     pub(super) fn poll_timeout(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         let reports = self.reports.as_ref()?;
-        if reports.announce || paths.values().any(|path| path.peer.owes_heartbeat()) {
+        if reports.announce || paths.values().any(|path| path.peer.is_heartbeat_requested()) {
             return Some(now);
         }
-        let overdue = self.overdue_at(now, paths);
-        let call = overdue.map(|at| reports.called.map_or(at, |called| called + CALL_INTERVAL).max(at));
-        let trial = reports.trial.map(|trial| trial.next);
-        call.into_iter().chain(trial).min()
+        let overdue = self.report_overdue_at(now, paths);
+        let to_all_paths = overdue.map(|at| {
+            reports
+                .all_paths_sent_at
+                .map_or(at, |all_paths_sent_at| all_paths_sent_at + ALL_PATHS_INTERVAL)
+                .max(at)
+        });
+        let probe = reports.probe.map(|probe| probe.next);
+        to_all_paths.into_iter().chain(probe).min()
     }
 }
 
-impl Reports {
-    /// Whether reports leave on all paths now, because the far end is silent about this end's packets; and
-    /// whether paths have to be judged again.
-    fn calls(&mut self, now: Instant, unanswered: bool) -> (bool, bool) {
-        match self.called {
+impl ReportState {
+    /// Enters or leaves the mode in which reports are sent on all paths, because reports of the peer are missing.
+    /// Returns whether to send them now, and whether paths have to be judged again.
+    fn update_all_paths_mode(&mut self, now: Instant, unanswered: bool) -> (bool, bool) {
+        match self.all_paths_sent_at {
             None if unanswered => {
-                // First all paths must be trusted, which is done before the next packet leaves.
+                // All paths must be trusted first, which happens before the next packet is sent.
                 tracing::debug!(
                     target: LIVENESS,
-                    "no report while data moves: all paths are trusted until the far end is heard"
+                    "no report of the peer arrives while data moves: all paths are trusted until one does"
                 );
-                self.called = now.checked_sub(CALL_INTERVAL);
+                self.all_paths_sent_at = now.checked_sub(ALL_PATHS_INTERVAL);
                 (false, true)
             }
             Some(_) if !unanswered => {
-                tracing::debug!(target: LIVENESS, "the far end reports again");
-                self.called = None;
+                tracing::debug!(target: LIVENESS, "reports of the peer arrive again");
+                self.all_paths_sent_at = None;
                 (false, true)
             }
-            Some(called) if now >= called + CALL_INTERVAL => {
-                self.called = Some(now);
+            Some(all_paths_sent_at) if now >= all_paths_sent_at + ALL_PATHS_INTERVAL => {
+                self.all_paths_sent_at = Some(now);
                 (true, false)
             }
             _ => (false, false),
@@ -456,15 +473,15 @@ mod tests {
     }
 
     fn judge(usage: &mut PathUsage, alive: bool) {
-        usage.judge(Evidence { alive, unheard: false, refused: false, trusted_anyway: false });
+        usage.judge(Evidence { alive, unheard: false, refused: false, peer_unknown: false });
     }
 
-    fn around(now: Instant) -> Surroundings {
-        Surroundings { datagrams: true, data_moved: Some(now) }
+    fn traffic(now: Instant) -> TrafficState {
+        TrafficState { datagrams: true, last_data_at: Some(now) }
     }
 
     /// What is sent: `.0` on each path as a report, `.1` as a PING.
-    fn sent(due: &Due) -> (Vec<u32>, Vec<u32>) {
+    fn sent(due: &HeartbeatActions) -> (Vec<u32>, Vec<u32>) {
         let (mut reports, mut pings) = (Vec::new(), Vec::new());
         for heartbeat in &due.heartbeats {
             match heartbeat {
@@ -475,7 +492,7 @@ mod tests {
         (reports, pings)
     }
 
-    fn report_of(due: &Due) -> Bytes {
+    fn report_of(due: &HeartbeatActions) -> Bytes {
         let report = due.heartbeats.iter().find_map(|heartbeat| match heartbeat {
             Heartbeat::Report(_, report) => Some(report.clone()),
             Heartbeat::Ping(_) => None,
@@ -490,7 +507,7 @@ mod tests {
         let (mut ours, mut theirs) = (table(start, 2), table(start, 2));
         die(start, ours.get_mut(PathId(1)).expect("a path"));
         let now = start + 1000 * MS;
-        let due = here.poll(now, &mut ours, around(now), &[PathId(0), PathId(1)]);
+        let due = here.poll(now, &mut ours, traffic(now), &[PathId(0), PathId(1)]);
         assert_eq!(sent(&due), (vec![0], vec![1]), "reports are for paths that are trusted");
         assert!(!there.has_reports());
         assert!(there.take_report(now, &report_of(&due), &mut theirs));
@@ -504,8 +521,8 @@ mod tests {
         let now = Instant::now();
         let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
         let (mut ours, mut theirs) = (table(now, 1), table(now, 1));
-        let old = report_of(&here.poll(now, &mut ours, around(now), &[PathId(0)]));
-        let new = report_of(&here.poll(now, &mut ours, around(now), &[PathId(0)]));
+        let old = report_of(&here.poll(now, &mut ours, traffic(now), &[PathId(0)]));
+        let new = report_of(&here.poll(now, &mut ours, traffic(now), &[PathId(0)]));
         assert!(there.is_report(&new) && there.take_report(now, &new, &mut theirs));
         ours.get_mut(PathId(0)).expect("a path").liveness.on_carrier(now, false);
         assert!(!there.take_report(now, &old, &mut theirs));
@@ -518,7 +535,7 @@ mod tests {
         let now = Instant::now();
         let (mut heartbeats, mut paths) = (Heartbeats::new(Role::Client), table(now, 2));
         heartbeats.announce();
-        let due = heartbeats.poll(now, &mut paths, around(now), &[PathId(1)]);
+        let due = heartbeats.poll(now, &mut paths, traffic(now), &[PathId(1)]);
         assert_eq!((sent(&due), due.rejudge), ((vec![], vec![1]), false));
         assert_eq!(heartbeats.poll_timeout(now, &paths), None);
         assert_eq!(heartbeats.unanswered_since(now + 9000 * MS, &paths), None);
@@ -530,15 +547,15 @@ mod tests {
         let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
         let (mut ours, mut theirs) = (table(now, 3), table(now, 3));
         die(now, ours.get_mut(PathId(2)).expect("a path"));
-        // The trial of the path that is dead asks for signs of life.
+        // The probe of the path that is dead asks for signs of life.
         let idle = now + 5000 * MS;
-        let calm = Surroundings { datagrams: true, data_moved: None };
+        let calm = TrafficState { datagrams: true, last_data_at: None };
         assert_eq!(here.poll(idle, &mut ours, calm, &[]).heartbeats, []);
-        let trial_at = here.poll_timeout(idle, &ours).expect("a trial");
-        assert_eq!(trial_at, idle + RETRY);
-        let trial = here.poll(trial_at, &mut ours, calm, &[]);
-        assert_eq!(sent(&trial), (vec![0], vec![2]));
-        there.take_report(trial_at, &report_of(&trial), &mut theirs);
+        let trial_at = here.poll_timeout(idle, &ours).expect("a probe");
+        assert_eq!(trial_at, idle + EARLY_PROBE_INTERVAL);
+        let probe = here.poll(trial_at, &mut ours, calm, &[]);
+        assert_eq!(sent(&probe), (vec![0], vec![2]));
+        there.take_report(trial_at, &report_of(&probe), &mut theirs);
         assert_eq!(there.poll_timeout(trial_at, &theirs), Some(trial_at));
         let answer = there.poll(trial_at, &mut theirs, calm, &[]);
         assert_eq!(sent(&answer), (vec![0, 1, 2], vec![2]));
@@ -556,7 +573,7 @@ mod tests {
                 path.liveness.on_traffic(now);
                 path.liveness.on_received(now);
             }
-            let due = heartbeats.poll(now, &mut paths, around(now), &[]);
+            let due = heartbeats.poll(now, &mut paths, traffic(now), &[]);
             assert_eq!(
                 due.rejudge,
                 due.heartbeats.is_empty() && heartbeats.unanswered_since(now, &paths) == Some(now)
@@ -567,7 +584,7 @@ mod tests {
             }
         }
         let patience = paths.get(PathId(0)).expect("a path").liveness.silence_limit();
-        let silent = patience.clamp(OVERDUE, OVERDUE_MAX).as_millis() as u32;
+        let silent = patience.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT).as_millis() as u32;
         assert_eq!(calls.len() as u32, (1000 - silent).div_ceil(100), "{calls:?} after {silent} ms");
         assert!(calls[0] > silent, "first all paths are trusted");
     }
@@ -579,9 +596,9 @@ mod tests {
         let busy =
             |paths: &mut PathTable, now| paths.values_mut().for_each(|path| path.liveness.on_traffic(now));
         busy(&mut paths, start);
-        heartbeats.poll(start, &mut paths, around(start), &[]);
+        heartbeats.poll(start, &mut paths, traffic(start), &[]);
         let later = start + 60_000 * MS;
-        assert!(heartbeats.wake_up(later, &paths));
+        assert!(heartbeats.on_data_resumed(later, &paths));
         busy(&mut paths, later);
         assert_eq!(heartbeats.unanswered_since(later, &paths), None);
     }

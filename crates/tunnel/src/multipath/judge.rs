@@ -1,5 +1,9 @@
-//! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and
-//! the scheduler told what changed.
+//! Decides which paths carry data: takes over measurements, determines the state of each path, and passes changes
+//! to the peer, the QUIC connection and the scheduler.
+//!
+//! In: measurements of the QUIC connection, liveness, reports of the peer, tiers. Out: the state of each path and
+//! everything that follows from it. Always holds: every [`MeasurementTimer`](super::MeasurementTimer) task leaves
+//! scheduler, groups and connection with the same set of usable paths.
 
 use mpvpn_path::{PathInfo, PathState, TieredPath};
 use mpvpn_quic::{Connection, PathStats};
@@ -19,56 +23,58 @@ use super::{
 use crate::Reinjected;
 
 impl MultipathConnection {
-    /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
+    /// Measures and judges the paths if the timer says so.
     pub(super) fn refresh(&mut self, now: Instant, connection: &mut Connection) {
         let Some(task) = self.timer.poll(now) else { return };
         let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER, REORDER, FEC, TRANSPORT]);
-        let due = task == Task::Measure;
-        if due {
+        let measuring = task == Task::Measure;
+        if measuring {
             self.traffic.measure(now);
             let prefix = self.packetizer.prefix();
-            let label = self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(prefix));
-            let around = prefix.as_ref().len() + label;
-            let limit = connection.max_datagram_size().map(|max| max.saturating_sub(around));
+            let label_bytes =
+                self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead_bytes(prefix));
+            let overhead = prefix.as_ref().len() + label_bytes;
+            let limit = connection.max_datagram_size().map(|max| max.saturating_sub(overhead));
             self.mtu.update(now, limit);
         }
-        self.choose_places(now, connection, due);
-        let views = self.judge_paths(now, connection, due);
+        self.choose_places(now, connection, measuring);
+        let views = self.judge_paths(now, connection, measuring);
         self.form_groups(connection);
-        self.tell_scheduler(now, connection, due);
-        if due {
-            self.measure_for_numbers(now, connection, views);
+        self.update_scheduler(now, connection, measuring);
+        if measuring {
+            self.update_numbering(now, connection, views);
             self.events.on_measured(&self.paths);
         }
     }
 
-    /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
-    fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
+    /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
+    fn choose_places(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
         let (role, reports) = (self.role, self.heartbeats.has_reports());
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter_mut() {
             let link = match role {
                 Role::Client => Some(path.link().uplink().0),
-                Role::Server => path.policy.place().1,
+                Role::Server => path.policy.client_link(),
             };
             let inside_tcp = path.is_inside_tcp();
-            if let Some(settings) = path.policy.apply(now, self.shared.as_ref(), link, inside_tcp) {
+            if let Some(settings) = path.policy.apply(now, self.shared_links.as_ref(), link, inside_tcp) {
                 tracing::debug!(
                     target: SCHEDULER,
                     path = id.0,
                     shared = settings.shaper.is_some(),
                     cap = ?settings.cap,
-                    "what limits a path has changed"
+                    "the rate cap, shaper or DSCP of a path has changed"
                 );
                 connection.set_share(now, id, settings.shaper);
                 connection.set_rate_cap(now, id, settings.cap);
                 connection.set_dscp(id, settings.dscp);
             }
-            let load = path.load.measure(due, connection.is_backlogged(id));
+            let load = path.load.measure(measuring, connection.is_backlogged(id));
             candidates.push(TieredPath {
                 id,
-                // Under failover the client chooses the path within a tier.
-                link: if role == Role::Server && path.peer.refuses() {
+                // Under the scheduler `failover` the client chooses the path within a tier, so the server puts a path
+                // that the client refuses last.
+                link: if role == Role::Server && path.peer.refuses_data() {
                     LinkId(u16::MAX)
                 } else {
                     path.link().uplink()
@@ -81,7 +87,7 @@ impl MultipathConnection {
             });
         }
         let links = usize::from(self.scheduler.copies());
-        let places = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, due);
+        let places = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, measuring);
         for ((id, path), place) in self.paths.iter_mut().zip(places) {
             if path.usage.place() != place {
                 let tier = path.policy.get().tier;
@@ -91,43 +97,43 @@ impl MultipathConnection {
                     %tier,
                     from = ?path.usage.place(),
                     to = ?place,
-                    "a path has another place among the tiers"
+                    "the role of a path among the tiers has changed"
                 );
             }
             path.usage.set_place(place);
-            if path.may_rest() {
+            if path.may_stay_unprobed() {
                 path.liveness.end_dense_heartbeats();
             }
         }
     }
 
-    /// Finds the state of every path, and takes what was on its way on those that died; returns what was
-    /// measured, if that was `due`.
-    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, due: bool) -> Vec<PathStats> {
+    /// Determines the state of every path, and reinjects the data in flight on paths that died. Returns the
+    /// measurements, if `measuring`.
+    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, measuring: bool) -> Vec<PathStats> {
         let reports = self.heartbeats.has_reports();
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
         let mut views = Vec::with_capacity(self.paths.len());
         let mut changes = Vec::new();
         for (id, path) in self.paths.iter_mut() {
-            if due && let Some(view) = connection.path_stats(now, id) {
+            if measuring && let Some(view) = connection.path_stats(now, id) {
                 path.liveness.set_measurements(view.rtt, view.jitter, view.loss);
                 views.push(view);
             }
             let evidence = Evidence {
                 alive: path.liveness.is_alive(),
                 unheard: is_unheard(path, id, reports, connection),
-                // Where the server knows the tier it decides for itself what it sends when.
+                // A server that knows the tier of the link decides by the tier.
                 refused: self.role == Role::Server
                     && path.policy.get().tier == Tier::Primary
-                    && path.peer.refuses(),
-                trusted_anyway: unanswered && path.liveness.has_carrier(),
+                    && path.peer.refuses_data(),
+                peer_unknown: unanswered && path.liveness.has_carrier(),
             };
-            let Judgement { tell, left } = path.usage.judge(evidence);
+            let Judgement { new_status, previous_state } = path.usage.judge(evidence);
             let state = path.usage.state();
             if let Some(ignore) = path.loss_grace.update(now, state == PathState::Down) {
                 connection.set_ignore_losses(id, ignore);
             }
-            if let Some(from) = left {
+            if let Some(from) = previous_state {
                 tracing::debug!(
                     target: SCHEDULER,
                     path = id.0,
@@ -142,15 +148,15 @@ impl MultipathConnection {
                 );
                 changes.push((id, from));
             }
-            if let Some(status) = tell {
-                let anyway = evidence.trusted_anyway;
+            if let Some(status) = new_status {
+                let peer_unknown = evidence.peer_unknown;
                 tracing::debug!(
                     target: SCHEDULER,
                     path = id.0,
                     ?status,
                     state = state.as_str(),
-                    anyway,
-                    "the peer is told how a path is used"
+                    peer_unknown,
+                    "the path status sent to the peer has changed"
                 );
                 connection.set_status(id, status);
             }
@@ -164,7 +170,7 @@ impl MultipathConnection {
         views
     }
 
-    /// Takes all that is on its way on a path that is dead, to be sent again.
+    /// Sends everything again that is in flight on a dead path.
     fn reinject_from(&mut self, now: Instant, connection: &mut Connection, id: PathId) -> Reinjected {
         let reinjected = self.recovery.reinject_from(now, connection, id);
         self.traffic.count_reinjected(reinjected.bytes);
@@ -175,8 +181,8 @@ impl MultipathConnection {
         Reinjected { packets: reinjected.packets, stream_bytes: reinjected.bytes }
     }
 
-    /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself,
-    /// so that flows can stay on theirs.
+    /// Groups the paths over one link. If the peer does not resequence, each path forms its own group, so that each
+    /// flow can stay on one path.
     fn form_groups(&mut self, connection: &mut Connection) {
         let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
         self.groups.set(self.paths.iter().map(|(id, path)| Member {
@@ -187,7 +193,7 @@ impl MultipathConnection {
         connection.set_path_groups(self.groups.as_lists());
     }
 
-    fn tell_scheduler(&mut self, now: Instant, connection: &Connection, due: bool) {
+    fn update_scheduler(&mut self, now: Instant, connection: &Connection, measuring: bool) {
         let heads = self.groups.heads().filter_map(|head| Some((head, self.paths.get(head)?)));
         let infos: Vec<PathInfo> = heads
             .map(|(id, path)| PathInfo {
@@ -200,18 +206,18 @@ impl MultipathConnection {
             })
             .collect();
         self.scheduler.set_paths(now, &infos);
-        if due {
-            let rate = self.scheduler.order().map(|id| connection.delivery_rate(id)).sum();
+        if measuring {
+            let rate = self.scheduler.paths_in_order().map(|id| connection.delivery_rate(id)).sum();
             self.scheduler.set_rate(rate);
         }
     }
 
-    /// Decides whether packets are numbered, and which paths are protected by repair.
-    fn measure_for_numbers(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathStats>) {
+    /// Decides whether packets are numbered, and which paths are protected by FEC.
+    fn update_numbering(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathStats>) {
         let Some(sequencer) = &mut self.recovery.sequencer else { return };
-        let heads = self.scheduler.order();
+        let heads = self.scheduler.paths_in_order();
         let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
-        let one_each = self.scheduler.order().count() == used.len();
+        let one_each = self.scheduler.paths_in_order().count() == used.len();
         let once = self.scheduler.copies() == 1;
         let stays = one_each && once && self.scheduler.kind().keeps_flows_on_paths();
         views.retain(|view| used.contains(&view.id));
@@ -223,7 +229,7 @@ impl MultipathConnection {
     }
 }
 
-/// The far end does not hear this one on a path.
+/// Whether packets that this end sends on a path do not arrive at the peer.
 fn is_unheard(path: &PathEntry, id: PathId, reports: bool, connection: &Connection) -> bool {
     path.peer.is_unheard(reports, || connection.last_acked_send_time(id))
 }

@@ -1,18 +1,18 @@
-//! How busy a path is, judged by whether packets waited for it.
+//! Measures the load of a path by whether packets wait for it.
 //!
-//! In: at every measurement, whether more waited for the path than it could take. Out: whether it is full,
-//! has room to spare, or neither clearly. Always holds: one measurement alone decides nothing.
+//! In: at every measurement, whether more data waited for the path than its available window. Out: whether the path
+//! is full, has capacity to spare, or neither. Always holds: a single measurement never changes the result.
 
 use mpvpn_path::Utilization;
 
-/// Measurements in a row (20 ms each) that make a path count as full, or as spare. Fewer take a burst for a
-/// full path, which brings overflow links into use for nothing; more leave a full one alone for longer.
+/// Consecutive measurements (20 ms apart) with the same result after which a path counts as full or spare. Smaller:
+/// a burst counts as a full path, and overflow links are used without need. Larger: a full path gets help later.
 const CONSECUTIVE_MEASUREMENTS: i32 = 8;
 
 /// The load of one path.
 #[derive(Debug)]
 pub(super) struct PathLoad {
-    /// Measurements in a row in which packets waited for it (positive) or none did (negative).
+    /// Consecutive measurements in which packets waited for the path (positive) or none did (negative).
     run: i32,
     now: Utilization,
 }
@@ -22,12 +22,12 @@ impl PathLoad {
         Self { run: 0, now: Utilization::Partial }
     }
 
-    /// What the last call of [`Self::measure`] found.
+    /// Returns the result of the last call of [`Self::measure`].
     pub(super) fn now(&self) -> Utilization {
         self.now
     }
 
-    /// Takes a measurement if one is due; without one nothing is known. `limited`: more waited than the path
+    /// Takes a measurement if one is `due`, else returns [`Load::Some`]. `limited`: more data waited than the path
     /// could take.
     pub(super) fn measure(&mut self, due: bool, limited: bool) -> Utilization {
         self.now = if due { self.step(limited) } else { Utilization::Partial };
@@ -41,7 +41,7 @@ impl PathLoad {
         };
         match self.run {
             run if run <= -CONSECUTIVE_MEASUREMENTS => Utilization::Spare,
-            // Not again at once: what was moved needs time to show.
+            // The next result "full" takes half as many measurements: moving traffic takes time to show an effect.
             CONSECUTIVE_MEASUREMENTS.. => {
                 self.run = CONSECUTIVE_MEASUREMENTS / 2;
                 Utilization::Full

@@ -1,21 +1,22 @@
-//! What a connection is called in the log, and the spans around decisions about it.
+//! Log spans of a connection, its session and its paths.
 //!
-//! A span has the target of the decisions in it, so that a filter that shows a decision also shows whose it
-//! is. Spans cost a comparison while their target is filtered out. There is none around a packet, but where
-//! every turn is traced.
+//! In: the role, session and class of a connection. Out: `tracing` spans around its decisions. A span has the target
+//! of the decisions in it, so a filter that shows a decision also shows the connection and path it is about. A span
+//! costs one comparison while its target is filtered out. Always holds: no span is entered for each packet, unless
+//! every event-loop iteration is traced.
 
 use mpvpn_types::{LinkId, SessionId};
 use tracing::span::EnteredSpan;
 
 use super::Role;
 
-/// What distinguishes this connection from others of this process.
+/// The fields that distinguish a connection from others of the process.
 #[derive(Debug)]
 pub(super) struct LogContext {
     role: Role,
-    /// At a server: the session that it belongs to.
+    /// At a server: the session of the connection.
     session: Option<SessionId>,
-    /// What its class is called, where there are several.
+    /// The name of the connection's class, if there are several.
     class: Option<Box<str>>,
 }
 
@@ -40,7 +41,7 @@ impl LogContext {
         self.session.map(|session| session.0)
     }
 
-    /// The link of a path, at a client: at a server links have no numbers that mean anything to people.
+    /// Returns the link number for the log; `None` at a server, where links have no numbers known to people.
     pub(super) fn link(&self, link: LinkId) -> Option<u16> {
         (self.role == Role::Client).then_some(link.0)
     }
@@ -53,16 +54,15 @@ impl LogContext {
     }
 }
 
-/// The spans of a connection, and of its session where it has one, until they are dropped.
+/// The entered spans of a connection and of its session, if it has one; dropping the value exits them.
 #[must_use]
 pub(super) struct ConnectionSpans {
-    /// The inner one ends first.
+    /// Declared first, as the inner span must be exited first.
     pub(super) _connection: EnteredSpan,
     pub(super) _session: Option<EnteredSpan>,
 }
 
-/// Enters the spans of a connection around decisions of one level with these targets, under the first of them
-/// that is not filtered out.
+/// Enters the spans of a connection, with the first of the given targets that is enabled at the given level.
 macro_rules! enter_connection {
     ($log:expr, $level:ident, [$($target:expr),+]) => {
         'spans: {
@@ -87,7 +87,7 @@ macro_rules! enter_connection {
     };
 }
 
-/// Enters the span of a path for decisions with this target.
+/// Enters the span of a path, with the given target.
 macro_rules! enter_path {
     ($target:expr, $log:expr, $id:expr, $path:expr) => {
         tracing::debug_span!(target: $target, "path", id = $id.0, link = $log.link($path.link())).entered()

@@ -1,24 +1,27 @@
-//! When paths are measured, and when they are judged anew.
+//! Schedules measurements of the paths, and decisions about their use.
+//!
+//! In: the time, and notices that something has changed. Out: whether to measure and judge, or only to judge. Always
+//! holds: paths are measured at most once each [`INTERVAL`], unless a measurement is asked for.
 
 use mpvpn_types::{Duration, Instant};
 
-/// Measurements of paths are taken over into scheduling at this interval. Shorter costs processor time for
-/// each connection; longer, and a path that becomes slow is noticed later.
+/// Interval at which measurements of paths are taken over. Smaller: more processor time for each connection. Larger:
+/// a path that becomes slow is noticed later.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// While overflow links are in use it is asked this often whether they are still needed, also when nothing
-/// else happens.
+/// Interval of measurements while overflow links are in use and no packets move, to stop using links that are not
+/// needed. Smaller: more processor time. Larger: overflow links are used for longer.
 const OVERFLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What [`MeasurementTimer::poll`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Measure the paths, and judge them.
+    /// Measure the paths and judge them.
     Measure,
-    /// Judge them by what is known already.
+    /// Judge the paths by the last measurements.
     Judge,
 }
 
-/// Measures at intervals, and judges when something has changed.
+/// The timer of measurements and judgements.
 #[derive(Debug)]
 pub(super) struct MeasurementTimer {
     measured: Option<Instant>,
@@ -26,22 +29,22 @@ pub(super) struct MeasurementTimer {
 }
 
 impl MeasurementTimer {
-    /// Both are due.
+    /// Creates a timer for which both are due.
     pub(super) fn new() -> Self {
         Self { measured: None, changed: true }
     }
 
-    /// Something has changed: paths have to be judged before the next packet leaves.
+    /// Requests that paths are judged before the next packet is sent.
     pub(super) fn judge_soon(&mut self) {
         self.changed = true;
     }
 
-    /// So much has changed that they have to be measured before.
+    /// Requests that paths are measured and judged before the next packet is sent.
     pub(super) fn measure_soon(&mut self) {
         (self.measured, self.changed) = (None, true);
     }
 
-    /// What is due, which is done then.
+    /// Returns the task that is due, and marks it as done.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Task> {
         let due = self.measured.is_none_or(|at| now.saturating_duration_since(at) >= INTERVAL);
         let changed = std::mem::take(&mut self.changed);
@@ -55,7 +58,7 @@ impl MeasurementTimer {
         }
     }
 
-    /// When a measurement is due although nothing happens; `overflowing`: overflow links are in use.
+    /// Returns when a measurement is due although no packets move; `overflowing`: overflow links are in use.
     pub(super) fn poll_timeout(&self, overflowing: bool) -> Option<Instant> {
         self.measured.filter(|_| overflowing).map(|at| at + OVERFLOW_INTERVAL)
     }

@@ -1,28 +1,31 @@
-//! When memory for packets is given back: after nothing had to be sent for some time.
+//! Decides when a connection releases its packet memory: after it had nothing to send for some time.
+//!
+//! In: uses of packet memory, and the time. Out: when to release the memory. Always holds: memory is released once
+//! after each use, and never while packets wait.
 
 use mpvpn_types::{Duration, Instant};
 
-/// A tunnel that had nothing to send for this time gives its memory for packets back. Sooner, and pauses of a
-/// page load cost allocations; later, and thousands of idle clients keep megabytes.
+/// Time without packets to send after which packet memory is released. Smaller: pauses within a page load cost
+/// allocations. Larger: thousands of idle clients keep megabytes for longer.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
 
-/// When memory for packets was last in use, until it has been given back.
+/// Holds when packet memory was last used; `None` once it was released.
 #[derive(Debug, Default)]
 pub(super) struct MemoryTrimmer(Option<Instant>);
 
 impl MemoryTrimmer {
-    /// Packets were taken in.
+    /// Packet memory is in use now.
     #[inline]
     pub(super) fn note_use(&mut self, now: Instant) {
         self.0 = Some(now);
     }
 
-    /// Whether it is time to give memory back, once; never while something `waits`.
+    /// Returns true once when memory is to be released; never while packets wait (`waits`).
     pub(super) fn expires(&mut self, now: Instant, waits: bool) -> bool {
         !waits && self.0.take_if(|at| now >= *at + IDLE_BEFORE_TRIM).is_some()
     }
 
-    /// When it will be time, unless something `waits`.
+    /// Returns when memory is to be released, unless packets wait (`waits`).
     pub(super) fn poll_timeout(&self, waits: bool) -> Option<Instant> {
         self.0.filter(|_| !waits).map(|at| at + IDLE_BEFORE_TRIM)
     }

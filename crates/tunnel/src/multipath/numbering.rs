@@ -1,8 +1,7 @@
-//! Numbers the packets that leave, so that a flow may take several paths and what is lost can be sent again.
+//! Numbers the packets that are sent, so that a flow can use several paths and lost packets can be retransmitted.
 //!
-//! In: packets that leave, and what is measured about the paths in use. Out: whether packets are numbered
-//! now, their labels and datagrams. Always holds: the far end is never asked to hold packets for longer than
-//! [`MOST_TIMEOUT`].
+//! In: packets to send, and measurements of the paths in use. Out: whether packets are numbered now, their labels and
+//! datagrams. Always holds: the reorder timeout that the peer is asked to apply is at most [`MAX_REORDER_TIMEOUT`].
 
 use bytes::Bytes;
 use mpvpn_class::QueuedPacket;
@@ -12,23 +11,26 @@ use mpvpn_packet::Arena;
 use mpvpn_quic::{PathStats, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
-use super::{flow_order::FlowOrder, resequencer::split_label, retransmissions::MOST_TRIES};
+use super::{flow_order::FlowOrder, resequencer::split_label, retransmissions::MAX_RETRANSMISSIONS};
 
-/// Packets are numbered for this long after a path lost some, also if only one path is left: loss comes in
-/// bursts, and without numbers the next burst costs TCP a round trip.
-const LOSSY_FOR: Duration = Duration::from_secs(30);
-/// The share of packets (0 to 1) whose loss is worth numbers: 0.3 %. Less hurts TCP little (Mathis et al.,
-/// CCR 1997), and six bytes a packet cost as much.
-const LOSSY: f64 = 0.003;
-/// A packet whose retransmissions all fail is one in so many: ln(1e-4).
-const LN_UNREPAIRED: f64 = -9.2;
-/// What a retransmission takes beyond a round trip: acknowledgements are held back for 5 ms, and processors
-/// busy.
-const RETRANSMISSION_TIME: Duration = Duration::from_millis(8);
-/// By how much packets of one path differ without loss: what a scheduler of an operating system takes.
-const SLACK: Duration = Duration::from_millis(4);
-/// The most that can be asked of the far end; beyond it TCP's own timer ends the wait.
-const MOST_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long packets are numbered after loss on a path, even with a single path: loss comes in bursts. Smaller: the
+/// next burst reaches TCP and costs it a round trip. Larger: more overhead (6 bytes a packet).
+const NUMBERED_AFTER_LOSS: Duration = Duration::from_secs(30);
+/// Loss ratio (0 to 1) from which on packets are numbered: 0.3 %. Lower loss costs TCP little throughput (Mathis et
+/// al., CCR 1997), about as much as the 6 bytes of a label. Smaller: overhead. Larger: TCP loses throughput.
+const MIN_LOSS_FOR_NUMBERS: f64 = 0.003;
+/// Natural logarithm of the share of packets that may stay missing after all retransmissions: ln(1e-4). Smaller:
+/// the peer waits for longer. Larger: more gaps reach TCP. Value: chosen (docs/design/reordering.md).
+const LN_RESIDUAL_LOSS: f64 = -9.2;
+/// Time that a retransmission takes beyond a round trip: 5 ms of acknowledgement delay, and busy processors.
+/// Smaller: the peer gives up on packets that are on their way. Larger: longer waits for lost packets.
+const RETRANSMISSION_OVERHEAD: Duration = Duration::from_millis(8);
+/// Delay difference of packets of one path without loss: scheduling latency of the operating system. Smaller: the
+/// peer gives up on packets that are on their way. Larger: longer waits for lost packets.
+const JITTER_SLACK: Duration = Duration::from_millis(4);
+/// Maximum reorder timeout. Beyond it the retransmission timer of TCP ends the wait anyway. Larger: later packets
+/// wait without use. Smaller: links with long round trips reorder.
+const MAX_REORDER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Gives packets their numbers.
 #[derive(Debug)]
@@ -36,26 +38,26 @@ pub(super) struct Numbering {
     prefix: DatagramPrefix,
     numbers: SequenceNumbers,
     flows: FlowOrder,
-    /// Packets are numbered now.
+    /// Whether packets are numbered now.
     on: bool,
-    /// When a path last lost more than [`LOSSY`].
-    lossy_at: Option<Instant>,
-    /// How long the far end shall wait for packets that are missing.
+    /// When a path last lost at least [`MIN_LOSS_FOR_NUMBERS`].
+    last_loss_at: Option<Instant>,
+    /// How long the peer is to wait for missing packets.
     reorder_timeout: Duration,
     arena: Arena,
-    /// Packets that got a number, since the start.
+    /// Number of packets that got a number.
     numbered: u64,
 }
 
 impl Numbering {
-    /// For the context with this ID of a request stream.
+    /// Creates the numbering of the datagram context `context` of a request stream.
     pub(super) fn new(stream: u64, context: u64) -> Self {
         Self {
             prefix: datagram::prefix(stream, context),
             numbers: SequenceNumbers::new(),
             flows: FlowOrder::default(),
             on: false,
-            lossy_at: None,
+            last_loss_at: None,
             reorder_timeout: Duration::ZERO,
             arena: Arena::new(),
             numbered: 0,
@@ -68,7 +70,7 @@ impl Numbering {
         self.on
     }
 
-    /// Packets that got a number, since the start.
+    /// Returns how many packets got a number.
     pub(super) fn numbered(&self) -> u64 {
         self.numbered
     }
@@ -79,20 +81,21 @@ impl Numbering {
         self.prefix.as_ref().len()
     }
 
-    /// Whether a datagram has a numbered packet.
+    /// Whether a datagram contains a numbered packet.
     #[inline]
-    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
+    pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Decides whether packets are numbered, by what was measured about the paths in use: where `several` may
-    /// carry one flow, where some lose packets, and where packets are `protected`, as repair needs numbers.
+    /// Decides whether packets are numbered: if a flow may use `several` paths, if a path loses packets, or if
+    /// packets are `protected` by FEC. `views` are the measurements of the paths in use.
     pub(super) fn measure(&mut self, now: Instant, several: bool, protected: bool, views: &[PathStats]) {
         let loss = views.iter().map(|view| view.loss).fold(0.0, f64::max);
-        if loss >= LOSSY {
-            self.lossy_at = Some(now);
+        if loss >= MIN_LOSS_FOR_NUMBERS {
+            self.last_loss_at = Some(now);
         }
-        let lossy = self.lossy_at.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
+        let lossy =
+            self.last_loss_at.is_some_and(|at| now.saturating_duration_since(at) < NUMBERED_AFTER_LOSS);
         let on = several || lossy || protected;
         if on != self.on {
             tracing::debug!(
@@ -113,12 +116,12 @@ impl Numbering {
                 timeout = ?self.reorder_timeout,
                 loss,
                 paths = views.len(),
-                "how long the far end waits for missing packets"
+                "the reorder timeout of the peer was computed"
             );
         }
     }
 
-    /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
+    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue entry.
     pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         let bucket = SequenceNumbers::bucket(packet.flow);
         self.numbered += 1;
@@ -131,7 +134,7 @@ impl Numbering {
         }
     }
 
-    /// The datagram of a packet outside of all FEC groups.
+    /// Encodes the datagram of a packet that belongs to no FEC group.
     pub(super) fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
         let prefix = self.prefix.as_ref();
         let room = self.arena.reserve(prefix.len() + Label::LEN + Part::LEN + payload.len());
@@ -141,27 +144,30 @@ impl Numbering {
         self.arena.take()
     }
 
-    /// The datagram of label and packet that were in a FEC group, outside of all groups.
-    pub(super) fn reframe(&mut self, bare: TrackedDatagram) -> TrackedDatagram {
+    /// Encodes a datagram outside of FEC groups from the label and packet of a datagram that was in one.
+    pub(super) fn reframe(&mut self, labelled: TrackedDatagram) -> TrackedDatagram {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.reserve(prefix.len() + bare.data.len());
+        let room = self.arena.reserve(prefix.len() + labelled.data.len());
         room.extend_from_slice(prefix);
-        room.extend_from_slice(&bare.data);
-        TrackedDatagram { data: self.arena.take(), ..bare }
+        room.extend_from_slice(&labelled.data);
+        TrackedDatagram { data: self.arena.take(), ..labelled }
     }
 
-    /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part
-    /// itself.
+    /// Splits a numbered datagram into parts of at most `max` bytes; returns none if the datagram is itself a part
+    /// or needs too many parts.
     #[cold]
-    pub(super) fn in_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
+    pub(super) fn split_into_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
         let labelled = datagram.slice(self.prefix.as_ref().len()..);
         let Some((label, payload)) = split_label(labelled) else { return Vec::new() };
-        let around = self.prefix.as_ref().len() + Label::LEN + Part::LEN;
-        let most = max.saturating_sub(around);
-        if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MAX_INDEX) + 1) {
+        let overhead = self.prefix.as_ref().len() + Label::LEN + Part::LEN;
+        let max_part_bytes = max.saturating_sub(overhead);
+        if max_part_bytes == 0
+            || label.part.is_some()
+            || payload.len() > max_part_bytes * (usize::from(Part::MAX_INDEX) + 1)
+        {
             return Vec::new();
         }
-        let count = payload.len().div_ceil(most).max(1);
+        let count = payload.len().div_ceil(max_part_bytes).max(1);
         let cut = payload.chunks(payload.len().div_ceil(count).max(1));
         let last = cut.len().saturating_sub(1) as u8;
         cut.zip(0u8..)
@@ -169,26 +175,26 @@ impl Numbering {
             .collect()
     }
 
-    /// Gives back memory that is not in use; for when nothing has moved for some time.
+    /// Releases unused memory and the state of flows, after an idle time.
     pub(super) fn trim(&mut self) {
         self.arena.release();
         self.flows = FlowOrder::default();
     }
 }
 
-/// How long the far end has to wait for a packet that others overtook: the difference between the slowest and
-/// the quickest path, and as many rounds of retransmission as leave one packet in 10,000 missing at this
+/// Computes how long the peer waits for a packet that others overtook: the path delay difference between the slowest
+/// and the quickest path, plus as many retransmissions as leave one packet in 10,000 missing at a loss ratio of
 /// `loss` (0 to 1).
 fn reorder_timeout(loss: f64, views: &[PathStats]) -> Duration {
     let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
     let quickest = views.iter().filter_map(|view| view.min_rtt).min().unwrap_or_default();
     let rounds = match loss {
-        // Without any loss one is still expected now and then.
+        // Allow for one retransmission even if no loss was measured.
         ..0.001 => 1,
-        loss => (LN_UNREPAIRED / loss.min(0.6).ln()).ceil() as u32,
+        loss => (LN_RESIDUAL_LOSS / loss.min(0.6).ln()).ceil() as u32,
     };
-    let repair = (slowest + RETRANSMISSION_TIME) * rounds.clamp(1, u32::from(MOST_TRIES));
-    (slowest.saturating_sub(quickest) + SLACK + repair).min(MOST_TIMEOUT)
+    let repair = (slowest + RETRANSMISSION_OVERHEAD) * rounds.clamp(1, u32::from(MAX_RETRANSMISSIONS));
+    (slowest.saturating_sub(quickest) + JITTER_SLACK + repair).min(MAX_REORDER_TIMEOUT)
 }
 
 #[cfg(test)]
@@ -233,7 +239,7 @@ mod tests {
         assert_eq!(timeout(&[(20, 0.0), (20, 0.0)]), (4 + 28) * MS, "slack and one retransmission");
         assert_eq!(timeout(&[(20, 0.0), (50, 0.0)]), (30 + 4 + 58) * MS);
         assert_eq!(timeout(&[(20, 0.01)]), (4 + 2 * 28) * MS, "two rounds at 1 % loss");
-        assert_eq!(timeout(&[(600, 0.5)]), MOST_TIMEOUT);
+        assert_eq!(timeout(&[(600, 0.5)]), MAX_REORDER_TIMEOUT);
     }
 
     #[test]
@@ -258,7 +264,7 @@ mod tests {
         let encode = |stream, context, fields: &Value| {
             let mut numbering = Numbering::new(stream, context);
             let datagram = numbering.datagram(testing::label(fields), &bytes(&fields["packet"]));
-            assert!(numbering.is_own(&datagram));
+            assert!(numbering.has_prefix(&datagram));
             datagram.to_vec()
         };
         check_datagrams(include_str!("../../../../docs/vectors/numbered.json"), parse, encode);
@@ -270,13 +276,21 @@ mod tests {
         let payload: Vec<u8> = (0..3000u32).map(|n| n as u8).collect();
         let label = numbering.label(now, &packet(1, true), &payload);
         let whole = numbering.datagram(label, &payload);
-        let parts = numbering.in_parts(&whole, 1200);
+        let parts = numbering.split_into_parts(&whole, 1200);
         assert!(parts.len() == 3 && parts.iter().all(|part| part.len() <= 1200), "{parts:?}");
         let mut resequencer = super::super::resequencer::Resequencer::new();
         let opened = parts.iter().filter_map(|part| resequencer.open(part.slice(numbering.prefix_len()..)));
         let opened: Vec<_> = opened.map(|(label, packet)| (label.number, packet)).collect();
         assert_eq!(opened, [(label.number, Bytes::from(payload))]);
-        assert_eq!(numbering.in_parts(&parts[0], 100), Vec::<Bytes>::new(), "a part is not cut again");
-        assert_eq!(numbering.in_parts(&whole, 20), Vec::<Bytes>::new(), "more parts than there may be");
+        assert_eq!(
+            numbering.split_into_parts(&parts[0], 100),
+            Vec::<Bytes>::new(),
+            "a part is not cut again"
+        );
+        assert_eq!(
+            numbering.split_into_parts(&whole, 20),
+            Vec::<Bytes>::new(),
+            "more parts than there may be"
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! From packets of the TUN and payloads of UDP to the payloads of datagrams.
+//! Turns packets from the TUN device, and UDP payloads, into the payloads of datagrams.
 //!
-//! In: a packet of up to 64 KiB with its virtio header, and what fits a datagram. Out: IP packets that fit,
-//! each behind the prefix of the tunnel. Always holds: a packet that fits in no way is refused as a whole.
+//! In: a packet of up to 64 KiB with its virtio header, and the sizes that fit. Out: IP packets that fit a datagram,
+//! each after the datagram prefix of the tunnel. Always holds: a packet that does not fit and must not be split is
+//! refused as a whole.
 
 use std::ops::Range;
 
@@ -14,26 +15,26 @@ use mpvpn_packet::{
     protocol, split,
 };
 
-/// What packets fit in.
+/// The packet sizes that fit (bytes).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketLimits {
-    /// Bytes of a packet that may leave now. Larger ones are cut, or refused.
+    /// Largest packet that can be sent now. Larger packets are split or refused.
     pub(super) mtu: usize,
-    /// Bytes that applications were promised: more than `mtu` while a path is being probed.
+    /// The announced MTU of the tunnel: larger than `mtu` while a path searches for its MTU.
     pub(super) promised: usize,
 }
 
-/// Cuts packets and puts prefixes in front.
+/// Splits packets and puts datagram prefixes in front of them.
 #[derive(Debug)]
 pub(super) struct Packetizer {
-    /// In front of each packet of the tunnel.
+    /// The prefix of each packet of the tunnel.
     prefix: DatagramPrefix,
     arena: Arena,
-    /// Where the pieces of the packet that was split last are; kept for its memory.
+    /// The positions of the pieces of the last packet that was split; a field so that its allocation is reused.
     ranges: Vec<Range<usize>>,
 }
 
-/// The packets that a packet was cut into, each behind the prefix of the tunnel.
+/// The packets into which a packet was split, each after the prefix of the tunnel.
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
     bytes: Bytes,
@@ -48,7 +49,7 @@ impl Pieces<'_> {
 }
 
 impl Packetizer {
-    /// For the tunnel on the request stream `stream`.
+    /// Creates the packetizer of the tunnel on the request stream `stream`.
     pub(super) fn new(stream: u64) -> Self {
         Self {
             prefix: datagram::prefix(stream, datagram::CONTEXT_PAYLOAD),
@@ -57,17 +58,17 @@ impl Packetizer {
         }
     }
 
-    /// In front of each packet of the tunnel.
+    /// Returns the prefix of each packet of the tunnel.
     #[inline]
     pub(super) fn prefix(&self) -> &DatagramPrefix {
         &self.prefix
     }
 
-    /// Cuts a packet of the TUN, of this protocol, into ones that fit. Handshakes of TCP are told what was
-    /// promised.
+    /// Splits a packet from the TUN device into packets that fit; `protocol` is its transport protocol. The MSS
+    /// option of TCP handshakes is clamped to the announced MTU.
     ///
     /// # Errors
-    /// If it is malformed, or fits in no way.
+    /// If the packet is malformed, or does not fit and must not be split.
     pub(super) fn split(
         &mut self,
         hdr: VnetHdr,
@@ -82,7 +83,7 @@ impl Packetizer {
             mss::clamp(packet, promised, partial);
         }
         match self.append(hdr, packet, mtu) {
-            // The limit is lower than what was promised while a path is still being probed.
+            // While a path searches for its MTU, the limit is below the announced MTU: split the TCP segment.
             Err(SplitError::TooBig { len, .. }) if is_tcp && len <= promised => {
                 self.append(as_super_packet(packet), packet, mtu)?;
             }
@@ -105,7 +106,7 @@ impl Packetizer {
         Pieces { bytes: self.arena.take(), ranges: &self.ranges }
     }
 
-    /// A payload of UDP behind a prefix.
+    /// Returns a UDP payload after a prefix.
     pub(super) fn payload(&mut self, prefix: &DatagramPrefix, payload: &[u8]) -> Bytes {
         let room = self.arena.reserve(prefix.as_ref().len() + payload.len());
         room.extend_from_slice(prefix.as_ref());
@@ -113,22 +114,22 @@ impl Packetizer {
         self.arena.take()
     }
 
-    /// What is behind the prefix of a packet.
+    /// Returns a queued packet without its prefix.
     #[inline]
     pub(super) fn behind_prefix<'a>(&self, packet: &'a QueuedPacket) -> &'a [u8] {
         packet.data.get(self.prefix.as_ref().len()..).unwrap_or_default()
     }
 
-    /// Whether a packet that waits is one of TCP.
+    /// Whether a queued packet is a TCP packet.
     pub(super) fn is_tcp(&self, packet: &QueuedPacket) -> bool {
         ip::parse(self.behind_prefix(packet)).is_ok_and(|view| view.protocol() == protocol::TCP)
     }
 
-    /// A packet that waited while the limit fell to `max` bytes of a datagram, as every new path makes it
-    /// fall for a moment: as smaller packets of TCP, or fragments.
+    /// Splits a queued packet into smaller TCP packets or IP fragments, after the limit of a datagram fell to `max`
+    /// bytes. Each new path lowers the limit for a moment, as it searches for its MTU.
     ///
     /// # Errors
-    /// If it may not be cut.
+    /// If the packet must not be split.
     #[cold]
     pub(super) fn cut(&mut self, packet: &QueuedPacket, max: usize) -> Result<Vec<QueuedPacket>, SplitError> {
         let whole = self.behind_prefix(packet);
@@ -137,13 +138,13 @@ impl Packetizer {
         Ok(self.take_pieces().iter().map(|data| QueuedPacket { data, ..*packet }).collect())
     }
 
-    /// Gives back memory that is not in use.
+    /// Releases unused memory.
     pub(super) fn trim(&mut self) {
         self.arena.release();
     }
 }
 
-/// The virtio header under which a single TCP packet is cut into smaller ones.
+/// Returns the virtio header with which a single TCP packet is split into smaller ones.
 fn as_super_packet(packet: &[u8]) -> VnetHdr {
     let v6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
     let gso_type = if v6 { mpvpn_packet::vnet::GSO_TCPV6 } else { mpvpn_packet::vnet::GSO_TCPV4 };

@@ -1,9 +1,9 @@
-//! One pass over the paths: what waits is handed to those that have room, until none has any or nothing
-//! waits.
+//! One pass over the paths: assigns waiting data to paths with an available window, until no window or no data is
+//! left.
 //!
-//! In: queues, what was lost, and what each path can take. Out: datagrams queued at the connection for their
-//! paths. Always holds: repair leaves before what was lost, that before new data, and links of later tiers
-//! get what is left.
+//! In: queues, lost packets, and the available window of each path. Out: datagrams queued at the QUIC connection for
+//! their paths, and send quotas for stream data. Always holds: FEC repair packets go before retransmissions, those
+//! before new data, and paths of later tiers get only what is left.
 
 use bytes::Bytes;
 use mpvpn_class::QueuedPacket;
@@ -17,18 +17,21 @@ use super::{
     recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
 };
 
-/// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
-const PASS_BYTES: u64 = 256 * 1024;
-/// Links that one packet may leave on.
-const MOST_LINKS: usize = 16;
-/// Packets that waited for so long find their paths full; less is a burst.
-const LATE: Duration = Duration::from_millis(5);
+/// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more passes.
+/// Larger: one path delays the others.
+const MAX_PASS_BYTES: u64 = 256 * 1024;
+/// Maximum number of links on which copies of one packet are sent; bounds an array on the stack. Larger than the
+/// number of links of known setups.
+const MAX_LINKS_PER_PACKET: usize = 16;
+/// Waiting time in the queue from which on the paths count as full for FEC; below it, a burst waits. Smaller: bursts
+/// get the FEC of full paths. Larger: full paths get too much FEC.
+const FULL_LOAD_SOJOURN: Duration = Duration::from_millis(5);
 
-/// What a pass works with.
+/// The state on which a pass operates.
 pub(super) struct Pass<'a> {
     pub(super) now: Instant,
     pub(super) connection: &'a mut Connection,
-    /// Bytes that a datagram may have.
+    /// Maximum size of a datagram (bytes).
     pub(super) max: usize,
     pub(super) log: &'a LogContext,
     pub(super) scheduler: &'a mut PacketScheduler,
@@ -39,124 +42,127 @@ pub(super) struct Pass<'a> {
     pub(super) traffic: &'a mut Traffic,
 }
 
-/// What a path took of what it could have.
+/// The result of moving packets to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Taken {
-    /// It took something.
-    some: bool,
-    /// Nothing is left that it wants.
-    all: bool,
+struct Handover {
+    /// At least one packet was moved.
+    moved: bool,
+    /// No packet for this path is left in the queues.
+    drained: bool,
 }
 
 impl Pass<'_> {
-    /// Hands out what waits; `offers` is empty, and kept for its memory. Returns whether anything moved.
+    /// Runs the pass; `offers` is empty, and passed for its allocation. Returns whether any data was assigned.
     pub(super) fn run(mut self, offers: &mut Vec<PathCandidate>) -> bool {
         let repairing = self.recovery.has_waiting();
-        // Links of later tiers get what is left.
+        // Paths of later tiers get only what is left.
         let mut later = Vec::new();
-        for id in self.scheduler.order() {
+        for id in self.scheduler.paths_in_order() {
             let (tier, offer) = offer_of(self.paths, self.connection, self.now, id);
             if tier == Tier::Primary { &mut *offers } else { &mut later }.push(offer);
         }
-        // Copies of all packets go there, too.
+        // With copies of each packet, paths of later tiers are needed for the copies.
         if offers.len() < usize::from(self.scheduler.copies()) {
             offers.append(&mut later);
         }
-        // Repair is worth something as long as it is early.
+        // Repair packets are useful only if they arrive early.
         let mut moved = false;
         for offer in offers.iter_mut().chain(&mut later) {
-            let taken = self.send_protection(offer.id, offer.available_window);
+            let taken = self.send_repair(offer.id, offer.available_window);
             offer.assign(taken);
             moved |= taken > 0;
         }
         moved |= self.send_data_acks(offers);
         moved |= self.send_reinjected(offers);
         moved |= repairing && self.retransmit(offers);
-        moved |= self.fill(offers);
+        moved |= self.fill_paths(offers);
         if !later.is_empty() {
             offers.append(&mut later);
-            moved |= self.fill(offers);
+            moved |= self.fill_paths(offers);
         }
-        moved |= self.fill_late(offers);
+        moved |= self.fill_high_delay_paths(offers);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
         for offer in &*offers {
             let room = self.connection.available_window(self.now, offer.id);
-            let limited = room == 0 && (waits || self.scheduler.has_for(offer.id));
+            let limited = room == 0 && (waits || self.scheduler.has_packet_for(offer.id));
             self.connection.set_backlogged(offer.id, limited);
         }
         moved
     }
 
-    /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.
-    fn fill(&mut self, offers: &mut [PathCandidate]) -> bool {
+    /// Moves packets and stream data to the paths of `offers` until no window or no data is left, or waiting for a
+    /// better path is preferable.
+    fn fill_paths(&mut self, offers: &mut [PathCandidate]) -> bool {
         let mut moved = false;
         while let Some(pick) = self.scheduler.pick(self.now, offers, self.connection.stream_backlog()) {
             let want = if pick.arrives_first { EligiblePackets::Any } else { EligiblePackets::OldFlows };
-            let taken = self.give(offers, pick.index, want);
-            // Packets and streams take turns.
-            let granted = self.grant(&mut offers[pick.index]);
-            moved |= taken.some || granted;
-            if taken.all && !granted {
+            let handover = self.give_packets(offers, pick.index, want);
+            // Packets and stream data take turns.
+            let granted = self.grant_stream_quota(&mut offers[pick.index]);
+            moved |= handover.moved || granted;
+            if handover.drained && !granted {
                 offers[pick.index].available_window = 0;
-                // What is left is for the best path, or there is nothing left.
+                // The best path has no data left, so no other path has.
                 if pick.arrives_first {
                     break;
                 }
             }
         }
-        // What may take one path only waits for no other.
+        // Packets that are bound to one path do not wait for another one.
         for at in 0..offers.len() {
-            moved |= self.give(offers, at, EligiblePackets::Pinned).some;
+            moved |= self.give_packets(offers, at, EligiblePackets::Pinned).moved;
         }
         moved
     }
 
-    /// Lets the path of an offer carry a turn's bytes of streams; whether there were any.
-    fn grant(&mut self, offer: &mut PathCandidate) -> bool {
+    /// Gives the path of an offer a send quota for one turn of stream data; returns whether any was sent.
+    fn grant_stream_quota(&mut self, offer: &mut PathCandidate) -> bool {
         if offer.available_window == 0 || self.connection.stream_backlog() == 0 {
             return false;
         }
-        let taken = self.connection.grant_quota(offer.id, self.scheduler.turn(offer.available_window));
+        let taken =
+            self.connection.grant_quota(offer.id, self.scheduler.path_turn_bytes(offer.available_window));
         self.scheduler.charge(offer, taken);
         offer.assign(taken);
         taken > 0
     }
 
-    /// Moves a turn's packets to the path of `offers[at]`.
-    fn give(&mut self, offers: &mut [PathCandidate], at: usize, want: EligiblePackets) -> Taken {
+    /// Moves one turn of packets to the path of `offers[at]`.
+    fn give_packets(&mut self, offers: &mut [PathCandidate], at: usize, want: EligiblePackets) -> Handover {
         let PathCandidate { id, available_window: room, .. } = offers[at];
-        let most = if want == EligiblePackets::Pinned { room } else { self.scheduler.turn(room) };
+        let max_bytes =
+            if want == EligiblePackets::Pinned { room } else { self.scheduler.path_turn_bytes(room) };
         let mut taken = 0;
-        let mut all = false;
-        while taken < most && !all {
+        let mut drained = false;
+        while taken < max_bytes && !drained {
             match self.scheduler.pop(self.now, id, want) {
-                Some(packet) => taken += self.carry(packet, id, offers),
-                None => all = true,
+                Some(packet) => taken += self.queue_packet(packet, id, offers),
+                None => drained = true,
             }
-            taken += self.send_protection(id, most.saturating_sub(taken));
+            taken += self.send_repair(id, max_bytes.saturating_sub(taken));
         }
         self.scheduler.charge(&offers[at], taken);
         offers[at].assign(taken);
-        Taken { some: taken > 0, all }
+        Handover { moved: taken > 0, drained }
     }
 
-    /// Queues a packet for a path, in parts if it does not fit; returns the bytes that it takes there.
-    fn carry(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [PathCandidate]) -> u64 {
+    /// Queues a packet for a path, split if it does not fit a datagram; returns the bytes that it takes on the path.
+    fn queue_packet(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [PathCandidate]) -> u64 {
         let max = self.max;
         if packet.unnumbered {
             if packet.data.len() <= max {
                 return self.connection.queue_datagram(id, packet.data);
             }
-            // The paths became smaller while it waited.
+            // The MTU became smaller while the payload waited.
             self.traffic.count_oversized();
             return 0;
         }
         let sequencer = self.recovery.sequencer.as_deref();
         let numbered = sequencer.filter(|sequencer| sequencer.is_on());
-        let label = numbered.map_or(0, |sequencer| sequencer.overhead(self.packetizer.prefix()));
-        let fits = packet.data.len() + label <= max;
+        let label_bytes = numbered.map_or(0, |sequencer| sequencer.overhead_bytes(self.packetizer.prefix()));
+        let fits = packet.data.len() + label_bytes <= max;
         if !fits && (sequencer.is_none() || self.packetizer.is_tcp(&packet)) {
-            return self.carry_cut(&packet, max.saturating_sub(label), id, offers);
+            return self.queue_segments(&packet, max.saturating_sub(label_bytes), id, offers);
         }
         let sequencer = self.recovery.sequencer.as_deref_mut();
         let Some(sequencer) = sequencer.filter(|sequencer| sequencer.is_on() || !fits) else {
@@ -165,19 +171,20 @@ impl Pass<'_> {
         let payload = self.packetizer.behind_prefix(&packet);
         let label = sequencer.label(self.now, &packet, payload);
         if fits {
-            let load = if self.scheduler.sojourn() >= LATE { Load::Full } else { Load::Light };
+            let load = if self.scheduler.sojourn() >= FULL_LOAD_SOJOURN { Load::Full } else { Load::Light };
             let now = self.now;
-            return self
-                .launch(id, offers, |sequencer, path| sequencer.frame(now, path, label, payload, load));
+            return self.queue_numbered(id, offers, |sequencer, path| {
+                sequencer.frame(now, path, label, payload, load)
+            });
         }
-        let parts = sequencer.in_parts(label, payload, max);
-        let each = |part: Bytes| self.launch(id, offers, |_, _| (part.clone(), None));
+        let parts = sequencer.split_into_parts(label, payload, max);
+        let each = |part: Bytes| self.queue_numbered(id, offers, |_, _| (part.clone(), None));
         parts.into_iter().map(each).sum()
     }
 
-    /// The same for a packet that is to be cut so that each datagram has at most `max` bytes.
+    /// Queues a packet that does not fit as TCP segments or IP fragments of at most `max` bytes.
     #[cold]
-    fn carry_cut(
+    fn queue_segments(
         &mut self,
         packet: &QueuedPacket,
         max: usize,
@@ -185,21 +192,21 @@ impl Pass<'_> {
         offers: &mut [PathCandidate],
     ) -> u64 {
         match self.packetizer.cut(packet, max) {
-            Ok(parts) => parts.into_iter().map(|part| self.carry(part, id, offers)).sum(),
+            Ok(parts) => parts.into_iter().map(|part| self.queue_packet(part, id, offers)).sum(),
             Err(error) => {
                 tracing::debug!(
                     class = self.log.class(),
                     %error,
-                    "a packet outgrew its paths and was dropped"
+                    "a packet was dropped: the path MTU fell while it waited, and it must not be fragmented"
                 );
                 0
             }
         }
     }
 
-    /// Queues a numbered packet for a path, and its copies for others, each as `make` makes it for the path
-    /// that it leaves on; returns the bytes that it takes on the first one.
-    fn launch(
+    /// Queues a numbered packet for a path, and its copies for other paths. `make` encodes the datagram for a path.
+    /// Returns the bytes that the packet takes on the first path.
+    fn queue_numbered(
         &mut self,
         id: PathId,
         offers: &mut [PathCandidate],
@@ -209,18 +216,18 @@ impl Pass<'_> {
         let Some(sequencer) = &mut self.recovery.sequencer else { return 0 };
         let connection = &mut *self.connection;
         let mut copied = false;
-        // No link gets two.
-        let mut had = [id; MOST_LINKS];
-        for at in 1..=copies.min(MOST_LINKS - 1) {
-            let Some(next) = first_to_arrive_if(offers, |offer| !had[..at].contains(&offer.id)) else {
+        // Each copy uses another link.
+        let mut used_paths = [id; MAX_LINKS_PER_PACKET];
+        for at in 1..=copies.min(MAX_LINKS_PER_PACKET - 1) {
+            let Some(next) = first_to_arrive_if(offers, |offer| !used_paths[..at].contains(&offer.id)) else {
                 break;
             };
-            had[at] = offers[next].id;
-            let path = connection.next_path_in_group(had[at]).unwrap_or(had[at]);
+            used_paths[at] = offers[next].id;
+            let path = connection.next_path_in_group(used_paths[at]).unwrap_or(used_paths[at]);
             let (data, mark) = make(sequencer, path);
-            // The first one is sent again if it is lost, and a copy is not.
+            // Only the first datagram is retransmitted after loss, not a copy.
             offers[next].assign(match mark {
-                None => connection.queue_datagram(had[at], data),
+                None => connection.queue_datagram(used_paths[at], data),
                 Some(_) => {
                     let copy = TrackedDatagram {
                         data,
@@ -243,7 +250,7 @@ impl Pass<'_> {
         )
     }
 
-    /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
+    /// Retransmits lost packets, each on the path on which it arrives first. Returns whether any was sent.
     fn retransmit(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(sequencer) = &mut self.recovery.sequencer else { return false };
         let mut moved = false;
@@ -255,7 +262,7 @@ impl Pass<'_> {
                 moved = true;
                 continue;
             }
-            for data in sequencer.lost_in_parts(&datagram.data, self.max) {
+            for data in sequencer.split_lost_into_parts(&datagram.data, self.max) {
                 offer.assign(
                     self.connection.queue_tracked(offer.id, TrackedDatagram { data, ..datagram.clone() }),
                 );
@@ -265,9 +272,9 @@ impl Pass<'_> {
         moved
     }
 
-    /// Sends repair of FEC groups on the paths that carry as `head`, no more than `room` bytes or what one
-    /// datagram exceeds that by; returns the bytes that it takes.
-    fn send_protection(&mut self, head: PathId, room: u64) -> u64 {
+    /// Sends FEC repair packets on the paths of the group of `head`. Stops after `room` bytes, which the last
+    /// datagram may exceed. Returns the bytes sent.
+    fn send_repair(&mut self, head: PathId, room: u64) -> u64 {
         let sequencer = self.recovery.sequencer.as_mut();
         let protection = sequencer.and_then(|sequencer| sequencer.protection());
         let Some(protection) = protection.filter(|protection| protection.has_repair()) else { return 0 };
@@ -282,7 +289,7 @@ impl Pass<'_> {
         taken
     }
 
-    /// Sends a report of how far streams have come on all paths that have room, since any may stall.
+    /// Sends the waiting DataAck report on all paths with an available window, since any path may stall.
     fn send_data_acks(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(acks) = &mut self.recovery.data_acks else { return false };
         if offers.iter().all(|offer| offer.available_window == 0) {
@@ -303,7 +310,7 @@ impl Pass<'_> {
         true
     }
 
-    /// Sends reinjected bytes on the paths where they arrive first. Returns whether there were any.
+    /// Sends reinjected bytes, each on the path on which it arrives first. Returns whether any were sent.
     fn send_reinjected(&mut self, offers: &mut [PathCandidate]) -> bool {
         let Some(reinjection) = &mut self.recovery.reinjection else { return false };
         let mut moved = false;
@@ -316,14 +323,14 @@ impl Pass<'_> {
     }
 }
 
-/// What a path can do for the next packets, and the tier of its link.
+/// Returns the path candidate of a path, and the tier of its link.
 fn offer_of(
     paths: &PathTable,
     connection: &mut Connection,
     now: Instant,
     id: PathId,
 ) -> (Tier, PathCandidate) {
-    let offer = connection.path_candidate(now, id, PASS_BYTES);
+    let offer = connection.path_candidate(now, id, MAX_PASS_BYTES);
     let Some(path) = paths.get(id) else {
         return (Tier::Primary, PathCandidate { weight: Weight::default().get().into(), ..offer });
     };

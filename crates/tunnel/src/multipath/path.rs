@@ -1,4 +1,7 @@
-//! One path, as this end judges and uses it: parts that own their state.
+//! The state of one path: liveness, the peer's view, load, policy and timers.
+//!
+//! In: measurements and events, through the parts. Out: whether the path works and is trusted. Always holds: each part
+//! owns its state.
 
 use mpvpn_path::Liveness;
 use mpvpn_quic::PathStatus;
@@ -18,7 +21,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct PathEntry {
     link: LinkId,
-    /// Its packets travel inside TCP.
+    /// Whether QUIC packets of the path travel inside TCP.
     inside_tcp: bool,
     pub(super) liveness: Liveness,
     pub(super) peer: PeerView,
@@ -33,8 +36,8 @@ pub(super) struct PathEntry {
 }
 
 impl PathEntry {
-    /// A path that was just opened over a link; at a server, where links have no numbers of their own, over
-    /// one with the number of the path.
+    /// Creates the state of a path that was just opened over a link. At a server, which does not number links, `link`
+    /// has the number of the path.
     pub(super) fn new(now: Instant, link: LinkId, inside_tcp: bool, policy: PolicyInForce) -> Self {
         Self {
             link,
@@ -61,54 +64,54 @@ impl PathEntry {
         self.inside_tcp
     }
 
-    /// Every packet costs.
+    /// Whether the link is metered, so that traffic costs money.
     #[inline]
     pub(super) fn is_metered(&self) -> bool {
         self.policy.get().metered
     }
 
-    /// What all paths over one link have in common, and no other path has. One inside TCP has a controller of
-    /// its own.
+    /// Returns a key that is equal for all paths over one link. A path inside TCP has a key of its own, since it needs
+    /// its own congestion controller.
     pub(super) fn link_key(&self, role: Role, id: PathId) -> u32 {
         match role {
             Role::Client if self.link.is_tcp() => self.link.0.into(),
             Role::Client => self.link.uplink().0.into(),
-            Role::Server => self.policy.place().0.unwrap_or(id).0,
+            Role::Server => self.policy.first_of_link().unwrap_or(id).0,
         }
     }
 
-    /// As far as is known, what either end sends there arrives.
+    /// Whether packets arrive in both directions, as far as is known.
     #[inline]
     pub(super) fn works(&self) -> bool {
         self.liveness.is_alive() && self.peer.unheard_since().is_none()
     }
 
-    /// Since when it does not work.
+    /// Returns since when the path does not work, if so.
     pub(super) fn dead_since(&self) -> Option<Instant> {
         self.liveness.dead_since().max(self.peer.unheard_since())
     }
 
-    /// The peer was told that data may be sent there.
+    /// Whether the path status sent to the peer allows data on the path.
     #[inline]
     pub(super) fn is_trusted(&self) -> bool {
         self.usage.status() == PathStatus::Available
     }
 
-    /// When it has to be looked at again.
+    /// Returns when a timer of the path expires.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let all =
             [self.liveness.poll_timeout(now), self.loss_grace.poll_timeout(), self.close.poll_timeout()];
         all.into_iter().flatten().min()
     }
 
-    /// Nobody needs to know quickly whether it still works, and finding out costs.
+    /// Whether heartbeats are not worth their cost: the path is metered, a backup, and not in use.
     #[inline]
-    pub(super) fn may_rest(&self) -> bool {
+    pub(super) fn may_stay_unprobed(&self) -> bool {
         let policy = self.policy.get();
         policy.metered && policy.tier == Tier::Backup && self.usage.place() != mpvpn_path::Placement::Active
     }
 
-    /// Uses it in another way from now on; returns whether that is another one.
+    /// Sets the policy of the path; returns whether it has changed.
     pub(super) fn set_policy(&mut self, now: Instant, policy: PathPolicy) -> bool {
         let metered = self.policy.get().metered;
         if !self.policy.set(policy) {

@@ -1,7 +1,7 @@
-//! The paths of a connection, by their numbers.
+//! The paths of a connection by path ID.
 //!
-//! In: paths that are opened and closed. Out: which of them work. Always holds: numbers are never used again,
-//! and iteration is in their order.
+//! In: opened and closed paths. Out: the paths, and which of them work. Always holds: a path ID is never used again
+//! (draft-ietf-quic-multipath-21 §3.1), and iteration is in the order of IDs.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use mpvpn_types::{Instant, LinkId, PathId};
 
 use super::path::PathEntry;
 
-/// All paths that can carry data.
+/// All validated paths of a connection.
 #[derive(Debug)]
 pub(super) struct PathTable {
-    /// In boxes, as a map takes the room of many at once, and most clients have one.
+    /// Boxed, because a map node reserves memory for 11 entries, and most connections have one path.
     paths: BTreeMap<PathId, Box<PathEntry>>,
-    /// Since when there is no path, if there is none.
+    /// When the last path was removed; the time of creation before that.
     empty_since: Instant,
 }
 
@@ -23,7 +23,7 @@ impl PathTable {
         Self { paths: BTreeMap::new(), empty_since: now }
     }
 
-    /// Adds a path; one that is there already stays as it is.
+    /// Adds a path, unless it exists.
     pub(super) fn insert(&mut self, id: PathId, path: PathEntry) {
         self.paths.entry(id).or_insert_with(|| Box::new(path));
     }
@@ -78,17 +78,17 @@ impl PathTable {
         self.paths.values_mut().map(|path| &mut **path)
     }
 
-    /// Those over a link.
+    /// Returns the paths over a link.
     pub(super) fn over_mut(&mut self, link: LinkId) -> impl Iterator<Item = &mut PathEntry> {
         self.values_mut().filter(move |path| path.link() == link)
     }
 
-    /// The path that runs over a link.
+    /// Returns the first path over a link.
     pub(super) fn path_on(&self, link: LinkId) -> Option<PathId> {
         self.iter().find(|(_, path)| path.link() == link).map(|(id, _)| id)
     }
 
-    /// Whether the path over a link works, if there is one.
+    /// Whether the first path over a link works; `None` if there is no path.
     pub(super) fn works_on(&self, link: LinkId) -> Option<bool> {
         self.values().find(|path| path.link() == link).map(PathEntry::works)
     }
@@ -103,12 +103,12 @@ impl PathTable {
         self.values().any(PathEntry::works)
     }
 
-    /// Since when there is no path; the start if there has been one always.
+    /// Returns when the last path was removed, or the time of creation if none was.
     pub(super) fn empty_since(&self) -> Instant {
         self.empty_since
     }
 
-    /// Since when no path works, if none does.
+    /// Returns since when no path works; `None` if one works.
     pub(super) fn dead_since(&self) -> Option<Instant> {
         if self.paths.is_empty() {
             return Some(self.empty_since);

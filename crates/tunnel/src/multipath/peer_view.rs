@@ -1,6 +1,6 @@
-//! What the far end says about a path: whether it hears this end there, and whether it wants data there.
+//! The peer's view of a path: whether it receives packets of this end there, and whether it wants data there.
 //!
-//! In: heartbeat reports, path status frames of peers that send no reports. Out: whether packets sent there
+//! In: heartbeat reports, or path status frames of peers that send no reports. Out: whether packets sent on the path
 //! arrive, as far as is known. Always holds: a later report replaces an earlier one.
 
 use mpvpn_quic::PathStatus;
@@ -8,21 +8,21 @@ use mpvpn_types::Instant;
 
 use super::heartbeats::{Reception, ReportedPath};
 
-/// The far end's view of one path.
+/// The peer's view of one path.
 #[derive(Debug, Default)]
 pub(super) struct PeerView {
-    /// Whether the far end hears this one there, if it said so.
+    /// Whether the peer receives packets on the path, as last reported.
     reception: Option<Reception>,
-    /// Since when it says that it does not.
+    /// Since when the peer reports that it receives nothing on the path.
     unheard_since: Option<Instant>,
-    /// Since when it wants no data there.
+    /// Since when the peer wants no data on the path.
     refused_since: Option<Instant>,
-    /// It asked for a sign of life there.
-    owes_heartbeat: bool,
+    /// Whether the peer asked for a heartbeat on the path.
+    heartbeat_requested: bool,
 }
 
 impl PeerView {
-    /// Takes a path status frame; whether the far end has just begun to want no data there.
+    /// Takes a path status frame; returns whether the peer wants no data on the path since now.
     pub(super) fn on_status(&mut self, now: Instant, status: PathStatus) -> bool {
         self.refused_since = match status {
             PathStatus::Available => None,
@@ -31,8 +31,8 @@ impl PeerView {
         self.refused_since == Some(now)
     }
 
-    /// Takes what a report says about the path, if it says anything; `ask`: the far end wants signs of life
-    /// where it hears nothing. Returns whether anything is different.
+    /// Takes the entry of the path in a report, if it has one. `ask`: the peer asks for heartbeats on paths on which
+    /// it receives nothing. Returns whether the view has changed.
     pub(super) fn on_report(&mut self, now: Instant, said: Option<&ReportedPath>, ask: bool) -> bool {
         let reception = said.map(|entry| entry.reception);
         let silent = reception == Some(Reception::Silent);
@@ -41,43 +41,43 @@ impl PeerView {
         self.reception = reception;
         self.unheard_since = silent.then_some(self.unheard_since.unwrap_or(now));
         self.refused_since = later.then_some(self.refused_since.unwrap_or(now));
-        self.owes_heartbeat |= ask && silent;
+        self.heartbeat_requested |= ask && silent;
         changed
     }
 
-    /// Since when the far end says that it does not hear this one there.
+    /// Returns since when the peer reports that it receives nothing on the path, if so.
     pub(super) fn unheard_since(&self) -> Option<Instant> {
         self.unheard_since
     }
 
-    /// When the far end asked for no data there, if it does.
+    /// Returns since when the peer wants no data on the path, if so.
     pub(super) fn refused_since(&self) -> Option<Instant> {
         self.refused_since
     }
 
-    /// Whether the far end wants no data there.
-    pub(super) fn refuses(&self) -> bool {
+    /// Whether the peer wants no data on the path.
+    pub(super) fn refuses_data(&self) -> bool {
         self.refused_since.is_some()
     }
 
-    /// Whether the far end waits for a sign of life there.
-    pub(super) fn owes_heartbeat(&self) -> bool {
-        self.owes_heartbeat
+    /// Whether the peer has asked for a heartbeat on the path that was not sent.
+    pub(super) fn is_heartbeat_requested(&self) -> bool {
+        self.heartbeat_requested
     }
 
-    /// The same; it is about to get one.
-    pub(super) fn take_owed_heartbeat(&mut self) -> bool {
-        std::mem::take(&mut self.owes_heartbeat)
+    /// Returns the same and resets it, as a heartbeat is about to be sent.
+    pub(super) fn take_heartbeat_request(&mut self) -> bool {
+        std::mem::take(&mut self.heartbeat_requested)
     }
 
-    /// The far end does not hear this one there. Where it does not say so in reports, its wish for no data
-    /// means that, until a packet sent since was acknowledged; `acked_sent`: when the newest one that was had
-    /// been sent.
+    /// Whether packets of this end do not arrive on the path. Without `reports`, a status "backup" of the peer counts
+    /// as such until a packet sent since then is acknowledged; `acked_sent` returns when the newest acknowledged
+    /// packet was sent.
     pub(super) fn is_unheard(&self, reports: bool, acked_sent: impl FnOnce() -> Option<Instant>) -> bool {
         if reports {
             return self.reception == Some(Reception::Silent);
         }
-        // What is sent in the same turn is sent after it was read.
+        // A packet sent in the same event-loop iteration was sent after the status was read.
         self.refused_since.is_some_and(|since| acked_sent().is_none_or(|acked| acked < since))
     }
 }
@@ -102,19 +102,21 @@ mod tests {
         assert_eq!(view.unheard_since(), Some(start));
         assert!(view.is_unheard(true, || None));
         assert!(view.on_report(start + MS, Some(&entry(Reception::Heard, true)), false));
-        assert_eq!((view.unheard_since(), view.refuses()), (None, true));
+        assert_eq!((view.unheard_since(), view.refuses_data()), (None, true));
         assert!(view.on_report(start + MS, None, false), "a report without the path says nothing about it");
-        assert_eq!((view.refuses(), view.is_unheard(true, || None)), (false, false));
+        assert_eq!((view.refuses_data(), view.is_unheard(true, || None)), (false, false));
     }
 
     #[test]
     fn a_sign_of_life_is_owed_once_where_the_far_end_hears_nothing() {
         let (mut view, now) = (PeerView::default(), Instant::now());
         view.on_report(now, Some(&entry(Reception::Heard, false)), true);
-        assert!(!view.owes_heartbeat());
+        assert!(!view.is_heartbeat_requested());
         view.on_report(now, Some(&entry(Reception::Silent, false)), true);
         view.on_report(now, Some(&entry(Reception::Silent, false)), false);
-        assert!(view.owes_heartbeat() && view.take_owed_heartbeat() && !view.take_owed_heartbeat());
+        assert!(
+            view.is_heartbeat_requested() && view.take_heartbeat_request() && !view.take_heartbeat_request()
+        );
     }
 
     #[test]

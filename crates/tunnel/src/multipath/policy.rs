@@ -1,8 +1,8 @@
-//! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
+//! The policies of links and paths: tier, rate cap, cost and DSCP.
 //!
-//! In: policies of links (at a client) and of paths (at a server), which may come before the paths. Out: the
-//! policy of each path, and what the connection has to be told about it. Always holds: what is kept about
-//! paths that may never come is bounded.
+//! In: policies of links (at a client) and of paths (at a server), possibly before the paths are open. Out: the policy
+//! of each path, and the settings to apply to the QUIC connection. Always holds: the number of policies stored for
+//! paths that are not open is bounded.
 
 use std::collections::BTreeMap;
 
@@ -14,40 +14,41 @@ use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId};
 use super::Role;
 use crate::shapers::Shapers;
 
-/// Paths of which something may be known before they are there: more than a connection can have.
-const MAX_EARLY: usize = 64;
+/// Maximum number of paths with a policy at a server; a connection has at most 32 paths. Larger: a hostile client
+/// can occupy more memory.
+const MAX_UNOPENED_PATHS: usize = 64;
 
-/// How this end is to use a path.
+/// The policy of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PathPolicy {
-    /// What was said of its link; the far end's share of it says nothing here.
+    /// The policy of the path's link, for the sending direction of this end.
     pub(crate) policy: LinkPolicy,
-    /// At a server: the first of several paths over the same link.
-    pub(crate) with: Option<PathId>,
-    /// At a server: the client's number of the link, if it has told.
+    /// At a server: the first path that the client opened over the same link, if it opened several.
+    pub(crate) first_of_link: Option<PathId>,
+    /// At a server: the client's number of the link, if the client sent it.
     pub(crate) link: Option<u16>,
 }
 
 impl From<LinkPolicy> for PathPolicy {
     fn from(policy: LinkPolicy) -> Self {
-        Self { policy, with: None, link: None }
+        Self { policy, first_of_link: None, link: None }
     }
 }
 
 impl From<LinkNotice> for PathPolicy {
     fn from(notice: LinkNotice) -> Self {
         let LinkNotice { policy, with, link, .. } = notice;
-        Self { policy, with, link }
+        Self { policy, first_of_link: with, link }
     }
 }
 
-/// The policies of links and paths, known before there are paths and for those to come.
+/// The policies of links and paths, including those of paths that are not open yet.
 #[derive(Debug)]
 pub(super) struct LinkPolicies {
     role: Role,
-    /// At a client.
+    /// Used at a client.
     by_link: BTreeMap<LinkId, PathPolicy>,
-    /// At a server.
+    /// Used at a server.
     by_path: BTreeMap<PathId, PathPolicy>,
 }
 
@@ -56,26 +57,26 @@ impl LinkPolicies {
         Self { role, by_link: BTreeMap::new(), by_path: BTreeMap::new() }
     }
 
-    /// At a client: how the link is to be used, whatever paths it has or will have.
+    /// At a client: sets the policy of a link, for its present and future paths.
     pub(super) fn set_link(&mut self, link: LinkId, policy: PathPolicy) {
         self.by_link.insert(link, policy);
     }
 
-    /// At a server: how a path is to be used, which may still have to be opened.
+    /// At a server: sets the policy of a path, which need not be open yet.
     pub(super) fn set_path(&mut self, id: PathId, policy: PathPolicy) {
         self.by_path.insert(id, policy);
-        if self.by_path.len() > MAX_EARLY {
-            // Numbers only grow: the least is that of the path that is gone for the longest time.
+        if self.by_path.len() > MAX_UNOPENED_PATHS {
+            // Path IDs only grow, so the lowest one is the oldest.
             self.by_path.pop_first();
         }
     }
 
-    /// A path is gone, and its number with it.
+    /// Removes the policy of a closed path.
     pub(super) fn forget_path(&mut self, id: PathId) {
         self.by_path.remove(&id);
     }
 
-    /// The policy of a path that is new.
+    /// Returns the policy of a new path over a link.
     pub(super) fn of(&self, id: PathId, link: LinkId) -> PathPolicy {
         let known = match self.role {
             Role::Client => self.by_link.get(&link),
@@ -85,7 +86,7 @@ impl LinkPolicies {
     }
 }
 
-/// The shapers of the links, where other connections have paths over the same ones.
+/// The shapers of links that several connections use, and the class of this connection.
 #[derive(Debug)]
 pub(super) struct SharedLinks {
     shapers: Shapers,
@@ -98,27 +99,27 @@ impl SharedLinks {
     }
 }
 
-/// The policy of a path, and whether the connection knows it.
+/// The policy of a path, and whether it was applied to the QUIC connection.
 #[derive(Debug)]
 pub(super) struct PolicyInForce {
     policy: PathPolicy,
-    /// The connection was told what it has to know.
+    /// Whether the settings of the policy were applied to the QUIC connection.
     applied: bool,
-    /// The place at the shaper of the link, where classes share that.
+    /// The handle of the link's shaper, if classes share the link.
     shaper: Option<ShaperHandle>,
 }
 
-/// What the connection has to know about the policy of a path.
+/// The settings of a path that are applied to the QUIC connection.
 #[derive(Debug)]
 pub(super) struct PathSettings {
     pub(super) shaper: Option<ShaperHandle>,
     pub(super) cap: Option<BitRate>,
-    /// The mark (DSCP) of what is sent there, 0 to 63.
+    /// The DSCP of packets sent on the path, 0 to 63 (RFC 2474).
     pub(super) dscp: u8,
 }
 
 impl PolicyInForce {
-    /// For a path that is new; `shared`: other connections have paths over the same links.
+    /// Creates the policy of a new path; `shared`: other connections use the same links.
     pub(super) fn new(policy: PathPolicy, shared: bool) -> Self {
         let is_plain = policy.policy.up.is_none() && policy.policy.dscp == 0;
         Self { policy, applied: is_plain && !shared, shaper: None }
@@ -129,36 +130,41 @@ impl PolicyInForce {
         &self.policy.policy
     }
 
-    /// At a server: the first of several paths over the same link, and the client's number of the link.
-    pub(super) fn place(&self) -> (Option<PathId>, Option<u16>) {
-        (self.policy.with, self.policy.link)
+    /// At a server: the first path that the client opened over the same link, if it opened several.
+    pub(super) fn first_of_link(&self) -> Option<PathId> {
+        self.policy.first_of_link
     }
 
-    /// The heartbeats that it asks for.
+    /// At a server: the client's number of the link, if the client sent it.
+    pub(super) fn client_link(&self) -> Option<u16> {
+        self.policy.link
+    }
+
+    /// Returns the heartbeat configuration of the path.
     pub(super) fn liveness(&self, inside_tcp: bool) -> LivenessConfig {
         let config = if self.get().metered { LivenessConfig::metered() } else { LivenessConfig::default() };
         if inside_tcp { config.inside_tcp() } else { config }
     }
 
-    /// Takes another one; returns whether that is news.
+    /// Sets the policy; returns whether it has changed.
     pub(super) fn set(&mut self, policy: PathPolicy) -> bool {
         let settings = |policy: &PathPolicy| (policy.policy.up, policy.link, policy.policy.dscp);
         self.applied &= settings(&self.policy) == settings(&policy);
         std::mem::replace(&mut self.policy, policy) != policy
     }
 
-    /// The connection has to be told again.
+    /// Requests that the settings are applied again.
     pub(super) fn reapply(&mut self) {
         self.applied = false;
     }
 
-    /// The place at the shaper of the link.
+    /// Returns the handle of the link's shaper, if classes share the link.
     pub(super) fn shaper(&self) -> Option<&ShaperHandle> {
         self.shaper.as_ref()
     }
 
-    /// What the connection has to be told, if it does not know it yet. `link`: the client's number of the
-    /// link, if it is known.
+    /// Returns the settings to apply to the QUIC connection, unless they were applied. `link`: the client's number of
+    /// the link, if it is known.
     pub(super) fn apply(
         &mut self,
         now: Instant,
@@ -170,12 +176,12 @@ impl PolicyInForce {
             return None;
         }
         let LinkPolicy { up: cap, dscp, .. } = self.policy.policy;
-        // What a queue does to round trips cannot be seen through the one of a TCP connection.
+        // Inside TCP, the send queue of TCP hides the queue of the link, so only a configured rate can be shaped.
         let measured = !inside_tcp || cap.is_some();
-        let seat = shared.zip(link.filter(|_| measured));
-        let seat = seat.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
-        self.shaper.clone_from(&seat);
-        Some(PathSettings { shaper: seat, cap, dscp })
+        let handle = shared.zip(link.filter(|_| measured));
+        let handle = handle.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
+        self.shaper.clone_from(&handle);
+        Some(PathSettings { shaper: handle, cap, dscp })
     }
 }
 
@@ -194,7 +200,7 @@ mod tests {
         for id in 0..1000 {
             policies.set_path(PathId(id), capped(id.into()));
         }
-        assert_eq!(policies.by_path.len(), MAX_EARLY);
+        assert_eq!(policies.by_path.len(), MAX_UNOPENED_PATHS);
         assert_eq!(policies.of(PathId(999), LinkId(0)), capped(999));
         policies.forget_path(PathId(999));
         assert_eq!(policies.of(PathId(999), LinkId(0)), PathPolicy::default());

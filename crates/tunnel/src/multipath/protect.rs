@@ -1,5 +1,8 @@
-//! Packets of paths that lose some are put into groups with packets of repair, and what was lost of the far
-//! end's groups is restored.
+//! FEC: puts packets of lossy paths into groups with repair packets, and recovers lost packets of the peer's groups.
+//!
+//! In: packets to send, measured loss, outcomes of datagrams, received datagrams. Out: datagrams with their group,
+//! repair packets, packets that the peer cannot recover, recovered packets. Always holds: a lost packet is
+//! retransmitted only when the peer cannot recover it; memory is bounded by the flow crate's FEC modules.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,54 +19,56 @@ use mpvpn_packet::Arena;
 use mpvpn_quic::{PathStats, TrackedDatagram};
 use mpvpn_types::{Duration, Fec, Instant, PathId, target::FEC};
 
-/// In the mark of a datagram, beside the number of its group: it is repair.
-const REPAIR: u32 = 1 << 16;
-/// Packets from this size on (bytes) are made as long as repair for them is. Path MTU discovery takes it for
-/// a smaller MTU when several packets are lost after one that was a little longer arrived, which is so all
-/// the time where much is lost; it leaves out packets up to 1200 bytes.
-const LONG: usize = 1100;
-/// A group waits to become full for this part of a round trip: less than it takes to send what was lost
-/// again.
-const WAIT_PART: u32 = 4;
-/// At least and at most so long.
-const WAIT: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(20));
-/// What becomes of a group is known within this after the first loss, and the time that groups wait:
-/// acknowledgements of its packets and its repair come one after the other.
-const HOLD: Duration = Duration::from_millis(15);
+/// Flag in the mark of a datagram, beside the number of its FEC group: the datagram is a repair packet.
+const REPAIR_MARK: u32 = 1 << 16;
+/// Packets of at least this size (bytes) are padded to the size of their repair packets. DPLPMTUD takes it for a
+/// smaller MTU if packets are lost after one that was slightly longer arrived, which happens all the time at high
+/// loss; it ignores packets of up to 1200 bytes. Smaller: bytes are wasted. Larger: the MTU falls without cause.
+const MIN_LONG_BYTES: usize = 1100;
+/// A group waits to become full for a quarter of the round-trip time, which is less than a retransmission takes.
+/// Smaller: later repair. Larger: smaller groups, so more repair packets.
+const GROUP_WAIT_DIVISOR: u32 = 4;
+/// Lower and upper bound of that wait.
+const GROUP_WAIT_RANGE: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(20));
+/// Time after the first loss in a group, beyond the wait of the group, until the outcome of all its packets is known:
+/// acknowledgements of data and repair packets arrive one after the other. Smaller: packets are retransmitted
+/// although the peer recovers them. Larger: retransmissions are late.
+const OUTCOME_WAIT: Duration = Duration::from_millis(15);
 
-/// What was sent for repair, and what came of that of the far end.
+/// Counters of FEC in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FecCounters {
-    /// Repair that paths get now, in percent of the packets, at most; 0 if none is protected.
+    /// Current share of repair packets on the path with the most, in percent of the data packets; 0 if no path is
+    /// protected.
     pub percent: u8,
-    /// Packets sent in groups.
+    /// Data packets sent in FEC groups.
     pub protected: u64,
-    /// Packets of repair sent.
+    /// Repair packets sent.
     pub repairs: u64,
-    /// Their bytes.
+    /// Bytes of repair packets sent.
     pub repair_bytes: u64,
-    /// Packets that were lost on the way to the far end and not sent again, because it has restored them.
+    /// Packets that were lost on the way to the peer and not retransmitted, because the peer recovered them.
     pub made_good: u64,
-    /// Packets that the far end sent, that were lost, and that were restored.
+    /// Lost packets of the peer that this end recovered.
     pub recovered: u64,
-    /// Packets of repair that came and were not needed.
+    /// Received repair packets that were not needed.
     pub wasted: u64,
-    /// Groups of the far end that lost more than could be restored.
+    /// Groups of the peer that lost more packets than could be recovered.
     pub unrecoverable: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Protection {
     prefix: DatagramPrefix,
-    /// The same in a form that makes up for what repair is longer by, for large packets.
-    long: Option<DatagramPrefix>,
+    /// The same prefix with longer varints, which pad large packets to the size of repair packets.
+    long_prefix: Option<DatagramPrefix>,
     fec: Fec,
     watches: BTreeMap<PathId, LossMonitor>,
     guard: GroupEncoder,
     fates: GroupOutcomes<TrackedDatagram>,
-    /// How long the fate of a group may be unknown once something of it was lost.
-    hold: Duration,
-    /// What was lost for good, to be sent again.
+    /// How long the outcome of a group's packets may stay unknown after the first loss.
+    outcome_wait: Duration,
+    /// Lost packets that the peer cannot recover, to be retransmitted.
     lost: VecDeque<TrackedDatagram>,
     restorer: GroupDecoder,
     restored: VecDeque<Bytes>,
@@ -76,11 +81,11 @@ impl Protection {
         Self {
             guard: GroupEncoder::new(prefix.as_ref()),
             prefix,
-            long: datagram::long_prefix(stream, context, GroupPosition::REPAIR_OVERHEAD),
+            long_prefix: datagram::long_prefix(stream, context, GroupPosition::REPAIR_OVERHEAD),
             fec,
             watches: BTreeMap::new(),
             fates: GroupOutcomes::new(),
-            hold: HOLD,
+            outcome_wait: OUTCOME_WAIT,
             lost: VecDeque::new(),
             restorer: GroupDecoder::new(),
             restored: VecDeque::new(),
@@ -88,9 +93,9 @@ impl Protection {
         }
     }
 
-    /// Bytes that stand in front of the label of a protected packet, and what repair is longer by; the same
-    /// whether packets are protected just now or not, so that the MTU stays.
-    pub(super) fn around(&self) -> Option<usize> {
+    /// Returns the bytes before the label of a protected packet, plus the bytes by which repair packets are longer;
+    /// `None` if FEC is off. Does not depend on whether packets are protected now, so the MTU is stable.
+    pub(super) fn overhead_bytes(&self) -> Option<usize> {
         (self.fec != Fec::Off)
             .then(|| self.prefix.as_ref().len() + GroupPosition::LEN + GroupPosition::REPAIR_OVERHEAD)
     }
@@ -103,13 +108,15 @@ impl Protection {
         self.guard.protects(path)
     }
 
-    /// Takes over what was measured about the paths in use.
+    /// Takes the measurements of the paths in use.
     pub(super) fn measure(&mut self, views: &[PathStats]) {
         let used = |id: PathId| views.iter().any(|view| view.id == id);
         self.guard.retain(used);
         self.watches.retain(|id, _| used(*id));
         for view in views {
-            if let Some(plan) = self.watches.entry(view.id).or_default().update(self.fec, loss_of(view)) {
+            if let Some(plan) =
+                self.watches.entry(view.id).or_default().update(self.fec, repairable_loss(view))
+            {
                 let percent = plan.map(RepairPlan::repair_percent);
                 tracing::debug!(
                     target: FEC,
@@ -118,18 +125,22 @@ impl Protection {
                     loss = view.loss,
                     random_loss = view.random_loss,
                     policy = %self.fec,
-                    "a path gets another share of repair"
+                    "the FEC share of a path has changed"
                 );
                 self.guard.set_plan(view.id, plan);
             }
-            self.guard.set_wait(view.id, (view.rtt / WAIT_PART).clamp(WAIT.0, WAIT.1));
+            self.guard.set_wait(
+                view.id,
+                (view.rtt / GROUP_WAIT_DIVISOR).clamp(GROUP_WAIT_RANGE.0, GROUP_WAIT_RANGE.1),
+            );
         }
         let slowest = views.iter().map(|view| view.rtt).max().unwrap_or_default();
-        self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1) * FULL_PATH_WAIT_FACTOR;
+        self.outcome_wait =
+            OUTCOME_WAIT + (slowest / GROUP_WAIT_DIVISOR).min(GROUP_WAIT_RANGE.1) * FULL_PATH_WAIT_FACTOR;
     }
 
-    /// The datagram of a packet that leaves on a path, and its mark, if that path is protected; `load` is
-    /// what it met.
+    /// Encodes the datagram of a packet sent on a protected path and returns it with its mark; `None` if the path is
+    /// not protected. `load` is the load of the path.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -139,7 +150,12 @@ impl Protection {
         load: Load,
     ) -> Option<(Bytes, u32)> {
         let place = self.guard.assign_position(now, path, Label::LEN + packet.len())?;
-        let prefix = self.long.as_ref().filter(|_| packet.len() >= LONG).unwrap_or(&self.prefix).as_ref();
+        let prefix = self
+            .long_prefix
+            .as_ref()
+            .filter(|_| packet.len() >= MIN_LONG_BYTES)
+            .unwrap_or(&self.prefix)
+            .as_ref();
         let room = self.arena.reserve(prefix.len() + GroupPosition::LEN + Label::LEN + packet.len());
         room.extend_from_slice(prefix);
         place.encode(room);
@@ -158,33 +174,33 @@ impl Protection {
         Some((data, place.group.into()))
     }
 
-    /// The bytes of the prefix of a datagram; `None` if it has another one than ours.
-    fn behind_prefix(&self, datagram: &[u8]) -> Option<usize> {
-        let both = [Some(&self.prefix), self.long.as_ref()].into_iter().flatten();
+    /// Returns the length of the FEC prefix of a datagram; `None` if it has another prefix.
+    fn prefix_len_of(&self, datagram: &[u8]) -> Option<usize> {
+        let both = [Some(&self.prefix), self.long_prefix.as_ref()].into_iter().flatten();
         both.map(AsRef::as_ref).find(|prefix| datagram.starts_with(prefix)).map(<[u8]>::len)
     }
 
-    /// What stands behind the place in a protected datagram: label and packet.
-    fn inside(&self, datagram: &Bytes) -> Bytes {
-        let prefix = self.behind_prefix(datagram).unwrap_or(0);
+    /// Returns label and packet of a protected datagram.
+    fn labelled_packet(&self, datagram: &Bytes) -> Bytes {
+        let prefix = self.prefix_len_of(datagram).unwrap_or(0);
         datagram.slice((prefix + GroupPosition::LEN).min(datagram.len())..)
     }
 
-    /// Takes note of the arrival of a datagram with a mark.
-    pub(super) fn arrived(&mut self, mark: u32) {
+    /// A datagram with this mark was acknowledged.
+    pub(super) fn on_arrived(&mut self, mark: u32) {
         let lost = &mut self.lost;
         self.fates.on_arrived(mark as u16, |datagram| lost.push_back(datagram));
     }
 
-    /// The same of one that was lost.
-    pub(super) fn lost(&mut self, now: Instant, datagram: TrackedDatagram) {
+    /// A datagram with a mark was lost.
+    pub(super) fn on_lost(&mut self, now: Instant, datagram: TrackedDatagram) {
         let Some(mark) = datagram.ack_token else { return };
-        let packet = (mark & REPAIR == 0).then_some(datagram);
-        let Self { fates, lost, hold, .. } = self;
-        fates.on_lost(now, mark as u16, packet, *hold, |datagram| lost.push_back(datagram));
+        let packet = (mark & REPAIR_MARK == 0).then_some(datagram);
+        let Self { fates, lost, outcome_wait, .. } = self;
+        fates.on_lost(now, mark as u16, packet, *outcome_wait, |datagram| lost.push_back(datagram));
     }
 
-    /// Closes groups whose time has come, and gives up waiting for the fates of others.
+    /// Closes groups whose wait has ended, and stops waiting for the outcome of others.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         let Self { guard, fates, lost, .. } = self;
         guard.close_due(now, |closed| fates.close(closed, |datagram| lost.push_back(datagram)));
@@ -195,19 +211,21 @@ impl Protection {
         self.guard.poll_timeout().into_iter().chain(self.fates.poll_timeout()).min()
     }
 
-    /// The next datagram that the far end cannot restore; its data is without prefix and place.
+    /// Returns the next datagram that the peer cannot recover, without FEC prefix and group header.
     pub(super) fn next_lost(&mut self) -> Option<TrackedDatagram> {
         let datagram = self.lost.pop_front()?;
-        self.bare(datagram)
+        self.unprotect(datagram)
     }
 
-    /// A datagram without prefix and place; `None` if it is repair.
-    pub(super) fn bare(&self, datagram: TrackedDatagram) -> Option<TrackedDatagram> {
+    /// Removes FEC prefix and group header of a datagram; `None` if it is a repair packet.
+    pub(super) fn unprotect(&self, datagram: TrackedDatagram) -> Option<TrackedDatagram> {
         match datagram.ack_token {
-            Some(mark) if mark & REPAIR != 0 => None,
-            Some(_) => {
-                Some(TrackedDatagram { data: self.inside(&datagram.data), ack_token: None, ..datagram })
-            }
+            Some(mark) if mark & REPAIR_MARK != 0 => None,
+            Some(_) => Some(TrackedDatagram {
+                data: self.labelled_packet(&datagram.data),
+                ack_token: None,
+                ..datagram
+            }),
             None => Some(datagram),
         }
     }
@@ -216,7 +234,7 @@ impl Protection {
         self.guard.has_repair()
     }
 
-    /// The next datagram of repair for a path.
+    /// Returns the next repair packet for a path.
     pub(super) fn next_repair(&mut self, now: Instant, path: PathId) -> Option<TrackedDatagram> {
         let (group, data) = self.guard.next_repair(now, path)?;
         Some(TrackedDatagram {
@@ -224,18 +242,18 @@ impl Protection {
             first_sent: now,
             retransmissions: 0,
             has_copy: false,
-            ack_token: Some(REPAIR | u32::from(group)),
+            ack_token: Some(REPAIR_MARK | u32::from(group)),
         })
     }
 
-    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
-        self.behind_prefix(datagram).is_some()
+    pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
+        self.prefix_len_of(datagram).is_some()
     }
 
-    /// Label and packet of a datagram that arrived; `None` if it is repair, or malformed. What it restores
-    /// comes out of [`Self::next_recovered`].
+    /// Takes a received datagram; returns its label and packet, or `None` if it is a repair packet or malformed.
+    /// Packets that it recovers are returned by [`Self::next_recovered`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
-        datagram.advance(self.behind_prefix(&datagram)?);
+        datagram.advance(self.prefix_len_of(&datagram)?);
         let (place, len) = GroupPosition::decode(&datagram).ok()?;
         datagram.advance(len);
         let restored = &mut self.restored;
@@ -243,7 +261,7 @@ impl Protection {
         matches!(place.symbol, Symbol::Source(_)).then_some(datagram)
     }
 
-    /// The next label and packet that was restored.
+    /// Returns label and packet of the next recovered packet.
     pub(super) fn next_recovered(&mut self) -> Option<Bytes> {
         self.restored.pop_front()
     }
@@ -262,17 +280,17 @@ impl Protection {
         }
     }
 
-    /// Gives back memory that is not in use.
-    pub(super) fn rest(&mut self) {
+    /// Releases unused memory.
+    pub(super) fn trim(&mut self) {
         self.arena.release();
         self.guard.trim_memory();
         self.restorer.clear();
     }
 }
 
-/// The share of packets that repair is made for: what is lost because too many are sent becomes more by
-/// repair, and is left to the congestion controller where that can tell.
-fn loss_of(view: &PathStats) -> f64 {
+/// Returns the loss ratio (0 to 1) that FEC repairs: random loss, if the congestion controller can tell it apart.
+/// Repair packets would increase loss caused by congestion.
+fn repairable_loss(view: &PathStats) -> f64 {
     view.random_loss.map_or(view.loss, |random| view.loss.min(random))
 }
 
@@ -320,9 +338,9 @@ mod tests {
     }
 
     fn arrive(sender: &mut Protection, receiver: &mut Protection, now: Instant, datagram: &TrackedDatagram) {
-        assert!(receiver.is_own(&datagram.data));
+        assert!(receiver.has_prefix(&datagram.data));
         receiver.take(now, datagram.data.clone());
-        sender.arrived(datagram.ack_token.expect("it is in a group"));
+        sender.on_arrived(datagram.ack_token.expect("it is in a group"));
     }
 
     #[test]
@@ -330,7 +348,7 @@ mod tests {
         let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
         let (data, repair) = group(&mut sender, now);
         assert_eq!(repair.len(), 2);
-        sender.lost(now, data[1].clone());
+        sender.on_lost(now, data[1].clone());
         for datagram in [&data[0], &data[2], &data[3], &repair[0]] {
             arrive(&mut sender, &mut receiver, now, datagram);
         }
@@ -347,7 +365,7 @@ mod tests {
         let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
         let (data, repair) = group(&mut sender, now);
         arrive(&mut sender, &mut receiver, now, &data[0]);
-        data[1..].iter().chain(&repair[1..]).for_each(|datagram| sender.lost(now, datagram.clone()));
+        data[1..].iter().chain(&repair[1..]).for_each(|datagram| sender.on_lost(now, datagram.clone()));
         let lost: Vec<TrackedDatagram> = std::iter::from_fn(|| sender.next_lost()).collect();
         assert_eq!(lost.len(), 3, "repair is not repeated");
         assert!(lost.iter().all(|lost| lost.ack_token.is_none() && lost.data.len() == Label::LEN + 100));
@@ -358,10 +376,14 @@ mod tests {
     fn a_loss_in_a_group_of_which_nothing_more_is_learned_is_sent_again_after_some_time() {
         let (mut sender, now) = (sender(), Instant::now());
         let (data, _) = group(&mut sender, now);
-        sender.lost(now, data[2].clone());
+        sender.on_lost(now, data[2].clone());
         assert!(sender.next_lost().is_none());
         let due = sender.poll_timeout().expect("its fate is followed");
-        assert!((HOLD..HOLD + WAIT.1 * FULL_PATH_WAIT_FACTOR).contains(&(due - now)), "{:?}", due - now);
+        assert!(
+            (OUTCOME_WAIT..OUTCOME_WAIT + GROUP_WAIT_RANGE.1 * FULL_PATH_WAIT_FACTOR).contains(&(due - now)),
+            "{:?}",
+            due - now
+        );
         sender.handle_timeout(due);
         assert!(sender.next_lost().is_some());
     }
@@ -375,7 +397,7 @@ mod tests {
                 Symbol::Repair { index, source_count: data } => (index, Some(data)),
             };
             let protection = Protection::new(received.stream, received.context, Fec::Off);
-            assert!(protection.is_own(received.bytes));
+            assert!(protection.has_prefix(received.bytes));
             let content = hex(&received.payload[len..]);
             Some(json!({ "group": place.group, "index": index, "size": size, "content": content }))
         };
@@ -425,7 +447,8 @@ mod tests {
             let restored = std::iter::from_fn(|| receiver.next_recovered());
             let mut restored: Vec<_> = restored.map(|content| content.to_vec()).collect();
             restored.sort();
-            let content = |packet: &Value| receiver.inside(&vectors::bytes(&packet["hex"]).into()).to_vec();
+            let content =
+                |packet: &Value| receiver.labelled_packet(&vectors::bytes(&packet["hex"]).into()).to_vec();
             let mut expected: Vec<_> = lost.iter().map(|(_, packet)| content(packet)).collect();
             expected.sort();
             assert_eq!(restored, expected, "what is restored of {name}");
@@ -435,13 +458,13 @@ mod tests {
     #[test]
     fn large_packets_are_as_long_as_their_repair() {
         let (mut sender, now) = (sender(), Instant::now());
-        let around = sender.around().expect("repair is sent") + Label::LEN;
+        let around = sender.overhead_bytes().expect("repair is sent") + Label::LEN;
         let mut len = |bytes: usize| {
             let framed = sender.frame(now, PATH, &label(0), &vec![0; bytes], Load::Light);
             framed.expect("the path is protected").0.len()
         };
-        assert_eq!(len(LONG), around + LONG);
-        assert_eq!(len(LONG - 1), around + LONG - 1 - GroupPosition::REPAIR_OVERHEAD);
-        assert_eq!(Protection::new(0, 10, Fec::Off).around(), None);
+        assert_eq!(len(MIN_LONG_BYTES), around + MIN_LONG_BYTES);
+        assert_eq!(len(MIN_LONG_BYTES - 1), around + MIN_LONG_BYTES - 1 - GroupPosition::REPAIR_OVERHEAD);
+        assert_eq!(Protection::new(0, 10, Fec::Off).overhead_bytes(), None);
     }
 }

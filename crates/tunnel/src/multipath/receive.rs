@@ -1,4 +1,7 @@
-//! What comes from the far end in datagrams: packets, and what both ends tell each other.
+//! Receives datagrams of the peer: packets of the tunnel, UDP payloads, and the reports of extensions.
+//!
+//! In: payloads of QUIC DATAGRAM frames. Out: IP packets in order, UDP payloads; reports go to the parts that they
+//! concern. Always holds: a malformed datagram of an extension is ignored.
 
 use bytes::Bytes;
 use mpvpn_flow::Label;
@@ -11,28 +14,28 @@ use super::{
     log_context::{enter_connection, enter_path},
 };
 
-/// What a received QUIC DATAGRAM frame holds.
+/// The content of a received QUIC DATAGRAM frame.
 #[derive(Debug)]
 pub(crate) enum DecodedDatagram {
     /// An IP packet of the tunnel.
     Packet(ReceivedPacket),
-    /// What is in context 0 of another request stream.
+    /// The payload of context 0 of another request stream, given by its ID.
     Payload(u64, Bytes),
-    /// Nothing that anybody waits for.
+    /// A report that was processed, a part of an incomplete packet, or an unknown context.
     Ignored,
 }
 
-/// An IP packet that came through the tunnel.
+/// An IP packet received through the tunnel.
 #[derive(Debug)]
 pub(crate) struct ReceivedPacket {
     label: Option<Label>,
     pub(crate) packet: Bytes,
 }
 
-/// Takes the payload of a QUIC DATAGRAM frame apart where there is no tunnel.
+/// Decodes the payload of a QUIC DATAGRAM frame on a connection without a tunnel.
 ///
 /// # Errors
-/// If it is malformed, which the peer must be told (RFC 9297 §2.1).
+/// If it is malformed, which is a connection error (RFC 9297 §2.1).
 pub(crate) fn decode_payload(datagram: &Bytes) -> Result<DecodedDatagram, DatagramError> {
     let parsed = datagram::parse(datagram)?;
     if parsed.context_id != datagram::CONTEXT_PAYLOAD {
@@ -42,12 +45,12 @@ pub(crate) fn decode_payload(datagram: &Bytes) -> Result<DecodedDatagram, Datagr
 }
 
 impl MultipathConnection {
-    /// Notes on which paths something arrived.
+    /// Updates the liveness of the paths on which packets have arrived.
     pub(crate) fn note_path_arrivals(&mut self, now: Instant, connection: &mut Connection) {
         let (paths, log) = (&mut self.paths, &self.log);
         connection.drain_paths_with_arrivals(now, |id| {
             let Some(path) = paths.get_mut(id) else { return };
-            // On others it decides nothing.
+            // Only on dead paths does an arrival lead to a logged decision.
             let _spans = (!path.liveness.is_alive()).then(|| {
                 let connection = enter_connection!(log, DEBUG, [LIVENESS]);
                 (connection, enter_path!(LIVENESS, log, id, path))
@@ -62,10 +65,10 @@ impl MultipathConnection {
         }
     }
 
-    /// Takes the payload of a received QUIC DATAGRAM frame apart.
+    /// Decodes the payload of a received QUIC DATAGRAM frame, and processes it if it is a report.
     ///
     /// # Errors
-    /// If it is malformed, which the peer must be told (RFC 9297 §2.1).
+    /// If it is malformed, which is a connection error (RFC 9297 §2.1).
     pub(crate) fn decode_datagram(
         &mut self,
         now: Instant,
@@ -79,14 +82,14 @@ impl MultipathConnection {
             }));
         }
         if let Some(sequencer) = &mut self.recovery.sequencer
-            && sequencer.is_own(&datagram)
+            && sequencer.has_prefix(&datagram)
         {
             let opened = sequencer.open(now, datagram);
             return Ok(opened.map_or(DecodedDatagram::Ignored, |(label, packet)| {
                 DecodedDatagram::Packet(ReceivedPacket { label: Some(label), packet })
             }));
         }
-        if self.recovery.take(&datagram) {
+        if self.recovery.on_datagram(&datagram) {
             return Ok(DecodedDatagram::Ignored);
         }
         if self.heartbeats.is_report(&datagram) {
@@ -101,7 +104,7 @@ impl MultipathConnection {
             return Ok(DecodedDatagram::Ignored);
         }
         Ok(match decode_payload(&datagram)? {
-            // The same numbers may be written in longer varints (RFC 9000 §16).
+            // The prefix may be encoded in longer varints than ours (RFC 9000 §16).
             DecodedDatagram::Payload(stream, packet) if Some(stream) == self.stream => {
                 DecodedDatagram::Packet(ReceivedPacket { label: None, packet })
             }
@@ -109,33 +112,33 @@ impl MultipathConnection {
         })
     }
 
-    /// The next packet that did not arrive and was restored. It is to be treated as one that did.
+    /// Returns the next packet that FEC recovered; it is to be processed like a received packet.
     pub(crate) fn next_recovered(&mut self) -> Option<ReceivedPacket> {
         let (label, packet) = self.recovery.sequencer.as_mut()?.next_recovered()?;
         Some(ReceivedPacket { label: Some(label), packet })
     }
 
-    /// Hands out a packet that arrived, and those that waited for it.
-    pub(crate) fn resequence(&mut self, now: Instant, arrived: ReceivedPacket, mut out: impl FnMut(Bytes)) {
-        match (&mut self.recovery.sequencer, arrived.label) {
-            (Some(sequencer), Some(label)) => sequencer.resequencer().push(now, label, arrived.packet, out),
-            _ => out(arrived.packet),
+    /// Passes a received packet to `out` in its order, followed by packets that waited for it.
+    pub(crate) fn resequence(&mut self, now: Instant, received: ReceivedPacket, mut out: impl FnMut(Bytes)) {
+        match (&mut self.recovery.sequencer, received.label) {
+            (Some(sequencer), Some(label)) => sequencer.resequencer().push(now, label, received.packet, out),
+            _ => out(received.packet),
         }
     }
 
-    /// Hands out packets that have waited long enough for others.
+    /// Passes packets to `out` whose reorder timeout has expired.
     pub(crate) fn release_timed_out(&mut self, now: Instant, out: impl FnMut(Bytes)) {
         if let Some(sequencer) = &mut self.recovery.sequencer {
             sequencer.resequencer().handle_timeout(now, out);
         }
     }
 
-    /// Gives streams the bytes of theirs that the far end has reinjected, and what it reported about others.
+    /// Passes reinjected bytes and DataAck reports of the peer to the QUIC connection.
     pub(crate) fn deliver_reinjected(&mut self, now: Instant, connection: &mut Connection) {
         self.recovery.deliver(now, connection);
     }
 
-    /// Data arrived through the tunnel.
+    /// Counts data received through the tunnel, and keeps heartbeats dense.
     pub(crate) fn on_data_received(&mut self, now: Instant, bytes: u64) {
         self.traffic.count_received(bytes);
         self.note_traffic(now);

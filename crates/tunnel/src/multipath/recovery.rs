@@ -1,9 +1,8 @@
-//! What is sent again, and when: packets that were lost, bytes of streams from a path that is dead, and bytes
-//! that the far end waits for in vain.
+//! Decides what is sent again: lost packets, stream bytes in flight on a dead path, and overdue stream bytes.
 //!
-//! In: what became of datagrams, paths that died, reports of the far end. Out: datagrams that wait for a
-//! path, in [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: what both ends have not agreed on
-//! is not sent.
+//! In: outcomes of datagrams, paths that died, DataAck reports of the peer. Out: datagrams that wait for a path, in
+//! [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: no datagram of an extension is sent that was not
+//! negotiated.
 
 use bytes::Bytes;
 use mpvpn_masque::h3;
@@ -15,26 +14,26 @@ use super::{
     sequence::Sequencer,
 };
 
-/// The parts that know what was lost.
+/// The parts that send lost data again.
 #[derive(Debug)]
 pub(super) struct Recovery {
     role: Role,
-    /// Where both ends know how to number packets.
+    /// Numbered packets, if negotiated.
     pub(super) sequencer: Option<Box<Sequencer>>,
-    /// Where both ends can send bytes of streams as datagrams.
+    /// Reinjection of stream bytes, if negotiated.
     pub(super) reinjection: Option<Box<Reinjection>>,
-    /// Where both ends, knowing reinjection, report how far streams have come.
+    /// DataAck reports, if negotiated together with reinjection.
     pub(super) data_acks: Option<Box<DataAcks>>,
 }
 
-/// What came of [`Recovery::reinject_from`].
+/// The result of [`Recovery::reinject_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reinjected {
-    /// Datagrams that are sent again.
+    /// Number of datagrams that are sent again.
     pub(super) packets: usize,
-    /// Bytes of streams that are sent again.
+    /// Stream bytes that are sent again.
     pub(super) bytes: u64,
-    /// The library has bytes on the path that it sends again only when the path is closed.
+    /// Whether noq has stream bytes in flight on the path that it sends again only when the path is closed.
     pub(super) stuck: bool,
 }
 
@@ -43,27 +42,27 @@ impl Recovery {
         Self { role, sequencer: None, reinjection: None, data_acks: None }
     }
 
-    /// Takes a datagram of the far end, if it is about streams.
-    pub(super) fn take(&mut self, datagram: &Bytes) -> bool {
-        if let Some(reinjection) = self.reinjection.as_mut().filter(|parts| parts.is_own(datagram)) {
-            reinjection.take(datagram.clone());
+    /// Takes a received datagram if it is of reinjection or DataAck; returns whether it was.
+    pub(super) fn on_datagram(&mut self, datagram: &Bytes) -> bool {
+        if let Some(reinjection) = self.reinjection.as_mut().filter(|parts| parts.has_prefix(datagram)) {
+            reinjection.on_datagram(datagram.clone());
             return true;
         }
-        let acks = self.data_acks.as_mut().filter(|acks| acks.is_own(datagram));
-        acks.map(|acks| acks.take(datagram.clone())).is_some()
+        let acks = self.data_acks.as_mut().filter(|acks| acks.has_prefix(datagram));
+        acks.map(|acks| acks.on_report(datagram.clone())).is_some()
     }
 
-    /// Gives streams the bytes of theirs that the far end has reinjected, and what it reported about others.
+    /// Passes reinjected bytes and DataAck reports of the peer to the QUIC connection.
     pub(super) fn deliver(&mut self, now: Instant, connection: &mut Connection) {
         if let Some(reinjection) = &mut self.reinjection {
-            reinjection.drain_arrived().for_each(|piece| connection.receive_reinjected(piece));
+            reinjection.drain_received().for_each(|piece| connection.receive_reinjected(piece));
         }
         if let Some(acks) = &mut self.data_acks {
-            acks.drain_arrived().for_each(|progress| connection.on_data_ack(now, progress));
+            acks.drain_received().for_each(|progress| connection.on_data_ack(now, progress));
         }
     }
 
-    /// Whether anything waits to be sent again, or repair or a report to be sent.
+    /// Whether retransmissions, repair packets, reinjected bytes or a DataAck report wait to be sent.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs())
@@ -71,11 +70,11 @@ impl Recovery {
             || self.data_acks.as_ref().is_some_and(|acks| acks.has_waiting())
     }
 
-    /// Takes what became of datagrams on all paths, to send again what was lost.
+    /// Takes the outcomes of datagrams on all paths, and schedules lost ones for retransmission.
     pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
         connection.drain_outcomes(|_, fate| match (fate, &mut self.sequencer) {
-            (Outcome::Lost(lost), _) if lost.ack_token.is_none() => self.keep(now, lost),
-            (fate, Some(sequencer)) => sequencer.settle(now, fate),
+            (Outcome::Lost(lost), _) if lost.ack_token.is_none() => self.on_lost(now, lost),
+            (fate, Some(sequencer)) => sequencer.on_outcome(now, fate),
             _ => {}
         });
         if let Some(sequencer) = &mut self.sequencer {
@@ -83,17 +82,20 @@ impl Recovery {
         }
     }
 
-    fn keep(&mut self, now: Instant, lost: TrackedDatagram) {
-        if let Some(acks) = self.data_acks.as_mut().filter(|acks| acks.is_own(&lost.data)) {
-            acks.push_lost(lost.data);
-        } else if let Some(reinjection) = self.reinjection.as_mut().filter(|parts| parts.is_own(&lost.data)) {
-            reinjection.push_lost(lost);
+    fn on_lost(&mut self, now: Instant, lost: TrackedDatagram) {
+        if let Some(acks) = self.data_acks.as_mut().filter(|acks| acks.has_prefix(&lost.data)) {
+            acks.on_report_lost(lost.data);
+        } else if let Some(reinjection) =
+            self.reinjection.as_mut().filter(|parts| parts.has_prefix(&lost.data))
+        {
+            reinjection.on_lost(lost);
         } else if let Some(sequencer) = &mut self.sequencer {
-            sequencer.keep(now, lost);
+            sequencer.on_lost(now, lost);
         }
     }
 
-    /// Takes all that is on its way on a path that is dead, and on no other.
+    /// Sends datagrams and stream bytes again that are in flight on a dead path, except packets that have a copy on
+    /// another path.
     pub(super) fn reinject_from(
         &mut self,
         now: Instant,
@@ -103,7 +105,7 @@ impl Recovery {
         let mut packets = 0;
         for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.has_copy) {
             packets += 1;
-            self.keep(now, datagram);
+            self.on_lost(now, datagram);
         }
         let pieces = connection.take_unacked_chunks(now, id);
         let stuck = connection.may_hold_retransmissions(id);
@@ -113,7 +115,7 @@ impl Recovery {
             packets,
             pieces = pieces.len(),
             stuck,
-            "what is on its way on a dead path is sent again on others"
+            "data in flight on a dead path is sent again on other paths"
         );
         let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram_size()) else {
             return Reinjected { packets, bytes: 0, stuck: stuck || !pieces.is_empty() };
@@ -121,27 +123,27 @@ impl Recovery {
         for piece in &pieces {
             reinjection.push(now, piece, max, None);
             if piece.offset == 0 && self.role == Role::Client {
-                announce(connection, piece.stream);
+                announce_stream(connection, piece.stream);
             }
         }
         let bytes = pieces.iter().map(|piece| piece.data.len() as u64).sum();
         Reinjected { packets, bytes, stuck }
     }
 
-    /// When there is something to report about streams.
+    /// Returns when [`Self::acknowledge_data`] is due.
     pub(super) fn data_ack_timeout(&self, connection: &Connection) -> Option<Instant> {
         let acks = self.data_acks.as_ref()?;
-        (connection.pending_data_acks() > 0).then(|| acks.due(connection.is_data_ack_urgent()))
+        (connection.pending_data_acks() > 0).then(|| acks.next_due(connection.is_data_ack_urgent()))
     }
 
-    /// Whether [`Self::acknowledge_data`] has something to do.
+    /// Whether [`Self::acknowledge_data`] is due.
     #[inline]
-    pub(super) fn owes_data_ack(&self, now: Instant, connection: &Connection) -> bool {
-        self.data_acks.as_ref().is_some_and(|acks| now >= acks.due(connection.is_data_ack_urgent()))
+    pub(super) fn is_data_ack_due(&self, now: Instant, connection: &Connection) -> bool {
+        self.data_acks.as_ref().is_some_and(|acks| now >= acks.next_due(connection.is_data_ack_urgent()))
     }
 
-    /// Reports how far streams have come, and reinjects what the far end waits for in vain; returns the bytes
-    /// of that.
+    /// Writes a DataAck report if one is due, and reinjects overdue stream bytes; returns the number of bytes
+    /// reinjected.
     pub(super) fn acknowledge_data(
         &mut self,
         now: Instant,
@@ -151,7 +153,7 @@ impl Recovery {
     ) -> u64 {
         let Some(acks) = &mut self.data_acks else { return 0 };
         connection.enable_data_acks();
-        acks.take_lost().into_iter().for_each(|stream| connection.requeue_data_ack(stream));
+        acks.take_lost_streams().into_iter().for_each(|stream| connection.requeue_data_ack(stream));
         let count = connection.pending_data_acks();
         if !acks.has_waiting() && count > 0 {
             connection.clear_data_ack_urgency();
@@ -163,7 +165,7 @@ impl Recovery {
         }
     }
 
-    /// Reinjects what the far end waits for and should have; a period of `passed` is over. Returns the bytes.
+    /// Reinjects overdue stream bytes after a report interval of `passed`; returns the number of bytes.
     fn reinject_overdue(
         &mut self,
         now: Instant,
@@ -174,7 +176,7 @@ impl Recovery {
     ) -> u64 {
         let (Some(acks), Some(reinjection)) = (&mut self.data_acks, &mut self.reinjection) else { return 0 };
         connection.enable_reinjection();
-        let budget = acks.earn(passed, connection.stream_bytes_sent());
+        let budget = acks.refill_budget(passed, connection.stream_bytes_sent());
         let Some(max) = connection.max_datagram_size().filter(|_| budget > 0) else { return 0 };
         for (id, path) in paths.iter_mut() {
             path.typical_rtt.update(connection.rtt(id).unwrap_or_default());
@@ -184,16 +186,16 @@ impl Recovery {
         let overdue_after = paths.iter().map(|(id, path)| (id, path.typical_rtt.overdue_after(slowest)));
         let overdue_after: Vec<(PathId, Duration)> = overdue_after.collect();
         let mut reinjected = 0;
-        let mut unknown = Vec::new();
-        let most = usize::try_from(budget).unwrap_or(usize::MAX);
+        let mut new_streams = Vec::new();
+        let max_bytes = usize::try_from(budget).unwrap_or(usize::MAX);
         connection.take_overdue_chunks(
             now,
             &overdue_after,
-            most,
+            max_bytes,
             |OverdueChunk { chunk: piece, path, path_stalled: stalls }| {
                 reinjected += piece.data.len() as u64;
                 if piece.offset == 0 && self.role == Role::Client {
-                    unknown.push(piece.stream);
+                    new_streams.push(piece.stream);
                 }
                 tracing::debug!(
                     target: REORDER,
@@ -203,7 +205,7 @@ impl Recovery {
                     path = path.0,
                     stalls,
                     ?overdue_after,
-                    "the far end waits for bytes of a stream: reinjected on another path"
+                    "overdue bytes of a stream are reinjected on another path"
                 );
                 reinjection.push(now, &piece, max, groups.head_of(path));
                 if let Some(path) = paths.get_mut(path).filter(|_| stalls) {
@@ -211,13 +213,13 @@ impl Recovery {
                 }
             },
         );
-        unknown.into_iter().for_each(|stream| announce(connection, stream));
-        acks.spend(reinjected);
+        new_streams.into_iter().for_each(|stream| announce_stream(connection, stream));
+        acks.spend_budget(reinjected);
         reinjected
     }
 }
 
-/// Lets the server know of a request of which it may have nothing: by an empty DATA frame.
-fn announce(connection: &mut Connection, stream: StreamId) {
+/// Makes the server aware of a request whose first bytes may be lost, by sending an empty DATA frame on its stream.
+fn announce_stream(connection: &mut Connection, stream: StreamId) {
     connection.write_past_quota(stream, h3::encode_data(&[]));
 }

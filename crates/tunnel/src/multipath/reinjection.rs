@@ -1,12 +1,12 @@
-//! Reinjection: bytes of streams that were on their way on a path that is dead, sent again at once as
-//! datagrams over another one (as MPTCP does, RFC 8684 §3.3.6).
+//! Reinjection: sends stream bytes that were in flight on a dead path again at once, as datagrams on another path
+//! (like MPTCP, RFC 8684 §3.3.6).
 //!
-//! The library sends them again, too, but only when the path is closed, and three probe timeouts later; until
-//! then all that follows them in their streams would wait.
+//! noq retransmits these bytes as well, but only when the path is closed or after three probe timeouts; until then
+//! the streams would wait for them.
 //!
-//! In: pieces of streams, and datagrams of the far end. Out: datagrams, each with the path that it leaves on,
-//! and pieces for the streams here. Always holds: what is reinjected waits until a path takes it, since its
-//! stream waits for it.
+//! In: pieces of streams, and datagrams of the peer. Out: datagrams with the path for each, and pieces for local
+//! streams. Always holds: reinjected bytes wait until a path takes them and are never dropped, since a stream waits
+//! for them.
 
 use std::collections::VecDeque;
 
@@ -19,61 +19,63 @@ use mpvpn_path::{PathCandidate, first_to_arrive_if};
 use mpvpn_quic::{StreamChunk, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
-/// A path that is dead for this long is closed if streams wait for what only its end lets the library send
-/// again. Earlier, and a short silence costs the path; later, and the streams wait longer.
-const CLOSE: Duration = Duration::from_millis(50);
-/// The same if that is not known.
-const CLOSE_ANYWAY: Duration = Duration::from_millis(400);
-/// Bytes of a datagram beside prefix and data, at most: stream and offset.
-const AROUND: usize = 16;
-/// Paths that take no more than this are of no use (bytes).
-const SMALLEST: usize = 256;
+/// Time after which a dead path is closed if streams wait for bytes that noq retransmits only then. Smaller: a short
+/// silence costs the path. Larger: streams wait for longer.
+const CLOSE_DELAY_STUCK: Duration = Duration::from_millis(50);
+/// Time after which a dead path is closed if it is not known whether streams wait for its bytes. Value: chosen, not
+/// measured (docs/design/reinjection.md, open questions).
+const CLOSE_DELAY_UNKNOWN: Duration = Duration::from_millis(400);
+/// Maximum size of stream ID and offset in a datagram: two varints of 8 bytes.
+const MAX_HEADER_BYTES: usize = 16;
+/// Minimum datagram size (bytes) for which a queued datagram is split again; smaller ones would be mostly headers.
+/// QUIC paths take at least 1200 bytes, so no working path is excluded.
+const MIN_DATAGRAM_BYTES: usize = 256;
 
-/// What is reinjected at this end and at the far one.
+/// Reinjection in both directions.
 #[derive(Debug)]
 pub(super) struct Reinjection {
     prefix: DatagramPrefix,
-    /// What waits for a path, and the one that it is not to take.
+    /// Datagrams that wait for a path, each with the path to avoid.
     waiting: VecDeque<(Option<PathId>, TrackedDatagram)>,
-    /// What the far end has reinjected, for the streams here.
-    arrived: Vec<StreamChunk>,
+    /// Pieces that the peer has reinjected, for local streams.
+    received: Vec<StreamChunk>,
 }
 
 impl Reinjection {
-    /// For the context with this ID of a request stream.
+    /// Creates the reinjection of the datagram context `context` of a request stream.
     pub(super) fn new(stream: u64, context: u64) -> Self {
-        Self { prefix: datagram::prefix(stream, context), waiting: VecDeque::new(), arrived: Vec::new() }
+        Self { prefix: datagram::prefix(stream, context), waiting: VecDeque::new(), received: Vec::new() }
     }
 
-    /// Whether a datagram holds reinjected bytes, of either end.
-    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
+    /// Whether a datagram, sent or received, contains reinjected bytes.
+    pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Takes a datagram of the far end; a malformed one is dropped.
-    pub(super) fn take(&mut self, datagram: Bytes) {
-        self.arrived.extend(self.read(datagram));
+    /// Takes a datagram of the peer; malformed ones are dropped.
+    pub(super) fn on_datagram(&mut self, datagram: Bytes) {
+        self.received.extend(self.decode(datagram));
     }
 
-    /// What the far end has reinjected since the last call.
-    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = StreamChunk> + '_ {
-        self.arrived.drain(..)
+    /// Returns the pieces that the peer has reinjected since the last call.
+    pub(super) fn drain_received(&mut self) -> impl Iterator<Item = StreamChunk> + '_ {
+        self.received.drain(..)
     }
 
-    /// Whether something waits for a path.
+    /// Whether datagrams wait for a path.
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Reinjects bytes, as datagrams of at most `max` bytes, on any path but `avoid`, if there is another
-    /// one.
+    /// Queues a piece as datagrams of at most `max` bytes, for any path other than `avoid` if there is one.
     pub(super) fn push(&mut self, now: Instant, piece: &StreamChunk, max: usize, avoid: Option<PathId>) {
-        let most = max.saturating_sub(self.prefix.as_ref().len() + AROUND).max(1);
+        let max_bytes = max.saturating_sub(self.prefix.as_ref().len() + MAX_HEADER_BYTES).max(1);
         let mut at = 0;
         loop {
-            let bytes = piece.data.slice(at..piece.data.len().min(at + most));
+            let bytes = piece.data.slice(at..piece.data.len().min(at + max_bytes));
             let is_last = at + bytes.len() == piece.data.len();
-            let mut data = BytesMut::with_capacity(self.prefix.as_ref().len() + AROUND + bytes.len());
+            let mut data =
+                BytesMut::with_capacity(self.prefix.as_ref().len() + MAX_HEADER_BYTES + bytes.len());
             data.put_slice(self.prefix.as_ref());
             varint::encode(piece.stream, &mut data);
             varint::encode((piece.offset + at as u64) << 1 | u64::from(piece.fin && is_last), &mut data);
@@ -93,13 +95,13 @@ impl Reinjection {
         }
     }
 
-    /// A reinjected datagram was lost: whatever happens to it, its stream waits for it.
-    pub(super) fn push_lost(&mut self, lost: TrackedDatagram) {
+    /// Queues a lost datagram again, as often as needed, since its stream waits for it.
+    pub(super) fn on_lost(&mut self, lost: TrackedDatagram) {
         self.waiting.push_back((None, lost));
     }
 
-    /// The next datagram, of at most `max` bytes, and the index of the offer on which it arrives first;
-    /// `None` if nothing waits, or no path has room.
+    /// Returns the next datagram of at most `max` bytes, and the index of the offer on which it arrives first; `None`
+    /// if no datagram waits or no path has an available window.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -115,14 +117,14 @@ impl Reinjection {
             if datagram.data.len() <= max {
                 return Some((at, datagram));
             }
-            // It outgrew the paths while it waited.
-            if let Some(piece) = self.read(datagram.data).filter(|_| max > SMALLEST) {
+            // The MTU became smaller while the datagram waited: split it again.
+            if let Some(piece) = self.decode(datagram.data).filter(|_| max > MIN_DATAGRAM_BYTES) {
                 self.push(now, &piece, max, avoid);
             }
         }
     }
 
-    fn read(&self, mut datagram: Bytes) -> Option<StreamChunk> {
+    fn decode(&self, mut datagram: Bytes) -> Option<StreamChunk> {
         datagram.advance(self.prefix.as_ref().len());
         let mut number = || {
             let (value, len) = varint::decode(&datagram)?;
@@ -134,25 +136,25 @@ impl Reinjection {
     }
 }
 
-/// When a path that is dead is closed, because streams wait for what was sent there.
+/// The timer after which a dead path is closed because streams wait for bytes sent on it.
 #[derive(Debug, Default)]
 pub(super) struct CloseTimer(Option<Instant>);
 
 impl CloseTimer {
-    /// The path is dead, and streams are open; `stuck`: only its end lets the library send some of their
-    /// bytes again.
+    /// Starts the timer: the path is dead and streams are open. `stuck`: noq retransmits some of their bytes only when
+    /// the path is closed.
     pub(super) fn start(&mut self, now: Instant, stuck: bool) {
-        let after = if stuck { CLOSE } else { CLOSE_ANYWAY };
+        let after = if stuck { CLOSE_DELAY_STUCK } else { CLOSE_DELAY_UNKNOWN };
         tracing::debug!(
             target: REORDER,
             stuck,
             ?after,
-            "a dead path with open streams is closed unless it works again"
+            "a dead path with open streams will be closed unless it works again"
         );
         self.0 = Some(now + after);
     }
 
-    /// Whether its time has come, which ends it.
+    /// Whether the timer has expired; this stops it.
     pub(super) fn expires(&mut self, now: Instant) -> bool {
         self.0.take_if(|at| now >= *at).is_some()
     }
@@ -196,14 +198,14 @@ mod tests {
         let now = Instant::now();
         here.push(now, &piece(1000, b"0123456789", true), 19 + 4, None);
         while let Some((at, datagram)) = here.next(now, 100, &[offer(0, 5, 100)]) {
-            assert!(at == 0 && there.is_own(&datagram.data));
-            there.take(datagram.data);
+            assert!(at == 0 && there.has_prefix(&datagram.data));
+            there.on_datagram(datagram.data);
         }
-        let arrived: Vec<_> = there.drain_arrived().collect();
-        assert!(arrived.len() > 1, "{arrived:?}");
-        let bytes: Vec<u8> = arrived.iter().flat_map(|piece| piece.data.to_vec()).collect();
-        assert_eq!((arrived[0].offset, bytes), (1000, b"0123456789".to_vec()));
-        let ends: Vec<bool> = arrived.iter().map(|piece| piece.fin).collect();
+        let received: Vec<_> = there.drain_received().collect();
+        assert!(received.len() > 1, "{received:?}");
+        let bytes: Vec<u8> = received.iter().flat_map(|piece| piece.data.to_vec()).collect();
+        assert_eq!((received[0].offset, bytes), (1000, b"0123456789".to_vec()));
+        let ends: Vec<bool> = received.iter().map(|piece| piece.fin).collect();
         assert_eq!(ends.iter().rposition(|ends| !ends), Some(ends.len() - 2), "only the last one ends it");
     }
 
@@ -212,10 +214,10 @@ mod tests {
         let now = Instant::now();
         let parse = |received: Received<'_>| {
             let mut reinjection = Reinjection::new(received.stream, received.context);
-            assert!(reinjection.is_own(received.bytes));
-            reinjection.take(Bytes::copy_from_slice(received.bytes));
+            assert!(reinjection.has_prefix(received.bytes));
+            reinjection.on_datagram(Bytes::copy_from_slice(received.bytes));
             let StreamChunk { stream, offset: at, data: bytes, fin: ends } =
-                reinjection.drain_arrived().next()?;
+                reinjection.drain_received().next()?;
             Some(json!({ "target_stream_id": stream, "offset": at, "fin": ends, "bytes": hex(&bytes) }))
         };
         let encode = |stream, context, fields: &Value| {
@@ -246,7 +248,7 @@ mod tests {
         );
         let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("there is room");
         assert_eq!(at, 1);
-        reinjection.push_lost(lost.clone());
+        reinjection.on_lost(lost.clone());
         assert_eq!(reinjection.next(now, 100, &[quick, slow]), Some((0, lost.clone())), "lost there, too");
         reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
         assert_eq!(reinjection.next(now, 100, &[quick]).map(|(at, _)| at), Some(0), "no other path");
@@ -263,14 +265,18 @@ mod tests {
         }
         assert!(sizes.len() == 3 && sizes.iter().all(|size| *size <= 400), "{sizes:?}");
         reinjection.push(now, &piece(0, &[7; 300], false), 1400, None);
-        assert_eq!(reinjection.next(now, SMALLEST, &[offer(0, 5, 9000)]), None, "such paths are of no use");
+        assert_eq!(
+            reinjection.next(now, MIN_DATAGRAM_BYTES, &[offer(0, 5, 9000)]),
+            None,
+            "such paths are of no use"
+        );
         assert!(!reinjection.has_waiting());
     }
 
     #[test]
     fn a_dead_path_is_closed_sooner_if_streams_are_stuck() {
         let start = Instant::now();
-        for (stuck, after) in [(true, CLOSE), (false, CLOSE_ANYWAY)] {
+        for (stuck, after) in [(true, CLOSE_DELAY_STUCK), (false, CLOSE_DELAY_UNKNOWN)] {
             let mut timer = CloseTimer::default();
             assert!(!timer.expires(start));
             timer.start(start, stuck);

@@ -1,4 +1,6 @@
-//! What others may ask about a tunnel: which paths work, what has moved, what the status shows.
+//! Queries about a multipath connection: which paths work, counters, and the data of status output.
+//!
+//! In: nothing. Out: copies of the state of the parts. Always holds: a query changes nothing.
 
 use mpvpn_path::{PathState, Placement, StateReason};
 use mpvpn_quic::{Connection, PathStats};
@@ -6,24 +8,25 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{MultipathConnection, ResequencingCounters, Role, TrafficCounters, TrafficRates};
 
-/// Packets of one path take times that differ by so much for no reason.
-const JITTER: Duration = Duration::from_millis(4);
+/// Delay variation that packets of one path have without cause (scheduling latency of the operating system). Smaller:
+/// a flow that changes connections is reordered. Larger: it waits for longer.
+const BASE_JITTER: Duration = Duration::from_millis(4);
 
 /// One path as status output shows it.
 #[derive(Clone, Debug)]
 pub struct PathReport {
-    /// What is measured.
+    /// The measurements of the path.
     pub view: PathStats,
-    /// Whether it may be used.
+    /// Whether the path carries data.
     pub state: PathState,
-    /// Why it is in that state; empty if there is nothing to say.
+    /// The reason for the state; empty for an active path.
     pub reason: String,
-    /// The link, at a client.
+    /// The link, at a client; `None` at a server.
     pub link: Option<LinkId>,
 }
 
 impl MultipathConnection {
-    /// Paths for status output.
+    /// Returns the paths for status output.
     pub(crate) fn report(&self, now: Instant, connection: &mut Connection) -> Vec<PathReport> {
         let mut reports = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter() {
@@ -43,22 +46,22 @@ impl MultipathConnection {
         reports
     }
 
-    /// The paths with their links.
+    /// Returns the paths with their links.
     pub(crate) fn links(&self) -> impl Iterator<Item = (PathId, LinkId)> + '_ {
         self.paths.iter().map(|(id, path)| (id, path.link()))
     }
 
-    /// Whether there is such a path.
+    /// Whether the path exists.
     pub(crate) fn has_path(&self, id: PathId) -> bool {
         self.paths.contains(id)
     }
 
-    /// The path that runs over a link.
+    /// Returns the first path over a link.
     pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
         self.paths.path_on(link)
     }
 
-    /// Whether the path over a link works, if there is one.
+    /// Whether the first path over a link works; `None` if there is no path.
     pub(crate) fn path_works_on(&self, link: LinkId) -> Option<bool> {
         self.paths.works_on(link)
     }
@@ -73,7 +76,7 @@ impl MultipathConnection {
         self.paths.any_works()
     }
 
-    /// Since when no path works, as far as anyone can tell.
+    /// Returns since when no path works or reports of the peer are missing, if so.
     pub(crate) fn all_paths_dead_since(&self, now: Instant) -> Option<Instant> {
         if self.paths.any_works() {
             return self.heartbeats.unanswered_since(now, &self.paths);
@@ -81,59 +84,58 @@ impl MultipathConnection {
         self.paths.dead_since()
     }
 
-    /// What has moved since the start.
+    /// Returns the traffic counters since the start.
     pub(crate) fn counters(&self) -> TrafficCounters {
         self.traffic.counters()
     }
 
-    /// How much moves now.
+    /// Returns the current traffic rates.
     pub(crate) fn rates(&self, now: Instant) -> TrafficRates {
         self.traffic.rates(now)
     }
 
-    /// Counts on where another multipath of the same connection has ended.
+    /// Continues the counters of `before`, the data plane that this one replaces on the same QUIC connection.
     pub(crate) fn continue_counters_from(&mut self, before: &Self) {
         self.traffic.continue_from(&before.traffic);
     }
 
-    /// Packets dropped in the queues.
+    /// Returns how many packets were dropped, in the queues or as too large.
     pub(crate) fn drops(&self) -> u64 {
-        self.scheduler.drops() + self.traffic.too_big()
+        self.scheduler.drops() + self.traffic.oversized()
     }
 
-    /// What became of numbered packets.
-    /// `None` where the two ends agreed on no numbers.
+    /// Returns the counters of numbered packets; `None` if numbers were not negotiated.
     pub(crate) fn resequencing(&self) -> Option<ResequencingCounters> {
         self.recovery.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
-    /// When data was last on its way through this tunnel, either way.
+    /// Returns when data was last sent or received.
     pub(crate) fn last_data_at(&self) -> Option<Instant> {
         self.traffic.last_data_at()
     }
 
-    /// How long after a packet came here one that takes another connection over the same links may still
-    /// overtake it.
+    /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on another
+    /// connection over the same links, may overtake it.
     pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
         let rtts = || {
             let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);
             used.filter_map(|(id, _)| connection.rtt(id))
         };
         let (most, least) = (rtts().max().unwrap_or_default(), rtts().min().unwrap_or_default());
-        self.sojourn() + (most - least) + JITTER
+        self.sojourn() + (most - least) + BASE_JITTER
     }
 
-    /// Bytes that wait for a path.
+    /// Returns the bytes that wait for a path.
     pub(crate) fn backlog_bytes(&self) -> usize {
-        self.scheduler.backlog()
+        self.scheduler.backlog_bytes()
     }
 
-    /// How long packets wait in the queues.
+    /// Returns how long packets wait in the queues (sojourn time, RFC 8289).
     pub(crate) fn sojourn(&self) -> Duration {
         self.scheduler.sojourn()
     }
 
-    /// The MTU promised last.
+    /// Returns the MTU that was last announced (bytes).
     pub(crate) fn announced_mtu(&self) -> usize {
         self.mtu.announced()
     }

@@ -1,14 +1,13 @@
-//! Puts numbered packets that arrived back in order.
+//! Restores the order of received numbered packets, and joins parts of packets.
 //!
-//! In: labelled packets, whole or in parts, and the time. Out: whole packets, in the order of their flow,
-//! none held for longer than its sender asked for. Always holds: memory is bounded, whatever the far end
-//! sends.
+//! In: labelled packets or parts of packets, and the time. Out: whole packets in the order of their flow, none delayed
+//! for longer than the reorder timeout of its label. Always holds: memory is bounded, whatever the peer sends.
 
 use bytes::{Buf, Bytes};
 use mpvpn_flow::{Label, PartReassembler, ReorderBuffer, ReorderStats};
 use mpvpn_types::Instant;
 
-/// Joins parts and restores the order.
+/// Joins parts and resequences packets.
 #[derive(Debug)]
 pub(super) struct Resequencer {
     join: PartReassembler,
@@ -20,19 +19,19 @@ impl Resequencer {
         Self { join: PartReassembler::new(), reorder: ReorderBuffer::new() }
     }
 
-    /// The label and the packet of what stood behind the prefix of a numbered datagram; `None` if that is
-    /// malformed, or a part of a packet of which others are missing.
+    /// Returns label and packet of a numbered datagram without its prefix; `None` if it is malformed or a part of an
+    /// incomplete packet.
     pub(super) fn open(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
         let (label, payload) = split_label(labelled)?;
         self.join.push(label, payload).map(|packet| (label, packet))
     }
 
-    /// Hands out a packet that arrived, and those that waited for it.
+    /// Passes a received packet to `out` in its order, followed by packets that waited for it.
     pub(super) fn push(&mut self, now: Instant, label: Label, packet: Bytes, out: impl FnMut(Bytes)) {
         self.reorder.push(now, label, packet, out);
     }
 
-    /// Hands out packets that have waited long enough for others.
+    /// Passes packets to `out` whose reorder timeout has expired.
     pub(super) fn handle_timeout(&mut self, now: Instant, out: impl FnMut(Bytes)) {
         self.reorder.handle_timeout(now, out);
     }
@@ -45,15 +44,15 @@ impl Resequencer {
         self.reorder.stats()
     }
 
-    /// Gives back memory that is not in use; for when nothing has moved for some time.
+    /// Releases unused memory, after an idle time.
     pub(super) fn trim(&mut self) {
         self.reorder.trim_memory();
-        // Parts that are left are of packets that nobody waits for, and their numbers will come again.
+        // Incomplete packets this old will not be completed, and their numbers will be used again.
         self.join = PartReassembler::new();
     }
 }
 
-/// The label and the bytes behind it.
+/// Splits a numbered datagram without its prefix into label and payload; `None` if it is malformed.
 pub(super) fn split_label(mut labelled: Bytes) -> Option<(Label, Bytes)> {
     let (label, len) = Label::decode(&labelled).ok()?;
     labelled.advance(len);

@@ -1,37 +1,38 @@
-//! Numbered packets that were lost and wait to be sent again, on whichever path they arrive first.
+//! The queue of lost numbered packets that wait for retransmission.
 //!
-//! In: datagrams whose loss was detected. Out: the same, oldest first. Always holds: what waits is bounded,
-//! no packet is sent again more than [`MOST_TRIES`] times, and none that nobody needs any more.
+//! In: datagrams that were declared lost. Out: the same, oldest first. Always holds: the queue is bounded, no packet is
+//! retransmitted more than [`MAX_RETRANSMISSIONS`] times or when it is older than [`MAX_PACKET_AGE`].
 
 use std::collections::VecDeque;
 
 use mpvpn_quic::TrackedDatagram;
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// A packet is sent again this often at most: at 60 % loss one in 60 is given up (0.6^8). More tries keep the
-/// far end waiting for less and less.
-pub(super) const MOST_TRIES: u8 = 8;
-/// A packet that is older than this is of no use: TCP has sent it again itself by then, and a call has gone
-/// on.
-const MOST_AGE: Duration = Duration::from_millis(600);
-/// Bytes that wait to be sent again, at most: the window of a path of 1 Gbit/s and 64 ms that dies.
-const MOST_BYTES: usize = 8 << 20;
+/// Maximum number of retransmissions of a packet: at 60 % loss, one packet in 60 is given up (0.6^8). Smaller: more
+/// gaps reach TCP. Larger: the peer waits for longer for few packets.
+pub(super) const MAX_RETRANSMISSIONS: u8 = 8;
+/// Age at which a packet is no longer retransmitted: TCP has retransmitted it by then, and a call no longer needs it.
+/// Smaller: lost packets of paths with long round trips are given up. Larger: useless packets are sent.
+const MAX_PACKET_AGE: Duration = Duration::from_millis(600);
+/// Maximum bytes that wait for retransmission: the bandwidth-delay product of a path of 1 Gbit/s and 64 ms, for when
+/// it dies. Smaller: losses are not repaired. Larger: memory.
+const MAX_WAITING_BYTES: usize = 8 << 20;
 
 /// The queue of lost packets.
 #[derive(Debug, Default)]
 pub(super) struct Retransmissions {
     queue: VecDeque<TrackedDatagram>,
     bytes: usize,
-    /// Packets sent again, since the start.
+    /// Number of retransmitted packets.
     sent: u64,
 }
 
 impl Retransmissions {
-    /// Takes a numbered datagram that was lost, if it is worth sending again.
+    /// Queues a lost numbered datagram, unless it is too old or was retransmitted too often.
     pub(super) fn push(&mut self, now: Instant, lost: TrackedDatagram) {
         let age = now.saturating_duration_since(lost.first_sent);
         let (tries, waiting) = (lost.retransmissions, self.bytes);
-        if age > MOST_AGE || tries >= MOST_TRIES || waiting > MOST_BYTES {
+        if age > MAX_PACKET_AGE || tries >= MAX_RETRANSMISSIONS || waiting > MAX_WAITING_BYTES {
             tracing::trace!(target: REORDER, ?age, tries, waiting, "a lost packet is given up");
             return;
         }
@@ -44,7 +45,7 @@ impl Retransmissions {
         });
     }
 
-    /// The next datagram to send again.
+    /// Returns the next datagram to retransmit.
     pub(super) fn pop(&mut self) -> Option<TrackedDatagram> {
         let next = self.queue.pop_front()?;
         self.bytes -= next.data.len();
@@ -56,7 +57,7 @@ impl Retransmissions {
         self.queue.is_empty()
     }
 
-    /// Packets sent again, since the start.
+    /// Returns the number of retransmitted packets.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
@@ -90,10 +91,10 @@ mod tests {
     #[test]
     fn what_is_old_or_was_tried_too_often_is_given_up() {
         let (mut queue, born) = (Retransmissions::default(), Instant::now());
-        queue.push(born, lost(born, MOST_TRIES, 100));
-        queue.push(born + MOST_AGE + Duration::from_millis(1), lost(born, 0, 100));
+        queue.push(born, lost(born, MAX_RETRANSMISSIONS, 100));
+        queue.push(born + MAX_PACKET_AGE + Duration::from_millis(1), lost(born, 0, 100));
         assert!(queue.is_empty());
-        queue.push(born + MOST_AGE, lost(born, MOST_TRIES - 1, 100));
+        queue.push(born + MAX_PACKET_AGE, lost(born, MAX_RETRANSMISSIONS - 1, 100));
         assert!(!queue.is_empty());
     }
 
@@ -103,7 +104,7 @@ mod tests {
         const MIB: usize = 1 << 20;
         (0..20).for_each(|_| queue.push(now, lost(now, 0, MIB)));
         let kept = std::iter::from_fn(|| queue.pop()).count();
-        assert_eq!(kept, MOST_BYTES / MIB + 1);
+        assert_eq!(kept, MAX_WAITING_BYTES / MIB + 1);
         queue.push(now, lost(now, 0, MIB));
         assert!(!queue.is_empty(), "there is room again");
     }

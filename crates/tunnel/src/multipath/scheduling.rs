@@ -1,21 +1,24 @@
-//! The queues in front of the paths, and the choice which path carries the next packets.
+//! The queues in front of the paths, and the choice of the path for the next packets.
 //!
-//! In: packets, what is known of the paths in use, what each can take. Out: for a path, the packets that it
-//! carries next. Always holds: what waits is bounded by what the paths carry in a short time.
+//! In: packets, information about the paths in use, their available windows. Out: the path to fill next, and the
+//! packets for it. Always holds: the queues hold at most what the paths carry in [`MAX_QUEUE_DURATION`], within
+//! 384 KiB to 8 MiB.
 
 use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
 use mpvpn_path::{Dispatcher, EligiblePackets, PathCandidate, PathInfo, PathSelector, Scheduler, Selection};
 use mpvpn_types::{Duration, Instant, PathId};
 
-/// A flow keeps the others waiting for no longer than this at a time.
-const FLOW_TURN: Duration = Duration::from_micros(300);
-/// No packet should wait for longer than this: two round trips of most paths. Shorter, and a window that
-/// still grows is answered with losses; longer, and the news that it is too large comes late.
-const QUEUE_TIME: Duration = Duration::from_millis(150);
-/// Bytes that a path is given before it is asked again which path is best.
-const TURN_BYTES: u64 = 12 * 1024;
+/// Time for which a flow may use the paths before the next flow has its turn (times the rate, at most 64 KiB).
+/// Smaller: more switches between flows, which the receiver joins less well. Larger: other flows wait for longer.
+const FLOW_TURN_DURATION: Duration = Duration::from_micros(300);
+/// Maximum queueing time of packets: two round trips of most paths. Smaller: a congestion window of an inner flow that
+/// still grows meets losses. Larger: the inner flow learns late that its window is too large.
+const MAX_QUEUE_DURATION: Duration = Duration::from_millis(150);
+/// Bytes that a path gets before the best path is chosen again: one segmented send (GSO) of eight packets. Smaller:
+/// more decisions, shorter segmented sends. Larger: a wrong decision costs more.
+const MAX_PATH_TURN_BYTES: u64 = 12 * 1024;
 
-/// Holds packets until a path carries them.
+/// Queues packets, and chooses the path for the next ones.
 #[derive(Debug)]
 pub(super) struct PacketScheduler {
     dispatcher: Dispatcher,
@@ -24,12 +27,12 @@ pub(super) struct PacketScheduler {
 
 impl PacketScheduler {
     pub(super) fn new(scheduler: Scheduler) -> Self {
-        Self { dispatcher: Dispatcher::new(scheduler, queue()), choice: PathSelector::new() }
+        Self { dispatcher: Dispatcher::new(scheduler, queue_config()), choice: PathSelector::new() }
     }
 
-    /// Uses another scheduler; no packet may wait yet.
+    /// Sets another scheduler; the queues must be empty.
     pub(super) fn set_kind(&mut self, scheduler: Scheduler) {
-        self.dispatcher = Dispatcher::new(scheduler, queue());
+        self.dispatcher = Dispatcher::new(scheduler, queue_config());
     }
 
     #[inline]
@@ -37,17 +40,17 @@ impl PacketScheduler {
         self.dispatcher.scheduler()
     }
 
-    /// Sends each numbered packet so often, each time on another link.
+    /// Sets how often each numbered packet is sent, each time on another link.
     pub(super) fn set_copies(&mut self, copies: u8) {
         self.choice.set_copies(copies.min(MAX_COPIES));
     }
 
-    /// How often each numbered packet is sent, whatever the scheduler.
+    /// Returns how often each numbered packet is sent according to the option `copies`.
     pub(super) fn copies(&self) -> u8 {
         self.choice.copies()
     }
 
-    /// Copies of a packet beside the first one, with so many paths in use.
+    /// Returns the number of copies of a packet beside the first one, with `paths` paths in use.
     pub(super) fn extra_copies(&self, paths: usize) -> usize {
         match self.kind().uses_all_paths() {
             true => paths.saturating_sub(1),
@@ -55,20 +58,20 @@ impl PacketScheduler {
         }
     }
 
-    /// Takes a packet in.
+    /// Queues a packet.
     #[inline]
     pub(super) fn push(&mut self, now: Instant, packet: QueuedPacket) {
         self.dispatcher.push(now, packet);
     }
 
-    /// The packet that a path carries next, of those that `want` leaves to it.
+    /// Returns the next packet for a path, of the kind that `want` allows.
     #[inline]
     pub(super) fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {
         self.dispatcher.pop(now, path, want)
     }
 
-    /// The path that carries the next packets, with so many bytes of streams waiting beside them; `None` if
-    /// it is better to wait.
+    /// Chooses the path for the next packets; `stream_backlog` is the number of stream bytes that wait as well.
+    /// Returns `None` if waiting is better than any path.
     pub(super) fn pick(
         &mut self,
         now: Instant,
@@ -79,101 +82,101 @@ impl PacketScheduler {
         self.choice.pick(now, self.dispatcher.scheduler(), offers, backlog)
     }
 
-    /// Bytes that a path with so much room is given at a time: all it can take where the order of the paths
-    /// is fixed, few where every turn goes to the path that is best then.
+    /// Returns the bytes that a path with an available window of `room` gets per turn: all of it if the scheduler
+    /// fills paths in a fixed order, else at most [`MAX_PATH_TURN_BYTES`].
     #[inline]
-    pub(super) fn turn(&self, room: u64) -> u64 {
-        if self.kind().fills_paths_in_order() { room } else { room.min(TURN_BYTES) }
+    pub(super) fn path_turn_bytes(&self, room: u64) -> u64 {
+        if self.kind().fills_paths_in_order() { room } else { room.min(MAX_PATH_TURN_BYTES) }
     }
 
-    /// The path of an offer was given so many bytes.
+    /// Counts bytes that the path of an offer was given, for schedulers that keep shares.
     pub(super) fn charge(&mut self, offer: &PathCandidate, bytes: u64) {
         self.choice.charge(self.dispatcher.scheduler(), offer, bytes);
     }
 
-    /// Takes over which paths there are.
+    /// Sets the paths in use.
     pub(super) fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
         self.dispatcher.set_paths(now, paths);
     }
 
-    /// The paths in use carry so many bytes/s together.
+    /// Sets the total rate of the paths in use (bytes/s), from which the queue limits follow.
     pub(super) fn set_rate(&mut self, rate: u64) {
-        self.dispatcher.set_limits(queue_limit(rate), turn_of_a_flow(rate));
+        self.dispatcher.set_limits(queue_limit_bytes(rate), flow_turn_bytes(rate));
     }
 
-    /// Whether packets are numbered, so that a flow may take several paths.
+    /// Sets whether packets are numbered, so that a flow may use several paths.
     pub(super) fn set_numbered(&mut self, now: Instant, numbered: bool) {
         self.dispatcher.set_numbered(now, numbered);
     }
 
-    /// The paths in use, best first.
-    pub(super) fn order(&self) -> impl Iterator<Item = PathId> + '_ {
+    /// Returns the paths in use, best first.
+    pub(super) fn paths_in_order(&self) -> impl Iterator<Item = PathId> + '_ {
         self.dispatcher.paths_by_preference()
     }
 
-    /// Bytes that wait.
+    /// Returns the bytes in the queues.
     #[inline]
-    pub(super) fn backlog(&self) -> usize {
+    pub(super) fn backlog_bytes(&self) -> usize {
         self.dispatcher.bytes()
     }
 
-    /// Whether nothing waits.
+    /// Whether the queues are empty.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.dispatcher.is_empty()
     }
 
-    /// Whether a packet waits that this path could carry.
+    /// Whether a packet waits that this path may carry.
     #[inline]
-    pub(super) fn has_for(&self, path: PathId) -> bool {
+    pub(super) fn has_packet_for(&self, path: PathId) -> bool {
         self.dispatcher.has_packet_for(path)
     }
 
-    /// Packets dropped in the queues, since the start.
+    /// Returns how many packets were dropped in the queues.
     pub(super) fn drops(&self) -> u64 {
         self.dispatcher.drops()
     }
 
-    /// How long packets wait now.
+    /// Returns the current queueing time of packets (sojourn time, RFC 8289).
     pub(super) fn sojourn(&self) -> Duration {
         if self.dispatcher.is_empty() { Duration::ZERO } else { self.dispatcher.sojourn() }
     }
 
-    /// When [`Self::pick`] decides otherwise, whatever happens to the paths.
+    /// Returns when [`Self::pick`] may decide differently although no path has changed.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         self.choice.poll_timeout(now)
     }
 
-    /// Gives back memory that is not in use.
+    /// Releases unused memory.
     pub(super) fn trim(&mut self) {
         self.dispatcher.trim_memory();
     }
 }
 
-/// The queues in front of the paths. A flow's own packets may wait longer than RFC 8289 proposes
-/// for a bottleneck: other flows do not wait with them, and a congestion window that is still growing
-/// must not be answered with losses.
-fn queue() -> QueueConfig {
+/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 §4.4 proposes for a
+/// bottleneck (5 and 100 ms): packets of other flows do not wait behind those of a flow, and a congestion window that
+/// still grows must not meet losses. Values: chosen.
+fn queue_config() -> QueueConfig {
     QueueConfig {
         target: Duration::from_millis(40),
         interval: Duration::from_millis(300),
-        limit_bytes: queue_limit(0),
+        limit_bytes: queue_limit_bytes(0),
         ..QueueConfig::default()
     }
 }
 
-/// Bytes that may wait for paths that carry `rate` bytes/s together: more than this time is of no use to a
-/// flow that doubles what it sends each round trip, and only delays the news that it is too much.
-fn queue_limit(rate: u64) -> usize {
-    let bytes = (u128::from(rate) * QUEUE_TIME.as_nanos() / 1_000_000_000) as usize;
-    // The rate is not known at first, and grows.
+/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] at `rate` bytes/s, at least 384 KiB and at most
+/// 8 MiB.
+fn queue_limit_bytes(rate: u64) -> usize {
+    let bytes = (u128::from(rate) * MAX_QUEUE_DURATION.as_nanos() / 1_000_000_000) as usize;
+    // 1 MiB while the rate is not known.
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
 
-/// Bytes that a flow may send before the next one has its turn: packets of one flow that follow each other
-/// cost the far end less, which writes them to its TUN as one.
-fn turn_of_a_flow(rate: u64) -> usize {
-    let bytes = (u128::from(rate) * FLOW_TURN.as_nanos() / 1_000_000_000) as usize;
+/// Returns the bytes that a flow may send before the next flow has its turn. The receiver joins consecutive packets of
+/// a flow into one write to its TUN device, so longer turns cost it less.
+fn flow_turn_bytes(rate: u64) -> usize {
+    let bytes = (u128::from(rate) * FLOW_TURN_DURATION.as_nanos() / 1_000_000_000) as usize;
     bytes.clamp(QueueConfig::default().quantum, 64 << 10)
 }
 
@@ -183,27 +186,27 @@ mod tests {
 
     #[test]
     fn queues_hold_150_ms_of_what_the_paths_carry_within_bounds() {
-        assert_eq!(queue_limit(0), 1 << 20, "the rate is not known");
-        assert_eq!(queue_limit(100_000), 384 << 10);
-        assert_eq!(queue_limit(10_000_000), 1_500_000);
-        assert_eq!(queue_limit(1 << 40), 8 << 20);
+        assert_eq!(queue_limit_bytes(0), 1 << 20, "the rate is not known");
+        assert_eq!(queue_limit_bytes(100_000), 384 << 10);
+        assert_eq!(queue_limit_bytes(10_000_000), 1_500_000);
+        assert_eq!(queue_limit_bytes(1 << 40), 8 << 20);
     }
 
     #[test]
     fn a_turn_of_a_flow_is_what_the_paths_carry_in_a_fraction_of_a_millisecond() {
-        assert_eq!(turn_of_a_flow(0), QueueConfig::default().quantum);
-        assert_eq!(turn_of_a_flow(100_000_000), 30_000);
-        assert_eq!(turn_of_a_flow(1 << 40), 64 << 10);
+        assert_eq!(flow_turn_bytes(0), QueueConfig::default().quantum);
+        assert_eq!(flow_turn_bytes(100_000_000), 30_000);
+        assert_eq!(flow_turn_bytes(1 << 40), 64 << 10);
     }
 
     #[test]
     fn a_path_gets_all_it_can_take_only_where_the_order_of_the_paths_is_fixed() {
-        let turn = |scheduler| PacketScheduler::new(scheduler).turn(50_000);
+        let turn = |scheduler| PacketScheduler::new(scheduler).path_turn_bytes(50_000);
         for fixed in [Scheduler::MinRtt, Scheduler::Flow, Scheduler::Failover] {
             assert_eq!(turn(fixed), 50_000, "{fixed:?}");
         }
         for other in [Scheduler::Auto, Scheduler::Balanced, Scheduler::Weighted, Scheduler::Redundant] {
-            assert_eq!(turn(other), TURN_BYTES, "{other:?}");
+            assert_eq!(turn(other), MAX_PATH_TURN_BYTES, "{other:?}");
         }
     }
 

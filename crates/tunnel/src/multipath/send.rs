@@ -1,4 +1,7 @@
-//! What is taken in to be sent, and what leaves next.
+//! Takes packets and UDP payloads to send, and produces the next UDP payload of the QUIC connection.
+//!
+//! In: packets from the TUN device, UDP payloads, the time. Out: UDP payloads, and ICMP errors for packets that do not
+//! fit. Always holds: every packet is queued, answered with an ICMP error, or dropped if it is malformed.
 
 use std::net::IpAddr;
 
@@ -17,7 +20,7 @@ use super::{
 };
 use crate::client::Seen;
 
-/// The addresses that ICMP errors come from.
+/// The source addresses of ICMP errors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gateway {
     pub(crate) v4: Option<IpAddr>,
@@ -25,15 +28,15 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// The address of the family of `source`.
+    /// Returns the address of the same family as `source`.
     pub(crate) fn for_source(self, source: IpAddr) -> Option<IpAddr> {
         if source.is_ipv4() { self.v4 } else { self.v6 }
     }
 }
 
 impl MultipathConnection {
-    /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP
-    /// error to give back, if the packet cannot be carried.
+    /// Takes a packet read from the TUN device, and records its flow in `seen`. Returns an ICMP error for its sender if
+    /// the packet cannot be sent.
     pub(crate) fn send_packet(
         &mut self,
         now: Instant,
@@ -46,7 +49,7 @@ impl MultipathConnection {
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
         if self.recovery.sequencer.is_some() && flow.protocol != protocol::TCP {
-            // What outgrows the paths while they are probed travels in parts.
+            // Packets that exceed the path MTU while it is being searched are sent in parts.
             mtu = mtu.max(promised);
         }
         let ordered = needs_order(&view);
@@ -77,7 +80,8 @@ impl MultipathConnection {
         None
     }
 
-    /// Takes a payload of UDP that fits a datagram behind its prefix; `ordered` if overtaking hurts its flow.
+    /// Takes a UDP payload that fits a datagram after its prefix. `flow` is the hash of its flow; `ordered`:
+    /// reordering harms the flow.
     pub(crate) fn send_payload(
         &mut self,
         now: Instant,
@@ -93,17 +97,17 @@ impl MultipathConnection {
         self.trimmer.note_use(now);
     }
 
-    /// A payload of UDP does not fit a datagram, and is dropped.
+    /// Counts a dropped UDP payload that does not fit a datagram.
     pub(crate) fn count_oversized(&mut self) {
         self.traffic.count_oversized();
     }
 
-    /// Bytes of a stream were sent.
+    /// Counts sent stream bytes.
     pub(crate) fn count_sent(&mut self, bytes: u64) {
         self.traffic.count_sent(bytes);
     }
 
-    /// The next UDP payload to send.
+    /// Writes the next UDP payload to send to `buf`; `None` if there is nothing to send.
     pub(crate) fn poll_transmit(
         &mut self,
         now: Instant,
@@ -111,7 +115,7 @@ impl MultipathConnection {
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
         self.refresh(now, connection);
-        if self.recovery.owes_data_ack(now, connection) {
+        if self.recovery.is_data_ack_due(now, connection) {
             let _spans = enter_connection!(&self.log, DEBUG, [REORDER]);
             let reinjected = self.recovery.acknowledge_data(now, connection, &mut self.paths, &self.groups);
             self.traffic.count_reinjected(reinjected);
@@ -120,34 +124,34 @@ impl MultipathConnection {
             self.send_clocks(now, connection);
         }
         loop {
-            let moved = connection.is_between_passes() && self.assign(now, connection);
+            let moved = connection.is_between_passes() && self.assign_to_paths(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {
                 return Some(transmit);
             }
-            if !moved && !self.assign(now, connection) {
+            if !moved && !self.assign_to_paths(now, connection) {
                 return None;
             }
         }
     }
 
-    /// Tells on each path what the clock says, if it is time.
+    /// Sends clock reports on the paths where they are due.
     fn send_clocks(&mut self, now: Instant, connection: &mut Connection) {
         let Some(clocks) = &mut self.clocks else { return };
         if !clocks.is_due(now, self.traffic.last_data_at()) {
             return;
         }
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.is_trusted()) {
-            let Some(seat) = path.policy.shaper() else { continue };
+            let Some(shaper) = path.policy.shaper() else { continue };
             if let Some(report) =
-                clocks.report(now, id, &mut path.clock, seat, || connection.udp_bytes_carried(id))
+                clocks.report(now, id, &mut path.clock, shaper, || connection.udp_bytes_carried(id))
             {
                 connection.queue_datagram_on_path(id, report);
             }
         }
     }
 
-    /// Moves what waits to paths that have room. Returns whether any moved.
-    fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
+    /// Assigns waiting data to paths with an available window. Returns whether any data was assigned.
+    fn assign_to_paths(&mut self, now: Instant, connection: &mut Connection) -> bool {
         let _spans = enter_connection!(&self.log, TRACE, [SCHEDULER, REORDER, FEC]);
         self.recovery.collect(now, connection);
         if self.scheduler.is_empty() && !self.recovery.has_waiting() && connection.stream_backlog() == 0 {
@@ -156,7 +160,7 @@ impl MultipathConnection {
         }
         let pass = Pass {
             now,
-            // A peer that takes no datagrams has sent no request that needs them.
+            // If the peer takes no datagrams, no request that needs them was accepted, so none are queued.
             max: connection.max_datagram_size().unwrap_or(0),
             connection,
             log: &self.log,
@@ -170,25 +174,25 @@ impl MultipathConnection {
         self.offers.clear();
         let moved = pass.run(&mut self.offers);
         if moved {
-            // It may have waited for long.
+            // The data may have waited for long, so heartbeats may be sparse.
             self.note_traffic(now);
         }
         moved
     }
 
-    /// Data is on its way, in either direction.
+    /// Records that data moves, in either direction, and makes heartbeats dense.
     pub(super) fn note_traffic(&mut self, now: Instant) {
         let before = self.traffic.last_data_at();
-        if !self.traffic.moves(now) {
-            // Most packets of a turn.
+        if !self.traffic.note_data(now) {
+            // Already recorded in this event-loop iteration.
             return;
         }
-        if self.heartbeats.wake_up(now, &self.paths) {
+        if self.heartbeats.on_data_resumed(now, &self.paths) {
             let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
-            let still = before.map(|at| now.saturating_duration_since(at));
-            tracing::debug!(target: LIVENESS, ?still, "data moves: heartbeats become dense");
+            let idle_for = before.map(|at| now.saturating_duration_since(at));
+            tracing::debug!(target: LIVENESS, ?idle_for, "data moves: heartbeats become dense");
         }
-        for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
+        for path in self.paths.values_mut().filter(|path| !path.may_stay_unprobed()) {
             path.liveness.on_traffic(now);
         }
     }

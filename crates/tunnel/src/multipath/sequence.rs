@@ -1,9 +1,9 @@
-//! What lets a flow take several paths: its packets are numbered, what is lost is sent again over another
-//! path or restored from repair, and the far end puts them in order.
+//! Numbered packets: allow a flow to use several paths. Lost packets are retransmitted on another path or recovered by
+//! FEC, and the peer restores the order.
 //!
-//! In: packets that leave and datagrams that arrive. Out: datagrams and packets. The parts own the state:
-//! [`Numbering`], [`Retransmissions`] and [`Resequencer`], and [`Protection`] where both ends know FEC
-//! groups.
+//! In: packets to send, received datagrams, outcomes of datagrams. Out: datagrams, and packets for the resequencer.
+//! Always holds: the state belongs to the parts [`Numbering`], [`Retransmissions`], [`Resequencer`] and, if FEC was
+//! negotiated, [`Protection`].
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::QueuedPacket;
@@ -19,32 +19,32 @@ use super::{
     retransmissions::Retransmissions,
 };
 
-/// TrafficCounters of repair and order.
+/// Counters of numbered packets in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResequencingCounters {
     /// Whether packets are numbered now.
     pub on: bool,
-    /// Packets that got a number.
+    /// Packets sent with a number.
     pub numbered: u64,
-    /// Packets sent again because they were lost.
+    /// Retransmitted packets.
     pub repairs: u64,
-    /// Copies sent beside the first one.
+    /// Copies sent beside the first datagram of a packet (option `copies`).
     pub copies: u64,
-    /// What became of the packets that arrived.
+    /// Counters of the resequencer for received packets.
     pub arrived: ReorderStats,
-    /// Repair without asking, where both ends agreed on that.
+    /// Counters of FEC, if negotiated.
     pub fec: Option<FecCounters>,
 }
 
-/// Numbers, repairs and orders the packets of one tunnel.
+/// Numbers, retransmits, protects and resequences the packets of one tunnel.
 #[derive(Debug)]
 pub(super) struct Sequencer {
     numbering: Numbering,
     retransmissions: Retransmissions,
     resequencer: Resequencer,
-    /// Where both ends know FEC groups.
+    /// FEC, if negotiated.
     protection: Option<Box<Protection>>,
-    /// Copies sent beside the first one.
+    /// Number of copies sent.
     copies: u64,
 }
 
@@ -63,7 +63,7 @@ impl Sequencer {
         self.protection = Some(Box::new(protection));
     }
 
-    /// Whether what a path loses is made good by repair.
+    /// Whether FEC protects the packets of a path.
     pub(super) fn protects(&self, path: PathId) -> bool {
         self.protection.as_ref().is_some_and(|protection| protection.protects(path))
     }
@@ -72,9 +72,10 @@ impl Sequencer {
         self.protection.as_deref_mut()
     }
 
-    /// Bytes that a numbered datagram has beyond a plain one.
-    pub(super) fn overhead(&self, plain: &DatagramPrefix) -> usize {
-        let protected = self.protection.as_ref().and_then(|protection| protection.around()).unwrap_or(0);
+    /// Returns the bytes by which a numbered datagram is longer than one with the prefix `plain`.
+    pub(super) fn overhead_bytes(&self, plain: &DatagramPrefix) -> usize {
+        let protected =
+            self.protection.as_ref().and_then(|protection| protection.overhead_bytes()).unwrap_or(0);
         (self.numbering.prefix_len().max(protected) + Label::LEN).saturating_sub(plain.as_ref().len())
     }
 
@@ -84,7 +85,7 @@ impl Sequencer {
         self.numbering.is_on()
     }
 
-    /// Takes over what was measured about the paths in use, of which `several` may carry one flow.
+    /// Takes the measurements of the paths in use; `several`: a flow may use several of them.
     pub(super) fn measure(&mut self, now: Instant, several: bool, views: &[PathStats]) {
         let mut protected = false;
         if let Some(protection) = &mut self.protection {
@@ -94,13 +95,13 @@ impl Sequencer {
         self.numbering.measure(now, several, protected, views);
     }
 
-    /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
+    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue entry.
     #[inline]
     pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         self.numbering.label(now, packet, payload)
     }
 
-    /// The datagram of a packet that leaves on a path, and its mark; `load` is what it met.
+    /// Encodes the datagram of a packet for a path, and returns it with its mark; `load` is the load of the path.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -116,24 +117,23 @@ impl Sequencer {
         }
     }
 
-    /// A packet that no path takes whole, as several datagrams of at most `max` bytes; none if it cannot be
-    /// cut.
+    /// Splits a packet that does not fit into datagrams of at most `max` bytes; none if it cannot be split.
     #[cold]
-    pub(super) fn in_parts(&mut self, label: Label, payload: &[u8], max: usize) -> Vec<Bytes> {
+    pub(super) fn split_into_parts(&mut self, label: Label, payload: &[u8], max: usize) -> Vec<Bytes> {
         let whole = self.numbering.datagram(label, payload);
-        self.numbering.in_parts(&whole, max)
+        self.numbering.split_into_parts(&whole, max)
     }
 
-    /// The same of a datagram that was lost.
+    /// Splits a lost datagram likewise.
     #[cold]
-    pub(super) fn lost_in_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
-        self.numbering.in_parts(datagram, max)
+    pub(super) fn split_lost_into_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
+        self.numbering.split_into_parts(datagram, max)
     }
 
-    /// Takes a datagram that was lost, if it is worth sending again: outside of all groups.
-    pub(super) fn keep(&mut self, now: Instant, lost: TrackedDatagram) {
+    /// Queues a lost datagram for retransmission outside of FEC groups.
+    pub(super) fn on_lost(&mut self, now: Instant, lost: TrackedDatagram) {
         let lost = match &self.protection {
-            Some(protection) if lost.ack_token.is_some() => match protection.bare(lost) {
+            Some(protection) if lost.ack_token.is_some() => match protection.unprotect(lost) {
                 Some(lost) => self.numbering.reframe(lost),
                 None => return,
             },
@@ -142,16 +142,16 @@ impl Sequencer {
         self.retransmissions.push(now, lost);
     }
 
-    /// Takes what became of a datagram with a mark.
-    pub(super) fn settle(&mut self, now: Instant, fate: Outcome) {
+    /// Takes the outcome of a datagram with a mark.
+    pub(super) fn on_outcome(&mut self, now: Instant, fate: Outcome) {
         match (fate, &mut self.protection) {
-            (Outcome::Arrived(mark), Some(protection)) => protection.arrived(mark),
-            (Outcome::Lost(datagram), Some(protection)) => protection.lost(now, datagram),
+            (Outcome::Arrived(mark), Some(protection)) => protection.on_arrived(mark),
+            (Outcome::Lost(datagram), Some(protection)) => protection.on_lost(now, datagram),
             (_, None) => {}
         }
     }
 
-    /// Closes groups whose time has come, and takes what the far end will not restore.
+    /// Closes FEC groups whose wait has ended, and queues lost packets that the peer cannot recover.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         let Some(protection) = &mut self.protection else { return };
         protection.handle_timeout(now);
@@ -160,13 +160,13 @@ impl Sequencer {
         }
     }
 
-    /// Whether anything that was lost waits to be sent again, or repair to be sent.
+    /// Whether retransmissions or repair packets wait to be sent.
     pub(super) fn has_repairs(&self) -> bool {
         !self.retransmissions.is_empty()
             || self.protection.as_ref().is_some_and(|protection| protection.has_repair())
     }
 
-    /// The next datagram to send again.
+    /// Returns the next datagram to retransmit.
     pub(super) fn next_retransmission(&mut self) -> Option<TrackedDatagram> {
         self.retransmissions.pop()
     }
@@ -175,23 +175,25 @@ impl Sequencer {
         self.copies += 1;
     }
 
-    /// Whether a datagram has a numbered packet, or repair.
-    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
-        self.numbering.is_own(datagram)
-            || self.protection.as_ref().is_some_and(|protection| protection.is_own(datagram))
+    /// Whether a datagram contains a numbered packet or a repair packet.
+    pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
+        self.numbering.has_prefix(datagram)
+            || self.protection.as_ref().is_some_and(|protection| protection.has_prefix(datagram))
     }
 
-    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are
-    /// missing, or repair.
+    /// Returns label and packet of a received datagram; `None` if it is a part of an incomplete packet, or a repair
+    /// packet.
     pub(super) fn open(&mut self, now: Instant, mut datagram: Bytes) -> Option<(Label, Bytes)> {
         match &mut self.protection {
-            Some(protection) if protection.is_own(&datagram) => datagram = protection.take(now, datagram)?,
+            Some(protection) if protection.has_prefix(&datagram) => {
+                datagram = protection.take(now, datagram)?
+            }
             _ => datagram.advance(self.numbering.prefix_len()),
         }
         self.resequencer.open(datagram)
     }
 
-    /// The same of what was restored.
+    /// Returns label and packet of the next recovered packet.
     pub(super) fn next_recovered(&mut self) -> Option<(Label, Bytes)> {
         let protection = self.protection.as_mut()?;
         loop {
@@ -221,12 +223,12 @@ impl Sequencer {
         }
     }
 
-    /// Gives back memory that is not in use; for when nothing has moved for some time.
+    /// Releases unused memory, after an idle time.
     pub(super) fn trim(&mut self) {
         self.numbering.trim();
         self.resequencer.trim();
         if let Some(protection) = &mut self.protection {
-            protection.rest();
+            protection.trim();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What tests of several parts need.
+//! Helpers for the unit tests of several parts.
 
 use mpvpn_flow::{Label, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
@@ -13,8 +13,7 @@ use super::{
 };
 use crate::vectors::{check, number};
 
-/// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and
-/// nothing else of note.
+/// Returns the measurements of a path with this round-trip time and this loss ratio (0 to 1).
 pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathStats {
     PathStats {
         id: PathId(id),
@@ -42,18 +41,18 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathStats {
     }
 }
 
-/// A datagram of a vector.
+/// A datagram of a test vector.
 #[derive(Clone, Copy)]
 pub(super) struct Received<'a> {
     pub(super) stream: u64,
     pub(super) context: u64,
     pub(super) bytes: &'a [u8],
-    /// What stands behind the context ID.
+    /// The bytes after the context ID.
     pub(super) payload: &'a [u8],
 }
 
-/// Checks the vectors of a file, which are datagrams: `parse` gives all fields but stream and context, or `None` for a
-/// datagram that is to be ignored.
+/// Checks the test vectors of a file, which are datagrams. `parse` returns all fields except stream and context, or
+/// `None` for a datagram that is to be ignored.
 pub(super) fn check_datagrams(
     file: &str,
     parse: impl Fn(Received<'_>) -> Option<Value>,
@@ -71,12 +70,12 @@ pub(super) fn check_datagrams(
     check(file, parse, |fields| encode(number(&fields["stream_id"]), number(&fields["context_id"]), fields));
 }
 
-/// What stands in front of the datagrams with these fields.
+/// Returns the datagram prefix for these fields.
 pub(super) fn prefix(fields: &Value) -> DatagramPrefix {
     datagram::prefix(number(&fields["stream_id"]), number(&fields["context_id"]))
 }
 
-/// The label with these fields.
+/// Returns the label with these fields.
 pub(super) fn label(fields: &Value) -> Label {
     let part = |part: &Value| {
         let field = |name| Some(part.get(name)?.as_u64()? as u8);
@@ -91,7 +90,7 @@ pub(super) fn label(fields: &Value) -> Label {
     }
 }
 
-/// The fields of a label.
+/// Returns the fields of a label.
 pub(super) fn fields_of(label: &Label) -> Value {
     json!({
         "ordered": label.ordered,
@@ -102,7 +101,7 @@ pub(super) fn fields_of(label: &Label) -> Value {
     })
 }
 
-/// A path over a link that was just opened.
+/// Returns a path over a link that was just opened.
 pub(super) fn path(now: Instant, link: u16) -> PathEntry {
     PathEntry::new(now, LinkId(link), false, PolicyInForce::new(PathPolicy::default(), false))
 }

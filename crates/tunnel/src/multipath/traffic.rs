@@ -1,42 +1,41 @@
-//! How much data moves through a tunnel, and when the last of it did.
+//! Counts the data of a tunnel, and records when data last moved.
 //!
-//! In: bytes of inner IP and of streams, as they are sent and received. Out: counters, rates, and the time of
-//! the last one. Always holds: counters only grow.
+//! In: bytes of inner IP packets and of streams that are sent or received. Out: counters, rates, and the time of the
+//! last data. Always holds: counters only grow.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-/// TrafficCounters of a tunnel (bytes and packets of inner IP).
+/// Counters of a tunnel in bytes of inner IP packets, stream data and UDP payloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounters {
-    /// Bytes taken from the TUN and sent.
+    /// Bytes sent.
     pub tx_bytes: u64,
-    /// Bytes received and given to the TUN.
+    /// Bytes received.
     pub rx_bytes: u64,
-    /// Bytes of streams sent again because a path stalled or died.
+    /// Stream bytes that were reinjected because a path stalled or died.
     pub reinjected_bytes: u64,
 }
 
-/// TrafficRates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows
-/// changes late.
-const RATE_PERIOD: Duration = Duration::from_secs(1);
+/// Minimum time over which rates are averaged. Smaller: bursts show as rates. Larger: changes show late.
+const MIN_RATE_PERIOD: Duration = Duration::from_secs(1);
 
-/// How much moves through a tunnel now (of inner IP), measured over about a second.
+/// The current rates of a tunnel, in the units of [`TrafficCounters`], averaged over at least one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficRates {
-    /// What is sent.
+    /// Sending rate.
     pub tx: BitRate,
-    /// What is received.
+    /// Receiving rate.
     pub rx: BitRate,
 }
 
-/// Counts what moves.
+/// Counters, rates and the time of the last data.
 #[derive(Debug)]
 pub(super) struct Traffic {
     counters: TrafficCounters,
     rates: RateMeter,
     last_data_at: Option<Instant>,
-    /// UDP payloads dropped because they fit no datagram.
-    too_big: u64,
+    /// Number of UDP payloads dropped because they do not fit a datagram.
+    oversized: u64,
 }
 
 impl Traffic {
@@ -45,11 +44,11 @@ impl Traffic {
             counters: TrafficCounters::default(),
             rates: RateMeter::new(now),
             last_data_at: None,
-            too_big: 0,
+            oversized: 0,
         }
     }
 
-    /// Counts on where another one has ended.
+    /// Continues the counters and rates of `before`.
     pub(super) fn continue_from(&mut self, before: &Self) {
         (self.counters, self.rates) = (before.counters, before.rates);
     }
@@ -64,23 +63,23 @@ impl Traffic {
         self.counters.rx_bytes += bytes;
     }
 
-    /// Bytes of streams were sent again.
+    /// Counts reinjected stream bytes.
     pub(super) fn count_reinjected(&mut self, bytes: u64) {
         self.counters.reinjected_bytes += bytes;
     }
 
-    /// A UDP payload that fits no datagram was dropped.
+    /// Counts a dropped UDP payload that does not fit a datagram.
     pub(super) fn count_oversized(&mut self) {
-        self.too_big += 1;
+        self.oversized += 1;
     }
 
-    /// Data is on its way, in either direction. Returns whether that was not known at this instant.
+    /// Records that data moves at `now`; returns false if it was already recorded for this instant.
     #[inline]
-    pub(super) fn moves(&mut self, now: Instant) -> bool {
+    pub(super) fn note_data(&mut self, now: Instant) -> bool {
         self.last_data_at.replace(now) != Some(now)
     }
 
-    /// Takes note of the time; to be called often while something moves.
+    /// Updates the rates; to be called often while data moves.
     pub(super) fn measure(&mut self, now: Instant) {
         self.rates.measure(now, &self.counters);
     }
@@ -89,23 +88,23 @@ impl Traffic {
         self.counters
     }
 
-    /// UDP payloads dropped because they fit no datagram.
-    pub(super) fn too_big(&self) -> u64 {
-        self.too_big
+    /// Returns how many UDP payloads were dropped because they do not fit a datagram.
+    pub(super) fn oversized(&self) -> u64 {
+        self.oversized
     }
 
     pub(super) fn rates(&self, now: Instant) -> TrafficRates {
         self.rates.rates(now, &self.counters)
     }
 
-    /// When data was last on its way, in either direction.
+    /// Returns when data last moved, in either direction.
     #[inline]
     pub(super) fn last_data_at(&self) -> Option<Instant> {
         self.last_data_at
     }
 }
 
-/// Makes rates of counters.
+/// Computes rates from counters.
 #[derive(Clone, Copy, Debug)]
 struct RateMeter {
     since: Instant,
@@ -118,17 +117,17 @@ impl RateMeter {
         Self { since: now, at: TrafficCounters::default(), rates: TrafficRates::default() }
     }
 
-    /// Begins anew when the period is over.
+    /// Starts a new averaging period when [`MIN_RATE_PERIOD`] is over.
     fn measure(&mut self, now: Instant, counters: &TrafficCounters) {
-        if now.saturating_duration_since(self.since) >= RATE_PERIOD {
+        if now.saturating_duration_since(self.since) >= MIN_RATE_PERIOD {
             *self = Self { since: now, at: *counters, rates: self.rates(now, counters) };
         }
     }
 
-    /// The last ones, or if nothing has moved for so long that they are old, those since then.
+    /// Returns the rates of the last period, or those since its end if it ended long ago.
     fn rates(&self, now: Instant, counters: &TrafficCounters) -> TrafficRates {
         let passed = now.saturating_duration_since(self.since);
-        if passed < RATE_PERIOD {
+        if passed < MIN_RATE_PERIOD {
             return self.rates;
         }
         let rate = |before: u64, bytes: u64| {
@@ -169,7 +168,7 @@ mod tests {
         let start = Instant::now();
         let (mut old, mut new) = (Traffic::new(start), Traffic::new(start));
         (0..3).for_each(|_| old.count_reinjected(7));
-        old.moves(start);
+        old.note_data(start);
         new.continue_from(&old);
         assert_eq!(new.counters().reinjected_bytes, 21);
         assert_eq!(

@@ -1,50 +1,50 @@
-//! Whether a path carries data.
+//! The state of a path: active, standby or down.
 //!
-//! In: what liveness, the far end and the tiers say about the path. Out: its state, and the status to tell
-//! the peer. Always holds: a path that does not work is down, whatever its tier.
+//! In: liveness, the peer's view, and the role of the path among the tiers. Out: the state, and the path status to send
+//! to the peer. Always holds: a path that does not work is down, whatever its tier.
 
 use mpvpn_path::{PathState, Placement};
 use mpvpn_quic::PathStatus;
 use mpvpn_types::{Duration, Instant};
 
-/// Losses that belong to the death of a path may be found this long after it is back: the library declares
-/// packets lost up to three probe timeouts after they were sent. Shorter, and they slow the path down;
-/// longer, and congestion goes unnoticed.
+/// How long after a path works again its losses are still attributed to the outage: noq declares packets lost up to
+/// three probe timeouts after they were sent. Smaller: losses of the outage slow the path down. Larger: congestion
+/// goes unnoticed.
 const LOSS_GRACE: Duration = Duration::from_millis(300);
 
-/// The use of one path.
+/// The state of one path and the status sent to the peer.
 #[derive(Debug)]
 pub(super) struct PathUsage {
     place: Placement,
     state: PathState,
-    /// What the peer was told (draft-ietf-quic-multipath-21 §3.3).
+    /// The status sent to the peer (draft-ietf-quic-multipath-21 §3.3).
     status: PathStatus,
 }
 
-/// What decides about the state of a path.
+/// The inputs that determine the state of a path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence {
-    /// Packets arrive on it.
+    /// Packets arrive on the path.
     pub(super) alive: bool,
-    /// The far end does not hear this one there.
+    /// Packets of this end do not arrive at the peer on the path.
     pub(super) unheard: bool,
-    /// The client, whose wish counts, wants no data there while other paths work.
+    /// At a server: the client wants no data on the path while other paths work.
     pub(super) refused: bool,
-    /// Nothing is known of which packets arrive at the far end, but this one may.
-    pub(super) trusted_anyway: bool,
+    /// Reports of the peer are missing and the path has a carrier, so it may be the one that works.
+    pub(super) peer_unknown: bool,
 }
 
-/// What came of [`PathUsage::judge`].
+/// The result of [`PathUsage::judge`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// The peer is to be told this.
-    pub(super) tell: Option<PathStatus>,
-    /// The state that it was in before, if it is in another one now.
-    pub(super) left: Option<PathState>,
+    /// The path status to send to the peer, if it has changed.
+    pub(super) new_status: Option<PathStatus>,
+    /// The previous state, if the state has changed.
+    pub(super) previous_state: Option<PathState>,
 }
 
 impl PathUsage {
-    /// A path that was just opened carries data.
+    /// Creates the state of a path that was just opened: active.
     pub(super) fn new() -> Self {
         Self { place: Placement::Active, state: PathState::Active, status: PathStatus::Available }
     }
@@ -63,39 +63,39 @@ impl PathUsage {
         self.state
     }
 
-    /// What the peer was told last.
+    /// Returns the status last sent to the peer.
     #[inline]
     pub(super) fn status(&self) -> PathStatus {
         self.status
     }
 
-    /// Finds the state anew.
+    /// Determines the state from the evidence.
     pub(super) fn judge(&mut self, evidence: Evidence) -> Judgement {
-        let Evidence { alive, unheard, refused, trusted_anyway } = evidence;
+        let Evidence { alive, unheard, refused, peer_unknown } = evidence;
         let active = self.place == Placement::Active;
         let state = match alive && !(active && unheard) {
             false => PathState::Down,
             true if !active || refused => PathState::Standby,
             true => PathState::Active,
         };
-        // Also the library's own choice for acknowledgements and stream data.
-        let trusted = state == PathState::Active || trusted_anyway;
+        // noq uses the same status to choose paths for acknowledgements and stream data.
+        let trusted = state == PathState::Active || peer_unknown;
         let status = if trusted { PathStatus::Available } else { PathStatus::Backup };
         let judgement = Judgement {
-            tell: (status != self.status).then_some(status),
-            left: (state != self.state).then_some(self.state),
+            new_status: (status != self.status).then_some(status),
+            previous_state: (state != self.state).then_some(self.state),
         };
         (self.state, self.status) = (state, status);
         judgement
     }
 }
 
-/// For how long the losses of a path are those of its death rather than congestion.
+/// The time until which losses of a path are attributed to its outage, not to congestion.
 #[derive(Debug, Default)]
 pub(super) struct LossGrace(Option<Instant>);
 
 impl LossGrace {
-    /// Takes whether the path is down; returns whether its losses are to be ignored, if that may be new.
+    /// Takes whether the path is down; returns whether its losses are to be ignored, if that may have changed.
     pub(super) fn update(&mut self, now: Instant, down: bool) -> Option<bool> {
         if down {
             self.0 = Some(now + LOSS_GRACE);
@@ -113,7 +113,7 @@ impl LossGrace {
 mod tests {
     use super::*;
 
-    const GOOD: Evidence = Evidence { alive: true, unheard: false, refused: false, trusted_anyway: false };
+    const GOOD: Evidence = Evidence { alive: true, unheard: false, refused: false, peer_unknown: false };
 
     #[test]
     fn the_peer_is_told_only_what_is_new() {
@@ -121,9 +121,12 @@ mod tests {
         assert_eq!(usage.judge(GOOD), Judgement::default());
         let dead = Evidence { alive: false, ..GOOD };
         let first = usage.judge(dead);
-        assert_eq!(first, Judgement { tell: Some(PathStatus::Backup), left: Some(PathState::Active) });
+        assert_eq!(
+            first,
+            Judgement { new_status: Some(PathStatus::Backup), previous_state: Some(PathState::Active) }
+        );
         assert_eq!(usage.judge(dead), Judgement::default());
-        assert_eq!(usage.judge(GOOD).left, Some(PathState::Down));
+        assert_eq!(usage.judge(GOOD).previous_state, Some(PathState::Down));
     }
 
     #[test]
@@ -140,8 +143,8 @@ mod tests {
     #[test]
     fn when_nothing_is_known_of_the_far_end_a_dead_path_is_tried_all_the_same() {
         let mut usage = PathUsage::new();
-        let judgement = usage.judge(Evidence { alive: false, trusted_anyway: true, ..GOOD });
-        assert_eq!((usage.state(), judgement.tell), (PathState::Down, None));
+        let judgement = usage.judge(Evidence { alive: false, peer_unknown: true, ..GOOD });
+        assert_eq!((usage.state(), judgement.new_status), (PathState::Down, None));
     }
 
     #[test]

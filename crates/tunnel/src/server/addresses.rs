@@ -115,7 +115,7 @@ mod tests {
         let mut pool =
             crate::AddressPool::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
         pool.assign([1; 16], "a", &[]).unwrap();
-        assert!(pool.add(&[1; 16], &[]));
+        assert!(pool.assign_additional(&[1; 16], &[]));
         let addresses = pool.addresses(&[1; 16]).unwrap();
         let net = |text: &str| text.parse::<IpAddr>().map(IpNet::from).unwrap();
         let answered = |asked: &[(u64, &str)]| {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ConnectionNumber,
-    multipath::extensions::{AtServer, Ends},
+    multipath::extensions::{LocalEnd, ServerNegotiation},
 };
 
 impl Server {
@@ -45,8 +45,8 @@ impl Server {
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         let mut granted = Granted::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(None);
-        let ends = Ends::at_server(&mut granted.multipath, stream, ConnectionNumber::INITIAL);
-        AtServer { now, config: &self.config, connection, admitted: None, ends, class: None }
+        let local = LocalEnd::at_server(&mut granted.multipath, stream, ConnectionNumber::INITIAL);
+        ServerNegotiation { now, config: &self.config, connection, admitted: None, local, class: None }
             .agree(headers, &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {

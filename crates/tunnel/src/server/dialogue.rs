@@ -18,7 +18,7 @@ use crate::{
     ConnectionNumber, SessionSecret, TunnelMode,
     events::ServerChange,
     http::Http,
-    multipath::extensions::{self, Admitted, AtServer, Ends},
+    multipath::extensions::{self, AdmittedClient, LocalEnd, ServerNegotiation},
     registry::{Denial, Visitor},
 };
 
@@ -175,12 +175,12 @@ impl Server {
         let mut answer = connect_ip::accept(Some(&entry.secret));
         granted.multipath.set_session(entry.session);
         let shapers = self.sessions.group(&entry.secret).shapers.clone();
-        let server = AtServer {
+        let server = ServerNegotiation {
             now,
             config: &self.config,
             connection,
-            admitted: Some(Admitted { member, limits, shapers, networks: self.routes.networks() }),
-            ends: Ends::at_server(&mut granted.multipath, stream, member),
+            admitted: Some(AdmittedClient { member, limits, shapers, networks: self.routes.networks() }),
+            local: LocalEnd::at_server(&mut granted.multipath, stream, member),
             class: None,
         };
         let class = server.agree(headers, &mut answer);
@@ -239,7 +239,7 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
     let refusal = Rejection::new(501, "this server carries no IP packets, only TCP and UDP by CONNECT");
     let mut answer = refusal.headers();
     if streams {
-        extensions::announce_flows(&mut answer);
+        extensions::announce_flow_requests(&mut answer);
     }
     (refusal, answer)
 }

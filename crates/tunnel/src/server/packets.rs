@@ -41,7 +41,7 @@ impl Server {
                     payload_bytes += payload.len() as u64;
                     return inbox.push(UdpId::new(id, stream), payload);
                 }
-                Ok(DecodedDatagram::Payload(stream, payload)) => return early.keep(stream, &payload),
+                Ok(DecodedDatagram::Payload(stream, payload)) => return early.push(stream, &payload),
                 Ok(DecodedDatagram::Ignored) => None,
                 Err(error) => return malformed = Some(error),
             };

@@ -14,7 +14,7 @@ use crate::{
     http::Http,
     multipath::{MultipathConnection, Role},
     relay::Relays,
-    udp::{Early, UdpFlows},
+    udp::{EarlyPayloads, UdpFlows},
 };
 
 /// A connection that has not asked for a tunnel after this time is closed.
@@ -31,7 +31,7 @@ pub(super) struct Peer {
     pub(super) granted: Option<Box<Granted>>,
     pub(super) relays: Relays,
     pub(super) udp: UdpFlows,
-    pub(super) early: Early,
+    pub(super) early: EarlyPayloads,
     /// Credentials that were looked at before, and whose they are.
     pub(super) known: Option<(String, String)>,
 }
@@ -89,7 +89,7 @@ impl Peer {
             granted: None,
             relays: Relays::default(),
             udp: UdpFlows::default(),
-            early: Early::default(),
+            early: EarlyPayloads::default(),
             known: None,
         }
     }

@@ -94,7 +94,7 @@ fn a_cut_is_told_by_the_log_alone() {
             &[
                 &[end, span, "silent for too long", "silence=", "limit=", "misses=3", "rtt="],
                 &[end, "the state of a path has changed", path, "active", "down", "3 heartbeats lost"],
-                &[end, "the peer is told how a path is used", path, "Backup"],
+                &[end, "the path status sent to the peer has changed", path, "Backup"],
                 &[end, "other paths are filled", "before=[0, 1]", other],
                 &[end, span, "heard on a dead path", "arrivals=1", "needed=2"],
                 &[end, span, "enough arrived: the path works", "dead_for="],
@@ -121,7 +121,7 @@ fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
         &lines,
         &[
             &["client", "path{id=1 link=0}", "the link lost its carrier"],
-            &["server", "the far end reports otherwise about a path", "path=1", "heard=false"],
+            &["server", "the peer's report about a path has changed", "path=1", "heard=false"],
             &["client", "path{id=1 link=0}", "the link has a carrier again"],
             &["client", "path{id=1 link=0}", "enough arrived: the path works"],
         ],
@@ -154,7 +154,7 @@ fn repair_and_numbers_are_told_with_the_loss_that_they_are_for() {
         &lines,
         &[&["whether packets are numbered has changed", "on=true", "lossy=true", "loss=0.0"]],
     );
-    assert_told(&lines, &[&["a path gets another share of repair", "path=0", "percent=", "policy=auto"]]);
+    assert_told(&lines, &[&["the FEC share of a path has changed", "path=0", "percent=", "policy=auto"]]);
 }
 
 #[test]

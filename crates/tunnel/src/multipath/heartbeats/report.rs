@@ -1,4 +1,7 @@
-//! A heartbeat report as it is on the wire (docs/protocol.md, "Heartbeat reports").
+//! The wire format of heartbeat reports (docs/protocol.md, "Heartbeat reports").
+//!
+//! In and out: reports, and the bytes of a datagram after its prefix. Always holds: a report has at most
+//! [`MAX_PATHS`] entries, whatever the peer sends.
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{datagram::DatagramPrefix, varint};
@@ -8,33 +11,33 @@ const FLAG_ACTIVE: u8 = 1;
 const FLAG_ASK: u8 = 2;
 const PATH_HEARD: u64 = 1;
 const PATH_LATER: u64 = 2;
-/// Paths in one report, at most: more than a connection can have.
+/// Maximum number of paths in a report; a connection has at most 32. Larger: more memory for hostile peers.
 pub(super) const MAX_PATHS: usize = 64;
 
-/// Whether the sender of a report hears the other end on a path.
+/// Whether packets of the receiver of a report arrive at its sender on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reception {
-    /// It does.
+    /// Packets arrive.
     Heard,
-    /// It does not.
+    /// No packets arrive.
     Silent,
 }
 
-/// What a report says about one path.
+/// The entry of one path in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedPath {
     pub(crate) id: PathId,
     pub(crate) reception: Reception,
-    /// The sender wants no data there while other paths work.
+    /// The sender of the report wants no data on the path while other paths work.
     pub(crate) later: bool,
 }
 
-/// What the sender hears, and whether its data moves.
+/// A heartbeat report: on which paths its sender receives, and whether data moves there.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HeartbeatReport {
-    /// Data has moved at the sender lately.
+    /// Data has moved at the sender within the last 1.5 s.
     pub(crate) active: bool,
-    /// The sender wants a report, and signs of life on the paths on which it hears nothing.
+    /// The sender asks for a report, and for a heartbeat on each path on which it receives nothing.
     pub(crate) ask: bool,
     /// Grows with every report, modulo 2^32.
     pub(crate) number: u32,
@@ -42,7 +45,7 @@ pub(crate) struct HeartbeatReport {
 }
 
 impl HeartbeatReport {
-    /// The report behind its prefix; entries beyond the first 64 are left out.
+    /// Encodes the report after its prefix; entries beyond [`MAX_PATHS`] are left out.
     pub(super) fn encode(&self, prefix: &DatagramPrefix) -> Bytes {
         let mut out = BytesMut::from(prefix.as_ref());
         let flags = if self.active { FLAG_ACTIVE } else { 0 } | if self.ask { FLAG_ASK } else { 0 };
@@ -56,7 +59,7 @@ impl HeartbeatReport {
         out.freeze()
     }
 
-    /// `None` if it is cut short. Entries beyond the first 64 are left out.
+    /// Decodes a report; `None` if it is truncated. Entries beyond [`MAX_PATHS`] are left out.
     pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
         let [flags, a, b, c, d] = *bytes.first_chunk()?;
         bytes.advance(5);
