@@ -1,4 +1,4 @@
-//! `mpvpn lab`: labs for people at a terminal.
+//! The command `mpvpn lab`: its options and help, and the subcommands `up` and `link`.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 
 use crate::{
     classes,
-    control::{self, Door},
+    control::{self, ControlSocket},
     demo,
     error::LabError,
     lab::{INET_V4, INET_V6, Lab},
@@ -25,7 +25,7 @@ use crate::{
 pub enum LabCommand {
     /// Show two bonded links at work, one of them cut and restored, and draw what was measured
     Demo(DemoArgs),
-    /// Show that a class of traffic does not feel what happens to another: loss is put into one of three
+    /// Show that loss in one of three classes of traffic does not affect the other two
     #[command(after_help = CLASSES_HELP)]
     Classes(ClassesArgs),
     /// Build a lab with server and client running, and run a command in the client's namespace
@@ -38,12 +38,12 @@ pub enum LabCommand {
 
 const UP_HELP: &str = "\
 Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet
-  session_rate=80mbit (of each UDP session) port_loss=40001:30% (of UDP from or to a port);
+  session_rate=80mbit (limits each UDP 5-tuple) port_loss=40001:30% (of UDP from or to a port);
   a setting of one direction: loss.up=1% delay.down=30ms up=20mbit down=100mbit;
-  `unlimited` is a plain veth pair. Delays are one-way.
+  `unlimited` is a plain veth pair. Delays are one-way. Up is from the client to the server.
 
-The command finds in its environment: MPVPN_SERVER (the server's tunnel address), MPVPN_INET and
-MPVPN_INET6 (a host behind the server).
+Environment of the command: MPVPN_SERVER (the server's tunnel address), MPVPN_INET and MPVPN_INET6
+(a host behind the server).
 
 Examples:
   mpvpn lab up --link 100mbit,12ms --link 50mbit,30ms,loss=1% -- ping -c 5 10.0.0.1
@@ -57,25 +57,25 @@ Examples:
   mpvpn lab link 1 loss=10% delay=80ms --direction down";
 
 const CLASSES_HELP: &str = "\
-Three classes carry a flow each over one link, every class on a connection of its own. The flows are marked
-as real ones are, so that the client's own rules tell them apart: two calls (EF, critical), packets without a
-mark (default), and a backup (LE, bulk). After a third of the time so many packets of the bulk connection are
-lost, in both directions; after two thirds no more are. Each packet goes there and back, so what is shown is
-what an app sees; `on the wire` is what the connection itself lost.
+Three classes carry one flow each over one link, each class on a connection of its own. The client's default
+rules classify the flows by their DSCP: two calls (EF, critical), packets without a mark (default), and a
+backup (LE, bulk). During the second third of the time, the link drops a share (--loss) of the packets of the
+bulk connection, in both directions. Each packet is echoed by the server, so rates, round-trip times and
+losses are those of an application; `on the wire` is the loss that the QUIC connection itself measured.
 
 Examples:
   mpvpn lab classes
   mpvpn lab classes --loss 10% --link 20mbit,40ms,queue=100ms
 
-Watch it from the inside, in another terminal: `mpvpn status --api-socket` with the path that is printed.";
+To see the client's view, run `mpvpn status --api-socket PATH` in another terminal, with the path that is printed.";
 
 /// Options of `mpvpn lab classes`.
 #[derive(Debug, Args)]
 pub struct ClassesArgs {
-    /// Seconds of traffic: the loss begins after a third, and ends after two
+    /// Seconds of traffic; packets are lost during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=300))]
     pub seconds: u64,
-    /// What is lost of the bulk connection's packets
+    /// Share of the bulk connection's packets that is lost
     #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
     pub loss: f64,
     /// The link that the classes share; see `mpvpn lab up --help`
@@ -89,7 +89,7 @@ pub struct ClassesArgs {
 /// Options of `mpvpn lab demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Seconds of traffic over both links: the cut comes after a third, the repair after two
+    /// Seconds of traffic over both links; link 1 is cut during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
     pub seconds: u64,
     /// The client's scheduler [default: the client's]
@@ -118,13 +118,13 @@ pub struct UpArgs {
     /// Only namespaces and links: start neither server nor client
     #[arg(long)]
     pub no_vpn: bool,
-    /// Put a host in a network of its own behind the client
+    /// Add a host in a network of its own behind the client
     #[arg(long)]
     pub lan: bool,
     /// A name for `mpvpn lab link --lab NAME` [default: lab-PID]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// What to run in the client's namespace
+    /// The command to run in the client's namespace
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -137,7 +137,7 @@ pub struct LinkArgs {
     /// down, up (the cable), or settings: rate=… delay=… jitter=… loss=… queue=… mtu=…
     #[arg(required = true, value_name = "CHANGE")]
     pub changes: Vec<String>,
-    /// Which direction the settings are for; up is from the client to the server
+    /// The direction that the settings apply to; up is from the client to the server
     #[arg(long, value_name = "D", default_value = "both", value_parser = ["up", "down", "both"])]
     pub direction: String,
     /// Which lab, if several are running
@@ -145,7 +145,7 @@ pub struct LinkArgs {
     pub lab: Option<String>,
 }
 
-/// Runs one of the commands to its end.
+/// Runs a subcommand to its end and returns the exit code.
 pub fn run(command: LabCommand) -> Result<ExitCode, LabError> {
     match command {
         LabCommand::Demo(args) => demo::run(&args),
@@ -159,10 +159,10 @@ pub fn run(command: LabCommand) -> Result<ExitCode, LabError> {
 }
 
 fn up(args: &UpArgs) -> Result<ExitCode, LabError> {
-    signals::catch();
+    signals::catch_signals();
     let lab = Lab::builder().links(args.links.iter().cloned()).lan(args.lan).build()?;
     let name = args.name.clone().unwrap_or_else(|| format!("lab-{}", std::process::id()));
-    let _door = Door::open(&lab, &name)?;
+    let _control_socket = ControlSocket::open(&lab, &name)?;
     let vpn_options = VpnOptions {
         server_args: args.server_args.clone(),
         client_args: args.client_args.clone(),
@@ -172,7 +172,7 @@ fn up(args: &UpArgs) -> Result<ExitCode, LabError> {
     let mut vpn = if args.no_vpn { None } else { Some(vpn::start(&lab, vpn_options)?) };
     let code = match args.command.split_first() {
         Some((program, arguments)) => run_command(&lab, program, arguments)?,
-        None => stay(&lab, &name)?,
+        None => wait_for_signal(&lab, &name)?,
     };
     if let Some(vpn) = &mut vpn {
         vpn.stop()?;
@@ -194,21 +194,28 @@ fn run_command(lab: &Lab, program: &str, arguments: &[String]) -> Result<ExitCod
     Ok(exit_code(wait(&mut child)?))
 }
 
-/// Waits for the command; after a signal to us it has a moment to end by itself, as a terminal sent it one too.
+/// How often the end of the command is checked for. Longer delays the exit, shorter costs wake-ups.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Time that the command has to end after a signal, before it is killed. Chosen: longer keeps a user waiting, shorter kills
+/// programs that clean up (`docs/design/lab.md`, open questions).
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits for the command. After a signal to this process, the command gets SIGTERM and [`EXIT_TIMEOUT`] to end by itself: a
+/// Ctrl-C in a terminal has reached it, too.
 fn wait(child: &mut Child) -> Result<ExitStatus, LabError> {
     let ask = || LabError::io("wait for the command");
     loop {
         if let Some(status) = child.try_wait().map_err(ask())? {
             return Ok(status);
         }
-        if signals::check().is_err() {
+        if signals::check_interrupted().is_err() {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     let pid = rustix::process::Pid::from_child(child);
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-    for _ in 0..200 {
+    for _ in 0..EXIT_TIMEOUT.as_millis() / EXIT_POLL_INTERVAL.as_millis() {
         if let Some(status) = child.try_wait().map_err(ask())? {
             return Ok(status);
         }
@@ -218,13 +225,13 @@ fn wait(child: &mut Child) -> Result<ExitStatus, LabError> {
     child.wait().map_err(ask())
 }
 
-/// As shells do: 128 and the signal for a command that a signal ended.
+/// The exit code that a shell would report: 128 plus the number of the signal for a command that a signal ended.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-fn stay(lab: &Lab, name: &str) -> Result<ExitCode, LabError> {
+fn wait_for_signal(lab: &Lab, name: &str) -> Result<ExitCode, LabError> {
     println!("The lab `{name}` is up; Ctrl-C ends it.");
     for (number, spec) in (1..).zip(lab.specs()) {
         println!("  link {number}: {spec}");

@@ -1,4 +1,7 @@
-//! Changing the links of a lab that another process runs: one line of JSON each way over a unix socket.
+//! Changes the links of a lab that another process runs (`mpvpn lab link`).
+//!
+//! In: a request, one line of JSON over a Unix socket. Out: an answer, one line of JSON. Always holds: a request is applied
+//! completely or, if one of its changes is wrong, not at all.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -11,17 +14,19 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cleanup::RUN_DIR,
     error::LabError,
     lab::Lab,
-    leftovers::RUN_DIR,
     link::{Direction, LinkHandle},
     spec::ChannelParams,
 };
 
-/// A request or an answer is no longer than this, in bytes.
+/// Longest request or answer, in bytes; the rest is not read. Requests have about 100 bytes; a larger limit would let a peer
+/// take memory, a smaller one would cut long lists of changes.
 const MAX_LINE: u64 = 4096;
-/// How long the other side may take.
-const LIMIT: Duration = Duration::from_secs(2);
+/// Time that the peer has to send its line. The lab answers at once; longer keeps the control thread from serving others,
+/// shorter fails on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize)]
 struct Request {
@@ -36,13 +41,13 @@ struct Answer {
     error: Option<String>,
 }
 
-/// The socket of a running lab; dropping it closes the door.
-pub(crate) struct Door {
+/// The control socket of a running lab; dropping it removes the socket and ends its thread.
+pub(crate) struct ControlSocket {
     path: PathBuf,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
+impl ControlSocket {
     /// Opens the socket of `lab` under `name`.
     pub(crate) fn open(lab: &Lab, name: &str) -> Result<Self, LabError> {
         let path = socket_path(name)?;
@@ -60,18 +65,18 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
-        // An empty request is the sign to end; it comes from whoever can open the socket, that is from root.
-        let told = UnixStream::connect(&self.path).and_then(|mut door| door.write_all(b"\n"));
+        // An empty request tells the thread to end. Only root can open the socket.
+        let ended = UnixStream::connect(&self.path).and_then(|mut stream| stream.write_all(b"\n"));
         let _ = std::fs::remove_file(&self.path);
-        if let (Ok(()), Some(thread)) = (told, self.thread.take()) {
+        if let (Ok(()), Some(thread)) = (ended, self.thread.take()) {
             let _ = thread.join();
         }
     }
 }
 
-/// Asks a running lab to change link `link` (counted from 1). Without a name there must be exactly one lab.
+/// Asks the lab `name` to change link `link` (counted from 1). Without a name exactly one lab must be running.
 pub(crate) fn ask(
     name: Option<&str>,
     link: usize,
@@ -82,7 +87,7 @@ pub(crate) fn ask(
     let request = Request { link, direction: direction.to_owned(), changes: changes.to_vec() };
     let talk = LabError::io(format!("talk to the lab `{name}`"));
     let answer = (|| {
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(format!("{}\n", serde_json::to_string(&request)?).as_bytes())?;
         let mut line = String::new();
         BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
@@ -96,7 +101,7 @@ fn connect(name: Option<&str>) -> Result<(String, UnixStream), LabError> {
     let open = |name: &str| Ok::<_, LabError>(UnixStream::connect(socket_path(name)?).ok());
     if let Some(name) = name {
         let stream = open(name)?.ok_or_else(|| {
-            LabError::WhichLab(format!("no lab named `{name}` is running: start one with `mpvpn lab up`"))
+            LabError::NoLabChosen(format!("no lab named `{name}` is running: start one with `mpvpn lab up`"))
         })?;
         return Ok((name.to_owned(), stream));
     }
@@ -110,14 +115,14 @@ fn connect(name: Option<&str>) -> Result<(String, UnixStream), LabError> {
     }
     if running.len() > 1 {
         let names: Vec<_> = running.iter().map(|(name, _)| name.as_str()).collect();
-        return Err(LabError::WhichLab(format!(
+        return Err(LabError::NoLabChosen(format!(
             "several labs are running: choose one with --lab, of {}",
             names.join(", ")
         )));
     }
     running
         .pop()
-        .ok_or_else(|| LabError::WhichLab("no lab is running: start one with `mpvpn lab up`".to_owned()))
+        .ok_or_else(|| LabError::NoLabChosen("no lab is running: start one with `mpvpn lab up`".to_owned()))
 }
 
 fn socket_path(name: &str) -> Result<PathBuf, LabError> {
@@ -133,7 +138,7 @@ fn serve(listener: &UnixListener, links: &[LinkHandle]) {
         let Ok(mut stream) = stream else { continue };
         let mut line = String::new();
         let read = stream
-            .set_read_timeout(Some(LIMIT))
+            .set_read_timeout(Some(TIMEOUT))
             .and_then(|()| BufReader::new((&stream).take(MAX_LINE)).read_line(&mut line));
         if read.is_err() {
             continue;
@@ -143,7 +148,7 @@ fn serve(listener: &UnixListener, links: &[LinkHandle]) {
         }
         let error = match serde_json::from_str::<Request>(&line) {
             Ok(request) => apply(links, &request).err().map(|error| error.to_string()),
-            Err(error) => Some(format!("the request cannot be read: {error}")),
+            Err(error) => Some(format!("the request is not valid JSON for a change of a link: {error}")),
         };
         if let Ok(answer) = serde_json::to_string(&Answer { error }) {
             let _ = stream.write_all(format!("{answer}\n").as_bytes());
@@ -159,7 +164,7 @@ fn apply(links: &[LinkHandle], request: &Request) -> Result<(), LabError> {
         .and_then(|index| links.get(index))
         .ok_or(LabError::NoSuchLink { wanted: request.link, count: links.len() })?;
     let direction: Direction =
-        request.direction.parse().map_err(|_| LabError::Change(request.direction.clone()))?;
+        request.direction.parse().map_err(|_| LabError::InvalidChange(request.direction.clone()))?;
     let mut settings = Vec::new();
     for change in &request.changes {
         match change.split_once('=') {
@@ -168,13 +173,13 @@ fn apply(links: &[LinkHandle], request: &Request) -> Result<(), LabError> {
                 settings.push((key.to_owned(), value.to_owned()));
             }
             None if change == "up" || change == "down" => {}
-            None => return Err(LabError::Change(change.clone())),
+            None => return Err(LabError::InvalidChange(change.clone())),
         }
     }
     if !settings.is_empty() {
         link.set(direction, move |params| {
             for (key, value) in &settings {
-                // Tried above: it cannot fail.
+                // The loop above has checked it: it cannot fail.
                 let _ = params.set(key, value);
             }
         })?;
@@ -194,10 +199,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_running_lab_takes_changes_that_make_sense_and_explains_the_others() {
+    fn a_running_lab_applies_valid_changes_and_explains_invalid_ones() {
         let lab = Lab::builder().link("100mbit,1ms".parse().unwrap()).build().unwrap();
         let name = format!("test-{}", std::process::id());
-        let _door = Door::open(&lab, &name).unwrap();
+        let _control_socket = ControlSocket::open(&lab, &name).unwrap();
         let request = |link, direction, changes: &[&str]| {
             let changes: Vec<String> = changes.iter().map(|text| (*text).to_owned()).collect();
             ask(Some(&name), link, direction, &changes).map_err(|error| error.to_string())
@@ -210,7 +215,7 @@ mod tests {
         assert_eq!(carrier(), "0");
         assert_eq!(request(1, "up", &["up"]), Ok(()));
         assert_eq!(carrier(), "1");
-        for (link, direction, change, said) in [
+        for (link, direction, change, expected) in [
             (2, "both", "down", "no link 2"),
             (0, "both", "down", "no link 0"),
             (1, "sideways", "down", "`sideways`"),
@@ -218,9 +223,9 @@ mod tests {
             (1, "both", "loss=200%", "not a share"),
         ] {
             let error = request(link, direction, &[change]).unwrap_err();
-            assert!(error.contains(said), "{change}: {error}");
+            assert!(error.contains(expected), "{change}: {error}");
         }
-        assert!(matches!(Door::open(&lab, &name), Err(LabError::NameTaken(_))));
-        assert!(matches!(Door::open(&lab, "../x"), Err(LabError::BadName(_))));
+        assert!(matches!(ControlSocket::open(&lab, &name), Err(LabError::NameTaken(_))));
+        assert!(matches!(ControlSocket::open(&lab, "../x"), Err(LabError::BadName(_))));
     }
 }

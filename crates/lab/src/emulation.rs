@@ -1,13 +1,13 @@
-//! One direction of a link, without clock or socket: packets go in with a time and come out with a time.
+//! One direction of an emulated link, without clock or socket.
 //!
 //! ```text
-//! push ─▶ size limit ─▶ its port's loss ─▶ its session's shaper ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
+//! push ─▶ size limit ─▶ loss of its port ─▶ rate of its UDP flow ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
 //! ```
 //!
 //! In: packets and the current time, which never runs backwards. Out: each packet once, or a counted drop.
-//! Always holds: packets of a session leave in the order in which they came, and so do all where no session has a
-//! rate of its own; none leaves earlier than the rate and the delay allow;
-//! the same seed and the same input give the same output; memory is bounded.
+//! Always holds: packets of a UDP flow are delivered in the order of their arrival, and without a rate for flows all packets
+//! are; no packet is delivered earlier than the rate and the delay allow; the same seed and the same input give the same
+//! output; memory is bounded.
 
 use std::{
     collections::VecDeque,
@@ -15,18 +15,19 @@ use std::{
 };
 
 use crate::{
-    shaper::{Packet, Shaper, UdpFlow},
+    shaper::{FlowShaper, Packet, UdpFlow},
     spec::{ByteCount, ChannelParams},
 };
 
-/// The grain of the delivery history.
+/// The resolution of the delivery history. A longer step hides short gaps of delivery, a shorter one takes more memory.
 pub const HISTORY_STEP: Duration = Duration::from_millis(10);
-/// The history keeps one hour; older steps are forgotten.
+/// Steps in the delivery history: one hour, which takes 2.9 MB. Longer runs lose their beginning; more steps take memory.
 const HISTORY_STEPS: usize = 360_000;
-/// No more packets than this are held, whatever rate and delay would allow.
+/// Packets in one direction, queued and in flight, at most. It bounds the memory, about 400 MB of frames of 1500 bytes; with
+/// fewer packets a fast link with a long delay cannot be emulated (`docs/design/lab.md`).
 const MAX_PACKETS: usize = 1 << 18;
 
-/// What one direction did so far. Bytes are those of IP packets.
+/// Counters of one direction since its start. Bytes are those of IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
     /// Packets delivered.
@@ -39,38 +40,41 @@ pub struct Counters {
     pub dropped_loss: u64,
     /// Packets dropped because they were larger than the size limit.
     pub dropped_mtu: u64,
-    /// Packets that came, waited or flew while the link was cut.
+    /// Packets that arrived during a cut, or were queued or in flight when it began.
     pub dropped_down: u64,
 }
 
-/// What became of a packet on arrival.
+/// What [`Channel::push`] did with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is on its way.
+    /// Queued.
     Accepted,
-    /// It is gone: the queue was full.
+    /// Dropped: the queue was full.
     QueueFull,
-    /// It is gone: it was larger than the size limit.
+    /// Dropped: larger than the size limit.
     TooLarge,
-    /// It is gone: lost at random, as packets of its port are.
+    /// Dropped at random by the loss of its port.
     Lost,
-    /// It is gone: the link is cut.
+    /// Dropped: the link is cut.
     Cut,
 }
 
-/// Whether a direction carries anything.
+/// Whether a direction carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Up,
     Cut,
 }
 
-struct Waiting<T> {
+/// A packet in the queue in front of the bottleneck.
+struct QueuedPacket<T> {
     ip_bytes: u32,
     item: T,
 }
 
-struct Flying<T> {
+/// A packet behind the bottleneck.
+struct InFlightPacket<T> {
+    /// When it is delivered.
     release: Instant,
     ip_bytes: u32,
     item: T,
@@ -82,16 +86,16 @@ pub struct Channel<T> {
     overhead: u32,
     state: State,
     rng: Rng,
-    /// Packets that their sessions' rate holds back.
-    shaper: Shaper<T>,
-    /// Packets before the bottleneck; the first of them is being sent.
-    queue: VecDeque<Waiting<T>>,
-    /// Bytes in `queue`, counted as the rate counts them.
+    /// Packets that the rate of their UDP flow holds back.
+    shaper: FlowShaper<T>,
+    /// Packets in front of the bottleneck; the first of them is being transmitted.
+    queue: VecDeque<QueuedPacket<T>>,
+    /// Bytes in `queue`, with the overhead that the rate counts.
     queued_bytes: u64,
-    /// When the first packet of `queue` has left the bottleneck.
-    head_done: Instant,
-    /// Packets behind the bottleneck, ordered by release time.
-    flying: VecDeque<Flying<T>>,
+    /// When the transmission of the first packet of `queue` ends.
+    head_departs: Instant,
+    /// Packets behind the bottleneck, in the order of their delivery.
+    in_flight: VecDeque<InFlightPacket<T>>,
     last_release: Instant,
     discarded: Vec<T>,
     counters: Counters,
@@ -100,18 +104,18 @@ pub struct Channel<T> {
 }
 
 impl<T> Channel<T> {
-    /// A direction that starts empty at `now`; its random draws follow from `seed`.
+    /// An empty direction at `now`. `seed` determines its random draws.
     pub fn new(params: ChannelParams, count: ByteCount, seed: u64, now: Instant) -> Self {
         Self {
             params,
             overhead: count.overhead(),
             state: State::Up,
             rng: Rng(seed),
-            shaper: Shaper::new(),
+            shaper: FlowShaper::new(),
             queue: VecDeque::new(),
             queued_bytes: 0,
-            head_done: now,
-            flying: VecDeque::new(),
+            head_departs: now,
+            in_flight: VecDeque::new(),
             last_release: now,
             discarded: Vec::new(),
             counters: Counters::default(),
@@ -120,38 +124,32 @@ impl<T> Channel<T> {
         }
     }
 
-    /// A packet of `ip_bytes` arrives at `now` that belongs to no session.
+    /// A packet of `ip_bytes` that belongs to no UDP flow arrives at `now`.
     pub fn push(&mut self, now: Instant, ip_bytes: u32, item: T) -> Verdict {
         self.push_with_flow(now, None, ip_bytes, item)
     }
 
-    /// A packet of `ip_bytes` arrives at `now`; where sessions have a rate, it may be dropped later, too.
-    pub fn push_with_flow(
-        &mut self,
-        now: Instant,
-        session: Option<UdpFlow>,
-        ip_bytes: u32,
-        item: T,
-    ) -> Verdict {
-        self.advance(now);
-        let verdict = self.judge(session, ip_bytes);
+    /// A packet of `ip_bytes` arrives at `now`. If UDP flows have a rate, an accepted packet may still be dropped later.
+    pub fn push_with_flow(&mut self, now: Instant, flow: Option<UdpFlow>, ip_bytes: u32, item: T) -> Verdict {
+        self.advance_to(now);
+        let verdict = self.admit(flow, ip_bytes);
         if verdict != Verdict::Accepted {
-            return self.refuse(verdict, item);
+            return self.drop_packet(verdict, item);
         }
-        let Some((session, rate)) = session.zip(self.params.session_rate) else {
-            return self.enter(now, ip_bytes, item);
+        let Some((flow, rate)) = flow.zip(self.params.session_rate) else {
+            return self.enqueue(now, ip_bytes, item);
         };
-        let counted = ip_bytes + self.overhead;
-        if !self.shaper.has_room(&session, rate, self.params.queue, counted) {
-            return self.refuse(Verdict::QueueFull, item);
+        let counted_bytes = ip_bytes + self.overhead;
+        if !self.shaper.has_room(&flow, rate, self.params.queue, counted_bytes) {
+            return self.drop_packet(Verdict::QueueFull, item);
         }
-        let gone = self.shaper.push(now, session, rate, Packet { ip_bytes, counted, item });
-        self.counters.dropped_queue += gone.len() as u64;
-        self.discarded.extend(gone);
+        let evicted = self.shaper.push(now, flow, rate, Packet { ip_bytes, counted_bytes, item });
+        self.counters.dropped_queue += evicted.len() as u64;
+        self.discarded.extend(evicted);
         verdict
     }
 
-    fn refuse(&mut self, verdict: Verdict, item: T) -> Verdict {
+    fn drop_packet(&mut self, verdict: Verdict, item: T) -> Verdict {
         match verdict {
             Verdict::Accepted => {}
             Verdict::QueueFull => self.counters.dropped_queue += 1,
@@ -163,76 +161,76 @@ impl<T> Channel<T> {
         verdict
     }
 
-    /// A packet comes to the bottleneck's queue, up to which everything has happened that was due by `at`.
-    fn enter(&mut self, at: Instant, ip_bytes: u32, item: T) -> Verdict {
+    /// A packet arrives at the bottleneck's queue at the time `at`, to which the state has been advanced.
+    fn enqueue(&mut self, at: Instant, ip_bytes: u32, item: T) -> Verdict {
         let wanted = self.queued_bytes + u64::from(ip_bytes + self.overhead);
         if let Some(rate) = self.params.rate
             && !self.queue.is_empty()
             && wanted > rate.bytes_in(self.params.queue)
         {
-            return self.refuse(Verdict::QueueFull, item);
+            return self.drop_packet(Verdict::QueueFull, item);
         }
         if self.queue.is_empty() {
-            self.head_done = self.head_done.max(at) + self.sending_time(ip_bytes);
+            self.head_departs = self.head_departs.max(at) + self.transmission_time(ip_bytes);
         }
         self.queued_bytes = wanted;
-        self.queue.push_back(Waiting { ip_bytes, item });
+        self.queue.push_back(QueuedPacket { ip_bytes, item });
         Verdict::Accepted
     }
 
-    /// The next packet whose time has come.
+    /// The next packet that is due for delivery by `now`.
     pub fn pop(&mut self, now: Instant) -> Option<T> {
-        self.advance(now);
-        if self.flying.front()?.release > now {
+        self.advance_to(now);
+        if self.in_flight.front()?.release > now {
             return None;
         }
-        let Flying { release, ip_bytes, item } = self.flying.pop_front()?;
+        let InFlightPacket { release, ip_bytes, item } = self.in_flight.pop_front()?;
         self.counters.packets += 1;
         self.counters.bytes += u64::from(ip_bytes);
-        self.remember(release, ip_bytes);
+        self.record_delivery(release, ip_bytes);
         Some(item)
     }
 
-    /// When [`pop`](Self::pop) has to be called again, if anything is under way.
+    /// When [`pop`](Self::pop) has to be called again; `None` if no packet is queued or in flight.
     pub fn next_wake(&self) -> Option<Instant> {
-        if let Some(first) = self.flying.front() {
+        if let Some(first) = self.in_flight.front() {
             return Some(first.release);
         }
-        let departure = if self.queue.is_empty() { self.shaper.next()? } else { self.head_done };
+        let departure = if self.queue.is_empty() { self.shaper.next()? } else { self.head_departs };
         let soonest = departure + self.params.delay.saturating_sub(self.params.jitter);
         Some(soonest.max(self.last_release))
     }
 
-    /// Changes the settings at `now`. Packets in flight keep their times; those that wait see the new ones.
+    /// Changes the settings at `now`. Packets in flight keep their delivery times; the new settings apply to queued packets.
     pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut ChannelParams)) {
-        self.advance(now);
+        self.advance_to(now);
         let old = self.params.rate;
         change(&mut self.params);
         if self.params.rate == old || self.queue.is_empty() {
             return;
         }
-        let left = self.head_done.saturating_duration_since(now);
-        self.head_done = match (old, self.params.rate) {
+        let left = self.head_departs.saturating_duration_since(now);
+        self.head_departs = match (old, self.params.rate) {
             (Some(old), Some(new)) => now + new.time_for(old.bytes_in(left)),
             _ => now,
         };
     }
 
-    /// The settings as they are.
+    /// The present settings.
     pub fn params(&self) -> &ChannelParams {
         &self.params
     }
 
-    /// Cuts the link: what waits or flies is lost, and so is all that comes until [`restore`](Self::restore).
+    /// Cuts the link: packets queued and in flight are dropped, and all that arrive until [`restore`](Self::restore).
     pub fn cut(&mut self, now: Instant) {
-        self.advance(now);
+        self.advance_to(now);
         self.state = State::Cut;
-        self.counters.dropped_down += (self.shaper.len() + self.queue.len() + self.flying.len()) as u64;
+        self.counters.dropped_down += (self.shaper.len() + self.queue.len() + self.in_flight.len()) as u64;
         self.discarded.extend(self.shaper.clear());
         self.discarded.extend(self.queue.drain(..).map(|waiting| waiting.item));
-        self.discarded.extend(self.flying.drain(..).map(|flying| flying.item));
+        self.discarded.extend(self.in_flight.drain(..).map(|in_flight| in_flight.item));
         self.queued_bytes = 0;
-        self.head_done = now;
+        self.head_departs = now;
         self.last_release = now;
     }
 
@@ -251,7 +249,7 @@ impl<T> Channel<T> {
         self.discarded.drain(..)
     }
 
-    /// What happened so far.
+    /// The counters since the start.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -261,54 +259,54 @@ impl<T> Channel<T> {
         (self.history_start, self.history.iter().copied().collect())
     }
 
-    fn judge(&mut self, session: Option<UdpFlow>, ip_bytes: u32) -> Verdict {
+    fn admit(&mut self, flow: Option<UdpFlow>, ip_bytes: u32) -> Verdict {
         if self.state == State::Cut {
             return Verdict::Cut;
         }
         if self.params.mtu.is_some_and(|mtu| ip_bytes > mtu) {
             return Verdict::TooLarge;
         }
-        if self.shaper.len() + self.queue.len() + self.flying.len() >= MAX_PACKETS {
+        if self.shaper.len() + self.queue.len() + self.in_flight.len() >= MAX_PACKETS {
             return Verdict::QueueFull;
         }
-        let ports = session.iter().flat_map(UdpFlow::ports);
+        let ports = flow.iter().flat_map(UdpFlow::ports);
         let loss = ports.filter_map(|port| self.params.port_loss.get(&port)).fold(0.0, |a: f64, b| a.max(*b));
-        if loss > 0.0 && self.rng.share() < loss {
+        if loss > 0.0 && self.rng.uniform() < loss {
             return Verdict::Lost;
         }
         Verdict::Accepted
     }
 
-    /// Lets everything happen that was due by `now`.
-    fn advance(&mut self, now: Instant) {
+    /// Advances the state to `now`.
+    fn advance_to(&mut self, now: Instant) {
         while let Some((at, Packet { ip_bytes, item, .. })) = self.shaper.pop(now, self.params.session_rate) {
-            self.depart(at);
-            self.enter(at, ip_bytes, item);
+            self.depart_until(at);
+            self.enqueue(at, ip_bytes, item);
         }
-        self.depart(now);
+        self.depart_until(now);
     }
 
-    /// Moves every packet that has left the bottleneck by `now` on to its flight, or loses it.
-    fn depart(&mut self, now: Instant) {
-        while self.head_done <= now {
-            let Some(Waiting { ip_bytes, item }) = self.queue.pop_front() else { return };
-            let departure = self.head_done;
+    /// Moves packets whose transmission has ended by `now` into flight, or drops them by random loss.
+    fn depart_until(&mut self, now: Instant) {
+        while self.head_departs <= now {
+            let Some(QueuedPacket { ip_bytes, item }) = self.queue.pop_front() else { return };
+            let departure = self.head_departs;
             self.queued_bytes -= u64::from(ip_bytes + self.overhead);
             if let Some(next) = self.queue.front() {
-                self.head_done = departure + self.sending_time(next.ip_bytes);
+                self.head_departs = departure + self.transmission_time(next.ip_bytes);
             }
-            if self.params.loss > 0.0 && self.rng.share() < self.params.loss {
+            if self.params.loss > 0.0 && self.rng.uniform() < self.params.loss {
                 self.counters.dropped_loss += 1;
                 self.discarded.push(item);
                 continue;
             }
             let release = (departure + self.draw_delay()).max(self.last_release);
             self.last_release = release;
-            self.flying.push_back(Flying { release, ip_bytes, item });
+            self.in_flight.push_back(InFlightPacket { release, ip_bytes, item });
         }
     }
 
-    fn sending_time(&self, ip_bytes: u32) -> Duration {
+    fn transmission_time(&self, ip_bytes: u32) -> Duration {
         self.params.rate.map_or(Duration::ZERO, |rate| rate.time_for(u64::from(ip_bytes + self.overhead)))
     }
 
@@ -317,10 +315,10 @@ impl<T> Channel<T> {
         if jitter.is_zero() {
             return delay;
         }
-        (delay + jitter.mul_f64(2.0 * self.rng.share())).saturating_sub(jitter)
+        (delay + jitter.mul_f64(2.0 * self.rng.uniform())).saturating_sub(jitter)
     }
 
-    fn remember(&mut self, at: Instant, ip_bytes: u32) {
+    fn record_delivery(&mut self, at: Instant, ip_bytes: u32) {
         let since = at.saturating_duration_since(self.history_start);
         let mut step = (since.as_nanos() / HISTORY_STEP.as_nanos()) as usize;
         if step >= HISTORY_STEPS {
@@ -340,8 +338,8 @@ impl<T> Channel<T> {
 struct Rng(u64);
 
 impl Rng {
-    /// Evenly distributed in [0, 1).
-    fn share(&mut self) -> f64 {
+    /// The next number, uniformly distributed in [0, 1).
+    fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -366,11 +364,11 @@ mod tests {
     }
 
     /// 1000-byte packets leave 1 ms apart at this rate.
-    fn packet_a_ms() -> ChannelParams {
+    fn one_packet_a_ms() -> ChannelParams {
         ChannelParams { rate: Some(BitRate::from_bps(8_000_000)), ..ChannelParams::default() }
     }
 
-    /// Runs the channel until it is empty; what came out, with the ms after `start`.
+    /// Runs the channel until it is empty and returns the delivered items, each with its time in ms after `start`.
     fn drain(channel: &mut Channel<u32>, start: Instant) -> Vec<(u32, f64)> {
         let mut out = Vec::new();
         while let Some(at) = channel.next_wake() {
@@ -383,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_burst_leaves_at_exactly_the_rate() {
-        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..one_packet_a_ms() });
         for n in 0..4 {
             assert_eq!(link.push(start, 1000, n), Verdict::Accepted);
         }
@@ -391,8 +389,8 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_not_saved_up_for_a_burst() {
-        let (mut link, start) = channel(packet_a_ms());
+    fn idle_time_gives_no_credit_for_a_burst() {
+        let (mut link, start) = channel(one_packet_a_ms());
         let later = start + 1000 * MS;
         link.push(later, 1000, 0);
         link.push(later, 1000, 1);
@@ -400,8 +398,8 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_holds_its_time_at_the_rate_and_no_more() {
-        let (mut link, start) = channel(ChannelParams { queue: 10 * MS, ..packet_a_ms() });
+    fn the_queue_holds_as_much_as_its_time_at_the_rate() {
+        let (mut link, start) = channel(ChannelParams { queue: 10 * MS, ..one_packet_a_ms() });
         let verdicts: Vec<_> = (0..15).map(|n| link.push(start, 1000, n)).collect();
         assert_eq!(verdicts.iter().filter(|v| **v == Verdict::Accepted).count(), 10);
         assert_eq!(verdicts[10], Verdict::QueueFull);
@@ -412,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_packet_passes_an_empty_queue_however_short() {
-        let (mut link, start) = channel(ChannelParams { queue: Duration::ZERO, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { queue: Duration::ZERO, ..one_packet_a_ms() });
         assert_eq!(link.push(start, 1000, 0), Verdict::Accepted);
         assert_eq!(link.push(start, 1000, 1), Verdict::QueueFull);
     }
@@ -420,7 +418,7 @@ mod tests {
     #[test]
     fn ethernet_counting_makes_packets_longer() {
         let start = Instant::now();
-        let mut link = Channel::new(packet_a_ms(), ByteCount::Ethernet, 1, start);
+        let mut link = Channel::new(one_packet_a_ms(), ByteCount::Ethernet, 1, start);
         link.push(start, 986, 0u32);
         link.push(start, 986, 1);
         assert_eq!(drain(&mut link, start), [(0, 1.0), (1, 2.0)]);
@@ -428,7 +426,7 @@ mod tests {
 
     #[test]
     fn losses_are_drawn_after_the_bottleneck_and_come_near_their_share() {
-        let (mut link, start) = channel(ChannelParams { loss: 0.1, queue: 1000 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { loss: 0.1, queue: 1000 * MS, ..one_packet_a_ms() });
         let mut arrived = 0;
         for n in 0..20_000 {
             let now = start + n * MS;
@@ -443,8 +441,8 @@ mod tests {
     }
 
     #[test]
-    fn silent_loss_lets_nothing_through() {
-        let (mut link, start) = channel(ChannelParams { loss: 1.0, ..packet_a_ms() });
+    fn a_loss_of_1_drops_everything() {
+        let (mut link, start) = channel(ChannelParams { loss: 1.0, ..one_packet_a_ms() });
         for n in 0..20 {
             link.push(start, 1000, n);
         }
@@ -461,8 +459,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_loses_what_is_under_way_and_what_comes() {
-        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..packet_a_ms() });
+    fn a_cut_drops_packets_in_flight_and_later_ones() {
+        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..one_packet_a_ms() });
         for n in 0..5 {
             link.push(start, 1000, n);
         }
@@ -476,8 +474,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_rate_holds_for_what_waits() {
-        let (mut link, start) = channel(packet_a_ms());
+    fn a_new_rate_applies_to_queued_packets() {
+        let (mut link, start) = channel(one_packet_a_ms());
         for n in 0..3 {
             link.push(start, 1000, n);
         }
@@ -489,31 +487,30 @@ mod tests {
     fn the_loss_of_a_port_harms_nobody_else() {
         let (mut link, start) =
             channel(ChannelParams { port_loss: [(4000, 0.3)].into(), ..ChannelParams::default() });
-        let session =
+        let flow =
             |from: u16, to: u16| Some(UdpFlow::new(([10, 0, 0, 1], from).into(), ([10, 0, 0, 2], to).into()));
-        for (session, expected) in
-            [(session(4000, 443), 300), (session(443, 4000), 300), (session(4001, 443), 0), (None, 0)]
+        for (flow, expected) in
+            [(flow(4000, 443), 300), (flow(443, 4000), 300), (flow(4001, 443), 0), (None, 0)]
         {
             let lost =
-                (0..1000).filter(|n| link.push_with_flow(start, session, 100, *n) == Verdict::Lost).count();
-            assert!(lost.abs_diff(expected) <= expected / 5, "{lost} of 1000 of {session:?}");
+                (0..1000).filter(|n| link.push_with_flow(start, flow, 100, *n) == Verdict::Lost).count();
+            assert!(lost.abs_diff(expected) <= expected / 5, "{lost} of 1000 of {flow:?}");
         }
         assert_eq!(link.counters().dropped_loss, link.discarded().count() as u64);
     }
 
     #[test]
-    fn a_session_gets_its_rate_and_all_together_get_the_links() {
+    fn a_flow_gets_its_rate_and_all_flows_together_that_of_the_link() {
         let (mut link, start) =
-            channel(ChannelParams { session_rate: Some(BitRate::from_bps(4_000_000)), ..packet_a_ms() });
-        let session =
-            |port: u16| Some(UdpFlow::new(([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 443).into()));
-        let carried = |link: &mut Channel<u32>, sessions: u16| {
+            channel(ChannelParams { session_rate: Some(BitRate::from_bps(4_000_000)), ..one_packet_a_ms() });
+        let flow = |port: u16| Some(UdpFlow::new(([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 443).into()));
+        let carried = |link: &mut Channel<u32>, flows: u16| {
             let before = link.counters().packets;
-            let from = start + 1000 * MS * u32::from(sessions);
+            let from = start + 1000 * MS * u32::from(flows);
             for n in 0..500 {
                 let now = from + n * MS;
-                for port in 0..sessions {
-                    link.push_with_flow(now, session(port), 1000, 0);
+                for port in 0..flows {
+                    link.push_with_flow(now, flow(port), 1000, 0);
                 }
                 while link.pop(now).is_some() {}
             }
@@ -521,7 +518,7 @@ mod tests {
             drain(link, start);
             carried
         };
-        let carried: Vec<u64> = (1..=4).map(|sessions| carried(&mut link, sessions)).collect();
+        let carried: Vec<u64> = (1..=4).map(|flows| carried(&mut link, flows)).collect();
         assert!((248..=250).contains(&carried[0]), "half of the link: {carried:?}");
         assert!(
             carried[1..].iter().all(|packets| (490..=500).contains(packets)),
@@ -530,27 +527,27 @@ mod tests {
     }
 
     #[test]
-    fn what_a_session_holds_back_is_woken_for_dropped_when_too_much_and_lost_in_a_cut() {
+    fn packets_held_back_by_the_rate_of_a_flow_are_delivered_dropped_from_a_full_queue_or_lost_in_a_cut() {
         let rate = Some(BitRate::from_bps(4_000_000));
         let (mut link, start) =
-            channel(ChannelParams { session_rate: rate, queue: 10 * MS, delay: 5 * MS, ..packet_a_ms() });
-        let session = Some(UdpFlow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 443).into()));
-        let verdicts: Vec<_> = (0..8).map(|n| link.push_with_flow(start, session, 1000, n)).collect();
+            channel(ChannelParams { session_rate: rate, queue: 10 * MS, delay: 5 * MS, ..one_packet_a_ms() });
+        let flow = Some(UdpFlow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 443).into()));
+        let verdicts: Vec<_> = (0..8).map(|n| link.push_with_flow(start, flow, 1000, n)).collect();
         assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Accepted).count(), 5);
-        assert_eq!(link.push(start, 1000, 99), Verdict::Accepted, "what is no session passes at once");
+        assert_eq!(link.push(start, 1000, 99), Verdict::Accepted, "a packet without a flow passes at once");
         assert_eq!(
             drain(&mut link, start),
             [(99, 6.0), (0, 8.0), (1, 10.0), (2, 12.0), (3, 14.0), (4, 16.0)]
         );
         let later = start + 100 * MS;
-        link.push_with_flow(later, session, 1000, 5);
+        link.push_with_flow(later, flow, 1000, 5);
         link.cut(later);
         assert_eq!((link.next_wake(), link.counters().dropped_down), (None, 1));
     }
 
     #[test]
     fn the_history_adds_up() {
-        let (mut link, start) = channel(packet_a_ms());
+        let (mut link, start) = channel(one_packet_a_ms());
         for n in 0..50 {
             link.push(start, 1000, n);
         }
@@ -563,7 +560,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_link() {
         let run = || {
-            let (mut link, start) = channel(ChannelParams { loss: 0.3, jitter: 2 * MS, ..packet_a_ms() });
+            let (mut link, start) = channel(ChannelParams { loss: 0.3, jitter: 2 * MS, ..one_packet_a_ms() });
             for n in 0..50 {
                 link.push(start, 1000, n);
             }
@@ -574,12 +571,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_overtakes_appears_or_comes_early(
+        fn no_packet_overtakes_appears_or_arrives_early(
             arrivals in proptest::collection::vec((0u64..5000, 20u32..1500), 1..200),
             delay_ms in 0u32..50, jitter_ms in 0u32..50, loss in 0.0..0.5f64,
         ) {
             let (mut link, start) = channel(ChannelParams {
-                delay: delay_ms * MS, jitter: jitter_ms * MS, loss, ..packet_a_ms()
+                delay: delay_ms * MS, jitter: jitter_ms * MS, loss, ..one_packet_a_ms()
             });
             let (mut now, mut out) = (start, Vec::new());
             for (n, (wait_us, bytes)) in arrivals.iter().enumerate() {

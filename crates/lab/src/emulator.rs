@@ -1,7 +1,7 @@
 //! The thread that carries the frames of all emulated links of a lab.
 //!
-//! In: frames from TAP devices, and jobs that look at or change a link. Out: the same frames at the other end,
-//! when [`Channel`] says so. Always holds: links are touched by this thread alone, so a job sees them at rest.
+//! In: frames from TAP devices, and jobs that read or change a link. Out: the same frames at the other device, at the time that
+//! [`Channel`] determines. Always holds: only this thread accesses the links, so a job runs between two frames.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -23,50 +23,53 @@ use crate::{
     error::LabError,
     shaper::UdpFlow,
     spec::LinkSpec,
-    tap::{Carrier, ETHERNET_HEADER, Tap, VNET_HEADER},
+    tap::{Carrier, ETHERNET_HEADER_LEN, Tap, VNET_HEADER_LEN},
 };
 
-/// Frames taken from one device before the others have their turn.
-const FRAMES_A_TURN: usize = 64;
-/// Shorter sleeps than this would cost more processor time than the precision is worth.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(40);
-/// Buffers kept for the next frames.
-const POOL: usize = 8192;
-/// Room for a VLAN tag, which devices allow beyond their MTU.
-const VLAN_TAG: usize = 4;
+/// Frames read from one device before the other devices are served. With more, a busy link delays the others; with fewer, the
+/// thread polls more often.
+const MAX_FRAMES_PER_DEVICE: usize = 64;
+/// Shortest sleep of the thread. A shorter one costs processor time for wake-ups; a longer one delivers frames late by up to
+/// this time. Chosen (`docs/design/lab.md`, open questions).
+const MIN_SLEEP: Duration = Duration::from_micros(40);
+/// Unused frame buffers that are kept, at most: 13 MB of frames of 1500 bytes. More retain memory after a burst; with fewer,
+/// bursts allocate.
+const MAX_FREE_BUFFERS: usize = 8192;
+/// Bytes of a VLAN tag (IEEE 802.1Q), which devices accept beyond their MTU.
+const VLAN_TAG_LEN: usize = 4;
 
-/// A frame with its virtio header.
+/// An Ethernet frame behind its virtio-net header.
 struct Frame {
     buffer: Box<[u8]>,
     len: usize,
 }
 
-/// One emulated link, as the jobs see it.
-pub(crate) struct Wire {
+/// One emulated link: two TAP devices and both directions between them.
+pub(crate) struct EmulatedLink {
     client: Arc<Tap>,
     server: Arc<Tap>,
     up: Channel<Frame>,
     down: Channel<Frame>,
 }
 
-type Job = Box<dyn FnOnce(&mut [Wire]) + Send>;
+type Job = Box<dyn FnOnce(&mut [EmulatedLink]) + Send>;
 
-/// The running thread; dropping it stops the thread and closes the devices.
+/// The running thread; dropping this value stops the thread and closes the devices.
 pub(crate) struct Emulator {
     jobs: Sender<Job>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A way to run jobs on the emulator's thread.
+/// A handle that runs jobs on the emulator's thread.
 #[derive(Clone)]
-pub(crate) struct Remote {
+pub(crate) struct EmulatorHandle {
     jobs: Sender<Job>,
     wake: Arc<OwnedFd>,
 }
 
-impl Wire {
-    /// Joins two devices by a link whose random draws follow from `seed`.
+impl EmulatedLink {
+    /// A link between two devices. `seed` determines its random draws.
     pub(crate) fn new(client: Tap, server: Tap, spec: &LinkSpec, seed: u64) -> Self {
         let now = Instant::now();
         Self {
@@ -87,7 +90,7 @@ impl Wire {
         self.down.change(Instant::now(), change);
     }
 
-    /// Pulls the client's cable: the client sees it at once, the server does not.
+    /// Cuts both directions and removes the carrier of the client's device; the server's device keeps its carrier.
     pub(crate) fn pull(&mut self) -> std::io::Result<()> {
         let now = Instant::now();
         self.up.cut(now);
@@ -95,7 +98,7 @@ impl Wire {
         self.client.set_carrier(Carrier::Off)
     }
 
-    /// Makes both devices report that they are up: TAP devices say "unknown" until their carrier changes.
+    /// Makes both devices report the operational state "up": that of a TAP device is "unknown" until its carrier changes.
     pub(crate) fn toggle_carrier(&mut self) -> std::io::Result<()> {
         for tap in [&self.client, &self.server] {
             tap.set_carrier(Carrier::Off)?;
@@ -104,14 +107,14 @@ impl Wire {
         Ok(())
     }
 
-    /// Plugs the client's cable in again.
+    /// Ends the cut and restores the carrier of the client's device.
     pub(crate) fn plug(&mut self) -> std::io::Result<()> {
         self.up.restore();
         self.down.restore();
         self.client.set_carrier(Carrier::On)
     }
 
-    /// Whether the client's cable is pulled.
+    /// Whether the link is cut.
     pub(crate) fn is_pulled(&self) -> bool {
         self.up.is_cut()
     }
@@ -130,31 +133,31 @@ impl Wire {
 
 impl Emulator {
     /// Starts the thread. `device_mtu` is the largest MTU of all devices, in bytes.
-    pub(crate) fn start(wires: Vec<Wire>, device_mtu: u32) -> Result<Self, LabError> {
+    pub(crate) fn start(links: Vec<EmulatedLink>, device_mtu: u32) -> Result<Self, LabError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(LabError::sys("make an eventfd"))?;
         let wake = Arc::new(wake);
         let (jobs, inbox) = mpsc::channel();
-        let frame_bytes = VNET_HEADER + ETHERNET_HEADER + VLAN_TAG + device_mtu as usize;
+        let frame_bytes = VNET_HEADER_LEN + ETHERNET_HEADER_LEN + VLAN_TAG_LEN + device_mtu as usize;
         let thread = std::thread::Builder::new()
             .name("lab-emulator".to_owned())
             .spawn({
                 let wake = Arc::clone(&wake);
-                move || run(wires, &inbox, &wake, frame_bytes)
+                move || run(links, &inbox, &wake, frame_bytes)
             })
             .map_err(LabError::io("start the emulator's thread"))?;
         Ok(Self { jobs, wake, thread: Some(thread) })
     }
 
     /// A handle for jobs.
-    pub(crate) fn remote(&self) -> Remote {
-        Remote { jobs: self.jobs.clone(), wake: Arc::clone(&self.wake) }
+    pub(crate) fn handle(&self) -> EmulatorHandle {
+        EmulatorHandle { jobs: self.jobs.clone(), wake: Arc::clone(&self.wake) }
     }
 }
 
 impl Drop for Emulator {
     fn drop(&mut self) {
-        // Handles elsewhere keep their senders, so the end of the channel cannot be the sign to stop.
+        // Handles keep senders of the job channel, so its end cannot tell the thread to stop.
         let _ = rustix::io::write(&self.wake, &STOP.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -162,21 +165,25 @@ impl Drop for Emulator {
     }
 }
 
-/// The eventfd adds up what is written: jobs add 1 each, and never reach this.
+/// The nice value of the emulator's thread: before the programs under test (0), and not the highest priority, so that the machine
+/// stays usable.
+const NICE: i32 = -15;
+
+/// The value that tells the thread to stop. The eventfd adds up the written values; jobs add 1 each and never reach this.
 const STOP: u64 = 1 << 40;
 
-impl Remote {
-    /// Runs `job` on link `index` between two frames, and waits for its answer.
+impl EmulatorHandle {
+    /// Runs `job` on link `index` between two frames, and waits for its result.
     pub(crate) fn with<R: Send + 'static>(
         &self,
         index: usize,
-        job: impl FnOnce(&mut Wire) -> R + Send + 'static,
+        job: impl FnOnce(&mut EmulatedLink) -> R + Send + 'static,
     ) -> Result<R, LabError> {
         let (answer, result) = mpsc::sync_channel(1);
-        let job: Job = Box::new(move |wires| {
-            if let Some(wire) = wires.get_mut(index) {
-                // The asker waits below; if it has gone nobody misses the answer.
-                let _ = answer.send(job(wire));
+        let job: Job = Box::new(move |links| {
+            if let Some(link) = links.get_mut(index) {
+                // The caller waits below; if it has ended, the result is not needed.
+                let _ = answer.send(job(link));
             }
         });
         self.jobs.send(job).map_err(|_| LabError::EmulatorStopped)?;
@@ -185,100 +192,100 @@ impl Remote {
     }
 }
 
-fn run(mut wires: Vec<Wire>, inbox: &Receiver<Job>, wake: &OwnedFd, frame_bytes: usize) {
-    // Timers fire when they are due instead of up to 50 µs later, and frames do not wait behind the programs
-    // under test. A refusal costs precision only.
+fn run(mut links: Vec<EmulatedLink>, inbox: &Receiver<Job>, wake: &OwnedFd, frame_bytes: usize) {
+    // Without timer slack timers fire when they are due instead of up to 50 µs later; with a high priority frames do not wait
+    // for the programs under test. If the kernel refuses, only precision is lost.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -15);
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 
-    let mut buffers = Buffers { free: Vec::new(), frame_bytes };
+    let mut buffers = BufferPool { free: Vec::new(), frame_bytes };
     let taps: Vec<Arc<Tap>> =
-        wires.iter().flat_map(|wire| [Arc::clone(&wire.client), Arc::clone(&wire.server)]).collect();
+        links.iter().flat_map(|link| [Arc::clone(&link.client), Arc::clone(&link.server)]).collect();
     let mut fds: Vec<PollFd<'_>> = std::iter::once(wake.as_fd())
         .chain(taps.iter().map(|tap| tap.as_fd()))
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
     loop {
-        let sleep = next_sleep(&wires);
+        let sleep = next_sleep(&links);
         match poll(&mut fds, sleep.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
         }
-        if !fds[0].revents().is_empty() && do_jobs(&mut wires, inbox, wake) == After::Stop {
+        if !fds[0].revents().is_empty() && run_jobs(&mut links, inbox, wake) == Next::Stop {
             return;
         }
-        for (wire, fds) in wires.iter_mut().zip(fds[1..].chunks_exact_mut(2)) {
+        for (link, fds) in links.iter_mut().zip(fds[1..].chunks_exact_mut(2)) {
             for (from, to, channel, fd) in [
-                (&wire.client, &wire.server, &mut wire.up, 0),
-                (&wire.server, &wire.client, &mut wire.down, 1),
+                (&link.client, &link.server, &mut link.up, 0),
+                (&link.server, &link.client, &mut link.down, 1),
             ] {
                 let fd = &mut fds[fd];
-                if !fd.revents().is_empty() && take(from, to, channel, &mut buffers) == After::Stop {
-                    // Poll would report a device that is gone for ever: watch for nothing in its place.
+                if !fd.revents().is_empty() && read_frames(from, to, channel, &mut buffers) == Next::Stop {
+                    // poll(2) would report a removed device in every call: watch for nothing in its place.
                     *fd = PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::empty());
                 }
             }
         }
         let now = Instant::now();
-        for wire in &mut wires {
-            deliver(&mut wire.up, &wire.server, now, &mut buffers);
-            deliver(&mut wire.down, &wire.client, now, &mut buffers);
+        for link in &mut links {
+            deliver(&mut link.up, &link.server, now, &mut buffers);
+            deliver(&mut link.down, &link.client, now, &mut buffers);
         }
     }
 }
 
-/// Whether there is more to come from where something came from.
+/// Whether to continue with a source of frames or jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
-    GoOn,
+enum Next {
+    Continue,
     Stop,
 }
 
-fn do_jobs(wires: &mut [Wire], inbox: &Receiver<Job>, wake: &OwnedFd) -> After {
+fn run_jobs(links: &mut [EmulatedLink], inbox: &Receiver<Job>, wake: &OwnedFd) -> Next {
     let mut count = [0; 8];
     let _ = rustix::io::read(wake, &mut count);
     while let Ok(job) = inbox.try_recv() {
-        job(wires);
+        job(links);
     }
-    if u64::from_ne_bytes(count) >= STOP { After::Stop } else { After::GoOn }
+    if u64::from_ne_bytes(count) >= STOP { Next::Stop } else { Next::Continue }
 }
 
-/// Moves the frames that wait in `from` into `channel`, which leads to the device `to`.
-fn take(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut Buffers) -> After {
+/// Reads the frames that wait in `from` and pushes them into `channel`, which leads to the device `to`.
+fn read_frames(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut BufferPool) -> Next {
     let now = Instant::now();
-    for _ in 0..FRAMES_A_TURN {
+    for _ in 0..MAX_FRAMES_PER_DEVICE {
         let mut buffer = buffers.take();
         let len = match from.read(&mut buffer) {
             Ok(len) => len,
             Err(error) => {
                 buffers.give(buffer);
                 let empty = error.kind() == std::io::ErrorKind::WouldBlock;
-                return if empty { After::GoOn } else { After::Stop };
+                return if empty { Next::Continue } else { Next::Stop };
             }
         };
         let frame = Frame { buffer, len };
-        let Some(ip_bytes) = len.checked_sub(VNET_HEADER + ETHERNET_HEADER) else {
+        let Some(ip_bytes) = len.checked_sub(VNET_HEADER_LEN + ETHERNET_HEADER_LEN) else {
             buffers.give(frame.buffer);
             continue;
         };
-        if is_neighbour_discovery(&frame.buffer[VNET_HEADER..len]) && !channel.is_cut() {
+        if is_neighbour_discovery(&frame.buffer[VNET_HEADER_LEN..len]) && !channel.is_cut() {
             let _ = to.write(&frame.buffer[..len]);
             buffers.give(frame.buffer);
             continue;
         }
-        let packet = &frame.buffer[VNET_HEADER + ETHERNET_HEADER..len];
+        let packet = &frame.buffer[VNET_HEADER_LEN + ETHERNET_HEADER_LEN..len];
         let params = channel.params();
-        let matters = params.session_rate.is_some() || !params.port_loss.is_empty();
-        let session = matters.then(|| UdpFlow::of_packet(packet)).flatten();
-        channel.push_with_flow(now, session, ip_bytes as u32, frame);
+        let needs_flow = params.session_rate.is_some() || !params.port_loss.is_empty();
+        let flow = needs_flow.then(|| UdpFlow::of_packet(packet)).flatten();
+        channel.push_with_flow(now, flow, ip_bytes as u32, frame);
     }
-    After::GoOn
+    Next::Continue
 }
 
-/// Whether an Ethernet frame only asks for, or tells, a hardware address (ARP, RFC 826; RFC 4861 section 4).
+/// Whether an Ethernet frame belongs to neighbour discovery (ARP, RFC 826; RFC 4861 section 4).
 ///
-/// These pass at once: where a real link loses packets silently, that happens behind the modem, and the hop
-/// to the modem stays as it is. Otherwise a silent loss would be announced by failing neighbours.
+/// Such frames bypass the emulation: a real link that loses packets silently loses them behind the modem, and the hop to the
+/// modem keeps working. With the loss applied to them, failing neighbour resolution would reveal it to the client.
 fn is_neighbour_discovery(frame: &[u8]) -> bool {
     const ARP: [u8; 2] = [0x08, 0x06];
     const IPV6: [u8; 2] = [0x86, 0xdd];
@@ -292,10 +299,10 @@ fn is_neighbour_discovery(frame: &[u8]) -> bool {
     }
 }
 
-/// Hands all frames of `channel` whose time has come to `tap`.
-fn deliver(channel: &mut Channel<Frame>, tap: &Tap, now: Instant, buffers: &mut Buffers) {
+/// Writes all frames of `channel` that are due to `tap`.
+fn deliver(channel: &mut Channel<Frame>, tap: &Tap, now: Instant, buffers: &mut BufferPool) {
     while let Some(frame) = channel.pop(now) {
-        // A device that is administratively down takes nothing, as a real one.
+        // A device that is administratively down refuses frames, as a real one does.
         let _ = tap.write(&frame.buffer[..frame.len]);
         buffers.give(frame.buffer);
     }
@@ -304,27 +311,27 @@ fn deliver(channel: &mut Channel<Frame>, tap: &Tap, now: Instant, buffers: &mut 
     }
 }
 
-/// How long nothing is due; `None` when only a frame or a job can bring work.
-fn next_sleep(wires: &[Wire]) -> Option<Timespec> {
-    let next = wires.iter().flat_map(|wire| [wire.up.next_wake(), wire.down.next_wake()]).flatten().min()?;
+/// Time until the next frame is due; `None` if no frame is queued or in flight.
+fn next_sleep(links: &[EmulatedLink]) -> Option<Timespec> {
+    let next = links.iter().flat_map(|link| [link.up.next_wake(), link.down.next_wake()]).flatten().min()?;
     let wait = next.saturating_duration_since(Instant::now());
-    let wait = if wait.is_zero() { wait } else { wait.max(SHORTEST_SLEEP) };
+    let wait = if wait.is_zero() { wait } else { wait.max(MIN_SLEEP) };
     Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
 }
 
-/// Frame buffers that go round, so that carrying a frame allocates nothing.
-struct Buffers {
+/// Frame buffers that are reused, so that forwarding a frame does not allocate.
+struct BufferPool {
     free: Vec<Box<[u8]>>,
     frame_bytes: usize,
 }
 
-impl Buffers {
+impl BufferPool {
     fn take(&mut self) -> Box<[u8]> {
         self.free.pop().unwrap_or_else(|| vec![0; self.frame_bytes].into_boxed_slice())
     }
 
     fn give(&mut self, buffer: Box<[u8]>) {
-        if self.free.len() < POOL {
+        if self.free.len() < MAX_FREE_BUFFERS {
             self.free.push(buffer);
         }
     }

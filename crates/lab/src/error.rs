@@ -2,28 +2,28 @@ use std::{io, path::PathBuf, time::Duration};
 
 use crate::spec::ParseSpecError;
 
-/// Why something in the lab did not work.
+/// An error of a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The machine lacks something that labs need; each entry says what and how to get it.
+    /// The machine does not meet the requirements of labs; each entry names one and its remedy.
     #[error("the lab cannot run here:\n  - {}", .0.join("\n  - "))]
-    Missing(Vec<String>),
+    MissingRequirements(Vec<String>),
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("cannot {operation}: {source}")]
     Io {
-        /// What was attempted.
-        what: String,
-        /// What the kernel answered.
+        /// The attempted operation.
+        operation: String,
+        /// The kernel's answer.
         source: io::Error,
     },
-    /// A helper program ended with an error.
+    /// A helper program failed.
     #[error("`{program}` failed ({status}): {stderr}")]
     Command {
         /// The command line.
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// The end of what it wrote to stderr.
+        /// Its stderr.
         stderr: String,
     },
     /// A link description cannot be read.
@@ -37,80 +37,80 @@ pub enum LabError {
         /// How many there are.
         count: usize,
     },
-    /// The lab was asked for more links than its address plan has room for.
+    /// The number of links is 0, or exceeds the address plan.
     #[error("{0} links were asked for, a lab can have 1 to 64")]
     LinkCount(usize),
-    /// Rate, delay and loss exist on emulated links only.
+    /// The operation needs an emulated link, and this one is a veth pair.
     #[error("link {0} is a plain veth pair: it can go down and up, but has no rate, delay or loss to change")]
     NotEmulated(usize),
-    /// The thread that moves the frames has ended.
+    /// The thread that forwards the frames has ended.
     #[error("the emulator of this lab has stopped")]
     EmulatorStopped,
-    /// The name of a lab is not usable.
+    /// The name for a lab has invalid characters or a wrong length.
     #[error("`{0}` cannot be the name of a lab: use 1 to 32 letters, digits, `-` or `_`")]
     BadName(String),
-    /// The name of a lab is taken.
+    /// Another running lab has this name.
     #[error("a lab named `{0}` is already running: choose another with --name")]
     NameTaken(String),
-    /// No running lab could be chosen.
+    /// No lab is running, or several are and none was named.
     #[error("{0}")]
-    WhichLab(String),
-    /// A request to change a link makes no sense.
+    NoLabChosen(String),
+    /// A request to change a link has an unknown change or direction.
     #[error(
-        "`{0}` is no change of a link: there are down, up, and settings such as loss=10%; the direction is up, down or both"
+        "`{0}` is no change of a link: use down, up, or settings such as loss=10%; a direction is up, down or both"
     )]
-    Change(String),
+    InvalidChange(String),
     /// A running lab refused a request.
-    #[error("the lab says: {0}")]
+    #[error("the lab refused the change: {0}")]
     Refused(String),
-    /// A file of `tests/scenarios/files` is not as it must be.
-    #[error("the scenario {name} cannot be used: {why}")]
+    /// A file of `tests/scenarios/files` is invalid.
+    #[error("the scenario {name} cannot be used: {reason}")]
     Scenario {
-        /// Which one.
+        /// The name of the scenario.
         name: &'static str,
         /// What is wrong.
-        why: String,
+        reason: String,
     },
     /// The `mpvpn` binary was not found.
     #[error("the mpvpn binary is not at any of {0:?}: build it, or name it with MPVPN_BIN")]
     NoBinary(Vec<PathBuf>),
-    /// One end of the tunnel ended or did not come up in time.
-    #[error("the {role} did not come up within {waited:.1?} ({why})\n{logs}")]
+    /// The server or the client ended, or did not come up in time.
+    #[error("the {role} did not come up within {waited:.1?} ({reason})\n{logs}")]
     VpnNotUp {
         /// `server` or `client`.
         role: String,
-        /// How long it had.
+        /// The time it had.
         waited: Duration,
-        /// What was seen last.
-        why: String,
-        /// The ends of the logs of both sides.
+        /// Its last state or error.
+        reason: String,
+        /// The ends of the logs of server and client.
         logs: String,
     },
-    /// A program answered something that cannot be understood.
+    /// A program gave an unexpected answer.
     #[error("{what}: expected {expected}, got `{got}`")]
     Unexpected {
-        /// Where it came from.
+        /// The source of the answer.
         what: String,
-        /// What should have come.
+        /// The expected answer.
         expected: &'static str,
-        /// The beginning of what came.
+        /// The beginning of the answer.
         got: String,
     },
-    /// The user asked to stop.
+    /// SIGINT, SIGTERM or SIGHUP was received.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl LabError {
-    /// Wraps an error of the operating system with what was attempted.
-    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let what = what.into();
-        move |source| Self::Io { what, source }
+    /// Wraps an error of the operating system with the attempted operation.
+    pub(crate) fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let operation = operation.into();
+        move |source| Self::Io { operation, source }
     }
 
-    /// The same for an error of a raw system call.
-    pub(crate) fn sys(what: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Self {
-        let what = what.into();
-        move |errno| Self::Io { what, source: errno.into() }
+    /// As [`Self::io`], for the error type of rustix.
+    pub(crate) fn sys(operation: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Self {
+        let operation = operation.into();
+        move |errno| Self::Io { operation, source: errno.into() }
     }
 }

@@ -1,4 +1,4 @@
-//! Building a lab, and taking it down.
+//! Creates and removes a lab: namespaces, links and addresses.
 
 use std::{
     fmt::Write,
@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
-    emulator::{Emulator, Wire},
+    cleanup::{LabClaim, remove_abandoned},
+    emulator::{EmulatedLink, Emulator},
     error::LabError,
-    leftovers::{Claim, sweep},
     link::{Kind, LinkHandle},
     namespace::Namespace,
     process::{Process, run},
@@ -20,19 +20,19 @@ use crate::{
     tap::Tap,
 };
 
-/// The server's one address, reachable over every link.
+/// The server's IPv4 address, reachable over every link.
 pub const SERVER_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The server's one IPv6 address.
+/// The server's IPv6 address, reachable over every link.
 pub const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-/// The address of the host behind the server.
+/// The IPv4 address of the host behind the server.
 pub const INET_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 /// The IPv6 address of the host behind the server.
 pub const INET_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2);
 
-/// The address plan has room for so many.
+/// Most links of a lab: the address plan has networks 10.101.0.0/24 to 10.164.0.0/24 for them.
 const MAX_LINKS: usize = 64;
 
-/// Says what a lab shall consist of.
+/// The description of a lab that shall be created.
 #[derive(Clone, Debug, Default)]
 pub struct LabBuilder {
     links: Vec<LinkSpec>,
@@ -67,20 +67,20 @@ impl LabBuilder {
         self
     }
 
-    /// What the random draws follow from; by default they are the same in every lab.
+    /// The seed of the random draws; by default the same in every lab.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Removes what killed labs left, and builds this one.
+    /// Removes what labs of killed processes left, and creates this lab.
     pub fn build(self) -> Result<Lab, LabError> {
         if !(1..=MAX_LINKS).contains(&self.links.len()) {
             return Err(LabError::LinkCount(self.links.len()));
         }
         requirements::check(&[requirements::IP])?;
-        sweep();
-        let claim = Claim::take()?;
+        remove_abandoned();
+        let claim = LabClaim::take()?;
         let namespace = |role: &str| Namespace::create(format!("{}-{role}", claim.prefix()));
         let (client, server, inet) = (namespace("client")?, namespace("server")?, namespace("inet")?);
         server.ip(&format!("addr add {SERVER_V4}/32 dev lo\naddr add {SERVER_V6}/128 dev lo nodad\n"))?;
@@ -113,7 +113,7 @@ impl LabBuilder {
         client: &Namespace,
         server: &Namespace,
     ) -> Result<(Option<Emulator>, Vec<LinkHandle>), LabError> {
-        let mut wires = Vec::new();
+        let mut emulated_links = Vec::new();
         let mut emulated = Vec::new();
         for (index, spec) in self.links.iter().enumerate() {
             let (near, far) = (format!("eth{}", index + 1), format!("up{}", index + 1));
@@ -121,8 +121,8 @@ impl LabBuilder {
                 LinkKind::Emulated => {
                     let (near, far) = (Tap::create(client, &near)?, Tap::create(server, &far)?);
                     let seed = self.seed.wrapping_mul(MAX_LINKS as u64).wrapping_add(index as u64);
-                    emulated.push(Some(wires.len()));
-                    wires.push(Wire::new(near, far, spec, seed));
+                    emulated.push(Some(emulated_links.len()));
+                    emulated_links.push(EmulatedLink::new(near, far, spec, seed));
                 }
                 LinkKind::Veth => {
                     veth(client, &near, server, &far)?;
@@ -130,11 +130,12 @@ impl LabBuilder {
                 }
             }
         }
-        // The devices are configured once somebody answers at their other ends.
+        // The emulator runs before the devices are configured, because configuring them sends frames.
         let mtu = self.links.iter().map(LinkSpec::device_mtu).max().unwrap_or(1500);
-        let emulator = if wires.is_empty() { None } else { Some(Emulator::start(wires, mtu)?) };
+        let emulator =
+            if emulated_links.is_empty() { None } else { Some(Emulator::start(emulated_links, mtu)?) };
         let mut links = Vec::new();
-        for (index, (spec, wire)) in self.links.iter().zip(emulated).enumerate() {
+        for (index, (spec, index_in_emulator)) in self.links.iter().zip(emulated).enumerate() {
             let number = index + 1;
             configure_link(
                 client,
@@ -144,8 +145,10 @@ impl LabBuilder {
                 number,
                 spec.device_mtu(),
             )?;
-            let kind = match (wire, &emulator) {
-                (Some(wire), Some(emulator)) => Kind::Emulated { remote: emulator.remote(), wire },
+            let kind = match (index_in_emulator, &emulator) {
+                (Some(index_in_emulator), Some(emulator)) => {
+                    Kind::Emulated { handle: emulator.handle(), link: index_in_emulator }
+                }
                 _ => Kind::Veth,
             };
             let link = LinkHandle { index, kind, client: client.clone(), server: server.clone() };
@@ -158,7 +161,7 @@ impl LabBuilder {
 
 /// A running lab; dropping it removes its processes, devices and namespaces.
 pub struct Lab {
-    // Dropped in this order: the devices go before the namespaces in which they are.
+    // The order of fields is the order of drops: devices are removed before their namespaces.
     _emulator: Option<Emulator>,
     links: Vec<LinkHandle>,
     client: Namespace,
@@ -168,7 +171,7 @@ pub struct Lab {
     other: Option<Namespace>,
     processes: AtomicUsize,
     specs: Vec<LinkSpec>,
-    claim: Claim,
+    claim: LabClaim,
 }
 
 impl Lab {
@@ -177,27 +180,27 @@ impl Lab {
         LabBuilder::default()
     }
 
-    /// Where the client runs, with the links `eth1`, `eth2`…
+    /// The namespace of the client, with the links `eth1`, `eth2`…
     pub fn client(&self) -> &Namespace {
         &self.client
     }
 
-    /// Where the server runs, at [`SERVER_V4`] and [`SERVER_V6`].
+    /// The namespace of the server, at [`SERVER_V4`] and [`SERVER_V6`].
     pub fn server(&self) -> &Namespace {
         &self.server
     }
 
-    /// A host behind the server, at [`INET_V4`] and [`INET_V6`], that knows no way to any tunnel address.
+    /// The namespace of a host behind the server, at [`INET_V4`] and [`INET_V6`], without a route to any tunnel address.
     pub fn inet(&self) -> &Namespace {
         &self.inet
     }
 
-    /// A host behind the client, if the lab has one.
+    /// The namespace of a host behind the client, if the lab has one.
     pub fn lan(&self) -> Option<&Namespace> {
         self.lan.as_ref()
     }
 
-    /// The second client, if the lab has one.
+    /// The namespace of the second client, if the lab has one.
     pub fn other_client(&self) -> Option<&Namespace> {
         self.other.as_ref()
     }
@@ -213,35 +216,35 @@ impl Lab {
         &self.links
     }
 
-    /// The links as they were described.
+    /// The descriptions of the links.
     pub fn specs(&self) -> &[LinkSpec] {
         &self.specs
     }
 
-    /// A directory that lives as long as the lab, with the output of its processes.
+    /// A directory that exists as long as the lab, with the output of its processes.
     pub fn dir(&self) -> &Path {
         self.claim.dir()
     }
 
-    /// A directory outside of [`dir`](Self::dir) that every user may look into and that lives as long as the lab. It is
-    /// made at the first call.
+    /// A directory outside of [`dir`](Self::dir) that every user may read and that exists as long as the lab. It is created at
+    /// the first call.
     pub fn public_dir(&self) -> Result<PathBuf, LabError> {
         self.claim.public_dir()
     }
 
-    /// What the names of the namespaces begin with.
+    /// The prefix of the names of the namespaces.
     pub fn prefix(&self) -> &str {
         self.claim.prefix()
     }
 
     /// Starts a program in `namespace`, with its output going to files in [`dir`](Self::dir).
     ///
-    /// It is killed when the guard is dropped, and when the thread that calls this ends.
+    /// The program is killed when the returned value is dropped, and when the thread that calls this ends.
     pub fn spawn(&self, namespace: &Namespace, mut command: Command) -> Result<Process, LabError> {
         let number = self.processes.fetch_add(1, Ordering::Relaxed);
         let program = Path::new(command.get_program()).file_name().unwrap_or_default();
         let base = self.dir().join(format!("{number:02}-{}", program.to_string_lossy()));
-        namespace.place(&mut command);
+        namespace.run_inside(&mut command);
         Process::spawn(command, &base)
     }
 }
@@ -297,7 +300,7 @@ fn configure_link(
     let net = 100 + number;
     let metric = 100 + number;
     let mut setup = String::new();
-    // Bursts wait in the device until the emulator has time, instead of being dropped where nobody counts.
+    // Bursts wait in the queue of the device (10,000 packets) until the emulator reads them, instead of being dropped uncounted.
     let _ = writeln!(setup, "link set {far} mtu {mtu} txqueuelen 10000 up");
     let _ = writeln!(setup, "addr add 10.{net}.0.1/24 dev {far}");
     let _ = writeln!(setup, "addr add fd00:{net}::1/64 dev {far} nodad");

@@ -1,4 +1,4 @@
-//! Changing and watching one link of a running lab.
+//! Changes and counters of one link of a running lab.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use mpvpn_types::word_enum;
 
 use crate::{
     emulation::{Counters, HISTORY_STEP},
-    emulator::{Remote, Wire},
+    emulator::{EmulatedLink, EmulatorHandle},
     error::LabError,
     namespace::Namespace,
     spec::ChannelParams,
@@ -23,13 +23,13 @@ word_enum! {
         Up = "up",
         /// From the server to the client.
         Down = "down",
-        /// Either way.
+        /// Both directions.
         #[default]
         Both = "both",
     }
 }
 
-/// What both directions of a link did so far.
+/// Counters of both directions of a link.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct LinkStats {
     /// From the client to the server.
@@ -38,7 +38,7 @@ pub struct LinkStats {
     pub down: Counters,
 }
 
-/// How many bytes of IP packets a link delivered, step by step.
+/// The bytes of IP packets that a link delivered, in steps of equal time.
 #[derive(Clone, Debug)]
 pub struct History {
     /// When the first step began.
@@ -50,19 +50,19 @@ pub struct History {
 }
 
 impl History {
-    /// Bytes delivered in each 100 ms, both directions (up, down) apart.
+    /// Bytes delivered in each 100 ms: up and down.
     pub fn per_100ms(&self) -> (Vec<u64>, Vec<u64>) {
         let steps = (Duration::from_millis(100).as_nanos() / HISTORY_STEP.as_nanos()) as usize;
         let sum = |bytes: &[u64]| bytes.chunks(steps).map(|step| step.iter().sum()).collect();
         (sum(&self.up), sum(&self.down))
     }
 
-    /// Bytes delivered to the client from `from` to `to`, to the grain of the history.
+    /// Bytes delivered to the client from `from` to `to`, with the resolution of [`HISTORY_STEP`].
     pub fn down_between(&self, from: Instant, to: Instant) -> u64 {
         self.between(Direction::Down, from, to)
     }
 
-    /// Bytes delivered in a direction from `from` to `to`, to the grain of the history.
+    /// Bytes delivered in a direction from `from` to `to`, with the resolution of [`HISTORY_STEP`].
     pub fn between(&self, direction: Direction, from: Instant, to: Instant) -> u64 {
         let sum = |bytes: &[u64]| {
             let step = |at: Instant| {
@@ -79,7 +79,7 @@ impl History {
     }
 }
 
-/// One link of a lab. Copies stay valid and useless after the lab has ended.
+/// A handle to one link of a lab. After the lab has ended its methods return errors.
 #[derive(Clone)]
 pub struct LinkHandle {
     pub(crate) index: usize,
@@ -90,9 +90,9 @@ pub struct LinkHandle {
 
 #[derive(Clone)]
 pub(crate) enum Kind {
-    /// The emulator, and which of its wires this is.
-    Emulated { remote: Remote, wire: usize },
-    /// A veth pair, where the state of the server's end makes the client's carrier.
+    /// The handle of the emulator, and the index of the link in it.
+    Emulated { handle: EmulatorHandle, link: usize },
+    /// A veth pair. Setting the server's end down removes the carrier of the client's end.
     Veth,
 }
 
@@ -119,82 +119,82 @@ impl LinkHandle {
         direction: Direction,
         change: impl Fn(&mut ChannelParams) + Send + 'static,
     ) -> Result<(), LabError> {
-        self.with(move |wire| {
+        self.with(move |link| {
             if direction != Direction::Down {
-                wire.change_up(&change);
+                link.change_up(&change);
             }
             if direction != Direction::Up {
-                wire.change_down(&change);
+                link.change_down(&change);
             }
         })
     }
 
-    /// Sets the random loss of a direction, 0 to 1; 1 is silence with the carrier still on.
+    /// Sets the random loss of a direction, 0 to 1. With 1 the link is silent but keeps its carrier.
     pub fn loss(&self, direction: Direction, share: f64) -> Result<(), LabError> {
         self.set(direction, move |params| params.loss = share.clamp(0.0, 1.0))
     }
 
-    /// Pulls the client's cable: its carrier goes, and what is under way is lost. The server is not told.
+    /// Cuts the link: the client's device loses its carrier, and packets in flight are lost. The server's device notices nothing.
     pub fn down(&self) -> Result<(), LabError> {
         match &self.kind {
             Kind::Emulated { .. } => {
-                self.with(Wire::pull)?.map_err(LabError::io("take the carrier away"))?;
+                self.with(EmulatedLink::pull)?.map_err(LabError::io("remove the carrier"))?;
                 announce_carrier(&self.client, &self.client_device())
             }
             Kind::Veth => self.server.ip(&format!("link set {} down\n", self.server_device())),
         }
     }
 
-    /// Plugs the client's cable in again.
+    /// Ends a cut.
     pub fn up(&self) -> Result<(), LabError> {
         match &self.kind {
             Kind::Emulated { .. } => {
-                self.with(Wire::plug)?.map_err(LabError::io("give the carrier back"))?;
+                self.with(EmulatedLink::plug)?.map_err(LabError::io("restore the carrier"))?;
                 announce_carrier(&self.client, &self.client_device())
             }
             Kind::Veth => self.server.ip(&format!("link set {} up\n", self.server_device())),
         }
     }
 
-    /// Whether its cable is pulled.
+    /// Whether the link is cut.
     pub fn is_down(&self) -> Result<bool, LabError> {
-        self.with(|wire| wire.is_pulled())
+        self.with(|link| link.is_pulled())
     }
 
-    /// What both directions did so far. On a veth pair: what the client's device counted, bytes of frames.
+    /// The counters of both directions. On a veth pair they are those of the client's device, with bytes of Ethernet frames.
     pub fn stats(&self) -> Result<LinkStats, LabError> {
         match &self.kind {
-            Kind::Emulated { .. } => self.with(|wire| wire.stats()),
+            Kind::Emulated { .. } => self.with(|link| link.stats()),
             Kind::Veth => self.device_stats(),
         }
     }
 
-    /// When how much was delivered.
+    /// The bytes delivered over time.
     pub fn history(&self) -> Result<History, LabError> {
-        self.with(|wire| wire.history())
+        self.with(|link| link.history())
     }
 
-    /// Makes both devices report that they are up, as real ones do.
+    /// Makes both devices report the operational state "up", as real ones do.
     pub(crate) fn report_up(&self) -> Result<(), LabError> {
         if matches!(self.kind, Kind::Veth) {
             return Ok(());
         }
-        self.with(Wire::toggle_carrier)?.map_err(LabError::io("toggle the carrier"))?;
+        self.with(EmulatedLink::toggle_carrier)?.map_err(LabError::io("toggle the carrier"))?;
         announce_carrier(&self.client, &self.client_device())?;
         announce_carrier(&self.server, &self.server_device())
     }
 
     fn with<R: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Wire) -> R + Send + 'static,
+        job: impl FnOnce(&mut EmulatedLink) -> R + Send + 'static,
     ) -> Result<R, LabError> {
         match &self.kind {
-            Kind::Emulated { remote, wire } => remote.with(*wire, job),
+            Kind::Emulated { handle, link } => handle.with(*link, job),
             Kind::Veth => Err(LabError::NotEmulated(self.index + 1)),
         }
     }
 
-    /// Reads `/proc/net/dev`: after the name and a colon, 8 columns received, then 8 columns sent.
+    /// Reads `/proc/net/dev`: after the name and a colon, 8 columns about received and 8 columns about sent frames.
     fn device_stats(&self) -> Result<LinkStats, LabError> {
         let table = self
             .client
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_is_summed_over_times_and_by_100_ms() {
+    fn a_history_is_summed_over_intervals_and_by_100_ms() {
         let start = Instant::now();
         let history = History { start, up: vec![], down: (1..=25).collect() };
         assert_eq!(history.per_100ms().1, [55, 155, 21 + 22 + 23 + 24 + 25]);

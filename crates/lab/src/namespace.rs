@@ -1,4 +1,4 @@
-//! A network namespace that the lab made, and running things in it.
+//! Network namespaces of a lab, and programs and closures that run in them.
 
 use std::{
     ffi::{CStr, OsStr},
@@ -28,14 +28,14 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes an empty namespace whose loopback is up and whose settings suit a multihomed host.
+    /// Creates an empty namespace whose loopback is up and whose kernel parameters suit a multihomed host.
     pub(crate) fn create(name: String) -> Result<Self, LabError> {
         run(Command::new("ip").args(["netns", "add", &name]))?;
         let path = PathBuf::from(NETNS_DIR).join(&name);
         let file = File::open(&path).map_err(LabError::io(format!("open {}", path.display())))?;
         let namespace = Self { name, fd: Arc::new(file.into()) };
-        // Answers may come back over another link than the one the kernel would choose, addresses are
-        // usable at once, and no test inherits what an earlier connection learned.
+        // No reverse path filter: replies may arrive over another link than the one the kernel would choose. No duplicate
+        // address detection: addresses are usable at once. No TCP metrics: no connection inherits those of an earlier test.
         for (key, value) in [
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/conf/default/rp_filter", "0"),
@@ -54,21 +54,21 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name, for `ip netns exec NAME …`.
+    /// The name of the namespace, for `ip netns exec NAME …`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A command that will run in this namespace, with a matching `/sys`.
+    /// A command that runs in this namespace, with a matching `/sys`.
     ///
-    /// It is killed when the thread that spawned it ends, so that nothing outlives the lab.
+    /// The process is killed when the thread that spawned it ends, so that no process outlives the lab.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        self.place(&mut command);
+        self.run_inside(&mut command);
         command
     }
 
-    /// Runs `f` on a thread of its own in this namespace: sockets opened there belong to it for good.
+    /// Runs `f` on a new thread in this namespace; sockets that it opens stay in the namespace.
     pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R, LabError> {
         let run = || {
             let network = Some(LinkNameSpaceType::Network);
@@ -98,13 +98,13 @@ impl Namespace {
         Ok(text.trim().to_owned())
     }
 
-    /// The TCP congestion controls that programs in this namespace can have.
+    /// The TCP congestion controls that are available in this namespace.
     pub fn congestion_controls(&self) -> Result<Vec<String>, LabError> {
         let text = self.sysctl("net/ipv4/tcp_available_congestion_control")?;
         Ok(text.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// Chooses the TCP congestion control of connections made from now on.
+    /// Sets the default TCP congestion control of new connections.
     pub fn set_congestion_control(&self, name: &str) -> Result<(), LabError> {
         self.set_sysctl("net/ipv4/tcp_congestion_control", name)
     }
@@ -113,7 +113,7 @@ impl Namespace {
     pub fn ip(&self, batch: &str) -> Result<(), LabError> {
         let mut command = Command::new("ip");
         command.args(["-n", &self.name, "-batch", "-"]);
-        let io_error = |source| LabError::Io { what: "run ip".to_owned(), source };
+        let io_error = |source| LabError::Io { operation: "run ip".to_owned(), source };
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -134,23 +134,23 @@ impl Namespace {
         })
     }
 
-    /// Makes `command` run in this namespace and die with the thread that spawns it.
-    pub(crate) fn place(&self, command: &mut Command) {
+    /// Makes `command` run in this namespace and end with the thread that spawns it.
+    pub(crate) fn run_inside(&self, command: &mut Command) {
         let fd = Arc::clone(&self.fd);
         let parent = std::process::id();
         // SAFETY: between fork and exec the closure makes only system calls: no allocation, no lock.
-        unsafe { command.pre_exec(move || enter_for_good(fd.as_raw_fd(), parent)) };
+        unsafe { command.pre_exec(move || enter_in_child(fd.as_raw_fd(), parent)) };
     }
 }
 
-/// Runs in the child between fork and exec.
-fn enter_for_good(namespace: RawFd, parent: u32) -> io::Result<()> {
+/// Enters the namespace in the child, between fork and exec.
+fn enter_in_child(namespace: RawFd, parent: u32) -> io::Result<()> {
     const SYSFS: &CStr = c"sysfs";
     const SYS: &CStr = c"/sys";
     // SAFETY: plain system calls; every pointer is null or a constant C string.
     unsafe {
         check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-        // The parent may have ended before the line above.
+        // The parent may have ended before prctl: then no signal will come.
         if u32::try_from(libc::getppid()) != Ok(parent) {
             return Err(io::ErrorKind::Interrupted.into());
         }

@@ -1,4 +1,4 @@
-//! Programs that the lab started, and that end with it.
+//! Programs that a lab starts; they end with it.
 
 use std::{
     fs::File,
@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::LabError;
 
-/// How often a process is looked at while waiting for its end.
-const POLL: Duration = Duration::from_millis(10);
+/// How often the end of a process is checked for. Longer delays the caller, shorter costs wake-ups.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running program; dropping it kills the program.
 #[derive(Debug)]
@@ -39,14 +39,15 @@ impl Process {
         Ok(Self { child, stdout, stderr })
     }
 
-    /// Its process id.
+    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends a signal, for example [`Signal::INT`]; a process that has ended already is no error.
     pub fn signal(&mut self, signal: Signal) -> Result<(), LabError> {
-        let gone = |error| LabError::Io { what: "ask for the state of a process".to_owned(), source: error };
+        let gone =
+            |error| LabError::Io { operation: "read the state of a process".to_owned(), source: error };
         if self.child.try_wait().map_err(gone)?.is_some() {
             return Ok(());
         }
@@ -54,12 +55,12 @@ impl Process {
             .map_err(LabError::sys(format!("send {signal:?} to {}", self.pid())))
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>, LabError> {
-        self.child.try_wait().map_err(LabError::io("ask for the state of a process"))
+        self.child.try_wait().map_err(LabError::io("read the state of a process"))
     }
 
-    /// Waits for its end for at most `limit`.
+    /// Waits at most `limit` for the end of the process; `None` if it still runs.
     pub fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, LabError> {
         let deadline = Instant::now() + limit;
         loop {
@@ -67,33 +68,33 @@ impl Process {
             if status.is_some() || Instant::now() >= deadline {
                 return Ok(status);
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(EXIT_POLL_INTERVAL);
         }
     }
 
-    /// Kills it (SIGKILL) and waits for its end.
+    /// Kills the process (SIGKILL) and waits for its end.
     pub fn kill(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// The file that its stdout goes to.
+    /// The file with its stdout.
     pub fn stdout_path(&self) -> &Path {
         &self.stdout
     }
 
-    /// What it wrote to stdout so far.
+    /// Its stdout so far.
     pub fn stdout(&self) -> String {
         read_lossy(&self.stdout)
     }
 
-    /// What it wrote to stderr so far.
+    /// Its stderr so far.
     pub fn stderr(&self) -> String {
         read_lossy(&self.stderr)
     }
 
-    /// The last lines of what it wrote, stderr after stdout.
+    /// The last `lines` lines of its stdout followed by its stderr.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = self.stdout() + &self.stderr();
         let all: Vec<&str> = text.lines().collect();
@@ -107,7 +108,7 @@ impl Drop for Process {
     }
 }
 
-/// Runs a command to its end; its stdout, or an error with its stderr.
+/// Runs a command to its end and returns its stdout, or an error with its stderr.
 pub(crate) fn run(command: &mut Command) -> Result<String, LabError> {
     let line = || {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -125,8 +126,8 @@ pub(crate) fn run(command: &mut Command) -> Result<String, LabError> {
     })
 }
 
-/// Kills, by their ids, all processes whose network namespace is `namespace`, except this one.
-pub(crate) fn kill_inside(namespace: &Path) -> io::Result<()> {
+/// Kills all processes whose network namespace is `namespace`, except this one.
+pub(crate) fn kill_processes_in(namespace: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     let wanted = std::fs::metadata(namespace)?;
     let own = std::process::id();
@@ -139,7 +140,7 @@ pub(crate) fn kill_inside(namespace: &Path) -> io::Result<()> {
             continue;
         }
         if let Some(pid) = Pid::from_raw(pid) {
-            // It may end by itself meanwhile.
+            // The process may have ended by itself meanwhile.
             let _ = kill_process(pid, Signal::KILL);
         }
     }

@@ -1,10 +1,10 @@
-//! What a lab needs of the machine, and how to get it.
+//! Checks the requirements of a lab: privilege, devices and programs.
 
 use std::path::Path;
 
 use crate::error::LabError;
 
-/// A program that the lab runs, and the package that it is in.
+/// The name of a program that a lab runs, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program(&'static str, &'static str);
 
@@ -13,7 +13,7 @@ pub(crate) const OPENSSL: Program = Program("openssl", "openssl");
 pub(crate) const IPERF3: Program = Program("iperf3", "iperf3");
 pub(crate) const PING: Program = Program("ping", "iputils-ping");
 
-/// Says everything that is missing at once, each with its remedy.
+/// Fails with a list of all missing requirements, each with its remedy.
 pub(crate) fn check(programs: &[Program]) -> Result<(), LabError> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
@@ -32,5 +32,5 @@ pub(crate) fn check(programs: &[Program]) -> Result<(), LabError> {
             missing.push(format!("{name}: run `apt-get install {package}`"));
         }
     }
-    if missing.is_empty() { Ok(()) } else { Err(LabError::Missing(missing)) }
+    if missing.is_empty() { Ok(()) } else { Err(LabError::MissingRequirements(missing)) }
 }

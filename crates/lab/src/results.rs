@@ -1,4 +1,4 @@
-//! What a run leaves behind: a picture, and the figures for programs.
+//! Writes the results of a run: a picture, and figures as JSON.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::LabError;
 
-/// Writes a picture and figures as JSON into `dir`, each under its name; where they are.
+/// Writes a picture (SVG) and figures (JSON) into `dir`, each under its name, and returns their paths.
 pub(crate) fn write(
     dir: &Path,
     (picture, svg): (&str, String),
@@ -22,6 +22,6 @@ pub(crate) fn write(
         Ok::<_, LabError>(path)
     };
     let json = serde_json::to_string_pretty(figures)
-        .map_err(|error| LabError::Io { what: "write the figures".to_owned(), source: error.into() })?;
+        .map_err(|error| LabError::Io { operation: "write the figures".to_owned(), source: error.into() })?;
     Ok((write(picture, svg)?, write(name, json + "\n")?))
 }

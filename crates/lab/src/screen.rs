@@ -1,32 +1,32 @@
-//! Lines that are seen while something runs: in place on a terminal, one below the other elsewhere.
+//! Progress output: lines that are replaced in place on a terminal, and appended elsewhere.
 
 use std::io::{IsTerminal, Write};
 
-/// What has been shown last, so that it can be replaced.
+/// The output and the number of lines shown last, which the next output replaces.
 pub(crate) struct Screen {
-    place: Place,
+    kind: OutputKind,
     lines: usize,
 }
 
-/// Where it is seen.
+/// The kind of standard output.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum OutputKind {
     Terminal,
-    Log,
+    Plain,
 }
 
 impl Screen {
-    /// Standard output.
+    /// A screen on standard output.
     pub(crate) fn new() -> Self {
-        let place = if std::io::stdout().is_terminal() { Place::Terminal } else { Place::Log };
-        Self { place, lines: 0 }
+        let kind = if std::io::stdout().is_terminal() { OutputKind::Terminal } else { OutputKind::Plain };
+        Self { kind, lines: 0 }
     }
 
-    /// Shows `lines` in the place of those before, or `line` below what was said before where that cannot be done.
+    /// On a terminal replaces the previous lines by `lines`; elsewhere appends `line`.
     pub(crate) fn show(&mut self, lines: &[String], line: &str) {
-        match self.place {
-            Place::Log => println!("{line}"),
-            Place::Terminal => {
+        match self.kind {
+            OutputKind::Plain => println!("{line}"),
+            OutputKind::Terminal => {
                 let mut text = String::new();
                 if self.lines > 0 {
                     text += &format!("\x1b[{}A", self.lines);

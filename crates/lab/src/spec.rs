@@ -1,8 +1,8 @@
-//! What a link is like, as people write it: `100mbit,12ms,jitter=3ms,loss=1%,queue=60ms,mtu=1500`.
+//! The text form of a link: `100mbit,12ms,jitter=3ms,loss=1%,queue=60ms,mtu=1500`.
 //!
 //! A bare rate is `rate=`, a bare time is `delay=`; a setting holds for both directions unless `.up` or
 //! `.down` follows its name (`loss.up=1%`), and `up=20mbit` is short for `rate.up=20mbit`. Up is from the
-//! client to the server. What is printed can be read again and means the same.
+//! client to the server. The printed form of a link parses to the same link.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
@@ -10,32 +10,33 @@ use mpvpn_types::BitRate;
 
 use crate::link::Direction;
 
-/// The longest delay, jitter or queue that is emulated: it bounds the memory that a link can take.
-const MAX_TIME: Duration = Duration::from_secs(10);
-/// The largest IP packet that a link can be asked to carry, in bytes.
-const MAX_MTU: u32 = 9000;
-/// The smallest limit on packet sizes, in bytes (RFC 791 requires that 68 bytes pass).
-const MIN_MTU: u32 = 68;
+/// Longest delay, jitter or queue. It bounds the memory of a link; with a shorter one slow links cannot be emulated
+/// (`docs/design/lab.md`).
+const MAX_DURATION: Duration = Duration::from_secs(10);
+/// Largest MTU, in bytes: jumbo frames. It bounds the size of frame buffers.
+const MAX_MTU_BYTES: u32 = 9000;
+/// Smallest MTU, in bytes: every IPv4 link must carry packets of 68 bytes (RFC 791).
+const MIN_MTU_BYTES: u32 = 68;
 
-/// What one direction of a link does to packets.
+/// The settings of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelParams {
-    /// The bottleneck's rate; `None` does not limit.
+    /// The rate of the bottleneck; `None`: no limit.
     pub rate: Option<BitRate>,
     /// One-way delay, without queueing.
     pub delay: Duration,
-    /// The delay varies evenly by up to this much in either direction, never so that packets overtake.
+    /// The delay of each packet varies, uniformly distributed, by up to this much in either direction, but without reordering.
     pub jitter: Duration,
-    /// The part of packets that is lost at random after the bottleneck, 0 to 1.
+    /// The share of packets that is lost at random behind the bottleneck, 0 to 1.
     pub loss: f64,
-    /// How much data waits before the bottleneck, as time at its rate; what comes then is dropped.
+    /// The length of the queue in front of the bottleneck, as time at its rate; further packets are dropped.
     pub queue: Duration,
-    /// IP packets larger than this many bytes vanish without a word.
+    /// IP packets larger than this many bytes are dropped without an ICMP error (a black hole).
     pub mtu: Option<u32>,
-    /// What an operator's shaper lets through of each UDP session (5-tuple), before the bottleneck; `queue` holds for
-    /// its queues, too.
+    /// The rate to which an operator's shaper limits each UDP flow (5-tuple), in front of the bottleneck; the queue of each
+    /// flow has the length `queue`.
     pub session_rate: Option<BitRate>,
-    /// What is lost at random, 0 to 1, of UDP packets from or to a port, before all else; others are not harmed.
+    /// The share of UDP packets from or to a port that is lost at random, 0 to 1, before everything else.
     pub port_loss: BTreeMap<u16, f64>,
 }
 
@@ -71,7 +72,7 @@ impl ChannelParams {
         Ok(())
     }
 
-    /// The settings by name, in the order in which they are printed, with those left at their default.
+    /// The names of all settings in the order of printing, with their values; `None` for a default value.
     fn settings(&self) -> [(&'static str, Option<String>); 8] {
         let default = Self::default();
         let of_port = |(port, share): (&u16, &f64)| format!("{port}:{share}");
@@ -90,18 +91,18 @@ impl ChannelParams {
     }
 }
 
-/// Which bytes of a packet the bottleneck's rate counts.
+/// The bytes of a packet that the rate of the bottleneck counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteCount {
-    /// The IP packet.
+    /// Those of the IP packet.
     #[default]
     Ip,
-    /// The Ethernet frame: 14 bytes more.
+    /// Those of the Ethernet frame: 14 more.
     Ethernet,
 }
 
 impl ByteCount {
-    /// Bytes that are counted for each packet beside the IP packet itself.
+    /// Bytes that are counted for each packet in addition to the IP packet.
     pub fn overhead(self) -> u32 {
         match self {
             Self::Ip => 0,
@@ -110,46 +111,46 @@ impl ByteCount {
     }
 }
 
-/// How a link is made.
+/// The implementation of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkKind {
-    /// Two TAP devices and our emulation between them.
+    /// Two TAP devices with the emulation between them.
     #[default]
     Emulated,
-    /// A veth pair, as fast as the kernel is.
+    /// A veth pair, as fast as the kernel.
     Veth,
 }
 
-/// A link: both directions and what is common to them.
+/// The description of a link: both directions, and settings for both.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkSpec {
-    /// How it is made.
+    /// The implementation.
     pub kind: LinkKind,
     /// From the client to the server.
     pub up: ChannelParams,
     /// From the server to the client.
     pub down: ChannelParams,
-    /// What its rates count.
+    /// The bytes that its rates count.
     pub count: ByteCount,
 }
 
 impl LinkSpec {
-    /// A plain veth pair, with no emulation at all: for measuring how fast something can be.
+    /// A veth pair without emulation, to measure the highest rate of a system.
     pub fn unlimited() -> Self {
         Self { kind: LinkKind::Veth, ..Self::default() }
     }
 
-    /// The MTU of the two devices, in bytes: a limit below 1500 is a black hole behind them, not their own.
+    /// The MTU of the two devices, in bytes, at least 1500: a smaller `mtu` is a black hole behind the devices.
     pub fn device_mtu(&self) -> u32 {
         [self.up.mtu, self.down.mtu].into_iter().flatten().max().unwrap_or(0).max(1500)
     }
 
-    /// The settings of one direction; of `both`, those up.
+    /// The settings of one direction; for [`Direction::Both`] those of the direction up.
     pub fn towards(&self, direction: Direction) -> &ChannelParams {
         if direction == Direction::Down { &self.down } else { &self.up }
     }
 
-    /// Changes settings, written as in a description: `loss=10%,delay.up=30ms`.
+    /// Changes settings, given in the text form: `loss=10%,delay.up=30ms`.
     pub fn change(&mut self, settings: &str) -> Result<(), ParseSpecError> {
         for word in settings.split(',').map(str::trim) {
             let (key, value) = word.split_once('=').ok_or_else(|| ParseSpecError::Word(word.to_owned()))?;
@@ -187,37 +188,37 @@ impl LinkSpec {
     }
 }
 
-/// A text that describes no link.
+/// A text that is no description of a link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSpecError {
-    /// Nothing at all was given.
+    /// The text is empty.
     #[error("a link needs a description, as in 100mbit,12ms,loss=1%")]
     Empty,
     /// An unknown setting.
     #[error(
-        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue, mtu, session_rate and port_loss (each with .up or .down if wanted), up, down and count"
+        "links have no setting `{0}`: use rate, delay, jitter, loss, queue, mtu, session_rate and port_loss (each also with .up or .down), up, down or count"
     )]
     Key(String),
-    /// Neither a rate nor a time nor a setting.
+    /// A word that is neither a rate nor a time nor a setting.
     #[error("`{0}` is neither a rate (100mbit) nor a time (12ms) nor a setting (loss=1%)")]
     Word(String),
-    /// A rate that cannot be.
+    /// An invalid rate.
     #[error("`{0}` is not a rate of 1 kbit/s or more, as in 100mbit")]
     Rate(String),
-    /// A time that cannot be.
+    /// An invalid time.
     #[error("`{0}` is not a time between 0 and 10 s, as in 12.5ms")]
     Time(String),
-    /// A share that cannot be.
+    /// An invalid share.
     #[error("`{0}` is not a share between 0 and 100 %, as in 1% or 0.01")]
     Share(String),
-    /// Losses of ports that cannot be.
-    #[error("`{0}` is not PORT:SHARE, as in 40001:30%; several are joined by +, and none ends it")]
+    /// An invalid loss of ports.
+    #[error("`{0}` is not PORT:SHARE, as in 40001:30%: join several by +, or write none to remove the loss")]
     PortLoss(String),
-    /// A packet size that cannot be.
+    /// An invalid packet size.
     #[error("`{0}` is not a packet size between 68 and 9000 bytes")]
     Mtu(String),
     /// An unknown way to count bytes.
-    #[error("`{0}` is no way to count bytes: there are ip and ethernet")]
+    #[error("`{0}` is no way to count bytes: use ip or ethernet")]
     Count(String),
 }
 
@@ -274,7 +275,7 @@ impl fmt::Display for LinkSpec {
     }
 }
 
-/// A time as people write it, exact to the nanosecond.
+/// Prints a duration in s or ms, exact to the nanosecond.
 struct Time(Duration);
 
 impl fmt::Display for Time {
@@ -292,7 +293,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// `unlimited` takes a limit away.
+/// Parses a rate; `unlimited` means no limit.
 fn parse_rate(text: &str) -> Result<Option<BitRate>, ParseSpecError> {
     if text == "unlimited" {
         return Ok(None);
@@ -317,13 +318,13 @@ fn parse_time(text: &str) -> Result<Duration, ParseSpecError> {
     };
     let value: f64 = number.trim().parse().map_err(|_| error())?;
     let ns = (value * ns_per_unit).round();
-    if !(0.0..=MAX_TIME.as_nanos() as f64).contains(&ns) {
+    if !(0.0..=MAX_DURATION.as_nanos() as f64).contains(&ns) {
         return Err(error());
     }
     Ok(Duration::from_nanos(ns as u64))
 }
 
-/// A share as people write it: `30%` or `0.3`.
+/// Parses a share: `30%` or `0.3`.
 pub(crate) fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
     let error = || ParseSpecError::Share(text.to_owned());
     let (number, unit) = match text.strip_suffix('%') {
@@ -352,7 +353,7 @@ fn parse_port_loss(text: &str) -> Result<BTreeMap<u16, f64>, ParseSpecError> {
 fn parse_mtu(text: &str) -> Result<u32, ParseSpecError> {
     let error = || ParseSpecError::Mtu(text.to_owned());
     let mtu = text.parse().map_err(|_| error())?;
-    if !(MIN_MTU..=MAX_MTU).contains(&mtu) {
+    if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(&mtu) {
         return Err(error());
     }
     Ok(mtu)
@@ -403,7 +404,7 @@ mod tests {
 
     #[test]
     fn wrong_descriptions_say_what_is_wrong() {
-        for (text, said) in [
+        for (text, expected) in [
             ("", "needs a description"),
             ("100mbit,", "neither a rate"),
             ("100", "neither a rate"),
@@ -420,7 +421,7 @@ mod tests {
             ("count=atm", "no way to count"),
         ] {
             let error = text.parse::<LinkSpec>().unwrap_err().to_string();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
@@ -438,7 +439,7 @@ mod tests {
             time(),
             prop_oneof![Just(0.0), 0.0..=1.0f64],
             time(),
-            proptest::option::of(MIN_MTU..=MAX_MTU),
+            proptest::option::of(MIN_MTU_BYTES..=MAX_MTU_BYTES),
             proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
             proptest::collection::btree_map(any::<u16>(), 0.0..=1.0f64, 0..3),
         )
@@ -456,7 +457,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_answered_without_panic(text in ".{0,60}") {
+        fn any_text_is_parsed_without_panic(text in ".{0,60}") {
             let _ = text.parse::<LinkSpec>();
         }
     }

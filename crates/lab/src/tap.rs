@@ -1,4 +1,4 @@
-//! TAP devices and the carrier of their network side.
+//! TAP devices (linux/if_tun.h), and the carrier of their interfaces.
 
 use std::{
     fs::File,
@@ -8,12 +8,13 @@ use std::{
 
 use crate::{error::LabError, namespace::Namespace};
 
-/// Bytes of the virtio header before each frame: it lets checksums pass unfinished from one stack to the other.
-pub(crate) const VNET_HEADER: usize = 10;
+/// Bytes of the virtio-net header in front of each frame; with it frames with incomplete checksums pass from one network stack
+/// to the other.
+pub(crate) const VNET_HEADER_LEN: usize = 10;
 /// Bytes of the Ethernet header.
-pub(crate) const ETHERNET_HEADER: usize = 14;
+pub(crate) const ETHERNET_HEADER_LEN: usize = 14;
 
-/// Asks an interface whether it has a carrier (`linux/ethtool.h`).
+/// The ethtool command that reads whether an interface has a carrier (`linux/ethtool.h`).
 const ETHTOOL_GLINK: u32 = 0x0a;
 
 /// One end of an emulated link: a device in a namespace whose frames this process reads and writes.
@@ -21,7 +22,7 @@ pub(crate) struct Tap {
     file: File,
 }
 
-/// Whether a device says that its cable is plugged in.
+/// Whether a device reports a carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     On,
@@ -29,26 +30,26 @@ pub(crate) enum Carrier {
 }
 
 impl Tap {
-    /// Makes the device `name` in `namespace`; it goes away with this value.
+    /// Creates the device `name` in `namespace`; it is removed when this value is dropped.
     pub(crate) fn create(namespace: &Namespace, name: &str) -> Result<Self, LabError> {
         let what = format!("create the TAP device {name}");
         let file = namespace.enter(|| open(name))?.map_err(LabError::io(what))?;
         Ok(Self { file })
     }
 
-    /// Plugs the cable in, or pulls it out.
+    /// Sets the carrier of the device (TUNSETCARRIER).
     pub(crate) fn set_carrier(&self, carrier: Carrier) -> io::Result<()> {
         let on: libc::c_int = (carrier == Carrier::On).into();
         // SAFETY: TUNSETCARRIER reads one int through the pointer, which lives for the whole call.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETCARRIER as _, &raw const on) })
     }
 
-    /// Reads one frame with its virtio header; `WouldBlock` when there is none.
+    /// Reads one frame with its virtio-net header and returns the bytes read; `WouldBlock` if no frame waits.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.file, buffer)?)
     }
 
-    /// Hands one frame with its virtio header to the namespace.
+    /// Writes one frame with its virtio-net header; the namespace receives it.
     pub(crate) fn write(&self, frame: &[u8]) -> io::Result<()> {
         rustix::io::write(&self.file, frame)?;
         Ok(())
@@ -61,16 +62,16 @@ impl AsFd for Tap {
     }
 }
 
-/// Makes the kernel tell everybody at once what the carrier of the device `name` in `namespace` is.
+/// Makes the kernel send the netlink notification about the carrier of the device `name` in `namespace` at once.
 ///
-/// It holds such news back for up to a second when it told some other a moment ago, but asking ends the wait.
+/// The kernel delays such notifications for up to a second after an earlier one; reading the carrier by ethtool ends the delay.
 pub(crate) fn announce_carrier(namespace: &Namespace, name: &str) -> Result<(), LabError> {
     let ask = || -> io::Result<()> {
         let socket =
             rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
         // `struct ethtool_value`: a command, and room for its answer.
         let mut question: [u32; 2] = [ETHTOOL_GLINK, 0];
-        let mut request = interface_request(name)?;
+        let mut request = ifreq_for(name)?;
         request.ifr_ifru.ifru_data = (&raw mut question).cast();
         // SAFETY: SIOCETHTOOL reads and writes the ifreq and the two words it points to; both live long enough.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) })
@@ -78,7 +79,7 @@ pub(crate) fn announce_carrier(namespace: &Namespace, name: &str) -> Result<(), 
     namespace.enter(ask)?.map_err(LabError::io(format!("ask for the carrier of {name}")))
 }
 
-fn interface_request(name: &str) -> io::Result<libc::ifreq> {
+fn ifreq_for(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: an ifreq is plain data, and all zeros is a valid one.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
@@ -92,7 +93,7 @@ fn interface_request(name: &str) -> io::Result<libc::ifreq> {
 
 fn open(name: &str) -> io::Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;
-    let mut request = interface_request(name)?;
+    let mut request = ifreq_for(name)?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     let fd = file.as_raw_fd();
     // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which lives for the whole call.

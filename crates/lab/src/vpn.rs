@@ -1,4 +1,4 @@
-//! The `mpvpn` binary running in a lab: a server, and a client over all links.
+//! Runs the `mpvpn` binary in a lab: a server, and a client over all links.
 
 use std::{
     net::IpAddr,
@@ -17,16 +17,17 @@ use crate::{
     requirements, signals,
 };
 
-/// The server's port.
+/// The server's UDP port.
 pub const SERVER_PORT: u16 = 4433;
-/// The server's address in the tunnel, with the default subnet.
+/// The server's address in the tunnel, in the subnet that [`start_server`] sets.
 pub const TUNNEL_SERVER_V4: &str = "10.0.0.1";
-/// How much of the logs an error shows, in lines.
-const LOG_TAIL: usize = 30;
-/// How long an ended process may take to go.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Lines of each log that an error shows. More hide the error, fewer may lack its cause.
+const LOG_TAIL_LINES: usize = 30;
+/// Time in which a process must end after SIGINT. It reverts its changes, which takes less than a second; longer delays an error,
+/// shorter kills it on a busy machine.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The IP version that carries the tunnel.
+/// The IP version outside of the tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OuterIpVersion {
     /// IPv4.
@@ -45,22 +46,22 @@ pub enum Side {
     Client,
 }
 
-/// How server and client are started.
+/// Options of server and client.
 #[derive(Clone, Debug)]
 pub struct VpnOptions {
-    /// What is appended to the server's command line.
+    /// Further arguments of the server.
     pub server_args: Vec<String>,
-    /// What is appended to the client's command line.
+    /// Further arguments of the client.
     pub client_args: Vec<String>,
-    /// The client's scheduler; `None` leaves the default.
+    /// The client's scheduler; `None`: the default.
     pub scheduler: Option<String>,
-    /// The interfaces that the client uses; empty for those of all links.
+    /// The interfaces that the client uses; empty: those of all links.
     pub paths: Vec<String>,
     /// The IP version outside of the tunnel.
     pub outer: OuterIpVersion,
-    /// The server's `--auth`.
+    /// The value of the server's `--auth`.
     pub auth: String,
-    /// How long each end may take until it says that it is up.
+    /// Time in which each of them must report the state `up`.
     pub limit: Duration,
 }
 
@@ -78,7 +79,7 @@ impl Default for VpnOptions {
     }
 }
 
-/// A certificate as the documented command makes it.
+/// A self-signed certificate, created by the command that the guide shows.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     /// The certificate, PEM.
@@ -88,7 +89,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Makes a self-signed one in `dir`.
+    /// Creates a certificate and its key in `dir`.
     pub fn self_signed(dir: &Path) -> Result<Self, LabError> {
         requirements::check(&[requirements::OPENSSL])?;
         let (cert, key) = (dir.join("server.crt"), dir.join("server.key"));
@@ -130,7 +131,7 @@ pub struct Vpn {
     pub server: Server,
 }
 
-/// Starts server and client, and waits until both say that they are up.
+/// Starts server and client, and waits until both report the state `up`.
 pub fn start(lab: &Lab, options: VpnOptions) -> Result<Vpn, LabError> {
     let certificate = Certificate::self_signed(lab.dir())?;
     let mut server = start_server(lab, &certificate, &options)?;
@@ -182,7 +183,7 @@ pub fn start_client(
     Ok(Endpoint { side: Side::Client, process, socket })
 }
 
-/// What the client is told to connect to.
+/// The value of the client's `--server`.
 pub fn server_address(outer: OuterIpVersion) -> String {
     let ip: IpAddr = match outer {
         OuterIpVersion::V4 => SERVER_V4.into(),
@@ -196,20 +197,20 @@ pub fn binary() -> Result<PathBuf, LabError> {
     if let Some(path) = std::env::var_os("MPVPN_BIN") {
         return Ok(path.into());
     }
-    let mut tried = Vec::new();
+    let mut candidates = Vec::new();
     if let Ok(own) = std::env::current_exe() {
-        // Test programs lie one folder below the binaries.
-        tried.extend(own.ancestors().skip(1).take(2).map(|dir| dir.join("mpvpn")));
+        // Test programs are one folder below the binaries.
+        candidates.extend(own.ancestors().skip(1).take(2).map(|dir| dir.join("mpvpn")));
     }
-    tried.push(PathBuf::from("target/release/mpvpn"));
-    if let Some(found) = tried.iter().find(|path| path.is_file()) {
+    candidates.push(PathBuf::from("target/release/mpvpn"));
+    if let Some(found) = candidates.iter().find(|path| path.is_file()) {
         return found.canonicalize().map_err(LabError::io(format!("find {}", found.display())));
     }
-    Err(LabError::NoBinary(tried))
+    Err(LabError::NoBinary(candidates))
 }
 
 impl Vpn {
-    /// What `mpvpn status --json` says at one end.
+    /// The output of `mpvpn status --json` of one side.
     pub fn status(&self, side: Side) -> Result<serde_json::Value, LabError> {
         match side {
             Side::Server => self.server.status(),
@@ -217,7 +218,7 @@ impl Vpn {
         }
     }
 
-    /// Ends the client and then the server by SIGINT; how they ended.
+    /// Ends the client, then the server, by SIGINT, and returns their exit statuses.
     pub fn stop(&mut self) -> Result<(ExitStatus, ExitStatus), LabError> {
         Ok((self.client.stop()?, self.server.stop()?))
     }
@@ -228,14 +229,14 @@ impl Vpn {
         self.server.kill();
     }
 
-    /// The ends of both logs.
+    /// The last lines of both logs.
     pub fn logs(&self) -> String {
         self.client.log() + &self.server.log()
     }
 }
 
 impl Endpoint {
-    /// What `mpvpn status --json` says.
+    /// The output of `mpvpn status --json`.
     pub fn status(&self) -> Result<serde_json::Value, LabError> {
         let mut command = Command::new(binary()?);
         let text = run(command.args(["status", "--json", "--api-socket"]).arg(&self.socket))?;
@@ -246,13 +247,13 @@ impl Endpoint {
         })
     }
 
-    /// Waits until the status says `up`. The error shows the logs of this end and of `peer`.
+    /// Waits until the status reports the state `up`. The error shows the logs of this side and of `peer`.
     pub fn wait_up(&mut self, limit: Duration, peer: Option<&Self>) -> Result<(), LabError> {
         let start = Instant::now();
         loop {
-            signals::check()?;
+            signals::check_interrupted()?;
             let ended = self.process.exited()?;
-            let why = match (ended, self.status()) {
+            let reason = match (ended, self.status()) {
                 (Some(status), _) => format!("it ended: {status}"),
                 (None, Ok(status)) if status["state"] == "up" => return Ok(()),
                 (None, Ok(status)) => format!("its state is {}", status["state"]),
@@ -262,7 +263,7 @@ impl Endpoint {
                 return Err(LabError::VpnNotUp {
                     role: self.role().to_owned(),
                     waited: start.elapsed(),
-                    why,
+                    reason,
                     logs: self.log() + &peer.map(Self::log).unwrap_or_default(),
                 });
             }
@@ -270,20 +271,21 @@ impl Endpoint {
         }
     }
 
-    /// Its process, for signals and exit codes.
+    /// The process, for signals and exit codes.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// The path of its local API.
+    /// The path of the socket of its local API.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Asks it to end (SIGINT), and how it ended. One that takes longer than 5 s is killed.
+    /// Ends the process by SIGINT and returns its exit status. If it takes longer than [`STOP_TIMEOUT`], it is killed, which is an
+    /// error.
     pub fn stop(&mut self) -> Result<ExitStatus, LabError> {
         self.process.signal(Signal::INT)?;
-        if let Some(status) = self.process.wait(STOP_LIMIT)? {
+        if let Some(status) = self.process.wait(STOP_TIMEOUT)? {
             return Ok(status);
         }
         self.process.kill();
@@ -294,7 +296,7 @@ impl Endpoint {
         })
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         self.process.kill();
     }
@@ -307,6 +309,6 @@ impl Endpoint {
     }
 
     fn log(&self) -> String {
-        format!("--- end of the {}'s log ---\n{}\n", self.role(), self.process.log_tail(LOG_TAIL))
+        format!("--- end of the {}'s log ---\n{}\n", self.role(), self.process.log_tail(LOG_TAIL_LINES))
     }
 }

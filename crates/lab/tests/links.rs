@@ -1,4 +1,4 @@
-//! Real programs over emulated links: what was described is what they see.
+//! Real programs over emulated links: rates, delays and losses are those of the descriptions.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::{
@@ -11,8 +11,8 @@ use std::{
 use mpvpn_lab::{Direction, INET_V4, Lab, LabError, LinkSpec, Namespace, SERVER_V4, SERVER_V6};
 use mpvpn_types::BitRate;
 
-/// Labs share two processors: one at a time keeps their timing true.
-fn alone() -> MutexGuard<'static, ()> {
+/// Runs one lab at a time: labs that share a processor would disturb each other's timing.
+fn exclusive_lab() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -28,39 +28,39 @@ fn output(namespace: &Namespace, line: &str) -> (bool, String) {
     (output.status.success(), text.into_owned())
 }
 
-fn good(namespace: &Namespace, line: &str) -> String {
+fn run_ok(namespace: &Namespace, line: &str) -> String {
     let (success, text) = output(namespace, line);
     assert!(success, "{line}: {text}");
     text
 }
 
-/// Shortest round-trip time in ms (a busy machine makes others longer), of `ping`'s last line: `rtt min/avg/max/mdev = 1.1/1.2/1.3/0.1 ms`.
+/// The shortest round-trip time in ms (a busy machine makes others longer) in the last line of `ping`: `rtt min/avg/max/mdev = 1.1/1.2/1.3/0.1 ms`.
 fn shortest_rtt(ping: &str) -> f64 {
     let line = ping.lines().find(|line| line.starts_with("rtt ")).unwrap_or_else(|| panic!("{ping}"));
     line.split(['=', '/']).nth(4).unwrap().trim().parse().unwrap()
 }
 
-/// Percentage of lost packets, of `ping`'s line `10 packets transmitted, 9 received, 10% packet loss, time 9ms`.
+/// The percentage of lost packets in the line of `ping`: `10 packets transmitted, 9 received, 10% packet loss, time 9ms`.
 fn loss_percent(ping: &str) -> f64 {
     let end = ping.find("% packet loss").unwrap_or_else(|| panic!("{ping}"));
     ping[..end].rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Mbit/s that arrived, as iperf3's receiver counted them.
+/// The goodput in Mbit/s, as the receiver of iperf3 reports it.
 fn iperf(lab: &Lab, arguments: &str) -> f64 {
     let mut server = lab.server().command("iperf3");
-    // Unbound, it would answer UDP from the address of the link instead of the one that was asked.
+    // Without -B, it would answer UDP from the address of the link instead of the address of the request.
     server.args(["-s", "-1", "--forceflush", "-B", &SERVER_V4.to_string()]);
     let mut server = lab.spawn(lab.server(), server).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     while !server.stdout().contains("listening") && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let json = good(lab.client(), &format!("iperf3 -J -c {SERVER_V4} {arguments}"));
+    let json = run_ok(lab.client(), &format!("iperf3 -J -c {SERVER_V4} {arguments}"));
     assert!(server.wait(Duration::from_secs(5)).unwrap().is_some_and(|status| status.success()));
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     let received = report["end"]["sum_received"]["bits_per_second"].as_f64();
-    // Older versions report UDP in one sum, of what was sent and what was lost of it.
+    // Older versions report one sum for UDP: the rate sent, and the share of it that was lost.
     let sum = &report["end"]["sum"];
     let udp = || {
         let (sent, lost) = (sum["bits_per_second"].as_f64(), sum["lost_percent"].as_f64());
@@ -70,7 +70,7 @@ fn iperf(lab: &Lab, arguments: &str) -> f64 {
     received.unwrap_or_else(udp) / 1e6
 }
 
-/// Asserts that so many Mbit/s arrive: measured up to three times, as a busy machine sends too little, never too much.
+/// Asserts a goodput in Mbit/s. Measures up to three times, because a busy machine sends too little, never too much.
 #[track_caller]
 fn assert_rate(lab: &Lab, arguments: &str, expected: f64) {
     let mut most: f64 = 0.0;
@@ -80,23 +80,31 @@ fn assert_rate(lab: &Lab, arguments: &str, expected: f64) {
             break;
         }
     }
-    near(most, expected, 0.05);
+    assert_near(most, expected, 0.05);
 }
 
 #[track_caller]
-fn near(measured: f64, expected: f64, tolerance: f64) {
+fn assert_near(measured: f64, expected: f64, tolerance: f64) {
     let off = (measured / expected - 1.0).abs();
     assert!(off <= tolerance, "measured {measured:.3}, expected {expected:.3} ± {:.0} %", tolerance * 100.0);
 }
 
 #[test]
 fn pings_take_twice_the_delay_over_ipv4_and_ipv6() {
-    let _alone = alone();
+    let _alone = exclusive_lab();
     let lab = lab(&["100mbit,12.5ms", "delay.up=30ms,delay.down=10ms"]);
-    near(shortest_rtt(&good(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V4}"))), 25.0, 0.05);
-    near(shortest_rtt(&good(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V6}"))), 25.0, 0.05);
-    near(
-        shortest_rtt(&good(lab.client(), &format!("ping -I eth2 -c 20 -i 0.02 -q {SERVER_V4}"))),
+    assert_near(
+        shortest_rtt(&run_ok(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V4}"))),
+        25.0,
+        0.05,
+    );
+    assert_near(
+        shortest_rtt(&run_ok(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V6}"))),
+        25.0,
+        0.05,
+    );
+    assert_near(
+        shortest_rtt(&run_ok(lab.client(), &format!("ping -I eth2 -c 20 -i 0.02 -q {SERVER_V4}"))),
         40.0,
         0.05,
     );
@@ -104,7 +112,7 @@ fn pings_take_twice_the_delay_over_ipv4_and_ipv6() {
 
 #[test]
 fn rates_come_out_as_described_and_follow_changes() {
-    let _alone = alone();
+    let _alone = exclusive_lab();
     let lab = lab(&["down=40mbit,up=10mbit,5ms,queue=50ms"]);
     let headers = 1200.0 / 1228.0;
     assert_rate(&lab, "-u -l 1200 -b 15M -t 2", 10.0 * headers);
@@ -119,90 +127,90 @@ fn rates_come_out_as_described_and_follow_changes() {
 }
 
 #[test]
-fn losses_hit_their_share_and_their_direction_only() {
-    let _alone = alone();
+fn losses_have_their_share_and_affect_their_direction_only() {
+    let _alone = exclusive_lab();
     let lab = lab(&["loss.up=20%"]);
-    let ping = good(lab.client(), &format!("ping -c 1500 -i 0.002 -q {SERVER_V4}"));
-    near(loss_percent(&ping), 20.0, 0.2);
+    let ping = run_ok(lab.client(), &format!("ping -c 1500 -i 0.002 -q {SERVER_V4}"));
+    assert_near(loss_percent(&ping), 20.0, 0.2);
     let stats = lab.link(0).unwrap().stats().unwrap();
     assert_eq!(stats.down.dropped_loss, 0);
-    near(stats.up.dropped_loss as f64, 300.0, 0.2);
+    assert_near(stats.up.dropped_loss as f64, 300.0, 0.2);
 }
 
 #[test]
-fn a_pulled_cable_shows_at_the_client_only_and_comes_back() {
-    let _alone = alone();
+fn a_cut_removes_the_carrier_at_the_client_only_until_it_ends() {
+    let _alone = exclusive_lab();
     let lab = lab(&["1ms", "1ms"]);
     let link = lab.link(0).unwrap();
-    let carrier = || good(lab.client(), "cat /sys/class/net/eth1/carrier").trim().to_owned();
+    let carrier = || run_ok(lab.client(), "cat /sys/class/net/eth1/carrier").trim().to_owned();
     assert_eq!(carrier(), "1");
-    assert!(good(lab.client(), "ip link show eth1").contains("state UP"));
+    assert!(run_ok(lab.client(), "ip link show eth1").contains("state UP"));
     for _ in 0..3 {
         link.down().unwrap();
-        let shown = good(lab.client(), "ip link show eth1");
+        let shown = run_ok(lab.client(), "ip link show eth1");
         assert!(shown.contains("NO-CARRIER") && shown.contains("state DOWN"), "{shown}");
         link.up().unwrap();
-        assert!(good(lab.client(), "ip link show eth1").contains("state UP"));
+        assert!(run_ok(lab.client(), "ip link show eth1").contains("state UP"));
     }
     link.down().unwrap();
     assert_eq!(carrier(), "0");
-    assert!(!good(lab.server(), "ip link show up1").contains("NO-CARRIER"));
+    assert!(!run_ok(lab.server(), "ip link show up1").contains("NO-CARRIER"));
     assert!(!output(lab.client(), &format!("ping -I eth1 -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
-    good(lab.client(), &format!("ping -I eth2 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -I eth2 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
     link.up().unwrap();
     assert_eq!(carrier(), "1");
-    good(lab.client(), &format!("ping -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
-    good(lab.client(), &format!("ping -6 -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V6}"));
+    run_ok(lab.client(), &format!("ping -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -6 -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V6}"));
 }
 
 #[test]
-fn silent_loss_leaves_carrier_and_neighbours_as_they_are() {
-    let _alone = alone();
+fn a_loss_of_1_keeps_carrier_and_neighbours() {
+    let _alone = exclusive_lab();
     let lab = lab(&["1ms"]);
     let link = lab.link(0).unwrap();
     link.loss(Direction::Down, 1.0).unwrap();
     assert!(!output(lab.client(), &format!("ping -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
-    good(lab.client(), "ip neigh flush dev eth1");
+    run_ok(lab.client(), "ip neigh flush dev eth1");
     assert!(!output(lab.client(), &format!("ping -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
-    assert!(good(lab.client(), "ip neigh show dev eth1").contains("10.101.0.1 lladdr"));
-    assert!(!good(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
+    assert!(run_ok(lab.client(), "ip neigh show dev eth1").contains("10.101.0.1 lladdr"));
+    assert!(!run_ok(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
     link.loss(Direction::Both, 0.0).unwrap();
-    good(lab.client(), &format!("ping -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -c 3 -i 0.01 -W 1 {SERVER_V4}"));
 }
 
 #[test]
-fn large_packets_fall_into_the_black_hole() {
-    let _alone = alone();
+fn packets_above_the_mtu_are_dropped_silently() {
+    let _alone = exclusive_lab();
     let lab = lab(&["1ms,mtu=1400"]);
-    good(lab.client(), &format!("ping -M do -s 1372 -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -M do -s 1372 -c 2 -i 0.01 -W 1 {SERVER_V4}"));
     assert!(!output(lab.client(), &format!("ping -M do -s 1373 -c 2 -i 0.01 -W 0.2 {SERVER_V4}")).0);
     assert_eq!(lab.link(0).unwrap().stats().unwrap().up.dropped_mtu, 2);
 }
 
 #[test]
-fn the_host_behind_answers_the_server_and_knows_nobody_else() {
-    let _alone = alone();
+fn the_host_behind_the_server_reaches_the_server_only() {
+    let _alone = exclusive_lab();
     let lab = Lab::builder().link(LinkSpec::unlimited()).lan(true).other_client(true).build().unwrap();
-    good(lab.server(), &format!("ping -c 2 -i 0.01 -W 1 {INET_V4}"));
+    run_ok(lab.server(), &format!("ping -c 2 -i 0.01 -W 1 {INET_V4}"));
     lab.server().set_sysctl("net/ipv4/ip_forward", "1").unwrap();
     assert!(!output(lab.client(), &format!("ping -c 2 -i 0.01 -W 0.2 {INET_V4}")).0);
-    good(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 192.168.77.1");
-    good(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 fd00:77::1");
-    good(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
-    good(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
+    run_ok(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 192.168.77.1");
+    run_ok(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 fd00:77::1");
+    run_ok(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
 }
 
 #[test]
-fn a_plain_veth_goes_down_and_up_and_has_nothing_else_to_change() {
-    let _alone = alone();
+fn a_veth_link_goes_down_and_up_and_has_no_settings() {
+    let _alone = exclusive_lab();
     let lab = lab(&["unlimited"]);
     let link = lab.link(0).unwrap();
-    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
     link.down().unwrap();
-    assert!(good(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
+    assert!(run_ok(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
     link.up().unwrap();
-    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
-    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
+    run_ok(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    run_ok(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
     assert!(link.stats().unwrap().up.packets >= 4);
     assert!(matches!(link.loss(Direction::Up, 0.5), Err(LabError::NotEmulated(1))));
     assert!(matches!(lab.link(1), Err(LabError::NoSuchLink { wanted: 2, count: 1 })));
@@ -210,16 +218,16 @@ fn a_plain_veth_goes_down_and_up_and_has_nothing_else_to_change() {
 
 #[test]
 fn sixteen_links_work_side_by_side() {
-    let _alone = alone();
+    let _alone = exclusive_lab();
     let lab = lab(&["10mbit,1ms"; 16]);
     for number in 1..=16 {
-        good(lab.client(), &format!("ping -I eth{number} -c 1 -W 1 {SERVER_V4}"));
+        run_ok(lab.client(), &format!("ping -I eth{number} -c 1 -W 1 {SERVER_V4}"));
     }
 }
 
 #[test]
 fn congestion_controls_are_listed_and_chosen() {
-    let _alone = alone();
+    let _alone = exclusive_lab();
     let lab = lab(&["1ms"]);
     let names = lab.client().congestion_controls().unwrap();
     assert!(names.iter().any(|name| name == "cubic" || name == "reno"), "{names:?}");
@@ -234,7 +242,7 @@ fn namespaces_of(prefix: &str) -> Vec<String> {
 
 #[test]
 fn nothing_is_left_of_a_dropped_lab_not_even_daemons() {
-    let _alone = alone();
+    let _alone = exclusive_lab();
     let lab = lab(&["1ms"]);
     let (prefix, dir) = (lab.prefix().to_owned(), lab.dir().to_owned());
     let mut daemon = lab.client().command("sh");
@@ -265,10 +273,10 @@ fn nothing_is_left_of_a_dropped_lab_not_even_daemons() {
     assert!(!alive(&pid), "the daemon {pid} lives on");
 }
 
-/// Not a test of its own: the victim of the next one, which runs this binary again.
+/// Not a test of its own: the process that the next test starts from this binary and kills.
 #[test]
 #[ignore = "started by `a_killed_lab_is_swept_by_the_next`"]
-fn victim() {
+fn killed_lab_process() {
     let lab = lab(&["1ms"]);
     assert!(!namespaces_of(lab.prefix()).is_empty());
     std::fs::write(std::env::var_os("LAB_VICTIM").unwrap(), lab.prefix()).unwrap();
@@ -276,13 +284,13 @@ fn victim() {
 }
 
 #[test]
-fn a_killed_lab_is_swept_by_the_next() {
-    let _alone = alone();
+fn a_killed_lab_is_removed_by_the_next() {
+    let _alone = exclusive_lab();
     let own = lab(&["1ms"]);
-    let note = own.dir().join("victim");
-    let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim.args(["--ignored", "--exact", "victim"]).env("LAB_VICTIM", &note);
-    let mut victim = victim.spawn().unwrap();
+    let note = own.dir().join("killed_lab_process");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "killed_lab_process"]).env("LAB_VICTIM", &note);
+    let mut process = command.spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let prefix = loop {
         let prefix = std::fs::read_to_string(&note).unwrap_or_default();
@@ -291,12 +299,12 @@ fn a_killed_lab_is_swept_by_the_next() {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    victim.kill().unwrap();
-    victim.wait().unwrap();
+    process.kill().unwrap();
+    process.wait().unwrap();
     assert_eq!(namespaces_of(&prefix).len(), 3, "{prefix}");
     let next = lab(&["1ms"]);
     assert_eq!(namespaces_of(&prefix), Vec::<String>::new());
     assert!(!Path::new(&format!("/run/mpvpn/lab/{prefix}.lock")).exists());
     assert_eq!(namespaces_of(own.prefix()).len(), 3, "a living lab was swept");
-    good(next.client(), &format!("ping -c 1 -W 1 {SERVER_V4}"));
+    run_ok(next.client(), &format!("ping -c 1 -W 1 {SERVER_V4}"));
 }

@@ -201,7 +201,7 @@ impl Scenario {
 
     /// Parses and checks a scenario file.
     fn parse(name: &'static str, text: &str) -> Result<Self, LabError> {
-        let invalid = |why: String| LabError::Scenario { name, why };
+        let invalid = |reason: String| LabError::Scenario { name, reason };
         let mut scenario: Self = toml::from_str(text).map_err(|error| invalid(error.to_string()))?;
         scenario.name = name;
         if let Some(cuts) = &scenario.random_cuts {

@@ -1,4 +1,4 @@
-//! What the run found, in words, as JSON, and as a picture.
+//! The results of a run, as a table, as JSON and as a picture.
 
 use std::{
     ops::Range,
@@ -9,42 +9,42 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    HARMED, plot,
-    traffic::{Figures, LOADS, Sent},
+    LOSSY_CLASS, plot,
+    traffic::{Datagram, FLOWS, Figures},
 };
 use crate::{error::LabError, results};
 
-/// When what was done, since the traffic began.
+/// The times of the events of a run, since the start of the traffic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) begin: Duration,
-    pub(super) harmed: Duration,
-    pub(super) healed: Duration,
+    pub(super) loss_begins: Duration,
+    pub(super) loss_ends: Duration,
     pub(super) end: Duration,
 }
 
-/// The run as it was recorded.
+/// The recording of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) link: String,
-    /// The share that was lost of the harmed connection's packets.
+    /// The share of the lossy connection's packets that was dropped, 0 to 1.
     pub(super) loss: f64,
     pub(super) times: Times,
-    /// Of each of [`LOADS`].
-    pub(super) records: Vec<Vec<Sent>>,
+    /// The datagrams of each flow, in the order of [`FLOWS`].
+    pub(super) records: Vec<Vec<Datagram>>,
 }
 
-/// The file of figures.
+/// The content of `classes.json`; the names of the fields are its keys.
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
     link: &'a str,
     harmed_class: &'a str,
     loss_pct: f64,
-    classes: Vec<Class>,
+    classes: Vec<ClassFigures>,
 }
 
 #[derive(Debug, Serialize)]
-struct Class {
+struct ClassFigures {
     name: &'static str,
     offered_mbps: f64,
     before: Figures,
@@ -53,43 +53,43 @@ struct Class {
 }
 
 impl Run {
-    /// What became of a class in each of the three parts.
+    /// The figures of a class before, during and after the loss.
     fn parts(&self, class: usize) -> [Figures; 3] {
-        let Times { begin, harmed, healed, end } = self.times;
-        let of = |time: Range<Duration>| Figures::of(&LOADS[class], &self.records[class], time);
-        [of(begin..harmed), of(harmed..healed), of(healed..end)]
+        let Times { begin, loss_begins, loss_ends, end } = self.times;
+        let of = |time: Range<Duration>| Figures::of(&FLOWS[class], &self.records[class], time);
+        [of(begin..loss_begins), of(loss_begins..loss_ends), of(loss_ends..end)]
     }
 
     /// Prints the figures as a table.
     pub(super) fn print(&self) {
         println!(
-            "\nThere and back through the tunnel, with {:.0} % of the packets of {HARMED} lost in",
+            "\nThere and back through the tunnel, with {:.0} % of the packets of {LOSSY_CLASS} lost in",
             self.loss * 100.0
         );
         println!("the second part ({}):\n", self.link);
         println!("  class     part       Mbit/s   RTT p50      p99         lost");
         let ms =
             |value: Option<f64>| value.map_or_else(|| "    –".to_owned(), |value| format!("{value:5.1}"));
-        for (class, load) in LOADS.iter().enumerate() {
+        for (class, flow) in FLOWS.iter().enumerate() {
             for (part, found) in ["before", "during", "after"].iter().zip(self.parts(class)) {
                 let (p50, p99) = (ms(found.rtt_p50_ms), ms(found.rtt_p99_ms));
                 let Figures { mbps, lost, sent, .. } = found;
-                println!("  {:9} {part:9} {mbps:7.2}  {p50} ms {p99} ms  {lost:5} of {sent}", load.class);
+                println!("  {:9} {part:9} {mbps:7.2}  {p50} ms {p99} ms  {lost:5} of {sent}", flow.class);
             }
         }
     }
 
-    /// Writes the picture and the figures into `dir`; where they are.
+    /// Writes the picture and the figures into `dir`, and returns their paths.
     pub(super) fn write(&self, dir: &Path) -> Result<(PathBuf, PathBuf), LabError> {
-        let class = |(class, load): (usize, &super::traffic::Load)| {
+        let class = |(class, flow): (usize, &super::traffic::ClassFlow)| {
             let [before, during, after] = self.parts(class);
-            Class { name: load.class, offered_mbps: load.mbps(), before, during, after }
+            ClassFigures { name: flow.class, offered_mbps: flow.mbps(), before, during, after }
         };
         let summary = Summary {
             link: &self.link,
-            harmed_class: HARMED,
+            harmed_class: LOSSY_CLASS,
             loss_pct: self.loss * 100.0,
-            classes: LOADS.iter().enumerate().map(class).collect(),
+            classes: FLOWS.iter().enumerate().map(class).collect(),
         };
         results::write(dir, ("classes.svg", plot::draw(self)), ("classes.json", &summary))
     }

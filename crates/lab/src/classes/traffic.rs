@@ -1,4 +1,6 @@
-//! Small datagrams there and back through the tunnel, each of which is accounted for.
+//! Traffic of the classes: numbered datagrams through the tunnel to an echo at the server and back.
+//!
+//! In: a lab with a running tunnel. Out: a record of each datagram with its send time and round-trip time.
 
 use std::{
     io,
@@ -16,69 +18,70 @@ use rustix::net::sockopt;
 
 use crate::{error::LabError, lab::Lab, vpn::TUNNEL_SERVER_V4};
 
-/// The echoes listen on this port and those after it.
+/// The port of the first echo; the others have the ports after it.
 const FIRST_PORT: u16 = 7001;
-/// Datagrams wait here when this machine is busy, instead of being lost where nobody means it (bytes).
-const BUFFER: usize = 4 << 20;
-/// How often a thread that waits looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(100);
-/// The number of a datagram, in front.
-const NUMBER: usize = 8;
+/// Receive buffer of each socket, in bytes. In a smaller one datagrams are lost when this machine is busy, which would count as
+/// loss of the link.
+const RECV_BUFFER_BYTES: usize = 4 << 20;
+/// How often a waiting thread checks whether to stop. Longer delays the end, shorter costs wake-ups.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Bytes of the number at the beginning of each datagram.
+const NUMBER_LEN: usize = 8;
 
-/// What a class is given to carry.
+/// The flow of one class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
-    /// The class to which the client's own rules give this mark.
+pub(super) struct ClassFlow {
+    /// The class that the client's default rules choose for this DSCP.
     pub(super) class: &'static str,
     dscp: u8,
     /// Bytes of payload.
-    size: usize,
-    every: Duration,
+    payload_bytes: usize,
+    interval: Duration,
 }
 
-/// One for each class that is there from the start.
-pub(super) const LOADS: [Load; 3] = [
-    // EF: two calls.
-    Load { class: "critical", dscp: 46, size: 200, every: Duration::from_millis(10) },
-    Load { class: "default", dscp: 0, size: 1000, every: Duration::from_millis(2) },
-    // LE.
-    Load { class: "bulk", dscp: 1, size: 1200, every: Duration::from_micros(800) },
+/// One flow for each class of the default configuration.
+pub(super) const FLOWS: [ClassFlow; 3] = [
+    // EF (RFC 3246): two calls.
+    ClassFlow { class: "critical", dscp: 46, payload_bytes: 200, interval: Duration::from_millis(10) },
+    ClassFlow { class: "default", dscp: 0, payload_bytes: 1000, interval: Duration::from_millis(2) },
+    // LE (RFC 8622).
+    ClassFlow { class: "bulk", dscp: 1, payload_bytes: 1200, interval: Duration::from_micros(800) },
 ];
 
-impl Load {
-    /// What is sent, in Mbit/s of payload.
+impl ClassFlow {
+    /// The offered rate, in Mbit/s of payload.
     pub(super) fn mbps(&self) -> f64 {
-        self.size as f64 * 8e-6 / self.every.as_secs_f64()
+        self.payload_bytes as f64 * 8e-6 / self.interval.as_secs_f64()
     }
 }
 
-/// One datagram: when it was sent, since the start, and how long it took there and back.
+/// One datagram: when it was sent, since the start, and its round-trip time, `None` if no reply has arrived.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sent {
+pub(super) struct Datagram {
     pub(super) at: Duration,
     pub(super) rtt: Option<Duration>,
 }
 
-/// What became of the datagrams that were sent in some time.
+/// Figures about the datagrams that were sent in an interval. Serialized into `classes.json`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub(super) struct Figures {
-    /// Payload that came back.
+    /// Payload that was returned, in Mbit/s.
     pub(super) mbps: f64,
-    /// Half of the round trips were shorter, of those that ended.
+    /// Median round-trip time of the returned datagrams.
     pub(super) rtt_p50_ms: Option<f64>,
-    /// 99 % of them were shorter.
+    /// 99th percentile of the round-trip time of the returned datagrams.
     pub(super) rtt_p99_ms: Option<f64>,
     pub(super) sent: usize,
     pub(super) lost: usize,
 }
 
 impl Figures {
-    /// Of `all`, in the order in which they were sent, those that were sent in `time`.
-    pub(super) fn of(load: &Load, all: &[Sent], time: Range<Duration>) -> Self {
+    /// The figures about those of `all`, which is ordered by send time, that were sent in `time`.
+    pub(super) fn of(flow: &ClassFlow, all: &[Datagram], time: Range<Duration>) -> Self {
         let from = all.partition_point(|sent| sent.at < time.start);
         let to = all.partition_point(|sent| sent.at < time.end);
-        let some = &all[from.min(to)..to];
-        let mut rtts: Vec<Duration> = some.iter().filter_map(|sent| sent.rtt).collect();
+        let selected = &all[from.min(to)..to];
+        let mut rtts: Vec<Duration> = selected.iter().filter_map(|sent| sent.rtt).collect();
         rtts.sort_unstable();
         let at = |share: f64| {
             let index = ((rtts.len() as f64 * share) as usize).min(rtts.len().saturating_sub(1));
@@ -86,21 +89,21 @@ impl Figures {
         };
         let seconds = time.end.saturating_sub(time.start).as_secs_f64().max(0.001);
         Self {
-            mbps: (rtts.len() * load.size) as f64 * 8e-6 / seconds,
+            mbps: (rtts.len() * flow.payload_bytes) as f64 * 8e-6 / seconds,
             rtt_p50_ms: at(0.5),
             rtt_p99_ms: at(0.99),
-            sent: some.len(),
-            lost: some.len() - rtts.len(),
+            sent: selected.len(),
+            lost: selected.len() - rtts.len(),
         }
     }
 }
 
-/// The traffic of all classes; it ends when this is dropped.
+/// The running traffic of all classes; dropping it ends the traffic.
 pub(super) struct Traffic {
     pub(super) start: Instant,
-    records: Vec<Arc<Mutex<Vec<Sent>>>>,
+    records: Vec<Arc<Mutex<Vec<Datagram>>>>,
     stop: Arc<AtomicBool>,
-    quiet: Arc<AtomicBool>,
+    stop_sending: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -111,48 +114,56 @@ impl Traffic {
             start: Instant::now(),
             records: Vec::new(),
             stop: Arc::default(),
-            quiet: Arc::default(),
+            stop_sending: Arc::default(),
             threads: Vec::new(),
         };
-        for (port, load) in (FIRST_PORT..).zip(LOADS) {
-            let far = SocketAddr::new(TUNNEL_SERVER_V4.parse().map_err(address)?, port);
-            let echo = lab.server().enter(|| open(far, 0))?.map_err(LabError::io("open the echo"))?;
+        for (port, flow) in (FIRST_PORT..).zip(FLOWS) {
+            let echo_address = SocketAddr::new(TUNNEL_SERVER_V4.parse().map_err(parse_failed)?, port);
+            let echo =
+                lab.server().enter(|| open(echo_address, 0))?.map_err(LabError::io("open the echo"))?;
             let any = SocketAddr::from(([0, 0, 0, 0], 0));
-            let near = lab.client().enter(|| open(any, load.dscp))?.map_err(LabError::io("open a socket"))?;
-            near.connect(far).map_err(LabError::io("reach the echo"))?;
-            traffic.carry(load, near, echo)?;
+            let client_socket =
+                lab.client().enter(|| open(any, flow.dscp))?.map_err(LabError::io("open a socket"))?;
+            client_socket.connect(echo_address).map_err(LabError::io("reach the echo"))?;
+            traffic.start_flow(flow, client_socket, echo)?;
         }
         Ok(traffic)
     }
 
-    fn carry(&mut self, load: Load, near: UdpSocket, echo: UdpSocket) -> Result<(), LabError> {
-        let record = Arc::new(Mutex::new(Vec::new()));
-        let (start, socket) = (self.start, near.try_clone().map_err(LabError::io("share a socket"))?);
-        let (stop, quiet, sent) = (self.stop.clone(), self.quiet.clone(), record.clone());
+    fn start_flow(
+        &mut self,
+        flow: ClassFlow,
+        client_socket: UdpSocket,
+        echo: UdpSocket,
+    ) -> Result<(), LabError> {
+        let datagrams = Arc::new(Mutex::new(Vec::new()));
+        let (start, socket) =
+            (self.start, client_socket.try_clone().map_err(LabError::io("share a socket"))?);
+        let (stop, stop_sending, sent) = (self.stop.clone(), self.stop_sending.clone(), datagrams.clone());
         self.spawn("send", move || {
-            let mut buffer = vec![0; load.size];
+            let mut buffer = vec![0; flow.payload_bytes];
             let mut due = start.elapsed();
-            while !stop.load(Relaxed) && !quiet.load(Relaxed) {
+            while !stop.load(Relaxed) && !stop_sending.load(Relaxed) {
                 sleep(due.saturating_sub(start.elapsed()));
-                // What could not be sent in time, this machine being busy, follows at once.
+                // After a delay of this thread on a busy machine, the datagrams that are due follow at once.
                 let at = start.elapsed();
                 let number = {
                     let mut sent = sent.lock().unwrap_or_else(PoisonError::into_inner);
-                    sent.push(Sent { at, rtt: None });
+                    sent.push(Datagram { at, rtt: None });
                     sent.len() - 1
                 };
-                buffer[..NUMBER].copy_from_slice(&(number as u64).to_be_bytes());
-                // What the kernel refuses is lost.
+                buffer[..NUMBER_LEN].copy_from_slice(&(number as u64).to_be_bytes());
+                // A datagram that the kernel refuses counts as lost.
                 let _ = socket.send(&buffer);
-                due += load.every;
+                due += flow.interval;
             }
         })?;
-        let (stop, received) = (self.stop.clone(), record.clone());
+        let (stop, received) = (self.stop.clone(), datagrams.clone());
         self.spawn("receive", move || {
             let mut buffer = [0; 2048];
             while !stop.load(Relaxed) {
-                let Ok(length) = near.recv(&mut buffer) else { continue };
-                let Some(number) = buffer[..length].first_chunk::<NUMBER>() else { continue };
+                let Ok(length) = client_socket.recv(&mut buffer) else { continue };
+                let Some(number) = buffer[..length].first_chunk::<NUMBER_LEN>() else { continue };
                 let (number, now) = (u64::from_be_bytes(*number) as usize, start.elapsed());
                 let mut all = received.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(sent) = all.get_mut(number) {
@@ -168,7 +179,7 @@ impl Traffic {
                 let _ = echo.send_to(&buffer[..length], from);
             }
         })?;
-        self.records.push(record);
+        self.records.push(datagrams);
         Ok(())
     }
 
@@ -178,25 +189,25 @@ impl Traffic {
         Ok(())
     }
 
-    /// Sends no more; what is on the way still arrives.
-    pub(super) fn quiet(&self) {
-        self.quiet.store(true, Relaxed);
+    /// Stops sending; datagrams in flight are still received.
+    pub(super) fn stop_sending(&self) {
+        self.stop_sending.store(true, Relaxed);
     }
 
-    /// What became of everything until now, class by class in the order of [`LOADS`].
-    pub(super) fn records(&self) -> Vec<Vec<Sent>> {
+    /// The records of all datagrams until now, in the order of [`FLOWS`].
+    pub(super) fn records(&self) -> Vec<Vec<Datagram>> {
         self.records
             .iter()
-            .map(|record| record.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            .map(|datagrams| datagrams.lock().unwrap_or_else(PoisonError::into_inner).clone())
             .collect()
     }
 
-    /// What became of what was sent in this time.
+    /// The figures of each flow for the datagrams sent in `time`, in the order of [`FLOWS`].
     pub(super) fn figures(&self, time: Range<Duration>) -> Vec<Figures> {
-        let of = |(load, record): (&Load, &Arc<Mutex<Vec<Sent>>>)| {
-            Figures::of(load, &record.lock().unwrap_or_else(PoisonError::into_inner), time.clone())
+        let of = |(flow, datagrams): (&ClassFlow, &Arc<Mutex<Vec<Datagram>>>)| {
+            Figures::of(flow, &datagrams.lock().unwrap_or_else(PoisonError::into_inner), time.clone())
         };
-        LOADS.iter().zip(&self.records).map(of).collect()
+        FLOWS.iter().zip(&self.records).map(of).collect()
     }
 }
 
@@ -209,16 +220,16 @@ impl Drop for Traffic {
     }
 }
 
-fn address(error: std::net::AddrParseError) -> LabError {
-    LabError::io("read the server's address")(io::Error::other(error))
+fn parse_failed(error: std::net::AddrParseError) -> LabError {
+    LabError::io("parse the server's address")(io::Error::other(error))
 }
 
 fn open(local: SocketAddr, dscp: u8) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(local)?;
     sockopt::set_ip_tos(&socket, dscp << 2)?;
-    // A machine that grants less may lose some when it is busy.
-    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
-    socket.set_read_timeout(Some(LOOK))?;
+    // Without privilege the buffer stays smaller, and datagrams may be lost on a busy machine.
+    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, RECV_BUFFER_BYTES);
+    socket.set_read_timeout(Some(STOP_CHECK_INTERVAL))?;
     Ok(socket)
 }
 
@@ -227,21 +238,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_those_of_what_was_sent_in_their_time() {
+    fn figures_count_the_datagrams_sent_in_their_interval() {
         let ms = Duration::from_millis;
-        let sent = |at: u64| Sent { at: ms(at), rtt: (at % 10 != 9).then(|| ms(10 + at % 100)) };
-        let all: Vec<Sent> = (0..1000).map(sent).collect();
-        let figures = Figures::of(&LOADS[1], &all, ms(100)..ms(300));
+        let sent = |at: u64| Datagram { at: ms(at), rtt: (at % 10 != 9).then(|| ms(10 + at % 100)) };
+        let all: Vec<Datagram> = (0..1000).map(sent).collect();
+        let figures = Figures::of(&FLOWS[1], &all, ms(100)..ms(300));
         assert_eq!((figures.sent, figures.lost), (200, 20));
         assert_eq!((figures.rtt_p50_ms, figures.rtt_p99_ms), (Some(60.0), Some(108.0)));
         assert!((figures.mbps - 180.0 * 8e-3 / 0.2).abs() < 1e-9, "{}", figures.mbps);
-        let none = Figures::of(&LOADS[1], &all, ms(5000)..ms(6000));
+        let none = Figures::of(&FLOWS[1], &all, ms(5000)..ms(6000));
         assert_eq!((none.sent, none.lost, none.rtt_p99_ms), (0, 0, None));
     }
 
     #[test]
-    fn the_loads_are_what_they_are_said_to_be() {
-        let rates = LOADS.map(|load| (load.mbps() * 100.0).round() / 100.0);
+    fn the_flows_have_their_documented_rates() {
+        let rates = FLOWS.map(|flow| (flow.mbps() * 100.0).round() / 100.0);
         assert_eq!(rates, [0.16, 4.0, 12.0]);
     }
 }

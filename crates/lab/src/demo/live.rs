@@ -1,4 +1,4 @@
-//! What is seen while the traffic runs: a line a link each second, in place on a terminal.
+//! The live view during the demonstration: one line for each link, updated every second.
 
 use std::{
     collections::BTreeMap,
@@ -10,22 +10,22 @@ use serde_json::Value;
 use super::traffic::Goodput;
 use crate::screen::Screen;
 
-/// How often the view changes.
-const EVERY: Duration = Duration::from_secs(1);
-/// Width of a bar that stands for 100 Mbit/s, in characters.
-const BAR: f64 = 30.0;
+/// The interval of updates.
+const DISPLAY_INTERVAL: Duration = Duration::from_secs(1);
+/// Width of a bar for 100 Mbit/s, in characters.
+const BAR_CHARS_PER_100_MBPS: f64 = 30.0;
 
-/// The view, and what it needs to remember from one time to the next.
+/// The live view, with the state that it needs for the next update.
 pub(super) struct View {
     start: Instant,
-    /// When the bytes of the paths were last looked at.
-    looked: Instant,
-    due: Instant,
+    /// When the counters of the paths were last read.
+    last_read: Instant,
+    next_display: Instant,
     bytes: BTreeMap<String, u64>,
     screen: Screen,
 }
 
-/// A link, with the state and the figures of the path over it that has carried most; each class has one of its own.
+/// A link, with the state and figures of the path over it that has carried most bytes; each class has a path over it.
 #[derive(Debug, PartialEq)]
 struct Link {
     name: String,
@@ -37,39 +37,40 @@ struct Link {
 }
 
 impl View {
-    /// A view of what happens from `start` on, when the links were as `status` says.
+    /// A view that begins at `start`, with `status` as the status of the client at that time.
     pub(super) fn new(start: Instant, status: &Value) -> Self {
         let (bytes, screen) = (BTreeMap::new(), Screen::new());
-        let mut view = Self { start, looked: start, due: start + EVERY, bytes, screen };
-        links(&mut view.bytes, status, EVERY);
+        let mut view =
+            Self { start, last_read: start, next_display: start + DISPLAY_INTERVAL, bytes, screen };
+        links(&mut view.bytes, status, DISPLAY_INTERVAL);
         view
     }
 
-    /// Whether a second has passed.
+    /// Whether the next update is due.
     pub(super) fn is_due(&self) -> bool {
-        Instant::now() >= self.due
+        Instant::now() >= self.next_display
     }
 
-    /// Shows the state of the links; `events` says what happened when, the latest first.
+    /// Shows the state of the links. `events` has the texts of events and when they happened, the latest first.
     pub(super) fn show(&mut self, status: &Value, goodput: &Goodput, events: [(&str, Option<Instant>); 2]) {
         let now = Instant::now();
-        let links = links(&mut self.bytes, status, now - self.looked);
-        let total = goodput.between(now - EVERY - EVERY / 5, now).unwrap_or(0.0);
+        let links = links(&mut self.bytes, status, now - self.last_read);
+        let total = goodput.between(now - DISPLAY_INTERVAL - DISPLAY_INTERVAL / 5, now).unwrap_or(0.0);
         let seconds = (now - self.start).as_secs_f64().round();
         let event = events.iter().find_map(|(text, at)| at.map(|_| *text)).unwrap_or("both links are up");
         self.screen.show(&lines(&links, total, seconds, event), &line(&links, total, seconds, event));
-        self.looked = now;
-        self.due += EVERY;
+        self.last_read = now;
+        self.next_display += DISPLAY_INTERVAL;
     }
 
-    /// Leaves the last view as it is.
+    /// Ends the view; the last update stays on the screen.
     pub(super) fn end(&self) {
         println!();
     }
 }
 
-/// The links of `status`; `bytes` is what each path had carried when it was looked, so long ago.
-fn links(bytes: &mut BTreeMap<String, u64>, status: &Value, passed: Duration) -> Vec<Link> {
+/// The links in `status`. `bytes` has the bytes of each path at the last update, `elapsed` ago, and is updated.
+fn links(bytes: &mut BTreeMap<String, u64>, status: &Value, elapsed: Duration) -> Vec<Link> {
     let mut links: BTreeMap<String, Link> = BTreeMap::new();
     for path in status["paths"].as_array().into_iter().flatten() {
         let text = |key: &str| path[key].as_str().unwrap_or("?").to_owned();
@@ -81,7 +82,7 @@ fn links(bytes: &mut BTreeMap<String, u64>, status: &Value, passed: Duration) ->
             name: text("link"),
             carried,
             state: text("state"),
-            mbps: carried.saturating_sub(before) as f64 * 8e-6 / passed.as_secs_f64(),
+            mbps: carried.saturating_sub(before) as f64 * 8e-6 / elapsed.as_secs_f64(),
             rtt_ms: number("rtt_ms"),
             loss_pct: number("loss_pct"),
         };
@@ -112,7 +113,7 @@ fn lines(links: &[Link], total: f64, seconds: f64, event: &str) -> Vec<String> {
 }
 
 fn bar(mbps: f64) -> String {
-    let length = (mbps / 100.0 * BAR).round().clamp(0.0, 2.0 * BAR);
+    let length = (mbps / 100.0 * BAR_CHARS_PER_100_MBPS).round().clamp(0.0, 2.0 * BAR_CHARS_PER_100_MBPS);
     "█".repeat(length as usize)
 }
 
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_paths_of_all_classes_over_a_link_are_one_line() {
+    fn the_paths_of_all_classes_over_a_link_share_one_line() {
         let path = |class: &str, link: &str, state: &str, tx_bytes: u64, rtt_ms: f64| {
             serde_json::json!({
                 "id": format!("{class}/{link}"), "link": link, "state": state, "tx_bytes": tx_bytes, "rx_bytes": 0,
@@ -149,8 +150,8 @@ mod tests {
         let (mut bytes, second) = (BTreeMap::new(), Duration::from_secs(1));
         assert_eq!(links(&mut bytes, &status(1, 0), second).len(), 2);
         let found = links(&mut bytes, &status(3, 125_000), second);
-        let told: Vec<_> =
+        let shown: Vec<_> =
             found.iter().map(|link| (&*link.name, &*link.state, link.mbps, link.rtt_ms)).collect();
-        assert_eq!(told, [("eth0", "active", 1.0, 7.0), ("eth1", "active", 17.0, 25.0)]);
+        assert_eq!(shown, [("eth0", "active", 1.0, 7.0), ("eth1", "active", 17.0, 25.0)]);
     }
 }

@@ -1,19 +1,20 @@
-//! The picture of the run: what each link carried, what arrived, and how long pings took. Written as SVG.
+//! The picture of a run as SVG: the rate of each link, the goodput, and round-trip times of pings.
 
 use std::time::Instant;
 
 use super::{
-    LINK_WORDS,
+    LINK_DESCRIPTION,
     report::{Bonding, Summary},
 };
-use crate::plot::{COLOURS, DARK, HARM, LEFT, Panel, RIGHT, Svg};
+use crate::plot::{COLOURS, HARM_COLOUR, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 
-const HEIGHT: f64 = 700.0;
-/// Top and bottom of the panel with the rates.
-const RATES: (f64, f64) = (104.0, 430.0);
-/// Top and bottom of the panel with the pings.
-const PINGS: (f64, f64) = (506.0, 630.0);
-/// Width of a step of the links' curves, in ms.
+/// Height of the picture, in its own units.
+const PICTURE_HEIGHT: f64 = 700.0;
+/// Top and bottom of the panel with the rates, in the picture's units.
+const RATES_PANEL: (f64, f64) = (104.0, 430.0);
+/// Top and bottom of the panel with the pings, in the picture's units.
+const PINGS_PANEL: (f64, f64) = (506.0, 630.0);
+/// The interval of a point in the curves of the links, in ms. Longer hides short gaps, shorter shows bursts of single packets.
 const STEP_MS: u128 = 100;
 
 const PING_COLOUR: &str = "#2e8b6f";
@@ -25,8 +26,8 @@ pub(super) fn draw(summary: &Summary) -> String {
     let stack = stacked(bonding);
     let goodput = smooth(&bonding.goodput.curve());
     let peak = stack.iter().flatten().map(|point| point.1).fold(100.0, f64::max);
-    let rates = Panel::new(RATES, seconds, peak * 1.15, "Mbit/s");
-    let pings = Panel::new(PINGS, seconds, ping_scale(bonding), "ms");
+    let rates = Panel::new(RATES_PANEL, seconds, peak * 1.15, "Mbit/s");
+    let pings = Panel::new(PINGS_PANEL, seconds, ping_scale(bonding), "ms");
     let mut svg = Svg::default();
     svg.head(summary);
     let cut = (since(bonding, bonding.cut), since(bonding, bonding.restored));
@@ -37,12 +38,19 @@ pub(super) fn draw(summary: &Summary) -> String {
     svg.areas(&rates, &stack);
     svg.reference(&rates, summary.better_link());
     let goodput: Vec<_> = goodput.iter().map(|(at, mbps)| (since(bonding, *at), *mbps)).collect();
-    svg.line(&rates, &goodput, DARK, 2.2);
+    svg.line(&rates, &goodput, TEXT_COLOUR, 2.2);
     svg.pings(&pings, bonding);
     svg.events(bonding, &rates);
-    svg.text(LEFT, PINGS.0 - 12.0, "start", 14, DARK, "Round trip of pings through the tunnel");
-    svg.text((LEFT + RIGHT) / 2.0, HEIGHT - 22.0, "middle", 14, "#444", "time (s)");
-    svg.finish(HEIGHT)
+    svg.text(
+        PANEL_LEFT,
+        PINGS_PANEL.0 - 12.0,
+        "start",
+        14,
+        TEXT_COLOUR,
+        "Round trip of pings through the tunnel",
+    );
+    svg.text((PANEL_LEFT + PANEL_RIGHT) / 2.0, PICTURE_HEIGHT - 22.0, "middle", 14, "#444", "time (s)");
+    svg.finish(PICTURE_HEIGHT)
 }
 
 /// Seconds since the start of the run.
@@ -50,7 +58,7 @@ fn since(bonding: &Bonding, at: Instant) -> f64 {
     at.saturating_duration_since(bonding.start).as_secs_f64()
 }
 
-/// The upper edges of the links' areas, one upon the other: seconds and Mbit/s.
+/// The upper edges of the stacked areas of the links: seconds and Mbit/s.
 fn stacked(bonding: &Bonding) -> Vec<Vec<(f64, f64)>> {
     let step = std::time::Duration::from_millis(STEP_MS as u64);
     let steps = ((bonding.end - bonding.start).as_millis() / STEP_MS) as u32;
@@ -68,13 +76,13 @@ fn stacked(bonding: &Bonding) -> Vec<Vec<(f64, f64)>> {
     curves
 }
 
-/// The mean of each point and its neighbours: receivers take data in bursts.
+/// The mean of each point and its two neighbours, because receivers read data in bursts.
 fn smooth(points: &[(Instant, f64)]) -> Vec<(Instant, f64)> {
     let mean = |part: &[(Instant, f64)]| part.iter().map(|point| point.1).sum::<f64>() / part.len() as f64;
     points.windows(3).map(|three| (three[1].0, mean(three))).collect()
 }
 
-/// The highest round trip that is drawn, in ms: all but one in 200.
+/// The maximum of the axis of round-trip times, in ms: the 99.5th percentile, at least 40 ms, and a margin.
 fn ping_scale(bonding: &Bonding) -> f64 {
     let mut times: Vec<f64> = bonding.pings.replies.iter().map(|reply| reply.rtt_ms).collect();
     times.sort_by(f64::total_cmp);
@@ -85,18 +93,18 @@ fn ping_scale(bonding: &Bonding) -> f64 {
 impl Svg {
     fn head(&mut self, summary: &Summary) {
         self.push(&format!(
-            r#"<text x="{LEFT}" y="36" font-size="21" font-weight="600" fill="{DARK}">Two links as one: {} TCP downloads while link 1 is cut and restored</text>"#,
+            r#"<text x="{PANEL_LEFT}" y="36" font-size="21" font-weight="600" fill="{TEXT_COLOUR}">Two links as one: {} TCP downloads while link 1 is cut and restored</text>"#,
             summary.flows
         ));
-        let subtitle = format!("each link: {LINK_WORDS}; emulated on one machine");
-        self.text(LEFT, 58.0, "start", 14, "#5c6773", &subtitle);
-        let mut x = LEFT;
+        let subtitle = format!("each link: {LINK_DESCRIPTION}; emulated on one machine");
+        self.text(PANEL_LEFT, 58.0, "start", 14, "#5c6773", &subtitle);
+        let mut x = PANEL_LEFT;
         for (link, colour) in (1..).zip(&COLOURS[..2]) {
             self.push(&format!(r#"<rect x="{x:.1}" y="75" width="16" height="12" rx="2" fill="{colour}" fill-opacity="0.8"/>"#));
             self.text(x + 22.0, 86.0, "start", 14, "#333", &format!("carried by link {link} (IP packets)"));
             x += 238.0;
         }
-        self.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{DARK}" stroke-width="2.6"/>"#));
+        self.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{TEXT_COLOUR}" stroke-width="2.6"/>"#));
         self.text(x + 24.0, 86.0, "start", 14, "#333", "received by iperf3 (mean of 0.3 s)");
         x += 290.0;
         self.push(&format!(
@@ -106,12 +114,12 @@ impl Svg {
         self.text(x + 24.0, 86.0, "start", 14, "#333", &best);
     }
 
-    /// The line breaks where answers stay away for long.
+    /// Draws the round-trip times; the line is interrupted where no reply came for [`MAX_GAP_SECONDS`].
     fn pings(&mut self, panel: &Panel, bonding: &Bonding) {
-        const BREAK_SECONDS: f64 = 0.1;
+        const MAX_GAP_SECONDS: f64 = 0.1;
         let points: Vec<_> =
             bonding.pings.replies.iter().map(|reply| (since(bonding, reply.at), reply.rtt_ms)).collect();
-        for part in points.chunk_by(|a, b| b.0 - a.0 < BREAK_SECONDS) {
+        for part in points.chunk_by(|a, b| b.0 - a.0 < MAX_GAP_SECONDS) {
             self.line(panel, part, PING_COLOUR, 1.2);
         }
     }
@@ -122,10 +130,10 @@ impl Svg {
             self.push(&format!(
                 r##"<rect x="{:.1}" y="{:.1}" width="{:.1}" height="19" rx="3" fill="#ffffff" fill-opacity="0.85"/>"##,
                 x - 2.0,
-                RATES.0 + 3.0,
+                RATES_PANEL.0 + 3.0,
                 text.len() as f64 * 7.4 + 4.0
             ));
-            self.text(x, RATES.0 + 17.0, "start", 14, HARM, text);
+            self.text(x, RATES_PANEL.0 + 17.0, "start", 14, HARM_COLOUR, text);
         }
     }
 }

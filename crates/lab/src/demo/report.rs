@@ -1,4 +1,4 @@
-//! What the demonstration found, in words, as JSON, and as a picture.
+//! The results of the demonstration, as a table, as JSON and as a picture.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,27 +8,29 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    LINK_WORDS, START_UP, plot,
+    LINK_DESCRIPTION, TCP_START_UP, plot,
     traffic::{Goodput, Pings},
 };
 use crate::{error::LabError, link::History, results};
 
-/// A link "carries traffic again" once so much has come over it, in bytes of IP packets.
-const AGAIN_BYTES: u64 = 100_000;
-/// A link is "back" when it carries this part of its earlier rate for a tenth of a second.
-const BACK_SHARE: f64 = 0.8;
-/// Effects of a cut or a repair are looked for during this time.
-const EFFECT: Duration = Duration::from_secs(3);
+/// Bytes of IP packets after which a restored link "carries data again": more than heartbeats and handshakes need.
+const CARRIES_AGAIN_BYTES: u64 = 100_000;
+/// Share of its earlier rate that a restored link must carry for 100 ms to be "back". Nearer to 1 measures the variation of the
+/// rate.
+const BACK_RATE_SHARE: f64 = 0.8;
+/// Time after a cut or repair in which gaps of pings count as its effect. Longer includes unrelated gaps, shorter may miss late
+/// ones.
+const EFFECT_DURATION: Duration = Duration::from_secs(3);
 
 /// One link measured while the other had no carrier.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Alone {
+pub(super) struct SingleLink {
     /// Counted from 1.
     pub(super) link: usize,
     pub(super) goodput_mbps: f64,
 }
 
-/// The run over both links, as it was recorded.
+/// The recording of the run over both links.
 #[derive(Debug)]
 pub(super) struct Bonding {
     pub(super) start: Instant,
@@ -46,18 +48,19 @@ pub(super) struct Summary {
     pub(super) link: String,
     pub(super) flows: String,
     pub(super) idle_rtt_ms: f64,
-    pub(super) alone: [Alone; 2],
+    pub(super) alone: [SingleLink; 2],
     pub(super) bonding: Bonding,
 }
 
-/// The figures of a summary; what could not be measured is absent. Times in ms, rates in Mbit/s of goodput.
+/// The content of `summary.json`: times in ms, rates in Mbit/s of goodput, `null` where nothing was measured. The names of the
+/// fields are its keys.
 #[derive(Debug, Serialize)]
 struct Figures<'a> {
     links: &'a str,
     tcp_flows: &'a str,
     idle_rtt_ms: f64,
     loaded_rtt_ms: Option<f64>,
-    alone: &'a [Alone],
+    alone: &'a [SingleLink],
     both_before_cut_mbps: Option<f64>,
     gain_over_better_link: Option<f64>,
     one_link_during_cut_mbps: Option<f64>,
@@ -79,7 +82,7 @@ impl Summary {
         let f = self.figures();
         let rate =
             |text: &str, value: Option<f64>, remark: &str| println!("  {text:34} {} {remark}", mbps(value));
-        println!("Received through the tunnel ({} TCP flows; each link: {LINK_WORDS}):", self.flows);
+        println!("Received through the tunnel ({} TCP flows; each link: {LINK_DESCRIPTION}):", self.flows);
         for alone in &self.alone {
             rate(&format!("link {} alone", alone.link), Some(alone.goodput_mbps), "");
         }
@@ -102,65 +105,65 @@ impl Summary {
         time("80 % of its earlier rate after", f.link_back_ms, "");
     }
 
-    /// Writes the picture and the figures into `dir`; where they are.
+    /// Writes the picture and the figures into `dir`, and returns their paths.
     pub(super) fn write(&self, dir: &Path) -> Result<(PathBuf, PathBuf), LabError> {
         results::write(dir, ("bonding.svg", plot::draw(self)), ("summary.json", &self.figures()))
     }
 
-    /// The better of the links alone, in Mbit/s.
+    /// The goodput of the better link alone, in Mbit/s.
     pub(super) fn better_link(&self) -> f64 {
         self.alone.iter().map(|alone| alone.goodput_mbps).fold(0.0, f64::max)
     }
 
     fn figures(&self) -> Figures<'_> {
         let Bonding { start, cut, restored, end, goodput, pings, .. } = &self.bonding;
-        let before = goodput.between(*start + START_UP, *cut);
+        let before = goodput.between(*start + TCP_START_UP, *cut);
         let gap = |from, to| pings.longest_gap(from, to).map(|gap| gap.as_secs_f64() * 1e3);
         let (lost, sent) = pings.lost();
         Figures {
             links: &self.link,
             tcp_flows: &self.flows,
             idle_rtt_ms: self.idle_rtt_ms,
-            loaded_rtt_ms: pings.median_rtt(*start + START_UP, *cut),
+            loaded_rtt_ms: pings.median_rtt(*start + TCP_START_UP, *cut),
             alone: &self.alone,
             both_before_cut_mbps: before,
             gain_over_better_link: before.map(|both| both / self.better_link()),
             one_link_during_cut_mbps: goodput.between(*cut, *restored),
-            both_after_restore_mbps: goodput.between(*restored + START_UP, *end),
+            both_after_restore_mbps: goodput.between(*restored + TCP_START_UP, *end),
             whole_run_mbps: goodput.whole_mbps,
             retransmits: goodput.retransmits,
-            longest_ping_gap_before_cut_ms: gap(*start + START_UP, *cut - Duration::from_millis(200)),
-            longest_ping_gap_at_cut_ms: gap(*cut, *cut + EFFECT),
-            longest_ping_gap_at_restore_ms: gap(*restored, *restored + EFFECT),
+            longest_ping_gap_before_cut_ms: gap(*start + TCP_START_UP, *cut - Duration::from_millis(200)),
+            longest_ping_gap_at_cut_ms: gap(*cut, *cut + EFFECT_DURATION),
+            longest_ping_gap_at_restore_ms: gap(*restored, *restored + EFFECT_DURATION),
             pings_lost: lost,
             pings_sent: sent,
-            link_carries_again_ms: self.carries_again(),
-            link_back_ms: self.is_back(),
+            link_carries_again_ms: self.time_until_carrying(),
+            link_back_ms: self.time_until_back(),
         }
     }
 
-    /// ms from the repair until the first [`AGAIN_BYTES`] had come over link 1.
-    fn carries_again(&self) -> Option<f64> {
+    /// ms from the repair until the first [`CARRIES_AGAIN_BYTES`] had come over link 1.
+    fn time_until_carrying(&self) -> Option<f64> {
         let (link, restored) = (self.bonding.links.first()?, self.bonding.restored);
-        self.search(Duration::ZERO, |at| link.down_between(restored, at) >= AGAIN_BYTES)
+        self.search(Duration::ZERO, |at| link.down_between(restored, at) >= CARRIES_AGAIN_BYTES)
     }
 
-    /// ms from the repair until link 1 had carried [`BACK_SHARE`] of its earlier rate for 100 ms.
-    fn is_back(&self) -> Option<f64> {
+    /// ms from the repair until link 1 had carried [`BACK_RATE_SHARE`] of its earlier rate for 100 ms.
+    fn time_until_back(&self) -> Option<f64> {
         const WINDOW: Duration = Duration::from_millis(100);
         let (link, start, cut) =
-            (self.bonding.links.first()?, self.bonding.start + START_UP, self.bonding.cut);
+            (self.bonding.links.first()?, self.bonding.start + TCP_START_UP, self.bonding.cut);
         let before =
             link.down_between(start, cut) as f64 / (cut.checked_duration_since(start)?).as_secs_f64();
-        let wanted = before * BACK_SHARE * WINDOW.as_secs_f64();
+        let wanted = before * BACK_RATE_SHARE * WINDOW.as_secs_f64();
         self.search(WINDOW, |at| link.down_between(at - WINDOW, at) as f64 >= wanted)
     }
 
-    /// The first time after the repair, by steps of 10 ms from `first`, at which `is_so`.
-    fn search(&self, first: Duration, is_so: impl Fn(Instant) -> bool) -> Option<f64> {
+    /// The first time after the repair, in steps of 10 ms from `first`, at which `condition` holds, in ms.
+    fn search(&self, first: Duration, condition: impl Fn(Instant) -> bool) -> Option<f64> {
         let length = self.bonding.end.checked_duration_since(self.bonding.restored)?;
         let steps = (0..).map(|step| first + Duration::from_millis(10) * step).take_while(|at| *at <= length);
-        steps.into_iter().find(|at| is_so(self.bonding.restored + *at)).map(|at| at.as_secs_f64() * 1e3)
+        steps.into_iter().find(|at| condition(self.bonding.restored + *at)).map(|at| at.as_secs_f64() * 1e3)
     }
 }
 
@@ -179,7 +182,7 @@ pub(super) mod tests {
     use super::*;
     use crate::emulation::HISTORY_STEP;
 
-    /// A made-up run of 9 s: link 1 (100 Mbit/s) is cut at 3 s, repaired at 6 s, and carries again 200 ms later.
+    /// An artificial run of 9 s: link 1 (100 Mbit/s) is cut at 3 s, restored at 6 s, and carries data again 200 ms later.
     pub(in crate::demo) fn example() -> Summary {
         let start = Instant::now() + Duration::from_secs(100);
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
@@ -201,7 +204,7 @@ pub(super) mod tests {
             link: "100mbit,12.5ms,queue=60ms".to_owned(),
             flows: "8".to_owned(),
             idle_rtt_ms: 25.3,
-            alone: [1, 2].map(|link| Alone { link, goodput_mbps: 91.0 }),
+            alone: [1, 2].map(|link| SingleLink { link, goodput_mbps: 91.0 }),
             bonding: Bonding {
                 start,
                 cut: at(3.0),

@@ -1,6 +1,6 @@
 //! The picture of a scenario: for each row, what each path carried over time, and what arrived.
 
-use mpvpn_lab::plot::{COLOURS, DARK, LEFT, Panel, RIGHT, Svg};
+use mpvpn_lab::plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 use mpvpn_scenarios::Scenario;
 
 use super::{
@@ -17,10 +17,10 @@ const PANEL: f64 = 160.0;
 /// Draws the first run of every row.
 pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
     let mut svg = Svg::default();
-    svg.text(LEFT, 36.0, "start", 21, DARK, &format!("{}: {}", scenario.name, scenario.story));
+    svg.text(PANEL_LEFT, 36.0, "start", 21, TEXT_COLOUR, &format!("{}: {}", scenario.name, scenario.story));
     let links: Vec<String> = scenario.links.iter().map(ToString::to_string).collect();
     svg.text(
-        LEFT,
+        PANEL_LEFT,
         58.0,
         "start",
         14,
@@ -38,12 +38,12 @@ pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
         panel(&mut svg, top, &format!("{}, {:?}", row.load.name(), row.direction), run, &names, best);
         top += PITCH;
     }
-    svg.text((LEFT + RIGHT) / 2.0, top - 10.0, "middle", 14, "#444", "time (s)");
+    svg.text((PANEL_LEFT + PANEL_RIGHT) / 2.0, top - 10.0, "middle", 14, "#444", "time (s)");
     svg.finish(top + 10.0)
 }
 
 fn legend(svg: &mut Svg, names: &[&String]) {
-    let mut x = LEFT;
+    let mut x = PANEL_LEFT;
     for (name, colour) in names.iter().zip(COLOURS.iter().cycle()) {
         svg.push(&format!(
             r#"<rect x="{x:.1}" y="75" width="16" height="12" rx="2" fill="{colour}" fill-opacity="0.8"/>"#
@@ -51,7 +51,7 @@ fn legend(svg: &mut Svg, names: &[&String]) {
         svg.text(x + 22.0, 86.0, "start", 14, "#333", name);
         x += 150.0;
     }
-    svg.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{DARK}" stroke-width="2.6"/>"#));
+    svg.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{TEXT_COLOUR}" stroke-width="2.6"/>"#));
     svg.text(x + 24.0, 86.0, "start", 14, "#333", "received inside");
     svg.push(&format!(
         r##"<path d="M{:.1} 81h18" stroke="#666" stroke-width="1.6" stroke-dasharray="5 4"/>"##,
@@ -96,6 +96,6 @@ fn panel(svg: &mut Svg, top: f64, title: &str, run: &RunResult, names: &[&String
     if let Some(best) = best {
         svg.reference(&panel, best);
     }
-    svg.line(&panel, &received, DARK, 2.0);
-    svg.text(LEFT + 6.0, top - 6.0, "start", 14, DARK, title);
+    svg.line(&panel, &received, TEXT_COLOUR, 2.0);
+    svg.text(PANEL_LEFT + 6.0, top - 6.0, "start", 14, TEXT_COLOUR, title);
 }
