@@ -362,8 +362,8 @@ impl Forwarder {
         let Some(connection) = self.endpoint.get(self.id) else { return false };
         let Some((context, at)) = varint::decode(value) else { return false };
         let (prefix, payload) = (datagram::prefix(request.stream, context), &value[at..]);
-        let room = connection.max_datagram_size().unwrap_or(0);
-        if !http.datagrams_allowed() || prefix.as_ref().len() + payload.len() > room {
+        let max_bytes = connection.max_datagram_size().unwrap_or(0);
+        if !http.datagrams_allowed() || prefix.as_ref().len() + payload.len() > max_bytes {
             return false;
         }
         // IP packets of one request belong to many flows; UDP payloads of one request are one flow.

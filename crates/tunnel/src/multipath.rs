@@ -100,7 +100,7 @@ pub(crate) struct MultipathConnection {
     packetizer: Packetizer,
     scheduler: PacketScheduler,
     /// Path candidates of the current pass; a field so that its allocation is reused.
-    offers: Vec<PathCandidate>,
+    candidates: Vec<PathCandidate>,
     recovery: Recovery,
     heartbeats: Heartbeats,
     /// Clock reports, if both ends negotiated them.
@@ -130,7 +130,7 @@ impl MultipathConnection {
             stream,
             packetizer: Packetizer::new(stream.unwrap_or_default()),
             scheduler: PacketScheduler::new(scheduler),
-            offers: Vec::new(),
+            candidates: Vec::new(),
             recovery: Recovery::new(role),
             heartbeats: Heartbeats::new(role),
             clocks: None,

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_granted_only_if_the_address_is_free() {
+    fn a_preferred_address_is_assigned_only_if_it_is_free() {
         let mut pool = pool("10.0.0.0/24");
         let wish: IpAddr = "10.0.0.77".parse().unwrap();
         let first = pool.assign(secret(1), "a", &[wish]).unwrap();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_were_wished_for_are_passed_over() {
+    fn preferred_addresses_are_not_assigned_again() {
         let mut pool = pool("10.0.0.0/29");
         for (n, wish) in [(1, "10.0.0.3"), (2, "10.0.0.2")] {
             pool.assign(secret(n), "a", &[wish.parse().unwrap()]).unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn further_addresses_go_with_the_first_and_never_take_the_last_half() {
+    fn additional_addresses_follow_the_first_and_never_take_the_last_half() {
         let mut pool = pool("10.0.0.0/28");
         let now = Instant::now();
         assert!(
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_so_many_addresses_at_most() {
+    fn the_number_of_addresses_of_a_session_is_bounded() {
         let mut pool = pool("10.0.0.0/16");
         pool.assign(secret(1), "a", &[]).unwrap();
         assert_eq!((0..100).filter(|_| pool.assign_additional(&secret(1), &[])).count(), AddressSet::MAX - 1);

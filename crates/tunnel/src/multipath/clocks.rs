@@ -17,8 +17,7 @@ use super::path_table::PathTable;
 /// Time between checks whether reports are due. Smaller: more processor time. Larger: reports are sent late by as
 /// much.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Minimum time between two reports of a path. The shaper follows queues within some 10 ms. Smaller: more reports.
-/// Larger: queues are noticed later.
+/// Minimum time between two reports of a path. Smaller: more reports. Larger: queues are noticed later. Value: chosen.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(10);
 /// The same while one class has the link to itself, where nobody else suffers from its queue. Value: chosen.
 const MIN_REPORT_INTERVAL_ALONE: Duration = Duration::from_millis(50);
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_tells_for_so_many_bytes_and_not_too_often() {
+    fn a_path_reports_after_enough_bytes_and_not_too_often() {
         const MS: Duration = Duration::from_millis(1);
         let (mut clock, start) = (PathClock::default(), Instant::now());
         let mut next = |at, alone, carried| clock.next(start + at * MS, || alone, || carried).is_some();
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_lateness_is_told_once_across_the_turn_of_the_clock() {
+    fn the_smallest_delay_is_reported_once_across_a_wrap_of_the_clock() {
         let (mut clock, now) = (PathClock::default(), Instant::now());
         for delay_us in [5, u32::MAX, 2] {
             clock.note_delay(delay_us);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_looked_at_while_no_data_moves() {
+    fn no_clock_report_is_due_while_no_data_moves() {
         let (mut clocks, now) = (ClockReports::new(0, 12, 0), Instant::now());
         assert!(!clocks.is_due(now, None));
         assert!(clocks.is_due(now, Some(now)) && !clocks.is_due(now, Some(now)));

@@ -94,7 +94,7 @@ impl DataAcks {
     /// Returns the streams of lost reports, which have to be reported again.
     pub(super) fn take_lost_streams(&mut self) -> Vec<StreamId> {
         let lost = std::mem::take(&mut self.lost);
-        lost.iter().flat_map(|report| entries(&self.prefix, report)).map(|progress| progress.stream).collect()
+        lost.iter().flat_map(|report| entries(&self.prefix, report)).map(|data_ack| data_ack.stream).collect()
     }
 
     /// Whether a report waits to be sent.
@@ -114,8 +114,8 @@ impl DataAcks {
             if out.len() + MAX_ENTRY_BYTES > MAX_REPORT_BYTES {
                 break;
             }
-            if let Some(progress) = next() {
-                encode(&progress, &mut out);
+            if let Some(data_ack) = next() {
+                encode(&data_ack, &mut out);
             }
         }
         tracing::trace!(target: REORDER, bytes = out.len(), "a DataAck report is ready to be sent");
@@ -217,12 +217,12 @@ fn entries(prefix: &DatagramPrefix, report: &[u8]) -> impl Iterator<Item = DataA
     std::iter::from_fn(move || decode(&mut bytes)).take(MAX_STREAMS_PER_REPORT)
 }
 
-fn encode(progress: &DataAck, out: &mut BytesMut) {
-    varint::encode(progress.stream << 1 | u64::from(progress.reader_waits), out);
-    varint::encode(progress.next_offset, out);
-    varint::encode(progress.gaps.len() as u64, out);
-    let mut end = progress.next_offset;
-    for (at, len) in &progress.gaps {
+fn encode(data_ack: &DataAck, out: &mut BytesMut) {
+    varint::encode(data_ack.stream << 1 | u64::from(data_ack.reader_waits), out);
+    varint::encode(data_ack.next_offset, out);
+    varint::encode(data_ack.gaps.len() as u64, out);
+    let mut end = data_ack.next_offset;
+    for (at, len) in &data_ack.gaps {
         varint::encode(at - end, out);
         varint::encode(*len, out);
         end = at + len;
@@ -266,7 +266,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn what_is_urgent_is_due_at_once_unless_a_report_waits_for_room() {
+    fn an_urgent_report_is_due_at_once_unless_one_waits_to_be_sent() {
         let start = Instant::now();
         let mut acks = DataAcks::new(start, 0, 8);
         assert_eq!((acks.next_due(false), acks.next_due(true)), (start + REPORT_INTERVAL, start));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_period_begins_when_the_last_one_is_over() {
+    fn a_report_interval_begins_when_the_last_one_is_over() {
         let start = Instant::now();
         let mut acks = DataAcks::new(start, 0, 8);
         assert_eq!(acks.begin_period(start + 19 * MS), None);
@@ -284,35 +284,39 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_report_said_is_reported_again() {
+    fn streams_of_a_lost_report_are_reported_again() {
         let (mut here, mut there) =
             (DataAcks::new(Instant::now(), 0, 8), DataAcks::new(Instant::now(), 0, 8));
         let mut streams = [4, 8, 12].into_iter();
-        let progress = |stream| DataAck { stream, next_offset: 100, reader_waits: false, gaps: Vec::new() };
-        here.write(3, || streams.next().map(progress));
+        let data_ack = |stream| DataAck { stream, next_offset: 100, reader_waits: false, gaps: Vec::new() };
+        here.write(3, || streams.next().map(data_ack));
         let report = here.take_waiting().expect("it was written");
         assert!(!here.has_waiting() && there.has_prefix(&report));
         here.on_report_lost(report.clone());
         assert_eq!((here.take_lost_streams(), here.take_lost_streams()), (vec![4, 8, 12], vec![]));
         there.on_report(report);
-        assert_eq!(there.drain_received().collect::<Vec<_>>(), [4, 8, 12].map(progress));
+        assert_eq!(there.drain_received().collect::<Vec<_>>(), [4, 8, 12].map(data_ack));
     }
 
     #[test]
     fn a_report_has_room_for_few_streams_with_many_gaps() {
         let mut acks = DataAcks::new(Instant::now(), 0, 8);
         let gaps: Vec<_> = (0..16).map(|n| (n << 40, 1 << 30)).collect();
-        let mut told = 0;
+        let mut count_written = 0;
         acks.write(100, || {
-            told += 1;
-            Some(DataAck { stream: told, next_offset: 0, reader_waits: true, gaps: gaps.clone() })
+            count_written += 1;
+            Some(DataAck { stream: count_written, next_offset: 0, reader_waits: true, gaps: gaps.clone() })
         });
         let report = acks.take_waiting().expect("a report");
-        assert!(told > 2 && report.len() <= MAX_REPORT_BYTES, "{told} streams in {} bytes", report.len());
+        assert!(
+            count_written > 2 && report.len() <= MAX_REPORT_BYTES,
+            "{count_written} streams in {} bytes",
+            report.len()
+        );
     }
 
     #[test]
-    fn a_small_share_of_what_is_sent_may_be_sent_again() {
+    fn a_small_share_of_the_bytes_sent_may_be_reinjected() {
         let mut acks = DataAcks::new(Instant::now(), 0, 8);
         acks.spend_budget(MAX_BUDGET_BYTES + 1);
         assert_eq!(acks.refill_budget(REPORT_INTERVAL, 0), 1310, "64 KiB in a second, whatever is sent");
@@ -354,7 +358,7 @@ mod tests {
             },
         ];
         let mut out = BytesMut::new();
-        all.iter().for_each(|progress| encode(progress, &mut out));
+        all.iter().for_each(|data_ack| encode(data_ack, &mut out));
         let mut bytes = &out[..];
         let read: Vec<DataAck> = std::iter::from_fn(|| decode(&mut bytes)).collect();
         assert_eq!(read, all);
@@ -370,12 +374,12 @@ mod tests {
             let mut acks = DataAcks::new(Instant::now(), received.stream, received.context);
             assert!(acks.has_prefix(received.bytes));
             acks.on_report(Bytes::copy_from_slice(received.bytes));
-            let entries: Vec<_> = acks.drain_received().map(|progress| entry_of(&progress)).collect();
+            let entries: Vec<_> = acks.drain_received().map(|data_ack| entry_of(&data_ack)).collect();
             Some(json!({ "entries": entries }))
         };
         let encode = |stream, context, fields: &Value| {
             let entries = fields["entries"].as_array().unwrap();
-            let mut next = entries.iter().map(progress_of);
+            let mut next = entries.iter().map(data_ack_of);
             let mut acks = DataAcks::new(Instant::now(), stream, context);
             acks.write(entries.len(), || next.next());
             acks.take_waiting().unwrap().to_vec()
@@ -383,17 +387,17 @@ mod tests {
         check_datagrams(include_str!("../../../../docs/vectors/data-ack.json"), parse, encode);
     }
 
-    fn entry_of(progress: &DataAck) -> Value {
-        let mut end = progress.next_offset;
+    fn entry_of(data_ack: &DataAck) -> Value {
+        let mut end = data_ack.next_offset;
         let gap = |(at, len): &(u64, u64)| {
             let present = at - std::mem::replace(&mut end, at + len);
             json!({ "present": present, "missing": len })
         };
-        let gaps: Vec<_> = progress.gaps.iter().map(gap).collect();
-        json!({ "stream": progress.stream, "offset": progress.next_offset, "waits": progress.reader_waits, "gaps": gaps })
+        let gaps: Vec<_> = data_ack.gaps.iter().map(gap).collect();
+        json!({ "stream": data_ack.stream, "offset": data_ack.next_offset, "waits": data_ack.reader_waits, "gaps": gaps })
     }
 
-    fn progress_of(entry: &Value) -> DataAck {
+    fn data_ack_of(entry: &Value) -> DataAck {
         let next = number(&entry["offset"]);
         let mut end = next;
         let gap = |gap: &Value| {
@@ -407,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_gaps_and_places_beyond_all_are_no_entry() {
+    fn entries_with_too_many_gaps_or_offsets_beyond_the_maximum_are_malformed() {
         let entry = |numbers: &[u64]| {
             let mut out = BytesMut::new();
             numbers.iter().for_each(|number| varint::encode(*number, &mut out));

@@ -20,7 +20,7 @@ const MAX_REORDERED_BYTES: u64 = 4 << 20;
 impl Pass<'_> {
     /// Gives send quotas to slow paths that no other rule uses, if the peer reassembles out of order (DataAck
     /// negotiated). Returns whether any stream data was assigned.
-    pub(super) fn fill_high_delay_paths(&mut self, offers: &mut [PathCandidate]) -> bool {
+    pub(super) fn fill_high_delay_paths(&mut self, candidates: &mut [PathCandidate]) -> bool {
         if self.recovery.data_acks.is_none()
             || !self.scheduler.kind().uses_late_paths()
             || self.connection.stream_backlog() == 0
@@ -28,18 +28,18 @@ impl Pass<'_> {
             return false;
         }
         let mut granted_any = false;
-        for at in 0..offers.len() {
-            let (late, held) = delay_difference(offers, at);
-            if offers[at].available_window == 0 || late.is_zero() || held > MAX_REORDERED_BYTES {
+        for at in 0..candidates.len() {
+            let (late, held) = delay_difference(candidates, at);
+            if candidates[at].available_window == 0 || late.is_zero() || held > MAX_REORDERED_BYTES {
                 continue;
             }
             let Some(since) = self.now.checked_sub(late * MIN_AGE_FACTOR) else { continue };
             let taken = self.connection.grant_quota_to_long_transfers(
-                offers[at].id,
-                offers[at].available_window,
+                candidates[at].id,
+                candidates[at].available_window,
                 since,
             );
-            offers[at].assign(taken);
+            candidates[at].assign(taken);
             granted_any |= taken > 0;
         }
         granted_any

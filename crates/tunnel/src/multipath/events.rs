@@ -45,9 +45,9 @@ impl PathEvents {
                 PathChange::Recovered(now.saturating_duration_since(since))
             }
             (_, PathState::Active) => PathChange::Active,
-            _ => PathChange::Standby(match path.usage.place() {
+            _ => PathChange::Standby(match path.usage.placement() {
                 Placement::Active => "kept for later by the client",
-                place => place.as_str(),
+                placement => placement.as_str(),
             }),
         };
         self.push(id, path, change);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_nobody_takes_are_bounded() {
+    fn waiting_events_are_bounded() {
         let now = Instant::now();
         let (paths, mut events) = (table(now, 1), PathEvents::default());
         for _ in 0..1000 {

@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_a_connection_that_is_not_understood_does_not_count_as_absent() {
+    fn a_malformed_connection_number_does_not_count_as_absent() {
         let member = |values: &[&str]| {
             let mut headers = Headers::new();
             values.iter().for_each(|value| headers.push(MEMBER_FIELD, (*value).to_owned()));

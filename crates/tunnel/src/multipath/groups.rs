@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_over_one_link_carry_as_one_under_the_lowest_number() {
+    fn paths_over_one_link_form_a_group_headed_by_the_lowest_id() {
         use PathState::Active;
         let groups = groups(&[(7, Active, 5), (3, Active, 4), (7, Active, 2)]);
         assert_eq!(groups.heads().collect::<Vec<_>>(), [PathId(4), PathId(2)]);

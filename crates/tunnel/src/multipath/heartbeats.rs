@@ -463,7 +463,7 @@ mod tests {
         table
     }
 
-    /// Nothing has arrived on a path for so long that it is dead, and the peer was told.
+    /// Makes a path dead by silence, and its status known to the peer.
     fn die(now: Instant, path: &mut PathEntry) {
         path.liveness.on_traffic(now);
         path.liveness.on_traffic(now + 1000 * MS);
@@ -480,7 +480,7 @@ mod tests {
         TrafficState { datagrams: true, last_data_at: Some(now) }
     }
 
-    /// What is sent: `.0` on each path as a report, `.1` as a PING.
+    /// Returns the paths on which reports (`.0`) and PINGs (`.1`) are sent.
     fn sent(due: &HeartbeatActions) -> (Vec<u32>, Vec<u32>) {
         let (mut reports, mut pings) = (Vec::new(), Vec::new());
         for heartbeat in &due.heartbeats {
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn one_path_that_works_is_enough_to_know_the_truth_about_all() {
+    fn one_working_path_suffices_to_know_the_state_of_all() {
         let start = Instant::now();
         let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
         let (mut ours, mut theirs) = (table(start, 2), table(start, 2));
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_was_overtaken_or_is_malformed_says_nothing() {
+    fn outdated_and_malformed_reports_are_ignored() {
         let now = Instant::now();
         let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
         let (mut ours, mut theirs) = (table(now, 1), table(now, 1));
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_announced_at_once_on_all_trusted_paths_and_where_none_is_heard_by_a_ping() {
+    fn changes_are_reported_at_once_on_trusted_paths_and_down_paths_get_a_ping() {
         let now = Instant::now();
         let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
         let (mut ours, mut theirs) = (table(now, 3), table(now, 3));
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_is_known_of_the_far_end_reports_leave_on_all_paths() {
+    fn while_reports_of_the_peer_are_missing_reports_are_sent_on_all_paths() {
         let start = Instant::now();
         let (mut heartbeats, mut paths) = (heartbeats(Role::Client), table(start, 2));
         let mut calls = Vec::new();
@@ -583,14 +583,14 @@ mod tests {
                 calls.push(ms);
             }
         }
-        let patience = paths.get(PathId(0)).expect("a path").liveness.silence_limit();
-        let silent = patience.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT).as_millis() as u32;
+        let silence_limit = paths.get(PathId(0)).expect("a path").liveness.silence_limit();
+        let silent = silence_limit.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT).as_millis() as u32;
         assert_eq!(calls.len() as u32, (1000 - silent).div_ceil(100), "{calls:?} after {silent} ms");
         assert!(calls[0] > silent, "first all paths are trusted");
     }
 
     #[test]
-    fn silence_while_heartbeats_were_rare_says_nothing() {
+    fn silence_while_heartbeats_were_sparse_is_no_evidence() {
         let start = Instant::now();
         let (mut heartbeats, mut paths) = (heartbeats(Role::Client), table(start, 1));
         let busy =
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_leave_where_something_was_heard_while_the_first_path_is_silent() {
+    fn acknowledgements_use_a_path_with_arrivals_while_the_first_path_is_silent() {
         let start = Instant::now();
         let (mut heartbeats, mut paths) = (heartbeats(Role::Client), table(start, 2));
         let now = start + 300 * MS;

@@ -37,7 +37,7 @@ impl MultipathConnection {
             let limit = connection.max_datagram_size().map(|max| max.saturating_sub(overhead));
             self.mtu.update(now, limit);
         }
-        self.choose_places(now, connection, measuring);
+        self.choose_placements(now, connection, measuring);
         let views = self.judge_paths(now, connection, measuring);
         self.form_groups(connection);
         self.update_scheduler(now, connection, measuring);
@@ -48,7 +48,7 @@ impl MultipathConnection {
     }
 
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
-    fn choose_places(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
+    fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
         let (role, reports) = (self.role, self.heartbeats.has_reports());
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter_mut() {
@@ -69,7 +69,7 @@ impl MultipathConnection {
                 connection.set_rate_cap(now, id, settings.cap);
                 connection.set_dscp(id, settings.dscp);
             }
-            let load = path.load.measure(measuring, connection.is_backlogged(id));
+            let utilization = path.load.measure(measuring, connection.is_backlogged(id));
             candidates.push(TieredPath {
                 id,
                 // Under the scheduler `failover` the client chooses the path within a tier, so the server puts a path
@@ -83,24 +83,24 @@ impl MultipathConnection {
                 tier: path.policy.get().tier,
                 metered: path.is_metered(),
                 works: path.liveness.is_alive() && !is_unheard(path, id, reports, connection),
-                utilization: load,
+                utilization,
             });
         }
         let links = usize::from(self.scheduler.copies());
-        let places = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, measuring);
-        for ((id, path), place) in self.paths.iter_mut().zip(places) {
-            if path.usage.place() != place {
+        let placements = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, measuring);
+        for ((id, path), placement) in self.paths.iter_mut().zip(placements) {
+            if path.usage.placement() != placement {
                 let tier = path.policy.get().tier;
                 tracing::debug!(
                     target: SCHEDULER,
                     path = id.0,
                     %tier,
-                    from = ?path.usage.place(),
-                    to = ?place,
+                    from = ?path.usage.placement(),
+                    to = ?placement,
                     "the role of a path among the tiers has changed"
                 );
             }
-            path.usage.set_place(place);
+            path.usage.set_placement(placement);
             if path.may_stay_unprobed() {
                 path.liveness.end_dense_heartbeats();
             }
@@ -142,7 +142,7 @@ impl MultipathConnection {
                     alive = evidence.alive,
                     unheard = evidence.unheard,
                     refused = evidence.refused,
-                    place = ?path.usage.place(),
+                    placement = ?path.usage.placement(),
                     reason = %path.liveness.reason(),
                     "the state of a path has changed"
                 );

@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// needed. Smaller: more processor time. Larger: overflow links are used for longer.
 const OVERFLOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What [`MeasurementTimer::poll`] asks for.
+/// A task that is due according to [`MeasurementTimer::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// Measure the paths and judge them.

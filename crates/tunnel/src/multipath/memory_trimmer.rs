@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_given_back_once_after_a_second_of_idleness() {
+    fn memory_is_released_once_after_an_idle_second() {
         let (mut trimmer, start) = (MemoryTrimmer::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!((trimmer.expires(start, false), trimmer.poll_timeout(false)), (false, None));

@@ -137,19 +137,19 @@ impl Numbering {
     /// Encodes the datagram of a packet that belongs to no FEC group.
     pub(super) fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.reserve(prefix.len() + Label::LEN + Part::LEN + payload.len());
-        room.extend_from_slice(prefix);
-        label.encode(room);
-        room.extend_from_slice(payload);
+        let buffer = self.arena.reserve(prefix.len() + Label::LEN + Part::LEN + payload.len());
+        buffer.extend_from_slice(prefix);
+        label.encode(buffer);
+        buffer.extend_from_slice(payload);
         self.arena.take()
     }
 
     /// Encodes a datagram outside of FEC groups from the label and packet of a datagram that was in one.
     pub(super) fn reframe(&mut self, labelled: TrackedDatagram) -> TrackedDatagram {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.reserve(prefix.len() + labelled.data.len());
-        room.extend_from_slice(prefix);
-        room.extend_from_slice(&labelled.data);
+        let buffer = self.arena.reserve(prefix.len() + labelled.data.len());
+        buffer.extend_from_slice(prefix);
+        buffer.extend_from_slice(&labelled.data);
         TrackedDatagram { data: self.arena.take(), ..labelled }
     }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_far_end_waits_longer_where_paths_differ_and_where_much_is_lost() {
+    fn the_reorder_timeout_grows_with_delay_difference_and_loss() {
         let timeout = |paths: &[(u64, f64)]| {
             let views: Vec<_> =
                 (0..).zip(paths).map(|(id, (rtt, loss))| view(id, *rtt as u32 * MS, *loss)).collect();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_that_outgrew_the_paths_travels_in_parts_that_make_the_same_packet() {
+    fn a_datagram_that_exceeds_the_mtu_is_sent_in_parts_that_rejoin_to_the_same_packet() {
         let (mut numbering, now) = (Numbering::new(4, 2), Instant::now());
         let payload: Vec<u8> = (0..3000u32).map(|n| n as u8).collect();
         let label = numbering.label(now, &packet(1, true), &payload);

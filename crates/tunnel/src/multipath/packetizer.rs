@@ -21,7 +21,7 @@ pub(super) struct PacketLimits {
     /// Largest packet that can be sent now. Larger packets are split or refused.
     pub(super) mtu: usize,
     /// The announced MTU of the tunnel: larger than `mtu` while a path searches for its MTU.
-    pub(super) promised: usize,
+    pub(super) announced: usize,
 }
 
 /// Splits packets and puts datagram prefixes in front of them.
@@ -76,15 +76,15 @@ impl Packetizer {
         protocol: u8,
         limits: PacketLimits,
     ) -> Result<Pieces<'_>, SplitError> {
-        let PacketLimits { mtu, promised } = limits;
+        let PacketLimits { mtu, announced } = limits;
         let is_tcp = protocol == protocol::TCP;
         if is_tcp {
             let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
-            mss::clamp(packet, promised, partial);
+            mss::clamp(packet, announced, partial);
         }
         match self.append(hdr, packet, mtu) {
             // While a path searches for its MTU, the limit is below the announced MTU: split the TCP segment.
-            Err(SplitError::TooBig { len, .. }) if is_tcp && len <= promised => {
+            Err(SplitError::TooBig { len, .. }) if is_tcp && len <= announced => {
                 self.append(as_super_packet(packet), packet, mtu)?;
             }
             result => result?,
@@ -97,8 +97,8 @@ impl Packetizer {
     fn append(&mut self, hdr: VnetHdr, packet: &[u8], mtu: usize) -> Result<(), SplitError> {
         let prefix = self.prefix.as_ref();
         self.ranges.clear();
-        let room = self.arena.reserve(split::estimated_output_len(hdr, packet.len(), mtu, prefix.len()));
-        split::split(hdr, packet, mtu, prefix, room, &mut self.ranges)
+        let buffer = self.arena.reserve(split::estimated_output_len(hdr, packet.len(), mtu, prefix.len()));
+        split::split(hdr, packet, mtu, prefix, buffer, &mut self.ranges)
     }
 
     #[inline]
@@ -108,9 +108,9 @@ impl Packetizer {
 
     /// Returns a UDP payload after a prefix.
     pub(super) fn payload(&mut self, prefix: &DatagramPrefix, payload: &[u8]) -> Bytes {
-        let room = self.arena.reserve(prefix.as_ref().len() + payload.len());
-        room.extend_from_slice(prefix.as_ref());
-        room.extend_from_slice(payload);
+        let buffer = self.arena.reserve(prefix.as_ref().len() + payload.len());
+        buffer.extend_from_slice(prefix.as_ref());
+        buffer.extend_from_slice(payload);
         self.arena.take()
     }
 
@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: PacketLimits = PacketLimits { mtu: 1280, promised: 1400 };
+    const LIMITS: PacketLimits = PacketLimits { mtu: 1280, announced: 1400 };
     const PREFIX: usize = 2;
 
     /// The sizes of the IP packets that a packet becomes.
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_and_does_not_fit_just_now_is_cut_if_it_is_tcp_and_refused_if_not() {
+    fn a_packet_within_the_announced_mtu_that_does_not_fit_is_split_if_tcp_and_refused_if_not() {
         let tcp = |len: usize| sizes(VnetHdr::NONE, Packet::v4().tcp(&vec![7; len - 40]), LIMITS);
         assert_eq!(tcp(1280), Ok(vec![1280]));
         assert_eq!(tcp(1400).map(|sizes| sizes.len()), Ok(2));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_of_tcp_are_told_what_was_promised() {
+    fn the_mss_of_tcp_handshakes_is_clamped_to_the_announced_mtu() {
         const MSS: [u8; 4] = [2, 4, 0x05, 0xb4];
         let tcp = Tcp { flags: tcp_flags::SYN, options: MSS.to_vec(), ..Tcp::default() };
         let mut packet = Packet::v4().tcp_with(&tcp, &[]);
@@ -207,7 +207,7 @@ mod tests {
         let mut packetizer = Packetizer::new(0);
         let mut queued = |mut packet: Vec<u8>| {
             let protocol = ip::parse(&packet).expect("a packet").protocol();
-            let limits = PacketLimits { mtu: 1400, promised: 1400 };
+            let limits = PacketLimits { mtu: 1400, announced: 1400 };
             let pieces = packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits);
             let data = pieces.expect("it fits").iter().next().expect("a packet");
             let queued = QueuedPacket { data, flow: 9, needs_order: true, unnumbered: false };

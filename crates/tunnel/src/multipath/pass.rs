@@ -20,8 +20,8 @@ use super::{
 /// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more passes.
 /// Larger: one path delays the others.
 const MAX_PASS_BYTES: u64 = 256 * 1024;
-/// Maximum number of links on which copies of one packet are sent; bounds an array on the stack. Larger than the
-/// number of links of known setups.
+/// Maximum number of links on which one packet and its copies are sent. Smaller: the scheduler `redundant` does not use
+/// all links. Larger: an array on the stack grows.
 const MAX_LINKS_PER_PACKET: usize = 16;
 /// Waiting time in the queue from which on the paths count as full for FEC; below it, a burst waits. Smaller: bursts
 /// get the FEC of full paths. Larger: full paths get too much FEC.
@@ -52,56 +52,56 @@ struct Handover {
 }
 
 impl Pass<'_> {
-    /// Runs the pass; `offers` is empty, and passed for its allocation. Returns whether any data was assigned.
-    pub(super) fn run(mut self, offers: &mut Vec<PathCandidate>) -> bool {
+    /// Runs the pass; `candidates` is empty, and passed for its allocation. Returns whether any data was assigned.
+    pub(super) fn run(mut self, candidates: &mut Vec<PathCandidate>) -> bool {
         let repairing = self.recovery.has_waiting();
         // Paths of later tiers get only what is left.
         let mut later = Vec::new();
         for id in self.scheduler.paths_in_order() {
-            let (tier, offer) = offer_of(self.paths, self.connection, self.now, id);
-            if tier == Tier::Primary { &mut *offers } else { &mut later }.push(offer);
+            let (tier, candidate) = candidate_of(self.paths, self.connection, self.now, id);
+            if tier == Tier::Primary { &mut *candidates } else { &mut later }.push(candidate);
         }
         // With copies of each packet, paths of later tiers are needed for the copies.
-        if offers.len() < usize::from(self.scheduler.copies()) {
-            offers.append(&mut later);
+        if candidates.len() < usize::from(self.scheduler.copies()) {
+            candidates.append(&mut later);
         }
         // Repair packets are useful only if they arrive early.
         let mut moved = false;
-        for offer in offers.iter_mut().chain(&mut later) {
-            let taken = self.send_repair(offer.id, offer.available_window);
-            offer.assign(taken);
+        for candidate in candidates.iter_mut().chain(&mut later) {
+            let taken = self.send_repair(candidate.id, candidate.available_window);
+            candidate.assign(taken);
             moved |= taken > 0;
         }
-        moved |= self.send_data_acks(offers);
-        moved |= self.send_reinjected(offers);
-        moved |= repairing && self.retransmit(offers);
-        moved |= self.fill_paths(offers);
+        moved |= self.send_data_acks(candidates);
+        moved |= self.send_reinjected(candidates);
+        moved |= repairing && self.retransmit(candidates);
+        moved |= self.fill_paths(candidates);
         if !later.is_empty() {
-            offers.append(&mut later);
-            moved |= self.fill_paths(offers);
+            candidates.append(&mut later);
+            moved |= self.fill_paths(candidates);
         }
-        moved |= self.fill_high_delay_paths(offers);
+        moved |= self.fill_high_delay_paths(candidates);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
-        for offer in &*offers {
-            let room = self.connection.available_window(self.now, offer.id);
-            let limited = room == 0 && (waits || self.scheduler.has_packet_for(offer.id));
-            self.connection.set_backlogged(offer.id, limited);
+        for candidate in &*candidates {
+            let window = self.connection.available_window(self.now, candidate.id);
+            let limited = window == 0 && (waits || self.scheduler.has_packet_for(candidate.id));
+            self.connection.set_backlogged(candidate.id, limited);
         }
         moved
     }
 
-    /// Moves packets and stream data to the paths of `offers` until no window or no data is left, or waiting for a
+    /// Moves packets and stream data to the paths of `candidates` until no window or no data is left, or waiting for a
     /// better path is preferable.
-    fn fill_paths(&mut self, offers: &mut [PathCandidate]) -> bool {
+    fn fill_paths(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let mut moved = false;
-        while let Some(pick) = self.scheduler.pick(self.now, offers, self.connection.stream_backlog()) {
+        while let Some(pick) = self.scheduler.pick(self.now, candidates, self.connection.stream_backlog()) {
             let want = if pick.arrives_first { EligiblePackets::Any } else { EligiblePackets::OldFlows };
-            let handover = self.give_packets(offers, pick.index, want);
+            let handover = self.give_packets(candidates, pick.index, want);
             // Packets and stream data take turns.
-            let granted = self.grant_stream_quota(&mut offers[pick.index]);
+            let granted = self.grant_stream_quota(&mut candidates[pick.index]);
             moved |= handover.moved || granted;
             if handover.drained && !granted {
-                offers[pick.index].available_window = 0;
+                candidates[pick.index].available_window = 0;
                 // The best path has no data left, so no other path has.
                 if pick.arrives_first {
                     break;
@@ -109,45 +109,51 @@ impl Pass<'_> {
             }
         }
         // Packets that are bound to one path do not wait for another one.
-        for at in 0..offers.len() {
-            moved |= self.give_packets(offers, at, EligiblePackets::Pinned).moved;
+        for at in 0..candidates.len() {
+            moved |= self.give_packets(candidates, at, EligiblePackets::Pinned).moved;
         }
         moved
     }
 
-    /// Gives the path of an offer a send quota for one turn of stream data; returns whether any was sent.
-    fn grant_stream_quota(&mut self, offer: &mut PathCandidate) -> bool {
-        if offer.available_window == 0 || self.connection.stream_backlog() == 0 {
+    /// Gives the path of a candidate a send quota for one turn of stream data; returns whether any was sent.
+    fn grant_stream_quota(&mut self, candidate: &mut PathCandidate) -> bool {
+        if candidate.available_window == 0 || self.connection.stream_backlog() == 0 {
             return false;
         }
-        let taken =
-            self.connection.grant_quota(offer.id, self.scheduler.path_turn_bytes(offer.available_window));
-        self.scheduler.charge(offer, taken);
-        offer.assign(taken);
+        let taken = self
+            .connection
+            .grant_quota(candidate.id, self.scheduler.path_turn_bytes(candidate.available_window));
+        self.scheduler.charge(candidate, taken);
+        candidate.assign(taken);
         taken > 0
     }
 
-    /// Moves one turn of packets to the path of `offers[at]`.
-    fn give_packets(&mut self, offers: &mut [PathCandidate], at: usize, want: EligiblePackets) -> Handover {
-        let PathCandidate { id, available_window: room, .. } = offers[at];
+    /// Moves one turn of packets to the path of `candidates[at]`.
+    fn give_packets(
+        &mut self,
+        candidates: &mut [PathCandidate],
+        at: usize,
+        want: EligiblePackets,
+    ) -> Handover {
+        let PathCandidate { id, available_window: window, .. } = candidates[at];
         let max_bytes =
-            if want == EligiblePackets::Pinned { room } else { self.scheduler.path_turn_bytes(room) };
+            if want == EligiblePackets::Pinned { window } else { self.scheduler.path_turn_bytes(window) };
         let mut taken = 0;
         let mut drained = false;
         while taken < max_bytes && !drained {
             match self.scheduler.pop(self.now, id, want) {
-                Some(packet) => taken += self.queue_packet(packet, id, offers),
+                Some(packet) => taken += self.queue_packet(packet, id, candidates),
                 None => drained = true,
             }
             taken += self.send_repair(id, max_bytes.saturating_sub(taken));
         }
-        self.scheduler.charge(&offers[at], taken);
-        offers[at].assign(taken);
+        self.scheduler.charge(&candidates[at], taken);
+        candidates[at].assign(taken);
         Handover { moved: taken > 0, drained }
     }
 
     /// Queues a packet for a path, split if it does not fit a datagram; returns the bytes that it takes on the path.
-    fn queue_packet(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [PathCandidate]) -> u64 {
+    fn queue_packet(&mut self, packet: QueuedPacket, id: PathId, candidates: &mut [PathCandidate]) -> u64 {
         let max = self.max;
         if packet.unnumbered {
             if packet.data.len() <= max {
@@ -162,7 +168,7 @@ impl Pass<'_> {
         let label_bytes = numbered.map_or(0, |sequencer| sequencer.overhead_bytes(self.packetizer.prefix()));
         let fits = packet.data.len() + label_bytes <= max;
         if !fits && (sequencer.is_none() || self.packetizer.is_tcp(&packet)) {
-            return self.queue_segments(&packet, max.saturating_sub(label_bytes), id, offers);
+            return self.queue_segments(&packet, max.saturating_sub(label_bytes), id, candidates);
         }
         let sequencer = self.recovery.sequencer.as_deref_mut();
         let Some(sequencer) = sequencer.filter(|sequencer| sequencer.is_on() || !fits) else {
@@ -173,12 +179,12 @@ impl Pass<'_> {
         if fits {
             let load = if self.scheduler.sojourn() >= FULL_LOAD_SOJOURN { Load::Full } else { Load::Light };
             let now = self.now;
-            return self.queue_numbered(id, offers, |sequencer, path| {
+            return self.queue_numbered(id, candidates, |sequencer, path| {
                 sequencer.frame(now, path, label, payload, load)
             });
         }
         let parts = sequencer.split_into_parts(label, payload, max);
-        let each = |part: Bytes| self.queue_numbered(id, offers, |_, _| (part.clone(), None));
+        let each = |part: Bytes| self.queue_numbered(id, candidates, |_, _| (part.clone(), None));
         parts.into_iter().map(each).sum()
     }
 
@@ -189,10 +195,10 @@ impl Pass<'_> {
         packet: &QueuedPacket,
         max: usize,
         id: PathId,
-        offers: &mut [PathCandidate],
+        candidates: &mut [PathCandidate],
     ) -> u64 {
         match self.packetizer.cut(packet, max) {
-            Ok(parts) => parts.into_iter().map(|part| self.queue_packet(part, id, offers)).sum(),
+            Ok(parts) => parts.into_iter().map(|part| self.queue_packet(part, id, candidates)).sum(),
             Err(error) => {
                 tracing::debug!(
                     class = self.log.class(),
@@ -209,24 +215,26 @@ impl Pass<'_> {
     fn queue_numbered(
         &mut self,
         id: PathId,
-        offers: &mut [PathCandidate],
+        candidates: &mut [PathCandidate],
         mut make: impl FnMut(&mut Sequencer, PathId) -> (Bytes, Option<u32>),
     ) -> u64 {
-        let (now, copies) = (self.now, self.scheduler.extra_copies(offers.len()));
+        let (now, copies) = (self.now, self.scheduler.extra_copies(candidates.len()));
         let Some(sequencer) = &mut self.recovery.sequencer else { return 0 };
         let connection = &mut *self.connection;
         let mut copied = false;
         // Each copy uses another link.
         let mut used_paths = [id; MAX_LINKS_PER_PACKET];
         for at in 1..=copies.min(MAX_LINKS_PER_PACKET - 1) {
-            let Some(next) = first_to_arrive_if(offers, |offer| !used_paths[..at].contains(&offer.id)) else {
+            let Some(next) =
+                first_to_arrive_if(candidates, |candidate| !used_paths[..at].contains(&candidate.id))
+            else {
                 break;
             };
-            used_paths[at] = offers[next].id;
+            used_paths[at] = candidates[next].id;
             let path = connection.next_path_in_group(used_paths[at]).unwrap_or(used_paths[at]);
             let (data, mark) = make(sequencer, path);
             // Only the first datagram is retransmitted after loss, not a copy.
-            offers[next].assign(match mark {
+            candidates[next].assign(match mark {
                 None => connection.queue_datagram(used_paths[at], data),
                 Some(_) => {
                     let copy = TrackedDatagram {
@@ -251,20 +259,20 @@ impl Pass<'_> {
     }
 
     /// Retransmits lost packets, each on the path on which it arrives first. Returns whether any was sent.
-    fn retransmit(&mut self, offers: &mut [PathCandidate]) -> bool {
+    fn retransmit(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let Some(sequencer) = &mut self.recovery.sequencer else { return false };
         let mut moved = false;
-        while let Some(at) = mpvpn_path::first_to_arrive(offers) {
+        while let Some(at) = mpvpn_path::first_to_arrive(candidates) {
             let Some(datagram) = sequencer.next_retransmission() else { break };
-            let offer = &mut offers[at];
+            let candidate = &mut candidates[at];
             if datagram.data.len() <= self.max {
-                offer.assign(self.connection.queue_tracked(offer.id, datagram));
+                candidate.assign(self.connection.queue_tracked(candidate.id, datagram));
                 moved = true;
                 continue;
             }
             for data in sequencer.split_lost_into_parts(&datagram.data, self.max) {
-                offer.assign(
-                    self.connection.queue_tracked(offer.id, TrackedDatagram { data, ..datagram.clone() }),
+                candidate.assign(
+                    self.connection.queue_tracked(candidate.id, TrackedDatagram { data, ..datagram.clone() }),
                 );
                 moved = true;
             }
@@ -272,15 +280,15 @@ impl Pass<'_> {
         moved
     }
 
-    /// Sends FEC repair packets on the paths of the group of `head`. Stops after `room` bytes, which the last
+    /// Sends FEC repair packets on the paths of the group of `head`. Stops after `window` bytes, which the last
     /// datagram may exceed. Returns the bytes sent.
-    fn send_repair(&mut self, head: PathId, room: u64) -> u64 {
+    fn send_repair(&mut self, head: PathId, window: u64) -> u64 {
         let sequencer = self.recovery.sequencer.as_mut();
         let protection = sequencer.and_then(|sequencer| sequencer.protection());
         let Some(protection) = protection.filter(|protection| protection.has_repair()) else { return 0 };
         let mut taken = 0;
         for id in self.groups.members(head) {
-            while taken < room
+            while taken < window
                 && let Some(datagram) = protection.next_repair(self.now, *id)
             {
                 taken += self.connection.queue_tracked_on_path(*id, datagram);
@@ -290,13 +298,13 @@ impl Pass<'_> {
     }
 
     /// Sends the waiting DataAck report on all paths with an available window, since any path may stall.
-    fn send_data_acks(&mut self, offers: &mut [PathCandidate]) -> bool {
+    fn send_data_acks(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let Some(acks) = &mut self.recovery.data_acks else { return false };
-        if offers.iter().all(|offer| offer.available_window == 0) {
+        if candidates.iter().all(|candidate| candidate.available_window == 0) {
             return false;
         }
         let Some(data) = acks.take_waiting() else { return false };
-        for offer in offers.iter_mut().filter(|offer| offer.available_window > 0) {
+        for candidate in candidates.iter_mut().filter(|candidate| candidate.available_window > 0) {
             let data = data.clone();
             let report = TrackedDatagram {
                 data,
@@ -305,18 +313,18 @@ impl Pass<'_> {
                 has_copy: false,
                 ack_token: None,
             };
-            offer.assign(self.connection.queue_tracked(offer.id, report));
+            candidate.assign(self.connection.queue_tracked(candidate.id, report));
         }
         true
     }
 
     /// Sends reinjected bytes, each on the path on which it arrives first. Returns whether any were sent.
-    fn send_reinjected(&mut self, offers: &mut [PathCandidate]) -> bool {
+    fn send_reinjected(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let Some(reinjection) = &mut self.recovery.reinjection else { return false };
         let mut moved = false;
-        while let Some((at, datagram)) = reinjection.next(self.now, self.max, offers) {
-            let offer = &mut offers[at];
-            offer.assign(self.connection.queue_tracked(offer.id, datagram));
+        while let Some((at, datagram)) = reinjection.next(self.now, self.max, candidates) {
+            let candidate = &mut candidates[at];
+            candidate.assign(self.connection.queue_tracked(candidate.id, datagram));
             moved = true;
         }
         moved
@@ -324,17 +332,17 @@ impl Pass<'_> {
 }
 
 /// Returns the path candidate of a path, and the tier of its link.
-fn offer_of(
+fn candidate_of(
     paths: &PathTable,
     connection: &mut Connection,
     now: Instant,
     id: PathId,
 ) -> (Tier, PathCandidate) {
-    let offer = connection.path_candidate(now, id, MAX_PASS_BYTES);
+    let candidate = connection.path_candidate(now, id, MAX_PASS_BYTES);
     let Some(path) = paths.get(id) else {
-        return (Tier::Primary, PathCandidate { weight: Weight::default().get().into(), ..offer });
+        return (Tier::Primary, PathCandidate { weight: Weight::default().get().into(), ..candidate });
     };
     let policy = path.policy.get();
-    let delay = offer.one_way_delay + path.stall.delay(now);
-    (policy.tier, PathCandidate { weight: policy.weight.get().into(), one_way_delay: delay, ..offer })
+    let delay = candidate.one_way_delay + path.stall.delay(now);
+    (policy.tier, PathCandidate { weight: policy.weight.get().into(), one_way_delay: delay, ..candidate })
 }

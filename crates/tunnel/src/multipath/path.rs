@@ -108,7 +108,9 @@ impl PathEntry {
     #[inline]
     pub(super) fn may_stay_unprobed(&self) -> bool {
         let policy = self.policy.get();
-        policy.metered && policy.tier == Tier::Backup && self.usage.place() != mpvpn_path::Placement::Active
+        policy.metered
+            && policy.tier == Tier::Backup
+            && self.usage.placement() != mpvpn_path::Placement::Active
     }
 
     /// Sets the policy of the path; returns whether it has changed.

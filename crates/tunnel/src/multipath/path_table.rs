@@ -1,7 +1,7 @@
 //! The paths of a connection by path ID.
 //!
 //! In: opened and closed paths. Out: the paths, and which of them work. Always holds: a path ID is never used again
-//! (draft-ietf-quic-multipath-21 §3.1), and iteration is in the order of IDs.
+//! (draft-ietf-quic-multipath-21), and iteration is in the order of IDs.
 
 use std::collections::BTreeMap;
 

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_since_when_nothing_is_heard_until_one_says_otherwise() {
+    fn a_path_is_unheard_from_the_first_report_that_says_so_until_one_denies_it() {
         let (mut view, start) = (PeerView::default(), Instant::now());
         assert!(view.on_report(start, Some(&entry(Reception::Silent, false)), false));
         assert!(!view.on_report(start + MS, Some(&entry(Reception::Silent, false)), false), "nothing new");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_is_owed_once_where_the_far_end_hears_nothing() {
+    fn a_heartbeat_is_requested_once_where_the_peer_receives_nothing() {
         let (mut view, now) = (PeerView::default(), Instant::now());
         view.on_report(now, Some(&entry(Reception::Heard, false)), true);
         assert!(!view.is_heartbeat_requested());

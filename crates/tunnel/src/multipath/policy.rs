@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_of_paths_that_never_come_are_bounded_and_the_newest_are_kept() {
+    fn policies_of_unopened_paths_are_bounded_and_the_newest_are_kept() {
         let mut policies = LinkPolicies::new(Role::Server);
         for id in 0..1000 {
             policies.set_path(PathId(id), capped(id.into()));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_is_told_once_and_again_when_something_changes() {
+    fn settings_are_applied_once_and_again_after_a_change() {
         let now = Instant::now();
         let told =
             |policy: &mut PolicyInForce| policy.apply(now, None, None, false).map(|settings| settings.cap);

@@ -19,8 +19,8 @@ use mpvpn_packet::Arena;
 use mpvpn_quic::{PathStats, TrackedDatagram};
 use mpvpn_types::{Duration, Fec, Instant, PathId, target::FEC};
 
-/// Flag in the mark of a datagram, beside the number of its FEC group: the datagram is a repair packet.
-const REPAIR_MARK: u32 = 1 << 16;
+/// Flag in the ack token of a datagram, beside the number of its FEC group: the datagram is a repair packet.
+const REPAIR_FLAG: u32 = 1 << 16;
 /// Packets of at least this size (bytes) are padded to the size of their repair packets. DPLPMTUD takes it for a
 /// smaller MTU if packets are lost after one that was slightly longer arrived, which happens all the time at high
 /// loss; it ignores packets of up to 1200 bytes. Smaller: bytes are wasted. Larger: the MTU falls without cause.
@@ -63,15 +63,15 @@ pub(super) struct Protection {
     /// The same prefix with longer varints, which pad large packets to the size of repair packets.
     long_prefix: Option<DatagramPrefix>,
     fec: Fec,
-    watches: BTreeMap<PathId, LossMonitor>,
-    guard: GroupEncoder,
-    fates: GroupOutcomes<TrackedDatagram>,
+    loss_monitors: BTreeMap<PathId, LossMonitor>,
+    encoder: GroupEncoder,
+    outcomes: GroupOutcomes<TrackedDatagram>,
     /// How long the outcome of a group's packets may stay unknown after the first loss.
     outcome_wait: Duration,
     /// Lost packets that the peer cannot recover, to be retransmitted.
     lost: VecDeque<TrackedDatagram>,
-    restorer: GroupDecoder,
-    restored: VecDeque<Bytes>,
+    decoder: GroupDecoder,
+    recovered: VecDeque<Bytes>,
     arena: Arena,
 }
 
@@ -79,16 +79,16 @@ impl Protection {
     pub(super) fn new(stream: u64, context: u64, fec: Fec) -> Self {
         let prefix = datagram::prefix(stream, context);
         Self {
-            guard: GroupEncoder::new(prefix.as_ref()),
+            encoder: GroupEncoder::new(prefix.as_ref()),
             prefix,
             long_prefix: datagram::long_prefix(stream, context, GroupPosition::REPAIR_OVERHEAD),
             fec,
-            watches: BTreeMap::new(),
-            fates: GroupOutcomes::new(),
+            loss_monitors: BTreeMap::new(),
+            outcomes: GroupOutcomes::new(),
             outcome_wait: OUTCOME_WAIT,
             lost: VecDeque::new(),
-            restorer: GroupDecoder::new(),
-            restored: VecDeque::new(),
+            decoder: GroupDecoder::new(),
+            recovered: VecDeque::new(),
             arena: Arena::new(),
         }
     }
@@ -101,21 +101,21 @@ impl Protection {
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.guard.is_active()
+        self.encoder.is_active()
     }
 
     pub(super) fn protects(&self, path: PathId) -> bool {
-        self.guard.protects(path)
+        self.encoder.protects(path)
     }
 
     /// Takes the measurements of the paths in use.
     pub(super) fn measure(&mut self, views: &[PathStats]) {
         let used = |id: PathId| views.iter().any(|view| view.id == id);
-        self.guard.retain(used);
-        self.watches.retain(|id, _| used(*id));
+        self.encoder.retain(used);
+        self.loss_monitors.retain(|id, _| used(*id));
         for view in views {
             if let Some(plan) =
-                self.watches.entry(view.id).or_default().update(self.fec, repairable_loss(view))
+                self.loss_monitors.entry(view.id).or_default().update(self.fec, repairable_loss(view))
             {
                 let percent = plan.map(RepairPlan::repair_percent);
                 tracing::debug!(
@@ -127,9 +127,9 @@ impl Protection {
                     policy = %self.fec,
                     "the FEC share of a path has changed"
                 );
-                self.guard.set_plan(view.id, plan);
+                self.encoder.set_plan(view.id, plan);
             }
-            self.guard.set_wait(
+            self.encoder.set_wait(
                 view.id,
                 (view.rtt / GROUP_WAIT_DIVISOR).clamp(GROUP_WAIT_RANGE.0, GROUP_WAIT_RANGE.1),
             );
@@ -139,7 +139,7 @@ impl Protection {
             OUTCOME_WAIT + (slowest / GROUP_WAIT_DIVISOR).min(GROUP_WAIT_RANGE.1) * FULL_PATH_WAIT_FACTOR;
     }
 
-    /// Encodes the datagram of a packet sent on a protected path and returns it with its mark; `None` if the path is
+    /// Encodes the datagram of a packet sent on a protected path and returns it with its ack token; `None` if the path is
     /// not protected. `load` is the load of the path.
     pub(super) fn frame(
         &mut self,
@@ -149,7 +149,7 @@ impl Protection {
         packet: &[u8],
         load: Load,
     ) -> Option<(Bytes, u32)> {
-        let place = self.guard.assign_position(now, path, Label::LEN + packet.len())?;
+        let position = self.encoder.assign_position(now, path, Label::LEN + packet.len())?;
         let prefix = self
             .long_prefix
             .as_ref()
@@ -158,20 +158,20 @@ impl Protection {
             .as_ref();
         let room = self.arena.reserve(prefix.len() + GroupPosition::LEN + Label::LEN + packet.len());
         room.extend_from_slice(prefix);
-        place.encode(room);
+        position.encode(room);
         label.encode(room);
         room.extend_from_slice(packet);
         let data = self.arena.take();
-        if place.symbol == Symbol::Source(0) {
-            self.fates.open(place.group);
+        if position.symbol == Symbol::Source(0) {
+            self.outcomes.open(position.group);
         }
-        let Self { guard, fates, lost, .. } = self;
+        let Self { encoder, outcomes, lost, .. } = self;
         if let Some(closed) =
-            guard.add_packet(now, path, data.slice(prefix.len() + GroupPosition::LEN..), load)
+            encoder.add_packet(now, path, data.slice(prefix.len() + GroupPosition::LEN..), load)
         {
-            fates.close(closed, |datagram| lost.push_back(datagram));
+            outcomes.close(closed, |datagram| lost.push_back(datagram));
         }
-        Some((data, place.group.into()))
+        Some((data, position.group.into()))
     }
 
     /// Returns the length of the FEC prefix of a datagram; `None` if it has another prefix.
@@ -186,29 +186,29 @@ impl Protection {
         datagram.slice((prefix + GroupPosition::LEN).min(datagram.len())..)
     }
 
-    /// A datagram with this mark was acknowledged.
-    pub(super) fn on_arrived(&mut self, mark: u32) {
+    /// A datagram with this ack token was acknowledged.
+    pub(super) fn on_arrived(&mut self, ack_token: u32) {
         let lost = &mut self.lost;
-        self.fates.on_arrived(mark as u16, |datagram| lost.push_back(datagram));
+        self.outcomes.on_arrived(ack_token as u16, |datagram| lost.push_back(datagram));
     }
 
-    /// A datagram with a mark was lost.
+    /// A datagram with an ack token was lost.
     pub(super) fn on_lost(&mut self, now: Instant, datagram: TrackedDatagram) {
-        let Some(mark) = datagram.ack_token else { return };
-        let packet = (mark & REPAIR_MARK == 0).then_some(datagram);
-        let Self { fates, lost, outcome_wait, .. } = self;
-        fates.on_lost(now, mark as u16, packet, *outcome_wait, |datagram| lost.push_back(datagram));
+        let Some(ack_token) = datagram.ack_token else { return };
+        let packet = (ack_token & REPAIR_FLAG == 0).then_some(datagram);
+        let Self { outcomes, lost, outcome_wait, .. } = self;
+        outcomes.on_lost(now, ack_token as u16, packet, *outcome_wait, |datagram| lost.push_back(datagram));
     }
 
     /// Closes groups whose wait has ended, and stops waiting for the outcome of others.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        let Self { guard, fates, lost, .. } = self;
-        guard.close_due(now, |closed| fates.close(closed, |datagram| lost.push_back(datagram)));
-        fates.handle_timeout(now, |datagram| lost.push_back(datagram));
+        let Self { encoder, outcomes, lost, .. } = self;
+        encoder.close_due(now, |closed| outcomes.close(closed, |datagram| lost.push_back(datagram)));
+        outcomes.handle_timeout(now, |datagram| lost.push_back(datagram));
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.guard.poll_timeout().into_iter().chain(self.fates.poll_timeout()).min()
+        self.encoder.poll_timeout().into_iter().chain(self.outcomes.poll_timeout()).min()
     }
 
     /// Returns the next datagram that the peer cannot recover, without FEC prefix and group header.
@@ -220,7 +220,7 @@ impl Protection {
     /// Removes FEC prefix and group header of a datagram; `None` if it is a repair packet.
     pub(super) fn unprotect(&self, datagram: TrackedDatagram) -> Option<TrackedDatagram> {
         match datagram.ack_token {
-            Some(mark) if mark & REPAIR_MARK != 0 => None,
+            Some(ack_token) if ack_token & REPAIR_FLAG != 0 => None,
             Some(_) => Some(TrackedDatagram {
                 data: self.labelled_packet(&datagram.data),
                 ack_token: None,
@@ -231,18 +231,18 @@ impl Protection {
     }
 
     pub(super) fn has_repair(&self) -> bool {
-        self.guard.has_repair()
+        self.encoder.has_repair()
     }
 
     /// Returns the next repair packet for a path.
     pub(super) fn next_repair(&mut self, now: Instant, path: PathId) -> Option<TrackedDatagram> {
-        let (group, data) = self.guard.next_repair(now, path)?;
+        let (group, data) = self.encoder.next_repair(now, path)?;
         Some(TrackedDatagram {
             data,
             first_sent: now,
             retransmissions: 0,
             has_copy: false,
-            ack_token: Some(REPAIR_MARK | u32::from(group)),
+            ack_token: Some(REPAIR_FLAG | u32::from(group)),
         })
     }
 
@@ -254,26 +254,26 @@ impl Protection {
     /// Packets that it recovers are returned by [`Self::next_recovered`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
         datagram.advance(self.prefix_len_of(&datagram)?);
-        let (place, len) = GroupPosition::decode(&datagram).ok()?;
+        let (position, len) = GroupPosition::decode(&datagram).ok()?;
         datagram.advance(len);
-        let restored = &mut self.restored;
-        self.restorer.push(now, place, &datagram, |packet| restored.push_back(packet));
-        matches!(place.symbol, Symbol::Source(_)).then_some(datagram)
+        let recovered = &mut self.recovered;
+        self.decoder.push(now, position, &datagram, |packet| recovered.push_back(packet));
+        matches!(position.symbol, Symbol::Source(_)).then_some(datagram)
     }
 
     /// Returns label and packet of the next recovered packet.
     pub(super) fn next_recovered(&mut self) -> Option<Bytes> {
-        self.restored.pop_front()
+        self.recovered.pop_front()
     }
 
     pub(super) fn counters(&self) -> FecCounters {
-        let (sent, came) = (self.guard.stats(), self.restorer.stats());
+        let (sent, came) = (self.encoder.stats(), self.decoder.stats());
         FecCounters {
-            percent: self.guard.max_repair_percent(),
+            percent: self.encoder.max_repair_percent(),
             protected: sent.protected,
             repairs: sent.repair_packets,
             repair_bytes: sent.repair_bytes,
-            made_good: self.fates.restored_losses(),
+            made_good: self.outcomes.restored_losses(),
             recovered: came.recovered,
             wasted: came.wasted,
             unrecoverable: came.unrecoverable,
@@ -283,8 +283,8 @@ impl Protection {
     /// Releases unused memory.
     pub(super) fn trim(&mut self) {
         self.arena.release();
-        self.guard.trim_memory();
-        self.restorer.clear();
+        self.encoder.trim_memory();
+        self.decoder.clear();
     }
 }
 
@@ -323,14 +323,14 @@ mod tests {
         let mut data = Vec::new();
         for number in 0..4 {
             let framed = sender.frame(now, PATH, &label(number), &[number as u8; 100], Load::Light);
-            let (bytes, mark) = framed.expect("the path is protected");
-            let mark = Some(mark);
+            let (bytes, ack_token) = framed.expect("the path is protected");
+            let ack_token = Some(ack_token);
             data.push(TrackedDatagram {
                 data: bytes,
                 first_sent: now,
                 retransmissions: 0,
                 has_copy: false,
-                ack_token: mark,
+                ack_token,
             });
         }
         let repair = std::iter::from_fn(|| sender.next_repair(now, PATH)).collect();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_restored_at_the_far_end_and_not_sent_again() {
+    fn packets_that_the_peer_recovers_are_not_retransmitted() {
         let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
         let (data, repair) = group(&mut sender, now);
         assert_eq!(repair.len(), 2);
@@ -352,8 +352,8 @@ mod tests {
         for datagram in [&data[0], &data[2], &data[3], &repair[0]] {
             arrive(&mut sender, &mut receiver, now, datagram);
         }
-        let restored = receiver.next_recovered().expect("one is restored");
-        let (label, payload) = super::super::resequencer::split_label(restored).expect("with its label");
+        let recovered = receiver.next_recovered().expect("one is recovered");
+        let (label, payload) = super::super::resequencer::split_label(recovered).expect("with its label");
         assert_eq!((label.number, &payload[..]), (1, &[1; 100][..]));
         sender.handle_timeout(now + 1000 * MS);
         assert_eq!((receiver.next_recovered(), sender.next_lost()), (None, None));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_repair_makes_good_is_sent_again_outside_of_groups() {
+    fn packets_that_the_peer_cannot_recover_are_retransmitted_outside_of_groups() {
         let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
         let (data, repair) = group(&mut sender, now);
         arrive(&mut sender, &mut receiver, now, &data[0]);
@@ -373,12 +373,12 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_in_a_group_of_which_nothing_more_is_learned_is_sent_again_after_some_time() {
+    fn a_loss_in_a_group_without_further_outcomes_is_retransmitted_after_a_timeout() {
         let (mut sender, now) = (sender(), Instant::now());
         let (data, _) = group(&mut sender, now);
         sender.on_lost(now, data[2].clone());
         assert!(sender.next_lost().is_none());
-        let due = sender.poll_timeout().expect("its fate is followed");
+        let due = sender.poll_timeout().expect("its outcome is followed");
         assert!(
             (OUTCOME_WAIT..OUTCOME_WAIT + GROUP_WAIT_RANGE.1 * FULL_PATH_WAIT_FACTOR).contains(&(due - now)),
             "{:?}",
@@ -391,15 +391,15 @@ mod tests {
     #[test]
     fn places_in_groups_are_those_of_the_vectors() {
         let parse = |received: Received<'_>| {
-            let (place, len) = GroupPosition::decode(received.payload).ok()?;
-            let (index, size) = match place.symbol {
+            let (position, len) = GroupPosition::decode(received.payload).ok()?;
+            let (index, size) = match position.symbol {
                 Symbol::Source(index) => (index, None),
                 Symbol::Repair { index, source_count: data } => (index, Some(data)),
             };
             let protection = Protection::new(received.stream, received.context, Fec::Off);
             assert!(protection.has_prefix(received.bytes));
             let content = hex(&received.payload[len..]);
-            Some(json!({ "group": place.group, "index": index, "size": size, "content": content }))
+            Some(json!({ "group": position.group, "index": index, "size": size, "content": content }))
         };
         let encode = |_, _, fields: &Value| {
             let index = number(&fields["index"]) as u8;
@@ -444,14 +444,14 @@ mod tests {
             for packet in vector["repair_packets"].as_array().unwrap() {
                 assert_eq!(receiver.take(now, vectors::bytes(packet).into()), None);
             }
-            let restored = std::iter::from_fn(|| receiver.next_recovered());
-            let mut restored: Vec<_> = restored.map(|content| content.to_vec()).collect();
-            restored.sort();
+            let recovered = std::iter::from_fn(|| receiver.next_recovered());
+            let mut recovered: Vec<_> = recovered.map(|content| content.to_vec()).collect();
+            recovered.sort();
             let content =
                 |packet: &Value| receiver.labelled_packet(&vectors::bytes(&packet["hex"]).into()).to_vec();
             let mut expected: Vec<_> = lost.iter().map(|(_, packet)| content(packet)).collect();
             expected.sort();
-            assert_eq!(restored, expected, "what is restored of {name}");
+            assert_eq!(recovered, expected, "what is recovered of {name}");
         }
     }
 

@@ -55,10 +55,10 @@ impl Recovery {
     /// Passes reinjected bytes and DataAck reports of the peer to the QUIC connection.
     pub(super) fn deliver(&mut self, now: Instant, connection: &mut Connection) {
         if let Some(reinjection) = &mut self.reinjection {
-            reinjection.drain_received().for_each(|piece| connection.receive_reinjected(piece));
+            reinjection.drain_received().for_each(|chunk| connection.receive_reinjected(chunk));
         }
         if let Some(acks) = &mut self.data_acks {
-            acks.drain_received().for_each(|progress| connection.on_data_ack(now, progress));
+            acks.drain_received().for_each(|data_ack| connection.on_data_ack(now, data_ack));
         }
     }
 
@@ -72,9 +72,9 @@ impl Recovery {
 
     /// Takes the outcomes of datagrams on all paths, and schedules lost ones for retransmission.
     pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
-        connection.drain_outcomes(|_, fate| match (fate, &mut self.sequencer) {
+        connection.drain_outcomes(|_, outcome| match (outcome, &mut self.sequencer) {
             (Outcome::Lost(lost), _) if lost.ack_token.is_none() => self.on_lost(now, lost),
-            (fate, Some(sequencer)) => sequencer.on_outcome(now, fate),
+            (outcome, Some(sequencer)) => sequencer.on_outcome(now, outcome),
             _ => {}
         });
         if let Some(sequencer) = &mut self.sequencer {
@@ -107,26 +107,26 @@ impl Recovery {
             packets += 1;
             self.on_lost(now, datagram);
         }
-        let pieces = connection.take_unacked_chunks(now, id);
+        let chunks = connection.take_unacked_chunks(now, id);
         let stuck = connection.may_hold_retransmissions(id);
         tracing::debug!(
             target: REORDER,
             path = id.0,
             packets,
-            pieces = pieces.len(),
+            chunks = chunks.len(),
             stuck,
             "data in flight on a dead path is sent again on other paths"
         );
         let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram_size()) else {
-            return Reinjected { packets, bytes: 0, stuck: stuck || !pieces.is_empty() };
+            return Reinjected { packets, bytes: 0, stuck: stuck || !chunks.is_empty() };
         };
-        for piece in &pieces {
-            reinjection.push(now, piece, max, None);
-            if piece.offset == 0 && self.role == Role::Client {
-                announce_stream(connection, piece.stream);
+        for chunk in &chunks {
+            reinjection.push(now, chunk, max, None);
+            if chunk.offset == 0 && self.role == Role::Client {
+                announce_stream(connection, chunk.stream);
             }
         }
-        let bytes = pieces.iter().map(|piece| piece.data.len() as u64).sum();
+        let bytes = chunks.iter().map(|chunk| chunk.data.len() as u64).sum();
         Reinjected { packets, bytes, stuck }
     }
 
@@ -192,22 +192,22 @@ impl Recovery {
             now,
             &overdue_after,
             max_bytes,
-            |OverdueChunk { chunk: piece, path, path_stalled: stalls }| {
-                reinjected += piece.data.len() as u64;
-                if piece.offset == 0 && self.role == Role::Client {
-                    new_streams.push(piece.stream);
+            |OverdueChunk { chunk, path, path_stalled: stalls }| {
+                reinjected += chunk.data.len() as u64;
+                if chunk.offset == 0 && self.role == Role::Client {
+                    new_streams.push(chunk.stream);
                 }
                 tracing::debug!(
                     target: REORDER,
-                    stream = piece.stream,
-                    at = piece.offset,
-                    bytes = piece.data.len(),
+                    stream = chunk.stream,
+                    at = chunk.offset,
+                    bytes = chunk.data.len(),
                     path = path.0,
                     stalls,
                     ?overdue_after,
                     "overdue bytes of a stream are reinjected on another path"
                 );
-                reinjection.push(now, &piece, max, groups.head_of(path));
+                reinjection.push(now, &chunk, max, groups.head_of(path));
                 if let Some(path) = paths.get_mut(path).filter(|_| stalls) {
                     path.stall.note(now);
                 }

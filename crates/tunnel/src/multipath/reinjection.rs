@@ -4,7 +4,7 @@
 //! noq retransmits these bytes as well, but only when the path is closed or after three probe timeouts; until then
 //! the streams would wait for them.
 //!
-//! In: pieces of streams, and datagrams of the peer. Out: datagrams with the path for each, and pieces for local
+//! In: chunks of streams, and datagrams of the peer. Out: datagrams with the path for each, and chunks for local
 //! streams. Always holds: reinjected bytes wait until a path takes them and are never dropped, since a stream waits
 //! for them.
 
@@ -57,7 +57,7 @@ impl Reinjection {
         self.received.extend(self.decode(datagram));
     }
 
-    /// Returns the pieces that the peer has reinjected since the last call.
+    /// Returns the chunks that the peer has reinjected since the last call.
     pub(super) fn drain_received(&mut self) -> impl Iterator<Item = StreamChunk> + '_ {
         self.received.drain(..)
     }
@@ -67,18 +67,18 @@ impl Reinjection {
         !self.waiting.is_empty()
     }
 
-    /// Queues a piece as datagrams of at most `max` bytes, for any path other than `avoid` if there is one.
-    pub(super) fn push(&mut self, now: Instant, piece: &StreamChunk, max: usize, avoid: Option<PathId>) {
+    /// Queues a chunk as datagrams of at most `max` bytes, for any path other than `avoid` if there is one.
+    pub(super) fn push(&mut self, now: Instant, chunk: &StreamChunk, max: usize, avoid: Option<PathId>) {
         let max_bytes = max.saturating_sub(self.prefix.as_ref().len() + MAX_HEADER_BYTES).max(1);
         let mut at = 0;
         loop {
-            let bytes = piece.data.slice(at..piece.data.len().min(at + max_bytes));
-            let is_last = at + bytes.len() == piece.data.len();
+            let bytes = chunk.data.slice(at..chunk.data.len().min(at + max_bytes));
+            let is_last = at + bytes.len() == chunk.data.len();
             let mut data =
                 BytesMut::with_capacity(self.prefix.as_ref().len() + MAX_HEADER_BYTES + bytes.len());
             data.put_slice(self.prefix.as_ref());
-            varint::encode(piece.stream, &mut data);
-            varint::encode((piece.offset + at as u64) << 1 | u64::from(piece.fin && is_last), &mut data);
+            varint::encode(chunk.stream, &mut data);
+            varint::encode((chunk.offset + at as u64) << 1 | u64::from(chunk.fin && is_last), &mut data);
             data.put_slice(&bytes);
             at += bytes.len();
             let data = TrackedDatagram {
@@ -100,26 +100,26 @@ impl Reinjection {
         self.waiting.push_back((None, lost));
     }
 
-    /// Returns the next datagram of at most `max` bytes, and the index of the offer on which it arrives first; `None`
+    /// Returns the next datagram of at most `max` bytes, and the index of the candidate on which it arrives first; `None`
     /// if no datagram waits or no path has an available window.
     pub(super) fn next(
         &mut self,
         now: Instant,
         max: usize,
-        offers: &[PathCandidate],
+        candidates: &[PathCandidate],
     ) -> Option<(usize, TrackedDatagram)> {
         loop {
             let (avoid, _) = *self.waiting.front()?;
-            let others = offers.iter().any(|offer| Some(offer.id) != avoid);
-            let may = |offer: &PathCandidate| !(others && Some(offer.id) == avoid);
-            let at = first_to_arrive_if(offers, may)?;
+            let others = candidates.iter().any(|candidate| Some(candidate.id) != avoid);
+            let may = |candidate: &PathCandidate| !(others && Some(candidate.id) == avoid);
+            let at = first_to_arrive_if(candidates, may)?;
             let (avoid, datagram) = self.waiting.pop_front()?;
             if datagram.data.len() <= max {
                 return Some((at, datagram));
             }
             // The MTU became smaller while the datagram waited: split it again.
-            if let Some(piece) = self.decode(datagram.data).filter(|_| max > MIN_DATAGRAM_BYTES) {
-                self.push(now, &piece, max, avoid);
+            if let Some(chunk) = self.decode(datagram.data).filter(|_| max > MIN_DATAGRAM_BYTES) {
+                self.push(now, &chunk, max, avoid);
             }
         }
     }
@@ -176,15 +176,15 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn piece(at: u64, bytes: &'static [u8], ends: bool) -> StreamChunk {
+    fn chunk(at: u64, bytes: &'static [u8], ends: bool) -> StreamChunk {
         StreamChunk { stream: 8, offset: at, data: Bytes::from_static(bytes), fin: ends }
     }
 
-    fn offer(id: u32, delay_ms: u64, room: u64) -> PathCandidate {
+    fn candidate(id: u32, delay_ms: u64, window: u64) -> PathCandidate {
         let delay = Duration::from_millis(delay_ms);
         PathCandidate {
             id: PathId(id),
-            available_window: room,
+            available_window: window,
             one_way_delay: delay,
             outstanding: 0,
             rate: 1_000_000,
@@ -193,19 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn bytes_arrive_at_the_far_end_as_they_were_in_their_stream() {
+    fn reinjected_bytes_arrive_unchanged() {
         let (mut here, mut there) = (Reinjection::new(0, 6), Reinjection::new(0, 6));
         let now = Instant::now();
-        here.push(now, &piece(1000, b"0123456789", true), 19 + 4, None);
-        while let Some((at, datagram)) = here.next(now, 100, &[offer(0, 5, 100)]) {
+        here.push(now, &chunk(1000, b"0123456789", true), 19 + 4, None);
+        while let Some((at, datagram)) = here.next(now, 100, &[candidate(0, 5, 100)]) {
             assert!(at == 0 && there.has_prefix(&datagram.data));
             there.on_datagram(datagram.data);
         }
         let received: Vec<_> = there.drain_received().collect();
         assert!(received.len() > 1, "{received:?}");
-        let bytes: Vec<u8> = received.iter().flat_map(|piece| piece.data.to_vec()).collect();
+        let bytes: Vec<u8> = received.iter().flat_map(|chunk| chunk.data.to_vec()).collect();
         assert_eq!((received[0].offset, bytes), (1000, b"0123456789".to_vec()));
-        let ends: Vec<bool> = received.iter().map(|piece| piece.fin).collect();
+        let ends: Vec<bool> = received.iter().map(|chunk| chunk.fin).collect();
         assert_eq!(ends.iter().rposition(|ends| !ends), Some(ends.len() - 2), "only the last one ends it");
     }
 
@@ -221,15 +221,15 @@ mod tests {
             Some(json!({ "target_stream_id": stream, "offset": at, "fin": ends, "bytes": hex(&bytes) }))
         };
         let encode = |stream, context, fields: &Value| {
-            let piece = StreamChunk {
+            let chunk = StreamChunk {
                 stream: number(&fields["target_stream_id"]),
                 offset: number(&fields["offset"]),
                 data: vectors::bytes(&fields["bytes"]).into(),
                 fin: fields["fin"].as_bool().unwrap(),
             };
             let mut reinjection = Reinjection::new(stream, context);
-            reinjection.push(now, &piece, 1200, None);
-            let (_, datagram) = reinjection.next(now, 1200, &[offer(0, 5, 9000)]).unwrap();
+            reinjection.push(now, &chunk, 1200, None);
+            let (_, datagram) = reinjection.next(now, 1200, &[candidate(0, 5, 9000)]).unwrap();
             assert!(!reinjection.has_waiting());
             datagram.data.to_vec()
         };
@@ -237,36 +237,36 @@ mod tests {
     }
 
     #[test]
-    fn the_path_that_stalls_is_taken_only_if_there_is_no_other() {
+    fn a_stalled_path_is_used_only_if_there_is_no_other() {
         let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
-        reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
-        let (quick, slow) = (offer(1, 5, 1000), offer(2, 90, 1000));
+        reinjection.push(now, &chunk(0, b"abc", false), 100, Some(PathId(1)));
+        let (quick, slow) = (candidate(1, 5, 1000), candidate(2, 90, 1000));
         assert_eq!(
             reinjection.next(now, 100, &[quick, PathCandidate { available_window: 0, ..slow }]),
             None,
             "it waits"
         );
-        let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("there is room");
+        let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("a path has an available window");
         assert_eq!(at, 1);
         reinjection.on_lost(lost.clone());
         assert_eq!(reinjection.next(now, 100, &[quick, slow]), Some((0, lost.clone())), "lost there, too");
-        reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
+        reinjection.push(now, &chunk(0, b"abc", false), 100, Some(PathId(1)));
         assert_eq!(reinjection.next(now, 100, &[quick]).map(|(at, _)| at), Some(0), "no other path");
     }
 
     #[test]
-    fn what_outgrew_the_paths_while_it_waited_is_cut_again() {
+    fn a_datagram_that_exceeds_a_reduced_mtu_is_split_again() {
         let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
         let bytes = Bytes::from(vec![7; 1000]);
         reinjection.push(now, &StreamChunk { stream: 0, offset: 0, data: bytes, fin: false }, 1400, None);
         let mut sizes = Vec::new();
-        while let Some((_, datagram)) = reinjection.next(now, 400, &[offer(0, 5, 9000)]) {
+        while let Some((_, datagram)) = reinjection.next(now, 400, &[candidate(0, 5, 9000)]) {
             sizes.push(datagram.data.len());
         }
         assert!(sizes.len() == 3 && sizes.iter().all(|size| *size <= 400), "{sizes:?}");
-        reinjection.push(now, &piece(0, &[7; 300], false), 1400, None);
+        reinjection.push(now, &chunk(0, &[7; 300], false), 1400, None);
         assert_eq!(
-            reinjection.next(now, MIN_DATAGRAM_BYTES, &[offer(0, 5, 9000)]),
+            reinjection.next(now, MIN_DATAGRAM_BYTES, &[candidate(0, 5, 9000)]),
             None,
             "such paths are of no use"
         );

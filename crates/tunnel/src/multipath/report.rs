@@ -31,9 +31,9 @@ impl MultipathConnection {
         let mut reports = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter() {
             let Some(view) = connection.path_stats(now, id) else { continue };
-            let (state, place) = (path.usage.state(), path.usage.place());
+            let (state, placement) = (path.usage.state(), path.usage.placement());
             let reason = match path.liveness.reason() {
-                StateReason::Works if place != Placement::Active => place.as_str().to_owned(),
+                StateReason::Works if placement != Placement::Active => placement.as_str().to_owned(),
                 StateReason::Works if state == PathState::Down => "the far end hears nothing".to_owned(),
                 StateReason::Works if state == PathState::Standby => {
                     "kept for later by the client".to_owned()

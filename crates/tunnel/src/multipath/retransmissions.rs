@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_or_was_tried_too_often_is_given_up() {
+    fn packets_too_old_or_retransmitted_too_often_are_given_up() {
         let (mut queue, born) = (Retransmissions::default(), Instant::now());
         queue.push(born, lost(born, MAX_RETRANSMISSIONS, 100));
         queue.push(born + MAX_PACKET_AGE + Duration::from_millis(1), lost(born, 0, 100));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn the_retransmission_queue_is_bounded() {
         let (mut queue, now) = (Retransmissions::default(), Instant::now());
         const MIB: usize = 1 << 20;
         (0..20).for_each(|_| queue.push(now, lost(now, 0, MIB)));

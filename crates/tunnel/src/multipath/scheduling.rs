@@ -75,23 +75,23 @@ impl PacketScheduler {
     pub(super) fn pick(
         &mut self,
         now: Instant,
-        offers: &[PathCandidate],
+        candidates: &[PathCandidate],
         stream_backlog: u64,
     ) -> Option<Selection> {
         let backlog = self.dispatcher.bytes() as u64 + stream_backlog;
-        self.choice.pick(now, self.dispatcher.scheduler(), offers, backlog)
+        self.choice.pick(now, self.dispatcher.scheduler(), candidates, backlog)
     }
 
-    /// Returns the bytes that a path with an available window of `room` gets per turn: all of it if the scheduler
+    /// Returns the bytes that a path with an available window of `window` gets per turn: all of it if the scheduler
     /// fills paths in a fixed order, else at most [`MAX_PATH_TURN_BYTES`].
     #[inline]
-    pub(super) fn path_turn_bytes(&self, room: u64) -> u64 {
-        if self.kind().fills_paths_in_order() { room } else { room.min(MAX_PATH_TURN_BYTES) }
+    pub(super) fn path_turn_bytes(&self, window: u64) -> u64 {
+        if self.kind().fills_paths_in_order() { window } else { window.min(MAX_PATH_TURN_BYTES) }
     }
 
-    /// Counts bytes that the path of an offer was given, for schedulers that keep shares.
-    pub(super) fn charge(&mut self, offer: &PathCandidate, bytes: u64) {
-        self.choice.charge(self.dispatcher.scheduler(), offer, bytes);
+    /// Counts bytes that the path of a candidate was given, for schedulers that keep shares.
+    pub(super) fn charge(&mut self, candidate: &PathCandidate, bytes: u64) {
+        self.choice.charge(self.dispatcher.scheduler(), candidate, bytes);
     }
 
     /// Sets the paths in use.
@@ -153,7 +153,7 @@ impl PacketScheduler {
     }
 }
 
-/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 §4.4 proposes for a
+/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 (§4.3, §4.4) proposes for a
 /// bottleneck (5 and 100 ms): packets of other flows do not wait behind those of a flow, and a congestion window that
 /// still grows must not meet losses. Values: chosen.
 fn queue_config() -> QueueConfig {

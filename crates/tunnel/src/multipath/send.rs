@@ -1,7 +1,8 @@
 //! Takes packets and UDP payloads to send, and produces the next UDP payload of the QUIC connection.
 //!
 //! In: packets from the TUN device, UDP payloads, the time. Out: UDP payloads, and ICMP errors for packets that do not
-//! fit. Always holds: every packet is queued, answered with an ICMP error, or dropped if it is malformed.
+//! fit. Always holds: every packet is queued, answered with an ICMP error, or dropped because it is malformed or no MTU
+//! is known yet.
 
 use std::net::IpAddr;
 
@@ -45,17 +46,18 @@ impl MultipathConnection {
         gateway: Gateway,
         seen: Option<&mut Seen>,
     ) -> Option<Vec<u8>> {
-        let (mut mtu, promised) = (self.mtu.limit()?, self.mtu.announced());
+        let (mut mtu, announced) = (self.mtu.limit()?, self.mtu.announced());
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
         if self.recovery.sequencer.is_some() && flow.protocol != protocol::TCP {
             // Packets that exceed the path MTU while it is being searched are sent in parts.
-            mtu = mtu.max(promised);
+            mtu = mtu.max(announced);
         }
         let ordered = needs_order(&view);
         let len = packet.len();
         let prefix = self.packetizer.prefix().as_ref().len();
-        let pieces = match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, promised }) {
+        let pieces = match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, announced })
+        {
             Ok(pieces) => pieces,
             Err(SplitError::TooBig { mtu, .. }) => {
                 let from = gateway.for_source(flow.src)?;
@@ -171,8 +173,8 @@ impl MultipathConnection {
             groups: &self.groups,
             traffic: &mut self.traffic,
         };
-        self.offers.clear();
-        let moved = pass.run(&mut self.offers);
+        self.candidates.clear();
+        let moved = pass.run(&mut self.candidates);
         if moved {
             // The data may have waited for long, so heartbeats may be sparse.
             self.note_traffic(now);

@@ -101,7 +101,7 @@ impl Sequencer {
         self.numbering.label(now, packet, payload)
     }
 
-    /// Encodes the datagram of a packet for a path, and returns it with its mark; `load` is the load of the path.
+    /// Encodes the datagram of a packet for a path, and returns it with its ack token; `load` is the load of the path.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -112,7 +112,7 @@ impl Sequencer {
     ) -> (Bytes, Option<u32>) {
         let protection = self.protection.as_mut();
         match protection.and_then(|protection| protection.frame(now, path, &label, payload, load)) {
-            Some((data, mark)) => (data, Some(mark)),
+            Some((data, ack_token)) => (data, Some(ack_token)),
             None => (self.numbering.datagram(label, payload), None),
         }
     }
@@ -142,10 +142,10 @@ impl Sequencer {
         self.retransmissions.push(now, lost);
     }
 
-    /// Takes the outcome of a datagram with a mark.
-    pub(super) fn on_outcome(&mut self, now: Instant, fate: Outcome) {
-        match (fate, &mut self.protection) {
-            (Outcome::Arrived(mark), Some(protection)) => protection.on_arrived(mark),
+    /// Takes the outcome of a datagram with an ack token.
+    pub(super) fn on_outcome(&mut self, now: Instant, outcome: Outcome) {
+        match (outcome, &mut self.protection) {
+            (Outcome::Arrived(ack_token), Some(protection)) => protection.on_arrived(ack_token),
             (Outcome::Lost(datagram), Some(protection)) => protection.on_lost(now, datagram),
             (_, None) => {}
         }

@@ -15,7 +15,7 @@ const LOSS_GRACE: Duration = Duration::from_millis(300);
 /// The state of one path and the status sent to the peer.
 #[derive(Debug)]
 pub(super) struct PathUsage {
-    place: Placement,
+    placement: Placement,
     state: PathState,
     /// The status sent to the peer (draft-ietf-quic-multipath-21 §3.3).
     status: PathStatus,
@@ -46,16 +46,16 @@ pub(super) struct Judgement {
 impl PathUsage {
     /// Creates the state of a path that was just opened: active.
     pub(super) fn new() -> Self {
-        Self { place: Placement::Active, state: PathState::Active, status: PathStatus::Available }
+        Self { placement: Placement::Active, state: PathState::Active, status: PathStatus::Available }
     }
 
     #[inline]
-    pub(super) fn place(&self) -> Placement {
-        self.place
+    pub(super) fn placement(&self) -> Placement {
+        self.placement
     }
 
-    pub(super) fn set_place(&mut self, place: Placement) {
-        self.place = place;
+    pub(super) fn set_placement(&mut self, placement: Placement) {
+        self.placement = placement;
     }
 
     #[inline]
@@ -72,7 +72,7 @@ impl PathUsage {
     /// Determines the state from the evidence.
     pub(super) fn judge(&mut self, evidence: Evidence) -> Judgement {
         let Evidence { alive, unheard, refused, peer_unknown } = evidence;
-        let active = self.place == Placement::Active;
+        let active = self.placement == Placement::Active;
         let state = match alive && !(active && unheard) {
             false => PathState::Down,
             true if !active || refused => PathState::Standby,
@@ -116,7 +116,7 @@ mod tests {
     const GOOD: Evidence = Evidence { alive: true, unheard: false, refused: false, peer_unknown: false };
 
     #[test]
-    fn the_peer_is_told_only_what_is_new() {
+    fn only_a_changed_status_is_sent_to_the_peer() {
         let mut usage = PathUsage::new();
         assert_eq!(usage.judge(GOOD), Judgement::default());
         let dead = Evidence { alive: false, ..GOOD };
@@ -130,25 +130,25 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_the_far_end_does_not_hear_is_down_only_where_data_is_sent() {
+    fn a_path_unheard_by_the_peer_is_down_only_if_it_carries_data() {
         let unheard = Evidence { unheard: true, ..GOOD };
         let mut usage = PathUsage::new();
         usage.judge(unheard);
         assert_eq!(usage.state(), PathState::Down);
-        usage.set_place(Placement::OverflowNotNeeded);
+        usage.set_placement(Placement::OverflowNotNeeded);
         usage.judge(unheard);
         assert_eq!((usage.state(), usage.status()), (PathState::Standby, PathStatus::Backup));
     }
 
     #[test]
-    fn when_nothing_is_known_of_the_far_end_a_dead_path_is_tried_all_the_same() {
+    fn a_dead_path_is_tried_while_reports_of_the_peer_are_missing() {
         let mut usage = PathUsage::new();
         let judgement = usage.judge(Evidence { alive: false, peer_unknown: true, ..GOOD });
         assert_eq!((usage.state(), judgement.new_status), (PathState::Down, None));
     }
 
     #[test]
-    fn a_path_that_the_client_keeps_for_later_waits() {
+    fn a_path_that_the_client_refuses_is_standby() {
         let mut usage = PathUsage::new();
         usage.judge(Evidence { refused: true, ..GOOD });
         assert_eq!(usage.state(), PathState::Standby);

@@ -7,9 +7,13 @@ use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{datagram::DatagramPrefix, varint};
 use mpvpn_types::PathId;
 
+/// Flag of a report: data has moved at the sender.
 const FLAG_ACTIVE: u8 = 1;
+/// Flag of a report: the sender asks for a report and for heartbeats.
 const FLAG_ASK: u8 = 2;
+/// Flag of a path's entry: packets arrive at the sender of the report.
 const PATH_HEARD: u64 = 1;
+/// Flag of a path's entry: the sender wants no data on the path while other paths work.
 const PATH_LATER: u64 = 2;
 /// Maximum number of paths in a report; a connection has at most 32. Larger: more memory for hostile peers.
 pub(super) const MAX_PATHS: usize = 64;
