@@ -155,7 +155,7 @@ impl ClassConnections {
         for (hdr, mut packet) in connection.take_waiting() {
             self.default_client_mut().handle_tun(now, hdr, &mut packet);
         }
-        connection.client.close(now, "the class was removed");
+        connection.client.close(now, "there is no such class any more");
         self.closing.push(connection);
         self.flows.clear();
         self.update_send_order();
