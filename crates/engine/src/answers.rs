@@ -1,7 +1,7 @@
 //! Answers the requests of the local API, as a client and as a server.
 //!
-//! In: a [`ControlRequest`]. Out: its answer, at once or after every shard has reported. Always holds: a requester that is gone
-//! is no error.
+//! In: a [`ControlRequest`]. Out: its answer, immediately or after every shard has reported. Always holds: it is no
+//! error if the requester has disconnected.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use mpvpn_control::api::ControlRequest;
 
 use crate::{EngineError, client::Running as Client, event_loop::EventLoop, server::Running as Server};
 
-/// Answers as a client.
+/// Answers a request at a client.
 pub(crate) fn answer_client_request(
     client: &mut Client,
     event_loop: &EventLoop,
@@ -18,7 +18,8 @@ pub(crate) fn answer_client_request(
 ) -> Result<(), EngineError> {
     match question {
         ControlRequest::Status(reply) => {
-            // When the status says `up`, addresses, routes and resolvers are set. Streams are filled soon.
+            // Pending events come first: the status must not say `up` before addresses, routes and resolvers are set.
+            // Whether streams have more to send does not matter here.
             client.apply_events(event_loop, now)?;
             if let Some(round) = client.shards.ask_status(now, reply) {
                 let own = client.status(now);
@@ -38,7 +39,7 @@ pub(crate) fn answer_client_request(
     Ok(())
 }
 
-/// Answers as a server.
+/// Answers a request at a server.
 pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question: ControlRequest) {
     match question {
         ControlRequest::Status(reply) => {

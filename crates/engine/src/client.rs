@@ -1,11 +1,10 @@
 //! A running client.
 //!
-//! Its first shard is the main thread: it makes the session, and has the signals, the local API and
-//! what is changed on the machine. The others, if any, are threads with a connection, sockets and a
-//! queue of the TUN of their own, and join the session.
+//! Shard 0 is the main thread: it makes the session, handles signals and the local API, and changes the machine. The
+//! other shards, if any, are threads with their own connection, sockets and TUN queue; they join the session.
 //!
-//! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN, changes nothing on the machine, and
-//! needs no privilege.
+//! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN device, changes nothing on the
+//! machine, and needs no privilege.
 
 mod auto_pipes;
 pub mod check;
@@ -50,10 +49,10 @@ use machine::Machine;
 pub(crate) use running::Running;
 use start::{CONNECT_IP_PATH, ClientParts};
 
-/// Keeps a tunnel up until told to stop. What may change meanwhile is read from `origin` when asked to.
+/// Keeps a tunnel up until a signal ends the process. A reload reads the configuration from `origin` again.
 ///
 /// # Errors
-/// If it cannot be started, or the server refuses it.
+/// If the client cannot start, or the server refuses it.
 pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<(), EngineError> {
     let is_proxy = !config.proxies.is_empty();
     if !is_proxy && !privilege::has_net_admin() {
@@ -90,7 +89,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     result.map_err(|error| refusal(error, &slot)).and(end)
 }
 
-/// Why the server's certificate was refused, if that is the reason.
+/// Replaces a TLS error by the reason why the server's certificate was refused, if there is one.
 fn refusal(error: EngineError, slot: &LastRefusal) -> EngineError {
     match error {
         EngineError::Tunnel(ClientError::Tls(_)) => slot.take().map_or(error, EngineError::from),

@@ -1,8 +1,8 @@
-//! Connections of TCP to the server, encrypted, over one link.
+//! Makes a TCP and TLS connection to the server over one link, directly or through an HTTP proxy.
 //!
-//! In: a link, the addresses of the server or of a proxy, and how the server is recognised. Out: a connection that speaks HTTP/2, with
-//! what it is and how long each step took; or which step failed, and why. Always holds: each step has a limit of time;
-//! the app, if there is one, sees the socket before anything is sent; what a proxy answers is bounded.
+//! In: a link, the addresses of the server or of the proxy, and how to verify the server. Out: a TLS connection for
+//! HTTP/2 with the time of each step, or the step that failed and why. Always holds: each step has a timeout; the
+//! app, if there is one, sees the socket before its first packet; a proxy's response is bounded.
 
 mod proxy;
 
@@ -37,75 +37,76 @@ pub(crate) use proxy::ProxyError;
 
 use crate::links::BindOptions;
 
-/// Addresses that are tried.
+/// Addresses of a name that are tried. More: longer until the failure. Chosen.
 const MAX_ADDRESSES: usize = 4;
-/// From one attempt at the same address to the next, where there may be several.
+/// The interval between parallel attempts at one address. Equals RFC 8305's Connection Attempt Delay. Shorter: load.
+/// Longer: a link that returns is used later.
 const PARALLEL_CONNECT_INTERVAL: Duration = Duration::from_millis(250);
-/// HTTP/2 over TLS (RFC 9113, section 3.2).
+/// HTTP/2 over TLS (RFC 9113 §3.2).
 pub(crate) const ALPN: &[u8] = b"h2";
 
-/// Where to and how.
+/// Where to connect, and how.
 pub(crate) struct DialOptions {
-    /// The link.
+    /// The link's socket options.
     pub(crate) bind_options: BindOptions,
-    /// Addresses of the server, or of the proxy; the first that takes the connection counts.
+    /// Addresses of the server or of the proxy, tried in order.
     pub(crate) to: Vec<SocketAddr>,
-    /// What the proxy is asked for, if there is one.
+    /// The server behind the proxy, if there is one.
     pub(crate) via: Option<ProxyTarget>,
-    /// What the connection is tried as.
+    /// Multipath TCP or TCP.
     pub(crate) protocol: Protocol,
-    /// Sockets that try it beside each other, each [`PARALLEL_CONNECT_INTERVAL`] after the one before: the kernel repeats a SYN once a
-    /// second at most, and a link that is away may be back at any time.
+    /// The number of parallel sockets, each started [`PARALLEL_CONNECT_INTERVAL`] after the one before: the kernel
+    /// retransmits a SYN after 1 s at the earliest, and an interrupted link may return at any time.
     pub(crate) sockets: usize,
-    /// How it is kept.
+    /// TCP options of the connection.
     pub(crate) tuning: Tuning,
-    /// How the server is recognised; offers [`ALPN`].
+    /// The TLS configuration; its ALPN is [`ALPN`].
     pub(crate) tls: Arc<ClientConfig>,
-    /// Where `tls` leaves why it refused a certificate.
+    /// Where `tls` stores why it refused a certificate.
     pub(crate) refusal: LastRefusal,
-    /// The name that the server has to prove.
+    /// The server's name for certificate verification.
     pub(crate) name: ServerName<'static>,
-    /// How long each step may take. The kernel asks for TCP after two SYNs for Multipath TCP without an answer, 3 to 7 s
-    /// after the first.
+    /// The timeout of each step. The kernel falls back to TCP after two SYNs with Multipath TCP options were not
+    /// answered, 3 to 7 s after the first.
     pub(crate) limit: Duration,
 }
 
-/// A server proxy_target a proxy.
+/// A server that is reached through a proxy.
 #[derive(Clone, Debug)]
 pub(crate) struct ProxyTarget {
-    /// The server, whose name the proxy resolves.
+    /// The server; the proxy resolves its name.
     pub(crate) server: ServerAddr,
-    /// Who asks.
+    /// The credentials for the proxy.
     pub(crate) credentials: Option<ProxyCredentials>,
 }
 
-/// A connection to the server.
+/// An established connection.
 #[derive(Debug)]
 pub(crate) struct DialedConnection {
-    /// What is written there reaches the server.
+    /// The TLS stream to the server.
     pub(crate) stream: TlsStream<TcpStream>,
-    /// Which address took the connection: the server's, or the proxy's.
+    /// The peer of the TCP connection: the server or the proxy.
     pub(crate) peer: SocketAddr,
-    /// This end.
+    /// The local address.
     pub(crate) local: SocketAddr,
-    /// What the connection to there was when TLS stood.
+    /// Whether the connection was Multipath TCP when TLS was complete.
     pub(crate) multipath: MptcpState,
-    /// How long TCP took to that address.
+    /// The duration of the TCP handshake.
     pub(crate) connect: Duration,
-    /// How long the proxy took.
+    /// The duration of the proxy's CONNECT, if there is a proxy.
     pub(crate) proxy: Option<Duration>,
-    /// How long TLS took.
+    /// The duration of the TLS handshake.
     pub(crate) tls: Duration,
 }
 
-/// A part of the way to a connection.
+/// A step of making a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DialStep {
-    /// TCP, to the server or the proxy.
+    /// The TCP handshake, with the server or the proxy.
     Connect,
-    /// The proxy, until it has a connection to the server.
+    /// CONNECT at the proxy.
     Proxy,
-    /// TLS with the server.
+    /// The TLS handshake with the server.
     Tls,
 }
 
@@ -119,29 +120,29 @@ impl std::fmt::Display for DialStep {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// No address to connect to is of a family that the link has.
+    /// The link has no address of the family of any server address.
     #[error("the link has no address from which {0} can be reached")]
     NoAddress(String),
-    /// The socket could not be made as the link needs it.
+    /// The socket could not be created or bound.
     #[error("a TCP socket cannot be bound to {link}: {source}")]
     Bind {
-        /// The link.
+        /// The link's name.
         link: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The app in which the client runs does not let the socket be used.
+    /// The app in which the client runs refused the socket.
     #[error("the app does not let the socket be used")]
     Unprotected,
-    /// The far end, or somebody on the way, refused the connection.
+    /// The peer, or a firewall, refused the connection.
     #[error("TCP {to}: {}", connect_failure_text(.source))]
     Connect {
-        /// Where to.
+        /// The peer.
         to: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A step took too long.
@@ -149,20 +150,20 @@ pub(crate) enum DialError {
     TimedOut {
         /// The step.
         step: DialStep,
-        /// How long it may take.
+        /// Its timeout.
         limit: Duration,
     },
-    /// The proxy does not help.
+    /// The proxy refused or failed.
     #[error("{0}")]
     Proxy(#[from] ProxyError),
-    /// The certificate of the server was not accepted.
+    /// The server's certificate was refused.
     #[error("{0}")]
     Refused(#[from] CertificateRefusal),
-    /// TLS failed otherwise.
+    /// TLS failed for another reason.
     #[error("TLS: {0}")]
     Tls(io::Error),
-    /// The far end does not speak HTTP/2.
-    #[error("who answers does not speak HTTP/2: it is not mpvpn, or a version that takes no TCP")]
+    /// The peer did not select HTTP/2 by ALPN.
+    #[error("the peer does not select HTTP/2: it is not mpvpn, or runs with --tcp off")]
     NoHttp2,
 }
 
@@ -177,10 +178,10 @@ fn connect_failure_text(error: &io::Error) -> String {
     }
 }
 
-/// Connects. Runs in a tokio runtime; dropping the future ends the attempt.
+/// Makes a connection, in a tokio runtime; dropping the future aborts it.
 ///
 /// # Errors
-/// Those of the last address that was tried.
+/// The error of the last address tried.
 pub(crate) async fn dial(dial: &DialOptions) -> Result<DialedConnection, DialError> {
     let is_from_app = dial.bind_options.is_from_app && dial.bind_options.addresses.is_empty();
     let reached = |to: &&SocketAddr| {
@@ -198,7 +199,7 @@ pub(crate) async fn dial(dial: &DialOptions) -> Result<DialedConnection, DialErr
     Err(last)
 }
 
-/// The first of the sockets for which anything comes out counts.
+/// Connects with one or several sockets; the first result counts.
 async fn connect(dial: &DialOptions, to: SocketAddr) -> Result<TcpStream, DialError> {
     let race = async {
         let mut all = vec![Box::pin(connect_one(dial, to))];
@@ -215,7 +216,7 @@ async fn connect(dial: &DialOptions, to: SocketAddr) -> Result<TcpStream, DialEr
     with_timeout(dial.limit, DialStep::Connect, race).await?
 }
 
-/// What the first of several that is done comes to; none of them may be waited for again then.
+/// The first result of several futures; the others must not be polled again.
 pub(crate) async fn first_ready<F: Future>(all: &mut [Pin<Box<F>>]) -> F::Output {
     poll_fn(|cx| {
         let done = all.iter_mut().find_map(|one| match one.as_mut().poll(cx) {

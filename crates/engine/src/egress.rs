@@ -1,19 +1,20 @@
-//! The TCP connections and UDP sockets that a server opens for its clients (CONNECT, RFC 9110 §9.3.6; CONNECT-UDP,
-//! RFC 9298): one shard's.
+//! The TCP connections and UDP sockets that one shard of a server opens for its clients (CONNECT, RFC 9110 §9.3.6;
+//! CONNECT-UDP, RFC 9298).
 //!
-//! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, their payloads, sockets that are
-//! ready, names that were resolved, time. Out: calls of [`Relays`], through which bytes and payloads go to and come from
-//! the clients. [`Access`] says what is forbidden, `own_addresses` which addresses are this machine's, `names` which
-//! names are known, `attempts` connects, a [`Splice`] moves bytes, `datagrams` payloads.
+//! In: the clients' requests ([`Egress::connect`]), readiness of their streams and of sockets, payloads, resolved
+//! names, time. Out: calls of [`Relays`], which move bytes and payloads to and from the clients. [`Access`] decides
+//! what is forbidden; `local_addresses` knows this machine's addresses, `name_cache` resolved names; `attempts`
+//! connects, a [`Splice`] moves bytes, `udp_flow` payloads.
 //!
 //! Always holds:
-//! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
-//! - No connection leads where the rules forbid it: every address is looked at, after its name was resolved.
-//! - A connection holds 64 KiB or one piece of its client at most, and reads nothing that its client has no room for.
-//! - Each connection that is asked for ends with one call of `failed`, or has one of `opened` first; nothing is told
-//!   about one that the client has given up ([`Egress::gone`]).
-//! - Connections and UDP sockets are bounded, together, for all users and for each ([`Budget`]), and so are names that
-//!   are asked for.
+//! - The work for one connection does not grow with the number of connections, except logarithmically in the timers.
+//! - No connection leads where the rules forbid it: every address is checked after its name was resolved.
+//! - A connection buffers at most 64 KiB or one chunk of its client, and reads nothing that its client's stream does
+//!   not accept.
+//! - Each request ends with one call of `failed`, or has one call of `opened` first; after [`Egress::on_client_gone`]
+//!   nothing more is called for it.
+//! - TCP connections and UDP sockets are bounded together, for all users and for each ([`Budget`]), and so are name
+//!   lookups.
 
 mod attempts;
 mod budget;
@@ -50,55 +51,56 @@ pub(crate) use local_addresses::{ReadLocalAddresses, local_address_reader};
 use name_cache::{LookupResult, NameCache};
 use udp_flow::{EarlyPayloads, UdpFlow};
 
-/// The tokens of its sockets are this or more.
+/// Poller tokens of the egress begin here.
 pub(crate) const FIRST_EGRESS_TOKEN: u64 = 1 << 32;
 
-/// A connection that does not stand after so long, the name included, is given up.
+/// How long resolving and connecting may take together. Longer: dead targets keep their budget. Shorter: slow targets
+/// fail. Chosen; below the 30 s of proxies and the 60 s of the gateway.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Messages a receive call of a UDP socket.
+/// Messages of one receive call of a UDP socket.
 const MAX_MESSAGES_PER_RECV: usize = 16;
-/// Bits of a token for the place of a relay in the table; above them those of the attempt, then the generation.
+/// Bits of a token: the relay's slot in the table, then the number of the attempt, then the relay's generation.
 const SLOT_BITS: u32 = 27;
 const ATTEMPT_BITS: u32 = 5;
 
-/// The far ends of relays: streams of clients. [`Egress::readable`] is due when one that was blocked has more, and
-/// [`Egress::writable`] when one that was full has room.
+/// The clients' ends of relays. [`Egress::on_stream_readable`] must be called when a blocked stream has more, and
+/// [`Egress::on_stream_writable`] when a full one accepts bytes again.
 pub(crate) trait Relays: ByteStreams {
-    /// The connection stands: the client may be told.
+    /// The connection is established, so the client gets its response.
     fn opened(&mut self, now: Instant, id: Self::Id);
 
-    /// There is no connection, and this is why; `reason` is for people.
+    /// The request failed. `reason` is text for people.
     fn failed(&mut self, now: Instant, id: Self::Id, failure: ProxyError, reason: String);
 
-    /// The destination has reset the connection, or it broke: both halves are over. Or nothing moves in a flow of UDP.
+    /// Resets both halves: the target reset the connection, or it broke, or a UDP flow was idle for too long.
     fn abort(&mut self, now: Instant, id: Self::Id);
 
-    /// A UDP payload has come from the target.
+    /// Delivers a UDP payload from the target.
     fn payload(&mut self, now: Instant, id: Self::Id, payload: &[u8]);
 }
 
-/// What a client wants.
+/// The transport protocol that a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
     Udp,
 }
 
-/// What an [`Egress`] needs.
+/// The parts of an [`Egress`].
 pub(crate) struct EgressSetup {
-    /// What clients may connect to.
+    /// The rules of where clients may connect.
     pub(crate) access: Arc<Access>,
     /// Reads the addresses of this machine.
     pub(crate) addresses: ReadLocalAddresses,
-    /// Resolves names.
+    /// This shard's access to the resolver.
     pub(crate) resolver: ResolverClient,
-    /// Sockets, those of all shards together.
+    /// The budget of sockets, shared by all shards.
     pub(crate) relays: Budget,
-    /// NameCache that are being asked for, those of all shards together.
+    /// The budget of name lookups, shared by all shards.
     pub(crate) lookups: Budget,
 }
 
-/// The connections of one shard.
+/// The relays of one shard.
 pub(crate) struct Egress<Id> {
     access: Arc<Access>,
     local_addresses: LocalAddresses,
@@ -108,9 +110,9 @@ pub(crate) struct Egress<Id> {
     lookup_budget: Budget,
     table: Slab<Relay<Id>>,
     slots: HashMap<Id, usize>,
-    /// The one timer of each relay, with its place in the table.
+    /// The one timer of each relay, with its slot in the table.
     timers: BTreeSet<(Instant, usize)>,
-    /// Tells a relay from those that had its place before.
+    /// The generation of the newest relay; it tells stale tokens from valid ones.
     generation: u32,
     open_connections: usize,
     open_udp_flows: usize,
@@ -120,10 +122,10 @@ pub(crate) struct Egress<Id> {
 
 struct Relay<Id> {
     id: Id,
-    /// The upper half of its tokens.
+    /// The upper bits of its tokens.
     generation: u32,
     since: Instant,
-    /// The same time is in the timers.
+    /// The time of its timer; also in `timers`.
     due: Instant,
     to: Authority,
     permit: Permit,
@@ -131,18 +133,18 @@ struct Relay<Id> {
 }
 
 enum Stage {
-    /// The name of a TCP connection's destination is being asked for, until then.
+    /// Resolving the name for a TCP connection, until this deadline.
     ResolvingTcp(Instant),
-    /// The name of a UDP flow's target is.
+    /// Resolving the name for a UDP flow.
     ResolvingUdp(EarlyPayloads),
-    /// It is given up then.
+    /// Connecting, until this deadline.
     Connecting(Instant, Box<Attempts>),
     Open(Splice),
     Udp(UdpFlow),
 }
 
 impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
-    /// None yet.
+    /// An egress without relays.
     ///
     /// # Errors
     /// If the addresses of this machine cannot be read.
@@ -165,17 +167,17 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         })
     }
 
-    /// Connections of this shard that stand.
+    /// The number of established TCP connections.
     pub(crate) fn open_connections(&self) -> usize {
         self.open_connections
     }
 
-    /// UDP flows of this shard.
+    /// The number of UDP flows.
     pub(crate) fn open_udp_flows(&self) -> usize {
         self.open_udp_flows
     }
 
-    /// The connections of clients: those that stand, and those that are being made.
+    /// The clients' connections and flows, established or not.
     pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
         self.table.iter().map(|(_, relay)| {
             let (lane, moved) = match &relay.stage {
@@ -188,7 +190,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         })
     }
 
-    /// The stream `id` of `user` wants a connection, or payloads to be carried, to `to`. What comes of it is told by `relays`, maybe at once.
+    /// Starts a relay for the stream `id` of `user` to `to`. The result is a call of `relays`, possibly before this
+    /// returns.
     pub(crate) fn connect<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -197,7 +200,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         id: Id,
         (user, to, transport): (&str, Authority, Transport),
     ) {
-        // One stream has one connection.
+        // A stream has one relay.
         self.on_client_gone(id);
         let permit = match self.relay_budget.take(user) {
             Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
@@ -218,7 +221,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.resolve(now, poller, relays, slot);
     }
 
-    /// A payload of the client for the target of the flow `id`.
+    /// Sends a client's payload to the target of the flow `id`.
     pub(crate) fn send_payload(&mut self, now: Instant, id: Id, payload: &[u8]) {
         let Some(&slot) = self.slots.get(&id) else { return };
         match &mut self.table[slot].stage {
@@ -228,7 +231,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// The stream `id` has bytes, or has ended: they go to the destination as far as that takes them.
+    /// The stream `id` has bytes, or has ended: moves them to the target.
     pub(crate) fn on_stream_readable<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -242,7 +245,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         });
     }
 
-    /// The stream `id` has room again.
+    /// The stream `id` accepts bytes again.
     pub(crate) fn on_stream_writable<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -256,7 +259,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         });
     }
 
-    /// The client has reset the stream, or is gone itself: the connection is broken, and nothing more is told.
+    /// The client has reset the stream, or has disconnected: resets the connection without a further call.
     pub(crate) fn on_client_gone(&mut self, id: Id) {
         let Some(&slot) = self.slots.get(&id) else { return };
         let token = self.token(slot, 0);
@@ -272,7 +275,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// A socket with a token from [`FIRST_EGRESS_TOKEN`] upwards is ready.
+    /// Handles an event of a socket, whose token is at least [`FIRST_EGRESS_TOKEN`].
     pub(crate) fn on_socket_ready<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -295,7 +298,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
                 Some(socket) => self.on_connected(now, poller, relays, slot, socket, event.token),
                 None => self.advance_attempts(now, poller, relays, slot),
             },
-            // Those of attempts that lost are stale.
+            // A stale event of an attempt that lost the race.
             Stage::Open(splice) if splice.token() != event.token => {}
             Stage::Open(_) => self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
                 splice.on_socket_ready(now, event, relays, id, buffers)
@@ -303,7 +306,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// Takes the answers of the resolver, which has woken this thread.
+    /// Handles the resolver's answers, after a wake-up call.
     pub(crate) fn poll_resolver<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -325,7 +328,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Time has passed.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -357,7 +360,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// Breaks all connections; nothing is told.
+    /// Resets all connections without further calls.
     pub(crate) fn end(&mut self) {
         for relay in self.table.drain() {
             if let Stage::Open(splice) = relay.stage {
@@ -369,7 +372,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         (self.open_connections, self.open_udp_flows) = (0, 0);
     }
 
-    /// Looks for the addresses of a new relay.
+    /// Starts to resolve a new relay's target.
     fn resolve<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
         let name = match &self.table[slot].to.host {
             Host::Addr(ip) => {
@@ -389,12 +392,12 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             Ok(permit) if self.resolver.query(&name) => self.name_cache.start_lookup(&name, token, permit),
             Ok(_) => self.fail(now, relays, slot, ProxyError::Busy, "too many names are being resolved"),
             Err(limit) => {
-                self.fail(now, relays, slot, ProxyError::Busy, format!("of names to resolve, {limit}"))
+                self.fail(now, relays, slot, ProxyError::Busy, format!("too many name lookups: {limit}"))
             }
         }
     }
 
-    /// The addresses of a relay are known, or that there are none.
+    /// Handles the result of resolving a relay's target.
     fn on_resolved<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -460,11 +463,11 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let relay = &mut self.table[slot];
         relay.stage = Stage::Udp(flow);
         self.open_udp_flows += 1;
-        tracing::debug!(id = ?relay.id, to = %relay.to, user = relay.permit.user(), "carries UDP");
+        tracing::debug!(id = ?relay.id, to = %relay.to, user = relay.permit.user(), "UDP flow opened");
         relays.opened(now, relay.id);
     }
 
-    /// Begins what is to begin of a relay's attempts.
+    /// Starts the next connection attempt of a relay, if it is due.
     fn advance_attempts<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -485,7 +488,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// The connection stands.
+    /// Handles an established connection.
     fn on_connected<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -496,19 +499,19 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         token: u64,
     ) {
         let relay = &mut self.table[slot];
-        // The other attempts end here.
+        // Drops the other attempts.
         relay.stage = Stage::Open(Splice::new(now, socket, token, Interest::Write));
         self.open_connections += 1;
         let id = relay.id;
-        tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "connected");
+        tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "TCP connection established");
         relays.opened(now, id);
-        // The client may have sent its first bytes already.
+        // The client may have sent bytes already.
         self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
             splice.move_to_socket(now, relays, id, buffers)
         });
     }
 
-    /// Moves bytes of a connection that stands, and sees what has become of it.
+    /// Moves bytes with `transfer`, then updates poller and timer, or closes the relay.
     fn move_bytes<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -524,7 +527,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             Err(error) => self.abort_relay(now, relays, slot, &error),
             Ok(()) if splice.has_ended() => drop(self.remove(slot)),
             Ok(()) => {
-                // The timer that is set for a later time finds out by itself; half a connection has less.
+                // A timer that is set too early is set again when it fires; only an earlier deadline (after one half
+                // has closed) must be set now.
                 let expires = splice.expires();
                 if expires < relay.due {
                     self.set_timer(slot, expires);
@@ -533,7 +537,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
     }
 
-    /// A connection that stood has broken.
+    /// Resets an established relay at both ends.
     fn abort_relay<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -542,7 +546,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         error: &io::Error,
     ) {
         let relay = self.remove(slot);
-        tracing::debug!(id = ?relay.id, to = %relay.to, %error, "over");
+        tracing::debug!(id = ?relay.id, to = %relay.to, %error, "relay closed by an error");
         if let Stage::Open(splice) = relay.stage {
             splice.reset();
         }
@@ -566,7 +570,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.fail(now, relays, slot, ProxyError::TimedOut, reason);
     }
 
-    /// There will be no connection.
+    /// Ends a relay that was not established.
     fn fail<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -601,7 +605,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         generation << (SLOT_BITS + ATTEMPT_BITS) | u64::from(attempt) << SLOT_BITS | slot as u64
     }
 
-    /// The place of the relay that a token was made for, if it is still there, and the number of the attempt.
+    /// The relay's slot and the attempt's number of a token, if the relay still exists.
     fn locate(&self, token: u64) -> Option<(usize, u8)> {
         let slot = (token & ((1 << SLOT_BITS) - 1)) as usize;
         let attempt = (token >> SLOT_BITS) as u8 & ((1 << ATTEMPT_BITS) - 1);
@@ -619,7 +623,7 @@ fn refuse<R: Relays>(
     failure: ProxyError,
     reason: impl fmt::Display,
 ) {
-    tracing::debug!(?id, %to, ?failure, %reason, "no connection");
+    tracing::debug!(?id, %to, ?failure, %reason, "a relay request failed");
     relays.failed(now, id, failure, format!("no connection to {to}: {reason}"));
 }
 

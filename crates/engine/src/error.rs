@@ -5,7 +5,7 @@ use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
 use mpvpn_tunnel::ClientError;
 
-/// Why a client or a server could not start, or ended before it was told to.
+/// Why a client or a server could not start, or ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A file, an option or a credential is not usable.
@@ -23,44 +23,44 @@ pub enum EngineError {
     /// The tunnel has ended.
     #[error("{0}")]
     Tunnel(#[from] ClientError),
-    /// The URI template of the server is malformed.
+    /// The server's URI template is malformed.
     #[error("{0}")]
     Template(#[from] mpvpn_masque::template::TemplateError),
-    /// What clients may connect to depends on them.
+    /// The addresses of this machine cannot be read; the rules of where clients may connect depend on them.
     #[error("cannot read the addresses of this machine: {0}")]
     Addresses(String),
-    /// The server's name has no address.
+    /// The server's name cannot be resolved to an address.
     #[error("the name {name} cannot be resolved: {source}")]
     Unresolved {
         /// The name.
         name: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// A basic facility failed.
+    /// An I/O operation failed.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation, as a verb phrase.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The app in which a client runs does not let a socket be used.
+    /// The app in which the client runs refused a socket (its `protect` callback returned false).
     #[error("the app does not let the socket of a link be used")]
     Unprotected,
-    /// The kernel does not tell which links there are.
+    /// The kernel does not list the links of this machine.
     #[error(
         "the kernel does not tell the links of this machine: {0} (an app that may not ask gives them itself)"
     )]
     NoLinks(OsError),
-    /// Too little privilege.
+    /// The process lacks the privilege to create a TUN device and routes.
     #[error("a TUN device and routes need root (or CAP_NET_ADMIN): run this with sudo")]
     Privilege,
 }
 
 impl EngineError {
-    /// Examples for documents: the errors of this crate, of the tunnel and of the system that have a sentence of their
-    /// own. What differs from case to case is in capitals.
+    /// Examples for the reference: the errors of this crate, of the tunnel and of the system that have a text of
+    /// their own. Variable parts are in capitals.
     pub fn examples() -> Vec<Self> {
         let io = || io::Error::other("REASON");
         let own = [
@@ -77,7 +77,7 @@ impl EngineError {
         own.into_iter().chain(OsError::examples().into_iter().map(Self::Os)).collect()
     }
 
-    /// For `map_err`: what was tried when an I/O error came.
+    /// For `map_err`: turns an I/O error of the operation `what` into an [`EngineError::Io`].
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }

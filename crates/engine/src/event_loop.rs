@@ -1,5 +1,8 @@
-//! What the loops of client and server have in common: what to wait for, and noticing that this
-//! process did not run.
+//! The event loop that client and server share.
+//!
+//! In: a deadline. Out: an [`Iteration`] with the time and the sockets that are ready. It delays busy loops
+//! ([`WakeupCoalescer`]), returns memory after busy times ([`MemoryTrimmer`]), and reports when this process got no
+//! processor for a while.
 
 use std::{
     io::{self, IsTerminal},
@@ -15,30 +18,33 @@ use mpvpn_os::{
 
 use crate::{EngineError, memory_trimmer::MemoryTrimmer, wakeup_coalescer::WakeupCoalescer};
 
-/// The TUN device.
+/// Poller token of the TUN device.
 pub(crate) const TUN_TOKEN: u64 = 0;
-/// Another thread has a message.
+/// Poller token of the wake-up call: another thread has sent a message.
 pub(crate) const WAKE_TOKEN: u64 = 1;
-/// A signal arrived.
+/// Poller token of signals.
 const SIGNAL_TOKEN: u64 = 2;
-/// News about links.
+/// Poller token of the netlink monitor of links and addresses.
 pub(crate) const MONITOR_TOKEN: u64 = 3;
-/// The TUN devices of classes have tokens from here on, as many as there are classes.
+/// Poller tokens of the classes' own TUN devices begin here; there are as many as classes.
 pub(crate) const FIRST_CLASS_TUN_TOKEN: u64 = 4;
-/// UDP sockets have tokens from here on.
+/// Poller tokens of UDP sockets begin here.
 pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 
-/// A wait that ended this much later than asked, or work that took as long, means that silence of
-/// others may have been our own.
+/// A wait that ends this much later than its timeout, or an iteration that takes longer than this, is a local stall:
+/// missing heartbeats may then be waiting in our own sockets. Smaller: ordinary scheduling delays restart liveness
+/// timers and delay failover. Larger: a stalled process declares healthy paths dead. Chosen (open question of
+/// docs/design/threads.md).
 const MIN_LOCAL_STALL: Duration = Duration::from_millis(40);
-/// The longest wait: what nobody foresaw is found after it.
+/// The longest wait without a deadline. It bounds the effect of a timer that somebody forgot to report; a longer wait
+/// only saves an idle wake-up.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// Waiting for events.
+/// Waits for events of sockets, timers, signals and other threads.
 pub(crate) struct EventLoop {
     pub(crate) poller: Poller,
     events: Events,
-    /// Only the main thread has them.
+    /// Only in the main thread.
     signals: Option<Signals>,
     has_terminal: bool,
     pub(crate) wake: PollWaker,
@@ -50,11 +56,11 @@ pub(crate) struct EventLoop {
 /// What a signal asks for.
 pub(crate) enum SignalRequest {
     End(Signal),
-    /// To read the configuration again.
+    /// Read the configuration again.
     Reload,
 }
 
-/// The event for a reload of the configuration.
+/// The event that reports a reload of the configuration.
 pub(crate) fn reload_event(reloaded: &Result<ReloadReport, String>) -> ControlEvent {
     match reloaded {
         Ok(ReloadReport { links, classes, restart }) => {
@@ -64,29 +70,29 @@ pub(crate) fn reload_event(reloaded: &Result<ReloadReport, String>) -> ControlEv
     }
 }
 
-/// The event for a signal that ends this process.
+/// The event that reports a signal which ends this process.
 pub(crate) fn signal_event(signal: Signal) -> ControlEvent {
     let signal = match signal {
         Signal::Interrupt => "SIGINT",
         Signal::Terminate => "SIGTERM",
         Signal::Hangup => "SIGHUP",
-        // Other signals are not waited for.
+        // The process does not wait for other signals.
         _ => "a signal",
     };
     ControlEvent::Ending { signal: signal.into() }
 }
 
-/// What a turn starts with.
+/// What one iteration of the loop starts with.
 pub(crate) struct Iteration {
     pub(crate) now: Instant,
-    /// This process did not run for a while.
+    /// This process got no processor for at least [`MIN_LOCAL_STALL`].
     pub(crate) stalled: bool,
     pub(crate) ready: Vec<Event>,
 }
 
 impl EventLoop {
-    /// For the main thread. To be called before any other is started, so that all of them leave
-    /// signals to this one.
+    /// For the main thread. Must be called before other threads start, so that all threads inherit the blocked
+    /// signals.
     pub(crate) fn new() -> Result<Self, EngineError> {
         reduce_timer_slack();
         let signals = Signals::new(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])
@@ -100,7 +106,7 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    /// For another thread; may be made before that is started.
+    /// For another thread; may be made before that thread starts.
     pub(crate) fn without_signals() -> Result<Self, EngineError> {
         let wake = PollWaker::new().map_err(EngineError::io("make an eventfd"))?;
         let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
@@ -117,7 +123,7 @@ impl EventLoop {
         })
     }
 
-    /// Waits for something to do, at most until `deadline`.
+    /// Waits for something to do, at most until `deadline`, and stores it in `iteration`.
     pub(crate) fn wait(
         &mut self,
         deadline: Option<Instant>,
@@ -125,11 +131,12 @@ impl EventLoop {
     ) -> Result<(), EngineError> {
         let mut start = Instant::now();
         let mut busy = start.saturating_duration_since(self.previous_end);
-        // Where this is not the main thread the memory may be that of an app.
+        // Only the main thread trims. A client inside an app has no such thread, and its process's memory is the
+        // app's.
         if self.signals.is_some() && self.memory_trimmer.on_iteration(start, busy) {
             memory::trim_heap();
             let end = Instant::now();
-            tracing::debug!(took = ?end.saturating_duration_since(start), "gave memory back");
+            tracing::debug!(took = ?end.saturating_duration_since(start), "returned free memory to the kernel");
             (start, busy) = (end, end.saturating_duration_since(self.previous_end));
         }
         if let Some(delay) = self.wakeup_coalescer.delay(start) {
@@ -148,13 +155,13 @@ impl EventLoop {
         Ok(())
     }
 
-    /// What a signal that has arrived in this turn asks for.
+    /// The request of a signal that has arrived in this iteration.
     pub(crate) fn signal_request(&self, iteration: &Iteration) -> Option<SignalRequest> {
         if iteration.ready.iter().all(|event| event.token != SIGNAL_TOKEN) {
             return None;
         }
         match self.signals.as_ref()?.next().ok().flatten()? {
-            // Of a terminal that is closed it is the end of all that runs in it.
+            // A closed terminal sends SIGHUP to end its processes; otherwise SIGHUP means reload.
             Signal::Hangup if !self.has_terminal => Some(SignalRequest::Reload),
             signal => Some(SignalRequest::End(signal)),
         }

@@ -1,11 +1,12 @@
-//! Converts changes of paths into events, for both ends.
+//! Converts path changes of the tunnel into events of the log and the local API, for both ends.
 
 use mpvpn_class::CapacityReason as Measured;
 use mpvpn_control::events::{CapacityReason, Event, PathFailure, PathName};
 use mpvpn_tunnel::{FailureReason, PathChange};
 use mpvpn_types::{BitRate, Duration};
 
-/// The event for a change of a path. A server has no name for the link whose capacity changed; it names the path.
+/// The event for a path change. A server does not know the name of the link whose capacity changed; its event names
+/// the path.
 pub(crate) fn path_event(path: PathName, change: &PathChange) -> Event {
     match change {
         PathChange::Opened(remote) => Event::PathOpened { path, remote: *remote },
@@ -41,7 +42,7 @@ pub(crate) fn path_event(path: PathName, change: &PathChange) -> Event {
     }
 }
 
-/// A time in whole ms.
+/// A duration in whole milliseconds.
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

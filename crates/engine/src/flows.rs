@@ -1,4 +1,7 @@
-//! Lists of flows from what those who carry them know.
+//! Builds the list of flows for the local API.
+//!
+//! In: reports of the tunnel, of the egress and of the proxies. Out: a [`FlowList`]. Always holds: at most
+//! [`FlowList::MAX_FLOWS`] flows, the most recently active.
 
 use std::time::Instant;
 
@@ -15,29 +18,30 @@ use mpvpn_types::ClassId;
 
 use crate::splice::TransferState;
 
-/// A connection that ends at this process.
+/// A TCP connection or UDP flow that ends at this process.
 pub(crate) struct Connection<'a> {
     owner: Owner<'a>,
     to: &'a Authority,
     lane: EffectiveFlowMode,
     state: FlowState,
-    /// Bytes from the app and to it.
+    /// Bytes from the app (`up`) and to the app (`down`).
     up: u64,
     down: u64,
     since: Instant,
     active: Instant,
 }
 
-/// Whose it is.
+/// Whose connection it is.
 enum Owner<'a> {
-    /// At a server: that of a client of this user.
+    /// At a server: the connection of a client of this user.
     User(&'a str),
-    /// At a proxy: that of the app at the other end of this socket.
+    /// At a proxy: the connection of the app at the other end of this socket.
     App(&'a TcpSocket),
 }
 
 impl<'a> Connection<'a> {
-    /// One that is made for a client; the socket, if it stands, is that of the destination.
+    /// A connection that the server makes for a client. `transfer` is `None` until the socket to the destination is
+    /// connected.
     pub(crate) fn of_client(
         user: &'a str,
         to: &'a Authority,
@@ -55,7 +59,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// One of an app of this machine, whose socket it is.
+    /// A connection of a local app to a proxy, through this socket.
     pub(crate) fn of_app(
         socket: &'a TcpSocket,
         to: &'a Authority,
@@ -80,7 +84,7 @@ impl<'a> Connection<'a> {
     fn flow(self, now: Instant) -> Flow {
         let (user, from, why) = match self.owner {
             Owner::User(user) => (user.to_owned(), String::new(), ""),
-            // One that is broken has no address any more.
+            // A broken socket has no peer address any more.
             Owner::App(socket) => (
                 String::new(),
                 socket.peer_addr().map_or_else(|_| String::new(), |ip| ip.to_string()),
@@ -108,7 +112,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// That of a connection that stands, of which these halves have ended.
+/// The state of an established connection whose halves may have ended.
 fn connection_state(up_ended: bool, down_ended: bool) -> FlowState {
     match (up_ended, down_ended) {
         (false, false) => FlowState::Open,
@@ -118,7 +122,7 @@ fn connection_state(up_ended: bool, down_ended: bool) -> FlowState {
     }
 }
 
-/// The flows of a client with a TUN.
+/// The flows of a client with a TUN device.
 pub(crate) fn tun_flows(
     now: Instant,
     reports: Vec<(ClassId, FlowReport)>,
@@ -128,7 +132,7 @@ pub(crate) fn tun_flows(
     most_recent(Role::Client, reports, |(_, report)| report.active, flow)
 }
 
-/// The connections of apps at a proxy, or those of clients at a server.
+/// The connections of apps at a proxy, or of clients at a server.
 pub(crate) fn connection_flows<'a>(
     now: Instant,
     role: Role,
@@ -142,7 +146,7 @@ pub(crate) fn connection_flows<'a>(
     )
 }
 
-/// The latest of all, of which only those are written out.
+/// Formats the most recently active items, and counts the others.
 fn most_recent<T>(
     role: Role,
     mut all: Vec<T>,
@@ -215,7 +219,7 @@ fn protocol_name(number: u8) -> String {
     }
 }
 
-/// Addresses, with ports where the protocol has them.
+/// Source and destination addresses, with ports if the protocol has ports.
 fn endpoints(key: &FlowKey) -> (String, String) {
     match key.protocol {
         protocol::TCP | protocol::UDP => (key.source().to_string(), key.destination().to_string()),

@@ -1,8 +1,9 @@
-//! A stream of HTTP/2 (RFC 9113) whose content is plain bytes in both directions, as after a granted CONNECT.
+//! An HTTP/2 stream (RFC 9113) as a byte stream in both directions, as after an accepted CONNECT.
 //!
-//! In: both halves of a stream. Out: something that is read and written. Always holds: what is not read holds up the peer
-//! by its window; what is written waits for the peer's window and for room in the connection; a reset by the peer is an error of
-//! kind [`io::ErrorKind::ConnectionReset`] and never looks like an end; who drops it before its end was written aborts it.
+//! In: the send and the receive half of a stream. Out: [`AsyncRead`] and [`AsyncWrite`]. Always holds: unread bytes
+//! hold back the peer by its flow-control window; a write waits for the peer's window and for space in the
+//! connection's send buffer; a reset by the peer is an error of kind [`io::ErrorKind::ConnectionReset`] and never
+//! looks like an end of stream; a stream that is dropped before its end was written is reset.
 
 use std::{
     io,
@@ -14,34 +15,35 @@ use bytes::{Buf, Bytes};
 use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes handed over at a time: more of one stream would hold up the others.
+/// Bytes handed to the connection in one write. Larger: one stream delays the others. Smaller: more DATA frames.
+/// Chosen.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
-/// Both halves.
+/// Both halves of a stream.
 #[derive(Debug)]
 pub(crate) struct H2Stream {
     send: SendStream<Bytes>,
     receive: RecvStream,
-    /// What has come and was not read.
+    /// Received and not yet read.
     unread: Bytes,
     finished: bool,
 }
 
 impl H2Stream {
-    /// Takes both halves.
+    /// Joins the two halves.
     pub(crate) fn new(send: SendStream<Bytes>, receive: RecvStream) -> Self {
         Self { send, receive, unread: Bytes::new(), finished: false }
     }
 
-    /// Tells the peer that the stream broke, and why.
+    /// Resets the stream with this error code.
     pub(crate) fn reset(&mut self, reason: Reason) {
         self.finished = true;
         self.send.send_reset(reason);
     }
 
-    /// Ready when the peer has reset the stream or the connection is over, though nobody reads or writes.
+    /// Ready when the peer has reset the stream or the connection is closed, even if nobody reads or writes.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        // Of a stream that has ended in this direction nothing is reset any more.
+        // After the end of our half, h2 does not report resets any more.
         if self.finished {
             return Poll::Pending;
         }
@@ -65,7 +67,7 @@ impl AsyncRead for H2Stream {
         let count = self.unread.len().min(into.remaining());
         into.put_slice(&self.unread[..count]);
         self.unread.advance(count);
-        // Refused only where the stream is gone, which the next call tells.
+        // Fails only if the stream is closed, which the next call reports.
         let _ = self.receive.flow_control().release_capacity(count);
         Poll::Ready(Ok(()))
     }
@@ -103,10 +105,10 @@ impl Drop for H2Stream {
     }
 }
 
-/// Waits for room to write some of `requested` bytes, more than none: how many may be written.
+/// Waits until the stream accepts at least one byte; returns how many of `requested` bytes it accepts.
 ///
 /// # Errors
-/// Why the stream takes nothing any more.
+/// Why the stream accepts nothing any more.
 pub(crate) fn poll_capacity(
     send: &mut SendStream<Bytes>,
     cx: &mut Context<'_>,
@@ -115,7 +117,7 @@ pub(crate) fn poll_capacity(
     let requested = requested.min(MAX_WRITE_BYTES);
     send.reserve_capacity(requested);
     loop {
-        // Only more room than there was is reset of.
+        // `poll_capacity` reports only increases, so look at the present capacity first.
         match send.capacity() {
             0 => {}
             capacity => return Poll::Ready(Ok(capacity.min(requested))),
@@ -128,7 +130,7 @@ pub(crate) fn poll_capacity(
     }
 }
 
-/// Why a stream takes nothing any more.
+/// Why a stream accepts no more data.
 fn close_error(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> io::Error {
     match send.poll_reset(cx) {
         Poll::Ready(Ok(reason)) => io_error(reason.into()),
@@ -137,7 +139,7 @@ fn close_error(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> io::Error 
     }
 }
 
-/// The error for who reads and writes.
+/// Converts an HTTP/2 error for readers and writers.
 fn io_error(error: h2::Error) -> io::Error {
     match error.is_io() {
         true => error.into_io().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()),

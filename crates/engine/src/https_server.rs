@@ -1,10 +1,10 @@
 //! The server's TCP side: TLS with HTTP/1.1 and HTTP/2, at the addresses at which QUIC listens.
 //!
-//! In: TCP connections (Multipath TCP where the client asks for it). Out: for users, datagrams handed to the server's own QUIC
-//! over the loopback ([`tcp_transport`]), or what they ask for through its own HTTP/3 ([`gateway`]); for everybody else what
-//! any site answers ([`site`]). Always holds: one thread, that of slow things, which no packet of QUIC waits for; who has not
-//! shown credentials is bounded in number, in all and by source, in time and in memory ([`limits`]); credentials are checked by
-//! the same [`Authenticator`] as those that come over QUIC.
+//! In: TCP connections (Multipath TCP if the client asks for it). Out: for users, UDP datagrams to the server's own
+//! QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody else a web site
+//! ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet waits; connections without
+//! credentials are bounded in number (in all and per network), time and memory ([`limiter`]); the same
+//! [`Authenticator`] checks credentials as over QUIC.
 
 mod gateway;
 mod http1;
@@ -59,26 +59,33 @@ use limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
 use loopback_clients::LoopbackClients;
 pub(crate) use site::Site;
 
-/// The content of an answer.
+/// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// How long TLS may take.
+/// Longer: unfinished handshakes keep their slots. Shorter: slow networks fail. Chosen.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections in the middle of TLS: in all, and of one source.
+/// Concurrent TLS handshakes, in all and per client network. More: memory and descriptors for attackers. Fewer:
+/// floods evict real clients sooner. Chosen (open question of docs/design/relay.md).
 const MAX_HANDSHAKES: usize = 512;
 const MAX_HANDSHAKES_PER_NETWORK: usize = 64;
-/// Connections of strangers, whom nobody has to know.
+/// Connections that have shown no credentials, in all and per client network. The trade-off is that of
+/// [`MAX_HANDSHAKES`]. Chosen.
 const MAX_UNAUTHENTICATED: usize = 512;
 const MAX_UNAUTHENTICATED_PER_NETWORK: usize = 64;
-/// TCP tcp_transports of all users, and of one.
+/// TCP transports of all users, and of one user: one per link and class of a client. Each takes two descriptors and
+/// up to 4 MiB of socket buffer. Chosen.
 const MAX_TCP_TRANSPORTS: usize = 4096;
 const MAX_TCP_TRANSPORTS_PER_USER: usize = 512;
-/// How long what is said last may take to leave.
+/// How long the HTTPS server keeps running at the end of the process, so that QUIC's CONNECTION_CLOSE packets leave
+/// through TCP transports. Shorter: clients notice the end by a timeout. Longer: the process ends later. Chosen.
 const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
-/// Rest before connections are taken again, where the machine has no descriptors left.
+/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients wait.
+/// Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Connections carry packets: what waits in the kernel is overtaken by nothing, and links that come back are used soon.
+/// These connections carry packets: TCP keeps few unsent bytes (a queue in TCP is a queue that nothing overtakes),
+/// retransmits at least once a second (links that return are used soon), and gives up after 30 s. Values as at the
+/// client (`tcp_transport::connection`), but slower keep-alives, as HTTP clients also idle here.
 const TCP_TUNING: Tuning = Tuning {
     keep_alive: KeepAlive { idle: Duration::from_secs(20), interval: Duration::from_secs(5), probes: 4 },
     notsent_lowat: Some(128 << 10),
@@ -87,44 +94,45 @@ const TCP_TUNING: Tuning = Tuning {
     dscp: 0,
 };
 
-/// A content that is there at once.
+/// A complete body.
 fn full_body(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Bound addresses.
+/// The listening sockets.
 #[derive(Debug)]
 pub(crate) struct HttpsServer {
     listeners: Vec<(TcpListener, Arc<Listener>)>,
 }
 
-/// What is the same for all connections.
+/// What all connections share.
 #[derive(Debug)]
 struct ServerContext {
     tls: TlsConfig,
     authenticator: Authenticator,
-    /// What strangers see, and whether those with wrong credentials do, too.
+    /// The site for clients without credentials; `hide` shows it to clients with wrong credentials, too.
     site: Site,
     hide: bool,
-    /// Where connections begin with the client's address, and those of which it did not come yet.
+    /// Networks of load balancers, whose connections begin with a PROXY protocol header, and the connections whose
+    /// header has not come yet.
     load_balancers: Vec<IpNet>,
     awaiting_proxy_header: Arc<ConnectionLimiter<ClientNetwork>>,
-    /// The paths of requests for UDP.
+    /// The URI template of CONNECT-UDP requests.
     template: Template,
     handshakes: Arc<ConnectionLimiter<ClientNetwork>>,
     unauthenticated: Arc<ConnectionLimiter<ClientNetwork>>,
     tcp_transports: Arc<ConnectionLimiter<String>>,
     loopback_clients: LoopbackClients,
-    /// Clients of the first drafts are served, too.
+    /// Whether clients of the first MASQUE drafts are served.
     draft_clients: bool,
     refusal_log: RefusalLog,
 }
 
-/// An address.
+/// One listening address.
 #[derive(Debug)]
 struct Listener {
     context: Arc<ServerContext>,
-    /// Where the own QUIC is reached on this machine.
+    /// The address of the server's own QUIC socket, reachable from this machine.
     quic: SocketAddr,
     gateway: Arc<Gateway>,
 }
@@ -138,10 +146,10 @@ impl std::fmt::Debug for TlsConfig {
 }
 
 impl HttpsServer {
-    /// Listens at the addresses of `config`; `loopback_clients` learns who is behind connections to the own QUIC.
+    /// Listens at the addresses of `config`. `loopback_clients` learns which client is behind each loopback socket.
     ///
     /// # Errors
-    /// If one of them cannot be had, or TLS cannot be set up.
+    /// If an address cannot be bound, or TLS cannot be set up.
     pub(crate) fn bind(
         config: &ServerConfig,
         credentials: &Credentials,
@@ -178,8 +186,8 @@ impl HttpsServer {
         Ok(Self { listeners })
     }
 
-    /// To be waited for, with [`Self::serve`] still running, when QUIC has said its last words: those on TCP tcp_transports are on their
-    /// way then.
+    /// Waits until the last QUIC packets have left through TCP transports. Called after QUIC has closed its
+    /// connections, while [`Self::serve`] still runs.
     pub(crate) fn wait_for_close_frames(&self) -> impl Future<Output = ()> + use<> {
         let context = self.listeners.first().map(|(_, context)| Arc::clone(&context.context));
         async move {
@@ -189,7 +197,7 @@ impl HttpsServer {
         }
     }
 
-    /// Serves until dropped; inside a tokio runtime with I/O and time.
+    /// Serves until dropped, in a tokio runtime with I/O and time.
     pub(crate) async fn serve(self) -> io::Result<()> {
         let mut listeners = JoinSet::new();
         for (listener, listener_context) in self.listeners {
@@ -201,7 +209,7 @@ impl HttpsServer {
     }
 }
 
-/// The same error, which knows what to do next.
+/// Converts a bind error into one that names the next step.
 fn listen_error(error: OsError) -> EngineError {
     match error {
         OsError::Listen { local: address, source } => {
@@ -211,7 +219,7 @@ fn listen_error(error: OsError) -> EngineError {
     }
 }
 
-/// Where something that listens at `address` is reached from the same machine.
+/// The address at which a local client reaches a socket that listens at `address`.
 fn reachable_locally(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -247,7 +255,7 @@ impl Listener {
                         .on_refused(Instant::now(), ClientNetwork::of(self.quic.ip()))
                         .is_some()
                     {
-                        tracing::warn!(%error, "cannot take TCP connections: those of QUIC go on");
+                        tracing::warn!(%error, "cannot accept TCP connections (QUIC is not affected): raise the limit of open files if none are left");
                     }
                     sleep(ACCEPT_RETRY_DELAY).await;
                 }
@@ -257,7 +265,7 @@ impl Listener {
 
     async fn connection(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr, slot: Slot<ClientNetwork>) {
         if let Err(error) = TCP_TUNING.apply(&stream) {
-            return tracing::debug!(%peer, %error, "a client is gone again");
+            return tracing::debug!(%peer, %error, "a client disconnected before TLS");
         }
         let (peer, slot) = match self.context.is_load_balancer(peer.ip()) {
             false => (peer, slot),
@@ -269,12 +277,16 @@ impl Listener {
         let evicted = slot.evicted();
         let accepted = tokio::select! {
             accepted = timeout(TLS_HANDSHAKE_TIMEOUT, self.context.tls.0.accept(stream)) => accepted,
-            () = evicted.notified() => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"others came"),
+            () = evicted.notified() => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"evicted by a newer connection"),
         };
         let stream = match accepted {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS from a client"),
-            Err(_) => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"no TLS in time"),
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "the TLS handshake of a client failed"),
+            Err(_) => {
+                return self
+                    .context
+                    .log_refusal(ClientNetwork::of(peer.ip()), &"the TLS handshake took too long");
+            }
         };
         let source = ClientNetwork::of(peer.ip());
         let unauthenticated = match self.context.unauthenticated.acquire_evicting(source) {
@@ -285,7 +297,9 @@ impl Listener {
         let (socket, session) = stream.get_ref();
         let agreed = session.alpn_protocol().map(|protocol| protocol == b"h2");
         let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
-            return self.context.log_refusal(source, &"no descriptors are left");
+            return self
+                .context
+                .log_refusal(source, &"no descriptors are left: raise the limit of open files");
         };
         let client = Arc::new(ClientConnection::new(&self, socket, peer, unauthenticated));
         let served = Arc::clone(&client);
@@ -303,33 +317,34 @@ impl Listener {
     }
 }
 
-/// Whether accepting failed because of the connection, and the next one may be fine.
+/// Whether accepting failed because of one connection, so that the next accept may succeed.
 fn concerns_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     [ConnectionAborted, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
 impl ServerContext {
-    /// Tells that something was refused, and why.
+    /// Logs a refusal and its reason, at most once a minute per network.
     fn log_refusal(&self, source: ClientNetwork, why: &dyn std::fmt::Display) {
         if let Some(before) = self.refusal_log.on_refused(Instant::now(), source) {
-            tracing::warn!(%source, %why, before, "refused what came over TCP");
+            tracing::warn!(%source, %why, before, "refused a client on TCP");
         }
     }
 
-    /// The answer to a request that shows something that is not good.
+    /// The response to a request that is refused.
     fn refuse(&self, refusal: &Rejection) -> Response<Body> {
         let mut response = http3_fields::response_from(&refusal.headers()).map(|()| full_body(""));
         self.site.add_common_headers(response.headers_mut());
         response
     }
 
-    /// Whether connections from there begin with the client's address.
+    /// Whether connections from this address begin with a PROXY protocol header.
     fn is_load_balancer(&self, ip: IpAddr) -> bool {
         self.load_balancers.iter().any(|net| net.contains(&ip))
     }
 
-    /// Takes the client's address from the connection of a load balancer, and a place for it.
+    /// Reads the PROXY protocol header of a load balancer's connection; returns the client's address, and a handshake
+    /// slot for it.
     async fn read_proxy_header(
         &self,
         stream: &mut TcpStream,
@@ -340,24 +355,24 @@ impl ServerContext {
         let client = tokio::select! {
             client = timeout(TLS_HANDSHAKE_TIMEOUT, proxy_protocol::read_client_address(stream)) => client,
             () = evicted.notified() => {
-                self.log_refusal(ClientNetwork::of(balancer.ip()), &"others came");
+                self.log_refusal(ClientNetwork::of(balancer.ip()), &"evicted by a newer connection");
                 return None;
             }
         };
         let client = match client {
             Ok(Ok(client)) => client?,
             Ok(Err(error)) => {
-                tracing::debug!(%balancer, %error, "no client's address from a load balancer");
+                tracing::debug!(%balancer, %error, "a load balancer sent no PROXY protocol header");
                 self.log_refusal(
                     ClientNetwork::of(balancer.ip()),
-                    &"no client's address (PROXY protocol) in front",
+                    &"the load balancer sent no PROXY protocol header",
                 );
                 return None;
             }
             Err(_) => {
                 self.log_refusal(
                     ClientNetwork::of(balancer.ip()),
-                    &"no client's address (PROXY protocol) in time",
+                    &"the PROXY protocol header took too long",
                 );
                 return None;
             }
@@ -373,31 +388,31 @@ impl ServerContext {
     }
 }
 
-/// What becomes of a request.
+/// How a request is handled.
 #[derive(Debug)]
 enum RequestKind {
-    /// It is as those of anybody.
+    /// The site answers, as for anybody.
     Site,
-    /// It shows something that is not good.
+    /// The request has credentials, but is refused.
     Refused(Rejection),
-    /// This user's QUIC is inside.
+    /// The request is the TCP transport of this user's QUIC packets.
     TcpTransport(String),
-    /// A user wants something else.
+    /// Another request of a user, for the gateway.
     Gateway,
 }
 
-/// One TCP connection.
+/// One TCP connection of a client.
 struct ClientConnection {
     context: Arc<ServerContext>,
     socket: OwnedFd,
     quic: SocketAddr,
     gateway_client: GatewayClient,
     peer: SocketAddr,
-    /// Where strangers are; given back as soon as credentials were shown.
+    /// The slot of an unauthenticated connection; released when the client shows valid credentials.
     slot: Mutex<Option<Slot<ClientNetwork>>>,
     evicted: Arc<Notify>,
     authenticated: Notify,
-    /// Requests that are not over.
+    /// The number of requests in progress.
     active_requests: watch::Sender<usize>,
 }
 
@@ -422,10 +437,10 @@ impl ClientConnection {
         }
     }
 
-    /// Marks what is sent on the connection with this DSCP (0 to 63).
+    /// Sets the DSCP (0 to 63) of packets sent on this connection.
     fn set_dscp(&self, dscp: u8) {
         if let Err(error) = (Tuning { dscp, ..TCP_TUNING }).apply(&self.socket) {
-            tracing::debug!(peer = %self.peer, %error, "cannot mark packets as the client asks");
+            tracing::debug!(peer = %self.peer, %error, "cannot set the DSCP that the client asks for");
         }
     }
 
@@ -455,7 +470,7 @@ impl ClientConnection {
         }
     }
 
-    /// The client has shown credentials: it is none of the strangers any more.
+    /// Marks the client as authenticated and releases its slot.
     fn mark_authenticated(&self) {
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         if slot.is_some() {
@@ -463,24 +478,24 @@ impl ClientConnection {
         }
     }
 
-    /// Waits until the client has shown credentials; for one caller, once.
+    /// Waits until the client is authenticated; for one caller, once.
     async fn authenticated(&self) {
         self.authenticated.notified().await;
     }
 
-    /// Waits until the place of this stranger is needed; for ever at a user's.
+    /// Waits until this connection's slot is given to a newer one; for ever after authentication.
     async fn evicted(&self) {
         self.evicted.notified().await;
-        self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &"others came");
+        self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &"evicted by a newer connection");
     }
 
-    /// Marks a request as not over.
+    /// Counts a request as in progress until the returned guard is dropped.
     fn begin_request(&self) -> ActiveRequest<'_> {
         self.active_requests.send_modify(|count| *count += 1);
         ActiveRequest(self)
     }
 
-    /// Waits until no request has been there for so long.
+    /// Waits until no request has been in progress for `duration`.
     async fn idle_for(&self, duration: Duration) {
         let mut active = self.active_requests.subscribe();
         loop {
@@ -492,7 +507,7 @@ impl ClientConnection {
     }
 }
 
-/// A request that is not over.
+/// A request in progress.
 struct ActiveRequest<'a>(&'a ClientConnection);
 
 impl Drop for ActiveRequest<'_> {

@@ -1,18 +1,17 @@
-//! The event loop: a TUN device on one side, UDP sockets on the other, a tunnel in between.
+//! The event loops between the kernel (`mpvpn-os`) and the tunnel (`mpvpn-tunnel`).
 //!
-//! In: a checked configuration. Out: a running client ([`client::run`]) or server
-//! ([`server::run`]) that ends when it is told to (SIGINT, SIGTERM, and SIGHUP in a terminal) or when going on makes
-//! no sense; or a client inside an app ([`client::embedded`]).
+//! In: a checked configuration. Out: a running client ([`client::run`]) or server ([`server::run`]) that ends on
+//! SIGINT, SIGTERM, on SIGHUP in a terminal, or on an error that it cannot recover from; or a client inside an app
+//! ([`client::embedded`]).
 //!
 //! Always holds:
-//! - A thread that moves packets owns everything on their way; nothing there blocks, locks or
-//!   allocates by the packet. There is one of them a shard. One more thread does what is slow: the
-//!   local API, name resolution, HTTP over TCP; and one writes qlog files, where they are wanted.
-//! - The clock is read once a turn of the loop.
-//! - What was changed on the machine is taken back however the loop ends; what a killed process
-//!   left behind is taken back by the next start.
+//! - A packet thread (one per shard) owns all state that a packet needs. It does not block, does not lock, and does
+//!   not allocate for each packet. The slow thread serves the local API, name resolution and HTTP over TCP; with
+//!   `--qlog`, another thread writes qlog files.
+//! - Each loop iteration reads the clock once.
+//! - Changes to the machine are undone however the process ends; after SIGKILL, the next start undoes them.
 #![forbid(unsafe_code)]
-// Clocks, sockets and files are what an engine is for.
+// The engine is the place of clocks, sockets and files.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod answers;

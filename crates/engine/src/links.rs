@@ -1,4 +1,5 @@
-//! The links of a client: which interfaces they are, and whether they can carry packets.
+//! The links of a client: finds their interfaces, opens their sockets, and reports when they can or cannot carry
+//! packets.
 
 mod bind_options;
 mod source;
@@ -32,65 +33,67 @@ pub(crate) use bind_options::BindOptions;
 pub use source::GivenLink;
 use source::{InterfaceSnapshot, LinkSource};
 
-/// The word for "every interface with a default route".
+/// The keyword for "every interface with a default route".
 const AUTO: &str = "auto";
-/// The largest UDP payload that is ever used (bytes): a packet of IP has room for little more.
+/// The largest UDP payload that is used (bytes). An IP packet has room for 507 more (IPv4); the rest is a margin for
+/// headers.
 pub(crate) const MAX_UDP_PAYLOAD: u16 = 65_000;
-/// Headers of IP and UDP (bytes).
+/// Bytes of IP and UDP headers.
 pub(crate) const IPV4_UDP_HEADER_BYTES: u32 = 28;
 pub(crate) const IPV6_UDP_HEADER_BYTES: u32 = 48;
 
-/// One link, or one of several pipes of a link: they differ in their sockets only.
+/// A link, or one of its pipes or classes: each has its own socket.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) name: String,
     index: Option<u32>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) mtu: u32,
-    /// Where the server is, seen from here; set while the link can carry packets.
+    /// The server's address over this link; `None` while the link cannot carry packets.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) socket: Option<BufferedUdpSocket>,
-    /// The address that the socket is bound to, where it could not be bound to the device.
+    /// The local address to which the socket is bound, if it is not bound to the device.
     bound: Option<IpAddr>,
     pub(crate) meter: LinkMeter,
-    /// Why it cannot be used.
+    /// Why the link cannot be used; empty if it can.
     pub(crate) reason: &'static str,
-    /// How many pipes the link has over UDP.
+    /// The number of pipes over UDP.
     pub(crate) pipes: u8,
-    /// Its interface can carry packets, wherever the server is.
+    /// Whether the interface is up and has an address, whether or not the server's address is known.
     pub(crate) has_carrier: bool,
 }
 
-/// What changed about a link.
+/// A change of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkChange {
     /// It can carry packets to this address, or its own address has changed.
     Up(LinkId, SocketAddr),
-    /// It cannot carry packets.
+    /// It cannot carry packets any more.
     Down(LinkId),
-    /// It is a pipe that is not wanted any more.
+    /// It is a pipe that is no longer wanted.
     Gone(LinkId),
 }
 
-/// Asked about each socket of a link before anything is sent through it, with the link's name: whether it may be used.
+/// An app's function that decides whether a link's socket may be used. Called with the socket and the link's name
+/// before the first packet.
 pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
 
-/// What the sockets of links stand on.
+/// What all links' sockets have in common, and where links come from.
 #[derive(Clone, Default)]
 pub(crate) struct LinkSocketOptions {
-    /// Interfaces that are no links.
+    /// Interfaces that must not be links: our own TUN devices.
     pub(crate) tuns: Vec<String>,
-    /// The mark of the tunnel's own packets, which needs privilege.
+    /// The firewall mark of the tunnel's own packets; setting it needs privilege.
     pub(crate) mark: Option<u32>,
     pub(crate) protect: Option<Protect>,
-    /// Where the app knows the links; else the kernel does.
+    /// The links that an app provides; `None` uses the kernel's interfaces.
     pub(crate) given: Option<Vec<GivenLink>>,
     /// Reports links that cannot be used.
     pub(crate) events: EventSender,
 }
 
 impl LinkSocketOptions {
-    /// What sockets of a link with these addresses stand on; whether the app told of it.
+    /// The bind options of a link with these addresses.
     fn bind_options(&self, name: &str, addresses: &[IpAddr], is_from_app: bool) -> BindOptions {
         BindOptions {
             name: name.to_owned(),
@@ -110,20 +113,20 @@ pub(crate) struct Links {
     source: LinkSource,
     pub(crate) links: BTreeMap<LinkId, Link>,
     remotes: Vec<SocketAddr>,
-    /// The classes that have sockets of their own, the default one first.
+    /// The classes, each with its own sockets; the default class first.
     classes: Vec<LinkClass>,
 }
 
-/// A class, as far as it matters for sockets.
+/// What a socket needs to know of its class.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LinkClass {
     pub(crate) id: ClassId,
-    /// The mark of its packets, if that is not the link's.
+    /// The DSCP of its packets, if it is not the link's.
     pub(crate) dscp: Option<u8>,
 }
 
 impl Links {
-    /// `names` are interfaces or patterns of their names, or the one word `auto`, which means all where an app gives them.
+    /// `names` are interface names, patterns, or the keyword `auto`, which means all links if an app provides them.
     pub(crate) fn new(
         names: &[String],
         classes: Vec<LinkClass>,
@@ -158,14 +161,14 @@ impl Links {
 
     fn add(&mut self, name: &str) {
         let number = self.uplinks().count() as u16;
-        // Names may come and go without end where a pattern fits them all.
+        // With a pattern, interfaces can come and go without limit.
         if number < LinkId::MAX_UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
             self.insert(LinkId(number), name, 1);
             self.insert_class_sockets(LinkId(number), name);
         }
     }
 
-    /// Gives a link a socket for each class that has none there.
+    /// Adds a socket for each class that has none on a link.
     fn insert_class_sockets(&mut self, uplink: LinkId, name: &str) {
         for class in self.classes.clone() {
             let id = uplink.with_class(class.id);
@@ -175,8 +178,7 @@ impl Links {
         }
     }
 
-    /// Other classes have sockets from now on, and others those that have another mark, as soon as the links are looked
-    /// at anew.
+    /// Replaces the classes. Sockets of removed classes and of changed DSCPs close; the next rescan opens new ones.
     pub(crate) fn set_classes(&mut self, classes: Vec<LinkClass>) {
         let mark = |all: &[LinkClass], id| all.iter().find(|class| class.id == id).map(|class| class.dscp);
         self.links.retain(|id, _| mark(&classes, id.class()).is_some());
@@ -209,7 +211,7 @@ impl Links {
         self.links.insert(id, link);
     }
 
-    /// The links, each by its first pipe for the default class.
+    /// The links, each by its first pipe of the default class.
     pub(crate) fn uplinks(&self) -> impl Iterator<Item = (LinkId, &Link)> {
         self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.0 < LinkId::MAX_UPLINKS)
     }
@@ -219,23 +221,23 @@ impl Links {
         self.links.get(&id.uplink()).is_some_and(|link| id.path_index() < link.pipes || id.is_tcp())
     }
 
-    /// What other sockets of a link stand on.
+    /// The bind options for further sockets of a link.
     pub(crate) fn bind_options(&self, id: LinkId) -> Option<BindOptions> {
         let link = self.links.get(&id.uplink())?;
         Some(self.socket_options.bind_options(&link.name, &link.addresses, self.source.is_from_app()))
     }
 
-    /// The server's addresses, best first.
+    /// The server's addresses in the order of preference.
     pub(crate) fn remotes(&self) -> &[SocketAddr] {
         &self.remotes
     }
 
-    /// The server has other addresses.
+    /// Replaces the server's addresses.
     pub(crate) fn set_remotes(&mut self, remotes: Vec<SocketAddr>) {
         self.remotes = remotes;
     }
 
-    /// The app knows other links now, which take the place of all that were known before.
+    /// Replaces all links by those that the app provides.
     pub(crate) fn set_app_links(
         &mut self,
         poller: &Poller,
@@ -248,7 +250,7 @@ impl Links {
         Ok(())
     }
 
-    /// Reads all news; returns whether anything has changed that matters.
+    /// Reads all kernel events. Returns whether any concerns links.
     pub(crate) fn read_kernel_events(&mut self) -> bool {
         let is_auto = self.is_auto();
         let LinkSource::Kernel { monitor, .. } = &mut self.source else { return false };
@@ -263,7 +265,7 @@ impl Links {
         matters
     }
 
-    /// Looks at the interfaces anew.
+    /// Updates all links from the present interfaces; returns the changes.
     pub(crate) fn rescan(
         &mut self,
         poller: &Poller,
@@ -308,7 +310,7 @@ impl Links {
         Ok(changes)
     }
 
-    /// Gives a link the pipes that it is to have. Without an address nothing can be said about that.
+    /// Adds the sockets for a link's number of pipes, once the link has an address.
     fn apply_pipe_count(&mut self, id: LinkId, policies: &LinkPolicies) {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
         link.pipes = policies.pipes(&link.name).open;
@@ -357,7 +359,7 @@ impl Links {
         if !usable {
             let was_up = link.remote.take().is_some();
             if info.is_none() {
-                // The socket is bound to a device that is gone.
+                // The socket is bound to a device that no longer exists.
                 link.index = None;
                 link.socket = None;
             }
@@ -414,12 +416,12 @@ impl Links {
             .map(|info| info.mtu)
             .max()
             .unwrap_or(1500);
-        // IPv6 finds its lower limit by probing.
+        // Over IPv6 the smaller limit is found by probing.
         max_udp_payload(max_mtu, IPV4_UDP_HEADER_BYTES)
     }
 }
 
-/// The largest UDP payload that an interface could carry beside so many bytes of headers (bytes).
+/// The largest UDP payload of an interface with this MTU, beside `headers` bytes.
 pub(crate) fn max_udp_payload(mtu: u32, headers: u32) -> u16 {
     u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, MAX_UDP_PAYLOAD)
 }
@@ -428,7 +430,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// A UDP socket for a link, and its address if it is bound to that.
+/// Opens a link's UDP socket. Also returns the address to which it is bound, if it is not bound to the device.
 fn bind(
     bind_options: &BindOptions,
     remote: SocketAddr,

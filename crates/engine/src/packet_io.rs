@@ -1,4 +1,4 @@
-//! Sockets and the TUN device, with what to do when they are busy.
+//! Reading and writing of UDP sockets and TUN queues, and a send queue for sockets whose buffer is full.
 
 use std::{
     collections::VecDeque,
@@ -18,40 +18,46 @@ use mpvpn_quic::Transmit;
 
 use crate::EngineError;
 
-/// Receive calls a socket a turn: more keep other sockets waiting, fewer cost a turn each.
+/// Receive calls for one socket in an iteration. More: other sockets wait. Fewer: more iterations. One instead of
+/// four was no faster for 16 flows (docs/design/threads.md).
 const MAX_RECV_CALLS: usize = 4;
-/// Messages a receive call.
+/// Messages that one `recvmmsg` call receives, each of up to 64 KiB (GRO). More: memory. Fewer: system calls.
 const MAX_MESSAGES_PER_RECV: usize = 16;
 
-/// Sends that wait for a busy socket, at most: the congestion window bounds them long before.
+/// Sends that are queued for a socket whose buffer is full. The congestion window limits them far below this; more
+/// are dropped, which congestion control takes for losses.
 const MAX_QUEUED_SENDS: usize = 256;
 
-/// Bytes that the kernel should hold for a socket in each direction.
+/// Socket buffer in each direction (bytes). Smaller: bursts are lost while this process waits for a processor.
+/// Larger: memory, and older packets. Chosen (open question of docs/design/threads.md).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
-/// Packets that wait in the kernel for us to read them. It is a plain FIFO, so it must be emptied at
-/// every turn; it only has to last while this process waits for a processor.
+/// Packets in the kernel's transmit queue of the TUN device. That queue is a plain FIFO without fairness, so every
+/// iteration empties it; it has to last only while this process waits for a processor. Smaller: losses. Larger:
+/// delay. Chosen (open question of docs/design/threads.md).
 pub(crate) const TUN_QUEUE_PACKETS: u32 = 1000;
 
-/// Bytes read from the TUN a turn, so that what arrives meanwhile is not kept waiting.
+/// Bytes read from one TUN queue in an iteration. More: received packets wait while the loop reads. Fewer: the TUN
+/// queue overflows.
 const MAX_TUN_READ_BYTES: usize = 1 << 20;
-/// Packets read from the TUN a turn. What is read together arrives together: a longer train of datagrams
-/// would overflow the buffer of the socket at its end, which holds about 90 by default.
+/// Packets read from one TUN queue in an iteration. Packets read together arrive together: longer trains overflow the
+/// receiver's socket buffer, which holds about 90 datagrams by default (0.84 instead of 0.74 Gbit/s arrive of 104,000
+/// packets/s: docs/design/threads.md). Fewer: the TUN queue overflows.
 pub(crate) const MAX_TUN_READS: usize = 64;
 
-/// A socket that keeps what the kernel could not take.
+/// A UDP socket with a queue for sends that the kernel had no buffer for.
 #[derive(Debug)]
 pub(crate) struct BufferedUdpSocket {
     pub(crate) socket: UdpSocket,
     queued: VecDeque<(Transmit, Vec<u8>)>,
 }
 
-/// What became of a packet to send.
+/// What became of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendOutcome {
-    /// It is on its way, or waits for room.
+    /// Sent, queued, or dropped as on any link.
     SentOrQueued,
-    /// The link cannot carry anything now.
+    /// The link cannot send at all now.
     LinkDown,
 }
 
@@ -60,7 +66,7 @@ impl BufferedUdpSocket {
         Self { socket, queued: VecDeque::new() }
     }
 
-    /// Sends, or keeps for later.
+    /// Sends now, or queues if the socket's buffer is full.
     pub(crate) fn send(
         &mut self,
         poller: &Poller,
@@ -78,26 +84,26 @@ impl BufferedUdpSocket {
             Err(error) => match SendFailure::of(&error) {
                 SendFailure::Busy => {
                     self.queue(transmit, data);
-                    // Without notice of room the packets would leave with the next ones.
+                    // Without an event for writability, queued packets would leave only with the next send.
                     let _ = poller.modify(&self.socket, token, Interest::ReadWrite);
                     SendOutcome::SentOrQueued
                 }
                 SendFailure::TooBig => SendOutcome::SentOrQueued,
                 SendFailure::Lost => {
-                    tracing::debug!(%error, "a packet could not be sent");
+                    tracing::debug!(%error, "cannot send a packet");
                     SendOutcome::SentOrQueued
                 }
                 SendFailure::LinkDown => {
-                    tracing::debug!(%error, "a link cannot send");
+                    tracing::debug!(%error, "cannot send over a link");
                     SendOutcome::LinkDown
                 }
             },
         }
     }
 
-    /// Sends without keeping anything for later: this process is about to end.
+    /// Sends without queueing, because this process is about to end.
     pub(crate) fn send_last(&self, transmit: &Transmit, data: &[u8], from: Option<IpAddr>) {
-        // The far end finds out by itself if this is lost.
+        // If this is lost, the peer notices by its idle timeout.
         let _ = self.socket.send(&outgoing(transmit, data, from));
     }
 
@@ -107,7 +113,7 @@ impl BufferedUdpSocket {
         }
     }
 
-    /// The kernel has room again.
+    /// The socket is writable again: sends what is queued.
     pub(crate) fn flush(&mut self, poller: &Poller, token: u64, from: impl Fn(&Transmit) -> Option<IpAddr>) {
         while let Some((transmit, data)) = self.queued.front() {
             match self.socket.send(&outgoing(transmit, data, from(transmit))) {
@@ -119,7 +125,7 @@ impl BufferedUdpSocket {
     }
 }
 
-/// What the socket is to send; `from` where the kernel is not to choose the source.
+/// The kernel's view of a transmit; `from` is the source address, `None` lets the kernel choose it.
 pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Outgoing<'a> {
     Outgoing {
         to: transmit.remote,
@@ -131,7 +137,7 @@ pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpA
     }
 }
 
-/// One received datagram: who sent it, to which of our addresses, its ECN bits, its bytes.
+/// One received datagram: its sender, our address that it was sent to, its ECN bits, its bytes.
 pub(crate) struct ReceivedDatagram {
     pub(crate) remote: SocketAddr,
     pub(crate) local: Option<IpAddr>,
@@ -139,7 +145,7 @@ pub(crate) struct ReceivedDatagram {
     pub(crate) data: BytesMut,
 }
 
-/// Takes the datagrams of a batch apart, those that the kernel joined (GRO) too.
+/// Calls `each` for every datagram of a batch, including those that the kernel had joined (GRO).
 pub(crate) fn for_each_datagram(batch: &mut RecvBatch, mut each: impl FnMut(ReceivedDatagram)) {
     for received in batch.drain() {
         let (remote, local, ecn) = (received.remote, received.local_ip, received.ecn);
@@ -147,7 +153,7 @@ pub(crate) fn for_each_datagram(batch: &mut RecvBatch, mut each: impl FnMut(Rece
     }
 }
 
-/// Memory for datagrams on their way between sockets and a tunnel, used again in each turn.
+/// Buffers for datagrams between sockets and a tunnel, reused in each iteration.
 pub(crate) struct DatagramBuffers {
     batch: RecvBatch,
     out: Vec<u8>,
@@ -158,11 +164,11 @@ impl DatagramBuffers {
         Self { batch: RecvBatch::new(MAX_MESSAGES_PER_RECV), out: Vec::with_capacity(64 << 10) }
     }
 
-    /// Receives what waits in a socket, within bounds. `tunnel` takes each datagram, those that the kernel joined (GRO) one
-    /// by one, by `each`, and is told by `after` where a batch ends.
+    /// Receives what waits in a socket, at most [`MAX_RECV_CALLS`] batches. Calls `each` for every datagram and
+    /// `after` at the end of each batch.
     ///
     /// # Errors
-    /// If the kernel reports one; what came before it was handed out.
+    /// The kernel's error; `each` was called for all datagrams before it.
     pub(crate) fn receive<T>(
         &mut self,
         socket: &UdpSocket,
@@ -184,7 +190,7 @@ impl DatagramBuffers {
         Ok(())
     }
 
-    /// Sends all that `poll`, which appends the bytes to the given buffer, has to send.
+    /// Sends everything that `poll` returns; `poll` appends the bytes to the given buffer.
     pub(crate) fn transmit(
         &mut self,
         mut poll: impl FnMut(&mut Vec<u8>) -> Option<Transmit>,
@@ -198,17 +204,17 @@ impl DatagramBuffers {
     }
 }
 
-/// Takes back what was changed on the machine.
+/// Undoes all changes to the machine; returns the last error.
 pub(crate) fn undo_changes(undo: &mut UndoJournal) -> Result<(), EngineError> {
     let mut errors = undo.revert_all_steps();
     for error in &errors {
-        tracing::warn!(%error, "could not take back a change");
+        tracing::warn!(%error, "cannot undo a change to the machine");
     }
     errors.pop().map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Reads what waits in the TUN, whether there is room for it or not: what to drop is a choice of the
-/// queues, which know the flows.
+/// Reads what waits in a TUN queue, whether or not the tunnel can send it: the tunnel's queues know the flows and
+/// choose what to drop.
 pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHdr, &mut [u8])) {
     let mut bytes = 0;
     for _ in 0..MAX_TUN_READS {
@@ -224,13 +230,13 @@ pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHd
     }
 }
 
-/// Writes one packet to the TUN. What the kernel refuses is lost, as on any link.
+/// Writes one packet to the TUN device. A packet that the kernel refuses is lost, as on any link.
 pub(crate) fn write_tun(tun: &Tun, joined: &TunPacket) {
     let pieces: ArrayVec<IoSlice<'_>, MAX_PARTS> = joined.io_slices().collect();
     if let Err(error) = tun.write_vectored(&pieces)
         && error.kind() != io::ErrorKind::WouldBlock
     {
-        tracing::debug!(%error, bytes = joined.len(), "the TUN did not take a packet");
+        tracing::debug!(%error, bytes = joined.len(), "the TUN device refused a packet");
     }
 }
 

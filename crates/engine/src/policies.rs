@@ -1,5 +1,5 @@
-//! How each link of a client is to be used: what the configuration says, what was changed at run time, and
-//! what a used-up quota forbids.
+//! How the client uses each link: the configuration, changes at run time, and exhausted quotas. Also counts what each
+//! link carries.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +14,16 @@ use mpvpn_path::{Day, PathCount};
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport};
 
-/// The policies of all links, by the names of interfaces.
+/// The policies of all links, by interface name.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkPolicies {
     configured: Vec<LinkConfig>,
     changed: BTreeMap<String, LinkConfig>,
-    /// Links whose quota is used up, and until when.
+    /// Links whose quota is exhausted, with the quota and the first day of the next period.
     exhausted_quotas: BTreeMap<String, (ByteSize, Day)>,
-    /// Connections that share what a link may carry.
+    /// The number of connections that share a configured rate.
     connection_count: u64,
-    /// What was found for links whose number of pipes nobody has said.
+    /// The number of pipes found for each link with `pipes = "auto"`.
     auto_pipes: BTreeMap<String, PathCount>,
 }
 
@@ -38,18 +38,19 @@ impl LinkPolicies {
         }
     }
 
-    /// What was said about a link, now or in the configuration.
+    /// The settings of a link: changed at run time, else of the first matching table of the configuration, else
+    /// defaults.
     pub(crate) fn of(&self, name: &str) -> LinkConfig {
         let configured = || self.configured.iter().find(|link| is_match(&link.name, name)).cloned();
         self.changed.get(name).cloned().or_else(configured).unwrap_or_default()
     }
 
-    /// Says something else about a link.
+    /// Changes the settings of one link until the process ends or reloads.
     pub(crate) fn change(&mut self, name: &str, link: LinkConfig) {
         self.changed.insert(name.to_owned(), link);
     }
 
-    /// Says something else about all links, and forgets what was said of single ones; whether that is news.
+    /// Replaces the configuration of all links, and drops changes at run time. Returns whether anything changed.
     pub(crate) fn configure(&mut self, links: &[LinkConfig]) -> bool {
         let changed = self.configured != links || !self.changed.is_empty();
         self.configured = links.to_vec();
@@ -57,7 +58,7 @@ impl LinkPolicies {
         changed
     }
 
-    /// Notes whether the quota of a link is used up; whether that is news.
+    /// Sets whether the quota of a link is exhausted. Returns whether that changed.
     pub(crate) fn set_quota_exhausted(&mut self, name: &str, spent: Option<(ByteSize, Day)>) -> bool {
         let before = match spent {
             Some(spent) => self.exhausted_quotas.insert(name.to_owned(), spent),
@@ -66,7 +67,7 @@ impl LinkPolicies {
         before != spent
     }
 
-    /// How many pipes a link is to have.
+    /// How many pipes a link has.
     pub(crate) fn pipes(&self, name: &str) -> PathCount {
         match self.of(name).pipes.unwrap_or_default() {
             Pipes::Count(count) => PathCount::all(count.clamp(1, Pipes::MAX)),
@@ -74,33 +75,33 @@ impl LinkPolicies {
         }
     }
 
-    /// What packets of a link travel in.
+    /// The configured transport of a link.
     pub(crate) fn transport(&self, name: &str) -> Transport {
         self.of(name).transport.unwrap_or_default()
     }
 
-    /// Whether the number of pipes is to be found out.
+    /// Whether the number of pipes is found automatically.
     pub(crate) fn has_auto_pipes(&self, name: &str) -> bool {
         self.of(name).pipes == Some(Pipes::Auto)
     }
 
-    /// Notes how many pipes a link is to have if nobody has said that; whether that is news.
+    /// Sets the number of pipes of a link with automatic pipes. Returns whether it changed.
     pub(crate) fn set_auto_pipes(&mut self, name: &str, count: PathCount) -> bool {
         self.auto_pipes.insert(name.to_owned(), count).unwrap_or(PathCount::all(1)) != count
     }
 
-    /// Sets how many connections there are; whether that is news.
+    /// Sets how many connections share the configured rates. Returns whether it changed.
     pub(crate) fn set_connection_count(&mut self, connections: usize) -> bool {
         let connections = connections.max(1) as u64;
         std::mem::replace(&mut self.connection_count, connections) != connections
     }
 
-    /// When a link is used, as things are.
+    /// The effective tier of a link: never while its quota is exhausted.
     pub(crate) fn tier(&self, name: &str) -> Tier {
         if self.exhausted_quotas.contains_key(name) { Tier::Never } else { self.of(name).tier }
     }
 
-    /// Why a link is never used; empty if it is.
+    /// Why a link's tier is `never`; empty if it is not.
     pub(crate) fn never_reason(&self, name: &str) -> String {
         match self.exhausted_quotas.get(name) {
             _ if self.of(name).tier == Tier::Never => "as configured".to_owned(),
@@ -109,7 +110,7 @@ impl LinkPolicies {
         }
     }
 
-    /// What one connection is to do with a link.
+    /// The policy of a link for one connection, with its share of the configured rates.
     pub(crate) fn policy(&self, name: &str) -> LinkPolicy {
         let link = self.of(name).policy();
         let share = |rate: BitRate| BitRate::from_bps(rate.bps() / self.connection_count);
@@ -117,23 +118,23 @@ impl LinkPolicies {
     }
 }
 
-/// Counts what each link carries, whichever thread sends and receives it: bytes of IP packets.
+/// Counters of all links, shared by all threads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkMeters(Arc<Mutex<BTreeMap<String, LinkMeter>>>);
 
-/// What one link has carried since the start, whatever paths it had.
+/// What one link has carried since the process started, over all its paths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkMeter(Arc<MeterCounters>);
 
 #[derive(Debug, Default)]
 struct MeterCounters {
-    /// IP packets, in both directions.
+    /// Bytes of IP packets in both directions.
     ip_packet_bytes: AtomicU64,
-    /// UDP payloads sent, and received.
+    /// Bytes of UDP payloads, indexed by [`Direction`].
     udp_payload_bytes: [AtomicU64; 2],
 }
 
-/// Which way something goes.
+/// Seen from this machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direction {
     Sent,
@@ -148,19 +149,19 @@ impl LinkMeters {
 }
 
 impl LinkMeter {
-    /// Counts UDP payloads to or from an IPv4 or IPv6 address.
+    /// Counts UDP payloads (bytes) in `datagrams` packets to or from an IPv4 or IPv6 address.
     pub(crate) fn count(&self, direction: Direction, payload: usize, datagrams: usize, is_ipv4: bool) {
         let header = if is_ipv4 { 28 } else { 48 };
         self.0.ip_packet_bytes.fetch_add((payload + datagrams * header) as u64, Relaxed);
         self.0.udp_payload_bytes[direction as usize].fetch_add(payload as u64, Relaxed);
     }
 
-    /// Bytes of IP packets, in both directions.
+    /// Bytes of IP packets in both directions.
     pub(crate) fn ip_bytes(&self) -> u64 {
         self.0.ip_packet_bytes.load(Relaxed)
     }
 
-    /// Bytes of UDP payloads that went this way.
+    /// Bytes of UDP payloads in one direction.
     pub(crate) fn payload_bytes(&self, direction: Direction) -> u64 {
         self.0.udp_payload_bytes[direction as usize].load(Relaxed)
     }

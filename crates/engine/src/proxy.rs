@@ -1,17 +1,16 @@
-//! Proxies for the apps of this machine: SOCKS5 and HTTP. Each connection of an app travels as a stream, and the server
-//! makes the connection to where the app wants, whose name it resolves.
+//! Local proxies for apps: SOCKS5 and HTTP. Each TCP connection of an app travels as a stream of the tunnel; the
+//! server resolves the name and connects. UDP of apps (SOCKS5) travels as datagrams.
 //!
-//! UDP of apps (SOCKS5) travels as datagrams.
-//!
-//! In: where to listen, sockets that are ready, what the tunnel tells of streams ([`StreamEvent`]), time. Out: calls of
-//! [`ProxyTunnel`]. `socks5` and `http` understand what apps want, [`Splice`] moves bytes, `associate` datagrams.
+//! In: listening addresses, ready sockets, events of the tunnel's streams ([`StreamEvent`]), time. Out: calls of
+//! [`ProxyTunnel`]. `socks5` and `http` parse requests, a [`Splice`] moves bytes, `associations` move datagrams.
 //!
 //! Always holds:
-//! - An app gets one answer, which says why if there is no connection; what it sent before comes first of all bytes.
-//! - It has 10 s and 16 KiB to say what it wants. Until it has, and while the tunnel makes the connection, nothing more
-//!   is read from it.
-//! - Connections are bounded; further ones wait in the kernel.
-//! - A connection whose stream has broken is reset, and the other way round.
+//! - An app gets one response, with the reason if there is no connection; bytes that it sent early are forwarded
+//!   first.
+//! - A request may take 10 s and 16 KiB. Until it is complete, and while the tunnel connects, nothing more is read
+//!   from the app.
+//! - Connections are bounded; further ones wait in the kernel's backlog.
+//! - A reset on one side is a reset on the other.
 
 mod associations;
 mod http;
@@ -44,78 +43,78 @@ pub(crate) use associations::DatagramFlows;
 use refusal::failure_text;
 use socks5::{Reply, Socks5};
 
-/// The tokens of its listeners are this or more.
+/// Poller tokens of the listeners begin here.
 pub(crate) const FIRST_PROXY_TOKEN: u64 = 1 << 20;
-/// Those of its connections are this or more …
+/// Poller tokens of the apps' connections begin here …
 const FIRST_APP_TOKEN: u64 = FIRST_PROXY_TOKEN + (1 << 16);
-/// … and less than this.
+/// … and end before this.
 const TOKENS_END: u64 = 1 << 32;
 
-/// An app that has not said after so long what it wants is left.
+/// How long an app may take to send its request. Longer: silent apps keep their slots. Chosen.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of what it says.
+/// The largest request (bytes). Chosen, as for HTTP elsewhere.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
-/// A connection that does not stand after so long is given up. The server itself gives up earlier.
+/// How long the tunnel and the server may take to connect; the server itself gives up after 20 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks for targets of an association that are silent.
+/// The interval of checks for idle UDP targets. Longer: they stay for longer. Chosen.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// Connections at once.
+/// Concurrent connections of apps. More: descriptors and memory. Chosen.
 const MAX_APPS: usize = 4096;
-/// Descriptors for everything else.
+/// Descriptors kept free for everything else. Chosen.
 const RESERVED_FDS: u64 = 64;
-/// Connections that are accepted a turn.
+/// Connections accepted for one event. More: longer iterations. Chosen.
 const MAX_ACCEPTS_PER_EVENT: usize = 64;
-/// With no descriptors left, it is tried again after this time.
+/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: apps wait. Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Between two lines of the log about that.
+/// The shortest interval of warnings about that.
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a listener speaks.
+/// The protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Socks5,
     Http,
 }
 
-/// What carries the bytes of apps.
+/// The tunnel's streams and flows for apps.
 pub(crate) trait ProxyTunnel: ByteStreams + DatagramFlows {
-    /// Asks for a connection. `None` if there can be none now: [`StreamEvent::Allowed`] follows.
+    /// Opens a stream to a target. Returns `None` if none can be opened now; [`StreamEvent::Allowed`] follows.
     fn open(&mut self, to: &Authority) -> Option<Self::Id>;
 
-    /// Breaks a stream off; nothing more is told about it.
+    /// Resets a stream; no events of it follow.
     fn abort(&mut self, id: Self::Id);
 }
 
-/// What a tunnel tells.
+/// An event of the tunnel's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEvent<Id> {
-    /// Streams that could not be opened may be now.
+    /// Streams can be opened again.
     Allowed,
-    /// The connection stands.
+    /// The server has connected.
     Opened(Id),
-    /// There is none.
+    /// The server could not connect.
     Failed(Id, ProxyError),
-    /// The stream has something to read.
+    /// The stream has bytes, or has ended.
     Readable(Id),
-    /// It has room again.
+    /// The stream accepts bytes again.
     Writable(Id),
-    /// It has broken.
+    /// The stream was reset.
     Gone(Id),
 }
 
-/// What is to be done about what an app said.
+/// The result of parsing what an app sent.
 #[derive(Debug, PartialEq, Eq)]
 enum RequestStep {
-    /// It has not said all yet.
+    /// The request is incomplete.
     Incomplete,
-    /// It waits for this.
+    /// Send these bytes and continue.
     Send(Bytes),
-    /// It wants to be connected, and `early` is what the destination gets first.
+    /// Connect to `to`, and send `early` first.
     Connect { to: Authority, early: BytesMut },
-    /// It wants to send and receive datagrams.
+    /// Open a UDP association.
     Associate,
-    /// It gets this answer, if any, and is left.
+    /// Send this answer, if not empty, and close. `why` is for the log.
     Refuse { answer: Bytes, why: String },
 }
 
@@ -125,44 +124,44 @@ struct Listener {
 }
 
 struct App<Id> {
-    /// The same time is in the timers.
+    /// The time of its timer; also in `timers`.
     due: Instant,
     since: Instant,
-    /// How a refusal is said.
+    /// The protocol of its responses.
     protocol: Protocol,
-    /// What it wants, once it has said so.
+    /// The target, once the request is complete.
     to: Option<Authority>,
     stage: Stage<Id>,
 }
 
 enum Stage<Id> {
     ReadingRequest(RequestReader),
-    /// There is no stream for it yet.
+    /// Waits until the tunnel can open a stream.
     AwaitingStream(PendingConnect),
     Connecting(Id, PendingConnect),
     Open(Id, Splice),
-    /// It has a socket for its datagrams, with this token, for as long as it does not close this connection.
+    /// Has a UDP association with this socket token, as long as this connection is open.
     Associated(TcpSocket, u64),
     Refusing(Refusal),
 }
 
-/// It says what it wants.
+/// Reads the request.
 struct RequestReader {
     socket: TcpSocket,
     socks5: Socks5,
     bytes: BytesMut,
 }
 
-/// What it wants.
+/// A request whose connection is not established.
 struct PendingConnect {
     socket: TcpSocket,
-    /// What it hears when it is connected.
+    /// Sent to the app when connected.
     answer: Bytes,
-    /// What the destination gets first.
+    /// Sent to the target first.
     early: Bytes,
 }
 
-/// It is refused, and reads that.
+/// Sends a refusal.
 struct Refusal {
     socket: TcpSocket,
     answer: Bytes,
@@ -171,18 +170,18 @@ struct Refusal {
 /// The connections of apps.
 pub(crate) struct Proxy<Id, Flow> {
     listeners: Vec<Listener>,
-    /// Whether listeners are watched.
+    /// Whether the poller watches the listeners.
     is_accepting: bool,
-    /// When they are again.
+    /// When to accept again after descriptors ran out.
     accept_again_at: Option<Instant>,
-    /// When the log said last that none can be accepted.
+    /// When the log last warned that none can be accepted.
     last_accept_warning: Option<Instant>,
     max_apps: usize,
     apps: HashMap<u64, App<Id>>,
     associations: Associations<Flow>,
     tokens: HashMap<Id, u64>,
     timers: BTreeSet<(Instant, u64)>,
-    /// Those that wait for a stream, in order.
+    /// Connections that wait for a stream, in order.
     awaiting_stream: VecDeque<u64>,
     last_token: u64,
     buffers: SpliceBuffers,
@@ -193,10 +192,10 @@ where
     Id: Copy + Eq + Hash + fmt::Debug,
     Flow: Copy + Eq + Hash + fmt::Debug,
 {
-    /// Listens.
+    /// Opens the listeners.
     ///
     /// # Errors
-    /// If an address is taken, or not of this machine.
+    /// If an address is in use, or not of this machine.
     pub(crate) fn bind(listen: &[(Protocol, SocketAddr)], poller: &Poller) -> Result<Self, EngineError> {
         let files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
@@ -214,7 +213,7 @@ where
             if !local.ip().is_loopback() {
                 tracing::warn!(
                     %local,
-                    "everybody who reaches this address may use the tunnel; 127.0.0.1 is for this machine only"
+                    "every host that reaches this address may use the tunnel: listen on 127.0.0.1 to allow only this machine"
                 );
             }
             listeners.push(Listener { acceptor, protocol: *protocol });
@@ -235,7 +234,7 @@ where
         })
     }
 
-    /// A socket with a token from [`FIRST_PROXY_TOKEN`] upwards is ready.
+    /// Handles an event of a socket, whose token is at least [`FIRST_PROXY_TOKEN`].
     pub(crate) fn on_socket_ready<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -248,7 +247,7 @@ where
         } else if let Some(app) = self.apps.get_mut(&event.token) {
             match &mut app.stage {
                 Stage::ReadingRequest(_) => self.read_request(now, poller, tunnel, event.token),
-                // Only errors and hang-ups are told: nobody waits for the answer any more.
+                // Only errors and hang-ups are reported here: the app does not wait any more.
                 Stage::AwaitingStream(_) | Stage::Connecting(..) => self.close_app(tunnel, event.token),
                 Stage::Open(id, _) => {
                     let id = *id;
@@ -257,7 +256,7 @@ where
                     });
                 }
                 Stage::Refusing(_) => self.continue_refusal(poller, tunnel, event.token),
-                // It has nothing more to say, so it has closed, or is of no use.
+                // SOCKS5 allows no further bytes on this connection, so the app has closed it or misbehaves.
                 Stage::Associated(..) => self.close_app(tunnel, event.token),
             }
         } else if self.associations.has(event.token) {
@@ -266,7 +265,7 @@ where
         self.watch_listeners(poller);
     }
 
-    /// The connections of apps that have said what they want.
+    /// The connections whose request is complete.
     pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
         self.apps.values().filter_map(|app| {
             let (socket, moved) = match &app.stage {
@@ -278,7 +277,7 @@ where
         })
     }
 
-    /// Takes what the tunnel tells.
+    /// Handles an event of the tunnel.
     pub(crate) fn on_stream_event<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -332,12 +331,12 @@ where
         self.watch_listeners(poller);
     }
 
-    /// A payload has come from a target.
+    /// Delivers a payload from a target to its app.
     pub(crate) fn deliver_payload(&mut self, now: Instant, flow: Flow, payload: &[u8]) {
         self.associations.deliver_payload(now, flow, payload);
     }
 
-    /// The server has refused a flow of datagrams, or ended it.
+    /// The server has refused or closed a UDP flow.
     pub(crate) fn on_flow_closed(&mut self, now: Instant, flow: Flow, refused: bool) {
         self.associations.on_flow_closed(now, flow, refused);
     }
@@ -347,7 +346,7 @@ where
         self.timers.first().map(|(due, _)| *due).into_iter().chain(self.accept_again_at).min()
     }
 
-    /// Time has passed.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -391,7 +390,7 @@ where
         self.watch_listeners(poller);
     }
 
-    /// Breaks all connections.
+    /// Resets all connections.
     pub(crate) fn end(&mut self) {
         for (_, app) in self.apps.drain() {
             if let Stage::Open(_, splice) = app.stage {
@@ -426,7 +425,7 @@ where
                         .is_none_or(|at| now.saturating_duration_since(at) >= ACCEPT_WARNING_INTERVAL)
                     {
                         self.last_accept_warning = Some(now);
-                        tracing::warn!(%error, "cannot accept connections of apps, they wait");
+                        tracing::warn!(%error, "cannot accept connections of apps, which wait until descriptors are free");
                     }
                     self.accept_again_at = Some(now + ACCEPT_RETRY_DELAY);
                     return;
@@ -434,7 +433,7 @@ where
             };
             let token = self.free_token();
             if let Err(error) = poller.add(&socket, token, Interest::Read) {
-                tracing::warn!(%error, "cannot watch a connection of an app");
+                tracing::warn!(%error, "cannot register the connection of an app with the poller");
                 continue;
             }
             let reader = RequestReader { socket, socks5: Socks5::default(), bytes: BytesMut::new() };
@@ -442,12 +441,12 @@ where
             let app = App { due, since: now, protocol, to: None, stage: Stage::ReadingRequest(reader) };
             self.apps.insert(token, app);
             self.timers.insert((due, token));
-            // Most have said it by now.
+            // Most apps have sent their request by now.
             self.read_request(now, poller, tunnel, token);
         }
     }
 
-    /// A token that nobody had for as long as possible: events of connections that are over may still come.
+    /// The token that was unused for longest: stale events of closed connections may still arrive.
     fn free_token(&mut self) -> u64 {
         loop {
             self.last_token =
@@ -458,7 +457,7 @@ where
         }
     }
 
-    /// While there is no place for another connection, those that come wait in the kernel.
+    /// Stops watching the listeners while no connection can be accepted, so that new ones wait in the kernel.
     fn watch_listeners(&mut self, poller: &Poller) {
         let is_accepting = self.apps.len() < self.max_apps && self.accept_again_at.is_none();
         if is_accepting == self.is_accepting {
@@ -468,12 +467,12 @@ where
         let interest = if is_accepting { Interest::Read } else { Interest::Nothing };
         for (listener, token) in self.listeners.iter().zip(FIRST_PROXY_TOKEN..) {
             if let Err(error) = poller.modify(&listener.acceptor, token, interest) {
-                tracing::warn!(%error, "cannot watch a listening socket");
+                tracing::warn!(%error, "cannot register a listening socket with the poller");
             }
         }
     }
 
-    /// Reads what an app wants.
+    /// Reads an app's request.
     fn read_request<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -486,7 +485,7 @@ where
             let Stage::ReadingRequest(reader) = &mut app.stage else { return };
             let free_bytes = MAX_REQUEST_BYTES - reader.bytes.len();
             if free_bytes == 0 {
-                let why = "it takes more than 16 KiB to say what it wants";
+                let why = "the request is larger than 16 KiB";
                 return match app.protocol {
                     Protocol::Socks5 => self.close_app(tunnel, token),
                     Protocol::Http => self.send_refusal(now, poller, tunnel, token, http::response(431, why)),
@@ -506,7 +505,7 @@ where
                 match step {
                     RequestStep::Incomplete => break,
                     RequestStep::Send(bytes) => {
-                        // A new connection takes a few bytes; else something is wrong with it.
+                        // A new connection accepts a few bytes; otherwise close it.
                         let written = reader.socket.write(&[IoSlice::new(&bytes)]);
                         if !written.is_ok_and(|count| count == bytes.len()) {
                             return self.close_app(tunnel, token);
@@ -517,7 +516,7 @@ where
                     }
                     RequestStep::Associate => return self.associate(now, poller, tunnel, token),
                     RequestStep::Refuse { answer, why } => {
-                        tracing::debug!(why, "an app is refused");
+                        tracing::debug!(why, "refused an app");
                         return self.send_refusal(now, poller, tunnel, token, answer);
                     }
                 }
@@ -525,7 +524,7 @@ where
         }
     }
 
-    /// An app wants to send and receive datagrams.
+    /// Opens a UDP association for an app.
     fn associate<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -546,7 +545,7 @@ where
         let (answer, stays) = match opened {
             Ok(at) => (socks5::associate_reply(at), true),
             Err(error) => {
-                tracing::warn!(%error, "no socket for the datagrams of an app");
+                tracing::warn!(%error, "cannot open a UDP socket for an app");
                 (Reply::GeneralFailure.bytes(), false)
             }
         };
@@ -563,7 +562,7 @@ where
         }
     }
 
-    /// It is known what an app wants.
+    /// Waits for a stream to the target of a complete request.
     fn connect<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -592,7 +591,7 @@ where
         self.open_streams(tunnel);
     }
 
-    /// Opens streams for those that wait, as far as the tunnel allows it.
+    /// Opens streams for waiting connections, as far as the tunnel permits.
     fn open_streams<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T) {
         while let Some(&token) = self.awaiting_stream.front() {
             let Some(app) = self.apps.get(&token) else {
@@ -601,7 +600,7 @@ where
             };
             if let (Stage::AwaitingStream(_), Some(to)) = (&app.stage, &app.to) {
                 let Some(id) = tunnel.open(to) else { return };
-                tracing::debug!(?id, %to, "asked for a connection");
+                tracing::debug!(?id, %to, "requested a connection");
                 let Some(mut app) = self.remove(token) else { return };
                 if let Stage::AwaitingStream(pending) = app.stage {
                     app.stage = Stage::Connecting(id, pending);
@@ -613,7 +612,7 @@ where
         }
     }
 
-    /// The connection that an app wants stands.
+    /// Starts to move bytes of an established connection.
     fn on_stream_opened<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -634,7 +633,7 @@ where
         });
     }
 
-    /// Moves bytes of a connection that stands, and sees what has become of it.
+    /// Moves bytes with `transfer`, then updates poller and timer, or closes the connection.
     fn move_bytes<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -648,7 +647,7 @@ where
         let moved = transfer(splice, tunnel, &mut self.buffers).and_then(|()| splice.update_interest(poller));
         match moved {
             Err(error) => {
-                tracing::debug!(?id, %error, "a connection of an app broke");
+                tracing::debug!(?id, %error, "the connection of an app broke");
                 self.close_app(tunnel, token);
             }
             Ok(()) if splice.has_ended() => {
@@ -656,7 +655,8 @@ where
                 self.remove(token);
             }
             Ok(()) => {
-                // The timer that is set for a later time finds out by itself; half a connection has less.
+                // A timer that is set too early is set again when it fires; only an earlier deadline (after one half
+                // has closed) must be set now.
                 let (expires, due) = (splice.expires(), app.due);
                 if expires < due.max(now) {
                     self.set_timer(token, expires);

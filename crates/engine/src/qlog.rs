@@ -1,8 +1,8 @@
-//! Files in the format qlog, which tell what happened on the paths of each connection.
+//! Writes qlog files, which record what happens on the paths of each connection.
 //!
-//! In: events of connections, from the packet threads. Out: files in one folder, written by a thread of its own. Always
-//! holds: a packet thread never waits, and what does not fit into the queue is dropped and counted; the files together stay
-//! below [`MAX_TOTAL_BYTES`]. The format and the reasons are in `docs/design/qlog.md`.
+//! In: events of connections, from the packet threads. Out: files in one folder, written by another thread. Always
+//! holds: a packet thread never waits; events that do not fit into the queue are dropped and counted; all files
+//! together stay below [`MAX_TOTAL_BYTES`]. Format and reasons: `docs/design/qlog.md`.
 
 mod folder;
 mod trace;
@@ -25,16 +25,16 @@ use mpvpn_quic::{QlogEvent, QlogSink};
 use self::{folder::Folder, trace::Trace};
 use crate::EngineError;
 
-/// The size of all files of a process together (bytes): about an hour at 10 Mbit/s, as 3 s at 25 Mbit/s take 2.1 MB. With less,
-/// what led to a failure may be gone before somebody looks; more may be missed on a small disk.
+/// The size of all files of a process together (bytes): about an hour at 10 Mbit/s (3 s at 25 Mbit/s take 2.1 MB).
+/// Smaller: the records of a failure may be gone before somebody looks. Larger: a small disk fills up.
 const MAX_TOTAL_BYTES: u64 = 1 << 30;
-/// Events that wait for the thread, of about 100 bytes each. Fewer would be dropped while a disk writes for 100 ms at
-/// 1 Gbit/s; more would only take memory.
+/// Events in the queue to the writing thread, of about 100 bytes each. Fewer: events are dropped while a disk stalls
+/// for 100 ms at 1 Gbit/s. More: memory.
 const MAX_QUEUED_EVENTS: usize = 16_384;
-/// How often everything is written. More often costs system calls, less often loses more if the process is killed.
+/// The interval of writes. Shorter: system calls. Longer: more is lost if the process is killed.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// A connection without events for this long has ended, and the event that says so was dropped. Shorter than the idle timeout
-/// of a connection (180 s) would split files.
+/// A connection without events for this long has ended, and its last event was dropped. Shorter than a connection's
+/// idle timeout (180 s): files are split.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ enum Message {
     End,
 }
 
-/// The side of the packet threads.
+/// The packet threads' end of the queue.
 #[derive(Debug)]
 struct Queue {
     messages: SyncSender<Message>,
@@ -58,7 +58,7 @@ impl QlogSink for Queue {
     }
 }
 
-/// The thread that writes. Dropping this writes what is left and ends the thread.
+/// The writing thread. Dropping this writes what is left and ends the thread.
 #[derive(Debug)]
 pub(crate) struct Qlog {
     queue: Arc<Queue>,
@@ -66,7 +66,7 @@ pub(crate) struct Qlog {
 }
 
 impl Qlog {
-    /// Starts it for the process with this role and name.
+    /// Starts the thread for a process with this role and name.
     pub(crate) fn start(folder: &Path, role: Role, name: &str) -> Result<Self, EngineError> {
         let error = |source| Error::File { doing: "write qlog files to", path: folder.to_owned(), source };
         let files =
@@ -79,7 +79,7 @@ impl Qlog {
         Ok(Self { queue: Arc::new(Queue { messages, dropped }), thread })
     }
 
-    /// As [`Self::start`], if there is a folder.
+    /// Like [`Self::start`], if a folder is configured.
     pub(crate) fn start_if(
         folder: Option<&PathBuf>,
         role: Role,
@@ -88,7 +88,7 @@ impl Qlog {
         folder.map(|folder| Self::start(folder, role, name)).transpose()
     }
 
-    /// Where connections record.
+    /// The sink for the events of connections.
     pub(crate) fn sink(&self) -> Arc<dyn QlogSink> {
         self.queue.clone()
     }
@@ -104,13 +104,13 @@ impl Drop for Qlog {
     }
 }
 
-/// The side of the thread.
+/// The state of the writing thread.
 struct Writer {
     files: Folder,
     role: Role,
     traces: BTreeMap<u64, Trace>,
     dropped: Arc<AtomicU64>,
-    /// The log has said that events are dropped.
+    /// Whether the log already says that events are dropped.
     warned: bool,
 }
 
@@ -144,7 +144,7 @@ impl Writer {
         if dropped > 0 && !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
                 dropped,
-                "qlog: events come faster than they can be written; the files say how many"
+                "qlog: dropped events because writing is too slow; the files say how many"
             );
         }
         for trace in self.traces.values_mut() {
@@ -157,11 +157,11 @@ impl Writer {
     }
 }
 
-/// Writes what a trace has gathered. A trace that cannot be written ends.
+/// Writes what a trace has buffered. A trace that cannot be written ends.
 fn write(files: &mut Folder, trace: &mut Trace) {
     if let Err(error) = files.write(trace) {
         let folder = files.path().display();
-        tracing::warn!(%error, %folder, "qlog: cannot write; this connection is not recorded any more");
+        tracing::warn!(%error, %folder, "qlog: cannot write; recording of this connection ends");
         trace.end();
     }
 }

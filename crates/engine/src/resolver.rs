@@ -1,8 +1,8 @@
-//! ResolverHandle into addresses, for the threads that move packets.
+//! Resolves names for the packet threads.
 //!
-//! In: questions of these threads. Out: an answer to each, and a wake-up call to who asked. Always holds: the system's
-//! own resolver is asked, so `/etc/hosts` and all that `nsswitch.conf` says count; how many are asked for at once and
-//! how many wait is bounded, and asking never blocks.
+//! In: queries of these threads. Out: an answer to each, and a wake-up call to the thread. Always holds: the system's
+//! resolver is used, so `/etc/hosts` and `nsswitch.conf` count; concurrent lookups and queued queries are bounded; a
+//! query never blocks.
 
 use std::{
     net::IpAddr,
@@ -15,50 +15,51 @@ use std::{
 use mpvpn_os::poll::PollWaker;
 use tokio::sync::{Semaphore, mpsc};
 
-/// ResolverHandle that are looked up at once, each by a thread of its own as long as that takes.
+/// Concurrent lookups; each occupies a thread. More: threads. Fewer: name servers that do not answer delay other
+/// lookups. Chosen (docs/design/relay.md).
 pub(crate) const MAX_CONCURRENT_LOOKUPS: usize = 256;
-/// ResolverHandle that wait for their turn.
+/// Queries that wait for a lookup. More: memory. Fewer: refused queries. Chosen.
 const MAX_QUEUED_QUERIES: usize = 4096;
 
-/// A question, and who asks.
-struct ControlRequest {
+/// A name to look up, and where the answer goes.
+struct Query {
     name: String,
     answers: Sender<Answer>,
     wake: PollWaker,
 }
 
-/// What was found.
+/// The answer to a query.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// The name that was asked for.
+    /// The name of the query.
     pub(crate) name: String,
-    /// Its addresses in the order in which to try them, or why there is none.
+    /// The addresses in the order of the resolver, or the error as text.
     pub(crate) result: Result<Vec<IpAddr>, String>,
 }
 
-/// Where threads get the means to ask.
+/// Makes [`ResolverClient`]s for other threads.
 #[derive(Clone)]
-pub(crate) struct ResolverHandle(mpsc::Sender<ControlRequest>);
+pub(crate) struct ResolverHandle(mpsc::Sender<Query>);
 
-/// The means of one thread to ask.
+/// One thread's access to the resolver.
 pub(crate) struct ResolverClient {
-    queries: mpsc::Sender<ControlRequest>,
+    queries: mpsc::Sender<Query>,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
     wake: PollWaker,
 }
 
-/// What answers; runs in a tokio runtime.
-pub(crate) struct Resolver(mpsc::Receiver<ControlRequest>);
+/// Runs the lookups, in a tokio runtime.
+pub(crate) struct Resolver(mpsc::Receiver<Query>);
 
-/// Both ends.
+/// A resolver, and the handle to it.
 pub(crate) fn resolver() -> (ResolverHandle, Resolver) {
     let (queries, receiver) = mpsc::channel(MAX_QUEUED_QUERIES);
     (ResolverHandle(queries), Resolver(receiver))
 }
 
 impl ResolverHandle {
-    /// For the thread that `wake` wakes.
+    /// A client for the thread that `wake` wakes.
     pub(crate) fn client(&self, wake: PollWaker) -> ResolverClient {
         let (sender, answers) = channel();
         ResolverClient { queries: self.0.clone(), sender, answers, wake }
@@ -66,30 +67,29 @@ impl ResolverHandle {
 }
 
 impl ResolverClient {
-    /// Asks for the addresses of `name`; whether there was room for the question.
+    /// Queries the addresses of `name`. Returns false if too many queries wait.
     pub(crate) fn query(&self, name: &str) -> bool {
-        let query =
-            ControlRequest { name: name.to_owned(), answers: self.sender.clone(), wake: self.wake.clone() };
+        let query = Query { name: name.to_owned(), answers: self.sender.clone(), wake: self.wake.clone() };
         self.queries.try_send(query).is_ok()
     }
 
-    /// The next answer. They are no more than the questions, which whoever asks has to bound.
+    /// The next answer. The caller bounds its queries and thereby the answers that wait here.
     pub(crate) fn next(&self) -> Option<Answer> {
         self.answers.try_recv().ok()
     }
 }
 
 impl Resolver {
-    /// Answers until nobody can ask any more.
+    /// Runs until all handles and clients are dropped.
     pub(crate) async fn serve(mut self) {
         let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS));
         while let Some(query) = self.0.recv().await {
-            // Nobody closes it.
+            // The semaphore is never closed.
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             tokio::spawn(async move {
                 let result = look_up(&query.name).await;
                 drop(slot);
-                // Who asked may have ended.
+                // The querying thread may have ended.
                 let _ = query.answers.send(Answer { name: query.name, result });
                 query.wake.wake();
             });
@@ -132,7 +132,7 @@ mod tests {
         let answer = ask("localhost");
         assert_eq!(answer.name, "localhost");
         assert!(answer.result.unwrap().iter().all(IpAddr::is_loopback));
-        // No question to a name server: such a name cannot be.
+        // Too long for DNS, so no name server is queried.
         assert!(ask(&"a".repeat(300)).result.is_err());
         drop((names, client));
         thread.join().unwrap();

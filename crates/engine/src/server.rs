@@ -1,7 +1,7 @@
 //! A running server.
 //!
-//! Its shards are threads that share nothing on the way of a packet. The first is the main thread,
-//! which also has the signals, the local API and what is changed on the machine.
+//! Its shards are threads that share nothing on a packet's way. Shard 0 is the main thread, which also handles
+//! signals and the local API, and changes the machine.
 
 mod client_relays;
 mod data_plane;
@@ -50,21 +50,21 @@ use machine::Machine;
 use sockets::{ListeningSocket, Sockets};
 use tun_queues::TunQueues;
 
-/// What this process may do.
+/// The rights of this process.
 pub fn rights() -> Rights {
     Rights { network: privilege::has_net_admin(), port_443: privilege::may_bind(443) }
 }
 
-/// Serves until told to stop.
+/// Serves until a signal ends the process.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the server cannot start.
 pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<(), EngineError> {
     let mut event_loop = EventLoop::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-    // A TUN of that name, or what a killed process left of it, matters before anything else is tried.
+    // First: the journal may have changes of a killed process to undo, and another server may own this TUN name.
     let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(default_shard_count());
@@ -77,12 +77,12 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let address = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, address);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
-    // Dropped after all that records, so that the ends of connections are written.
+    // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
     let setup = quic_setup(&credentials, qlog.as_ref())?;
     let machine = undo.map(|undo| Machine::up(&config, undo, shards)).transpose()?;
     let (machine, queues) = machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
-    // Checked once here, so that a broken generator is an error at the start.
+    // A broken random generator must be an error at the start.
     random::<16>()?;
 
     let mut other_loops = vec![];
@@ -151,8 +151,8 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     result.and(end)
 }
 
-/// Threads that `auto` means: one a processor that this process may use. With two, both are busy already: with
-/// the traffic's own programs and the kernel.
+/// The number of shards for `auto`: one per processor of this process. With two processors one shard, because the
+/// traffic's own programs and the kernel keep both busy.
 fn default_shard_count() -> usize {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         1 | 2 => 1,
@@ -160,7 +160,7 @@ fn default_shard_count() -> usize {
     }
 }
 
-/// The sockets of each shard, one an address.
+/// The sockets of each shard, one per listening address.
 fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSocket>>, EngineError> {
     let mut all: Vec<Vec<ListeningSocket>> = (0..shards).map(|_| Vec::new()).collect();
     let v4 = config.listen.iter().any(std::net::SocketAddr::is_ipv4);
@@ -181,7 +181,8 @@ fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSo
 
 fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
     let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
-    // A server does not know its clients' links: each client says what it can take. That may be what it takes inside TCP.
+    // The server does not know the clients' links; each client's transport parameter limits what it is sent. Inside
+    // TCP that may be the maximum.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
     let options = TransportOptions {
         max_udp_payload: links
@@ -238,18 +239,18 @@ fn tunnel_config(
     }
 }
 
-/// The main thread.
+/// The main thread's state.
 pub(crate) struct Running {
     config: ServerConfig,
     origin: ConfigSource<ServerOptions>,
     pub(crate) data_plane: DataPlane,
     pub(crate) shards: FirstShard,
     registry: Registry,
-    /// `None` without a TUN.
+    /// `None` without a TUN device.
     machine: Option<Machine>,
     slow: SlowThread,
     events: EventSender,
-    /// Who is behind connections that come from this process.
+    /// The clients behind connections from this process.
     loopback_clients: LoopbackClients,
     started: Instant,
 }
@@ -295,7 +296,7 @@ impl Running {
                 None => {}
             }
             if self.handle_shard_events(iteration.now) {
-                // The reason comes out when the threads are joined.
+                // `end` returns the reason when it joins the threads.
                 return Ok(());
             }
             self.handle_slow_thread_messages(iteration.now);
@@ -303,7 +304,7 @@ impl Running {
         }
     }
 
-    /// Acts on what the other shards say; whether one of them has ended.
+    /// Handles messages of the other shards. Returns whether a shard has ended.
     fn handle_shard_events(&mut self, now: Instant) -> bool {
         let mut ended = false;
         while let Some(news) = self.shards.next() {
@@ -318,7 +319,7 @@ impl Running {
         ended
     }
 
-    /// Reads the configuration again, and says what of it counts after a restart.
+    /// Reads the configuration again, and reports what applies only after a restart.
     pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
         let reloaded =
             self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
@@ -335,7 +336,7 @@ impl Running {
         }
     }
 
-    /// Answers who asked, once every shard has reported.
+    /// Answers requests for which all shards have reported.
     fn answer_api(&mut self, now: Instant) {
         let (config, data_plane, started, loopback_clients) =
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
@@ -368,7 +369,7 @@ impl Running {
         }
     }
 
-    /// Says good-bye to the clients and takes back what was changed.
+    /// Closes the clients' connections and undoes changes to the machine.
     fn end(mut self) -> Result<(), EngineError> {
         self.data_plane.end();
         let shards = self.shards.end();

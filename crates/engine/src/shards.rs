@@ -1,10 +1,10 @@
-//! How the shards of a process talk to each other, alike at client and server.
+//! How the shards of a process talk to each other, at client and server.
 //!
-//! In: messages between the first shard and the others, and requests for the status or the flows of all. Out: the
-//! messages, and for each request one answer made of the reports of all shards.
+//! In: messages between shard 0 and the others, and requests for the status or the flows of all. Out: the messages,
+//! and for each request one answer made of the reports of all shards.
 //!
-//! Always holds: no shard waits for another; messages are rare and never lost; a shard that does not report in time is
-//! left out of the answer; the end of a thread, by panic too, is noticed by the first shard.
+//! Always holds: no shard waits for another; messages are rare and never lost; an answer leaves out a shard that does
+//! not report in time; shard 0 notices the end of a thread, even by panic.
 
 mod mailbox;
 mod rounds;
@@ -22,35 +22,36 @@ use mailbox::{Inbox, mailbox};
 use rounds::ReportRounds;
 use threads::ShardThreads;
 
-/// A message between shards. `M`: what only a client, or only a server, says. `R`: a shard's report for the status.
+/// A message between shards. `M`: messages that only a client or only a server has. `R`: a shard's report for the
+/// status.
 #[derive(Debug)]
 pub(crate) enum ShardMessage<M, R> {
-    /// What only this kind of process says.
+    /// A message of the client or of the server.
     Specific(M),
-    /// From the first shard: report for the status, in the round of this number.
+    /// From shard 0: report your status for this round.
     ReportStatus(u64),
-    /// To the first shard: the report.
+    /// To shard 0: a report for this round.
     Status(u64, Box<R>),
-    /// From the first shard: report the flows, in the round of this number.
+    /// From shard 0: report your flows for this round.
     ReportFlows(u64),
-    /// To the first shard: the flows.
+    /// To shard 0: the flows for this round.
     Flows(u64, FlowList),
-    /// From the first shard: say good-bye to the peers and end.
+    /// From shard 0: close all connections and end.
     End,
     /// To the first shard: this thread has ended.
     Ended,
 }
 
-/// What the first shard has to act on itself.
+/// What shard 0 itself has to handle.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ShardEvent<M> {
-    /// What only this kind of process says.
+    /// A message of the client or of the server.
     Specific(M),
     /// A thread has ended; [`FirstShard::end`] says why.
     Ended,
 }
 
-/// The first shard's end. `A`: the status of all, made of the reports.
+/// Shard 0's end of all mailboxes. `A`: the status of the whole process, made of the reports.
 pub(crate) struct FirstShard<M, R, A> {
     role: Role,
     outbox: Outbox<ShardMessage<M, R>>,
@@ -61,7 +62,7 @@ pub(crate) struct FirstShard<M, R, A> {
 }
 
 impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
-    /// No other shards yet. `wake` is what the first shard waits for.
+    /// No other shards yet. `wake` wakes shard 0.
     pub(crate) fn new(role: Role, wake: PollWaker) -> Self {
         let (outbox, inbox) = mailbox(wake);
         Self {
@@ -74,7 +75,7 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         }
     }
 
-    /// The end of a further shard, which waits for `wake`; its thread is still to be started.
+    /// Adds a shard that `wake` wakes, and returns its end. Its thread must be started with [`Self::start`].
     pub(crate) fn add(&mut self, wake: PollWaker) -> OtherShard<M, R> {
         let (outbox, inbox) = mailbox(wake);
         self.threads.outboxes.push(outbox);
@@ -95,20 +96,20 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         std::iter::once(&self.outbox).chain(&self.threads.outboxes).cloned().collect()
     }
 
-    /// Tells all others something.
+    /// Sends a message to all other shards.
     pub(crate) fn send(&self, message: impl Fn() -> M) {
         self.threads.send(|| ShardMessage::Specific(message()));
     }
 
-    /// Asks the others for the status, on behalf of `reply`. Then the first shard's own report is due, too, in the round of
-    /// this number; none if a round is under way already.
+    /// Requests the status of the other shards for `reply`. Returns the number of the round, for which shard 0's own
+    /// report is due, too; `None` if the request joins a round that is already running.
     pub(crate) fn ask_status(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
         let round = self.status.ask(now, reply)?;
         self.threads.send(|| ShardMessage::ReportStatus(round));
         Some(round)
     }
 
-    /// The first shard's own report.
+    /// Adds shard 0's own report.
     pub(crate) fn report_status(&mut self, round: u64, report: R) {
         self.status.add_report(round, report);
     }
@@ -120,17 +121,17 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         Some(round)
     }
 
-    /// The first shard's own flows.
+    /// Adds shard 0's own flows.
     pub(crate) fn report_flows(&mut self, round: u64, flows: FlowList) {
         self.flows.add_report(round, flows);
     }
 
-    /// When [`Self::answer`] wants to be called at the latest.
+    /// When [`Self::answer`] must be called at the latest.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.status.poll_timeout().into_iter().chain(self.flows.poll_timeout()).min()
     }
 
-    /// The next message that the first shard has to act on. Reports are taken in passing.
+    /// The next message that shard 0 has to handle. Reports are collected without being returned.
     pub(crate) fn next(&mut self) -> Option<ShardEvent<M>> {
         loop {
             match self.inbox.next()? {
@@ -143,8 +144,8 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         }
     }
 
-    /// Answers the requests for which all shards have reported, or time is up. `status` makes the status of the reports, of
-    /// which the first shard's comes first if it was the first to report.
+    /// Answers the requests for which all shards have reported or whose timeout has passed. `status` combines the
+    /// reports, in the order in which they came.
     pub(crate) fn answer(&mut self, now: Instant, status: impl FnOnce(Vec<R>) -> A) {
         let all = self.threads.outboxes.len() + 1;
         self.status.answer(now, all, status);
@@ -155,13 +156,13 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         });
     }
 
-    /// Tells all others to end, and waits for it; the first failure of one.
+    /// Ends all other shards and waits for their threads; returns the first error.
     pub(crate) fn end(self) -> Result<(), EngineError> {
         self.threads.end()
     }
 }
 
-/// The end of any other shard.
+/// Any other shard's end.
 #[derive(Debug)]
 pub(crate) struct OtherShard<M, R> {
     inbox: Inbox<ShardMessage<M, R>>,
@@ -174,17 +175,17 @@ impl<M, R> OtherShard<M, R> {
         self.inbox.next()
     }
 
-    /// Tells the first shard something.
+    /// Sends a message to shard 0.
     pub(crate) fn send(&self, message: M) {
         self.first.send(ShardMessage::Specific(message));
     }
 
-    /// Reports for the status, in the round of this number.
+    /// Reports the status for this round.
     pub(crate) fn report_status(&self, round: u64, report: R) {
         self.first.send(ShardMessage::Status(round, Box::new(report)));
     }
 
-    /// Reports the flows, in the round of this number.
+    /// Reports the flows for this round.
     pub(crate) fn report_flows(&self, round: u64, flows: FlowList) {
         self.first.send(ShardMessage::Flows(round, flows));
     }

@@ -1,5 +1,5 @@
-//! The thread for everything that may block: the local API with the log of events, metrics, name resolution, and a
-//! server's TCP side.
+//! The slow thread: a tokio runtime for everything that may block. It serves the local API, metrics and a server's
+//! HTTPS over TCP, keeps the log of events, and resolves names.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -26,31 +26,33 @@ use crate::{
     resolver::{MAX_CONCURRENT_LOOKUPS, Resolver, ResolverHandle, resolver},
 };
 
-/// Messages that may wait for the data plane.
+/// Messages queued to the data plane. More: memory. Fewer: requests of the local API are refused while the data plane
+/// is busy. Chosen.
 const MAX_QUEUED_MESSAGES: usize = 64;
-/// Whoever asks for the name of an address does so in passing.
+/// Timeout of a reverse lookup. Its result is only a hint for the number of pipes, so a long timeout costs a thread
+/// and nothing else. Chosen.
 const REVERSE_LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How an app resolves names: the addresses of one, or why there is none. It may take its time.
+/// An app's resolver: returns the addresses of a name, or an error text. It may block.
 pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync>;
 
-/// What the slow thread wants of the data plane.
+/// A message to the data plane.
 pub(crate) enum Message {
-    /// Somebody asks over the local API.
+    /// A request of the local API.
     ApiRequest(api::ControlRequest),
-    /// A name was resolved, or could not be.
+    /// The result of [`SlowThread::resolve`].
     Resolved(Result<Vec<SocketAddr>, String>),
-    /// An address has this name, or none is known.
+    /// The result of [`SlowThread::reverse_resolve`]: an address and its name, if it has one.
     ReverseResolved(IpAddr, Option<String>),
 }
 
-/// What the data plane asks for.
+/// A request of the data plane.
 enum Request {
     Lookup(ServerAddr),
     ReverseLookup(IpAddr),
 }
 
-/// What this process offers to others, as far as the thread serves it.
+/// The services that the thread runs.
 #[derive(Default)]
 pub(crate) struct Services {
     pub(crate) api: Option<api::Server>,
@@ -58,7 +60,7 @@ pub(crate) struct Services {
     pub(crate) https_server: Option<HttpsServer>,
 }
 
-/// The data plane's end of the slow thread. Dropping it ends the thread.
+/// The data plane's end. Dropping it ends the thread.
 pub(crate) struct SlowThread {
     requests: Option<mpsc::UnboundedSender<Request>>,
     resolver: ResolverHandle,
@@ -69,7 +71,7 @@ pub(crate) struct SlowThread {
 }
 
 impl SlowThread {
-    /// Starts the thread. Without `resolve` the system resolves the server's name.
+    /// Starts the thread. `resolve` is an app's resolver; `None` uses the system's.
     pub(crate) fn start(
         offers: Services,
         resolve: Option<Resolve>,
@@ -80,7 +82,7 @@ impl SlowThread {
         let (post, messages) = sync_channel(MAX_QUEUED_MESSAGES);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            // A name that is looked up keeps a thread busy.
+            // Each lookup occupies a thread.
             .max_blocking_threads(MAX_CONCURRENT_LOOKUPS + 8)
             .build()
             .map_err(EngineError::io("start the runtime"))?;
@@ -91,7 +93,8 @@ impl SlowThread {
             .spawn(move || {
                 let uses_system_resolver = resolve.is_none();
                 runtime.block_on(serve((offers, recorder), resolve, requests, resolver, post, wake));
-                // Nobody waits for name servers that do not answer; but no app is called when all is over.
+                // Lookups of the system are abandoned, but an app's resolver must not be called after this thread has
+                // ended.
                 if uses_system_resolver {
                     runtime.shutdown_background();
                 }
@@ -101,41 +104,41 @@ impl SlowThread {
         Ok(Self { requests, resolver: handle, messages, runtime, events, thread })
     }
 
-    /// No thread, where nobody needs one.
+    /// A handle without a thread, where nothing needs one.
     pub(crate) fn disabled() -> Self {
         let (_, messages) = sync_channel(1);
         let events = EventSender::to_log_lines();
         Self { requests: None, resolver: resolver().0, messages, runtime: None, events, thread: None }
     }
 
-    /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
+    /// Starts a lookup of a server's addresses; the result is a [`Message::Resolved`].
     pub(crate) fn resolve(&self, server: &ServerAddr) {
         self.send(Request::Lookup(server.clone()));
     }
 
-    /// Asks for the name that the DNS has for an address; it comes as a [`Message::ReverseResolved`].
+    /// Starts a reverse lookup of an address; the result is a [`Message::ReverseResolved`].
     pub(crate) fn reverse_resolve(&self, address: IpAddr) {
         self.send(Request::ReverseLookup(address));
     }
 
     fn send(&self, request: Request) {
         if let Some(requests) = &self.requests {
-            // The thread ends only with this value.
+            // The thread runs as long as this value exists.
             let _ = requests.send(request);
         }
     }
 
-    /// Reports events. Without the thread they become log lines only.
+    /// The sender of events. Without the thread, events become log lines only.
     pub(crate) fn events(&self) -> EventSender {
         self.events.clone()
     }
 
-    /// Where what waits for the network can run, if there is a thread.
+    /// The tokio runtime, if there is a thread.
     pub(crate) fn runtime(&self) -> Option<&Handle> {
         self.runtime.as_ref()
     }
 
-    /// Where other threads get the means to resolve names.
+    /// The handle from which other threads get a resolver client.
     pub(crate) fn resolver(&self) -> ResolverHandle {
         self.resolver.clone()
     }
@@ -150,7 +153,7 @@ impl Drop for SlowThread {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it happened.
+            // A panic there was already logged.
             let _ = thread.join();
         }
     }
@@ -167,7 +170,7 @@ async fn serve(
     let post = {
         let (messages, wake) = (messages.clone(), wake.clone());
         move |message| {
-            // A data plane that is this far behind answers nobody; dropping the request says so.
+            // If the data plane is this far behind, the dropped request answers its sender with an error.
             let _ = messages.try_send(message);
             wake.wake();
         }
@@ -175,7 +178,7 @@ async fn serve(
     let ask = post.clone();
     let source: api::RequestHandler = Arc::new(move |question| ask(Message::ApiRequest(question)));
     let metrics_source = Arc::clone(&source);
-    // Its end is that of this task: other threads may ask until then.
+    // It runs as long as this task: other threads may query until then.
     tokio::spawn(resolver.serve());
     let log = SharedEventLog::default();
     tokio::spawn(recorder.fill(log.clone()));
@@ -186,7 +189,7 @@ async fn serve(
                 Request::Lookup(server) => {
                     post(Message::Resolved(look_up(server, resolve.clone()).await));
                 }
-                // An app that resolves names by itself does not say how to ask for those of addresses.
+                // An app's resolver has no reverse lookup.
                 Request::ReverseLookup(address) if resolve.is_some() => {
                     post(Message::ReverseResolved(address, None))
                 }
@@ -213,19 +216,19 @@ async fn serve(
         if let Some(metrics) = metrics
             && let Err(error) = metrics.serve(metrics_source).await
         {
-            tracing::warn!(%error, "metrics are not offered any more");
+            tracing::warn!(%error, "the metrics listener has ended");
         }
     };
     let https_server = async move {
         if let Some(https_server) = https_server
             && let Err(error) = https_server.serve().await
         {
-            tracing::warn!(%error, "TCP connections are not taken any more");
+            tracing::warn!(%error, "the HTTPS server has ended");
         }
     };
     let services = async {
         tokio::join!(api, metrics, https_server);
-        // ResolverHandle are resolved all the same.
+        // Even without services, name resolution goes on.
         std::future::pending().await
     };
     tokio::select! {
@@ -249,7 +252,7 @@ async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec<Soc
 async fn reverse_lookup(address: IpAddr) -> Option<String> {
     let found = timeout(REVERSE_LOOKUP_TIMEOUT, spawn_blocking(move || dns_lookup::lookup_addr(&address)));
     let name = found.await.ok()?.ok()?.ok()?;
-    // Without a name the system says the address.
+    // If there is no name, the system returns the address as text.
     (!name.is_empty() && name.parse::<IpAddr>().is_err()).then_some(name)
 }
 

@@ -1,8 +1,9 @@
-//! A TCP connection that stands, a stream of the tunnel, and the bytes that go between them in both directions.
+//! A splice: an established TCP connection, a stream of the tunnel, and the bytes that move between them in both
+//! directions.
 //!
-//! In: readiness of the socket and of the stream. Out: bytes moved from one to the other, and whether the
-//! connection has come to an end. Always holds: nothing is read that the other side has no room for, beyond 64 KiB on
-//! the way to the socket; each half ends by itself, after its last byte.
+//! In: readiness of the socket and of the stream. Out: bytes moved from one to the other, and whether both directions
+//! have ended. Always holds: nothing is read that the other side has no space for, beyond 64 KiB on the way to the
+//! socket; each half closes by itself, after its last byte.
 
 use std::{
     fmt,
@@ -19,33 +20,34 @@ use mpvpn_os::{
 };
 use mpvpn_tunnel::RelayRead;
 
-/// The streams at the other ends of pipes.
+/// The streams of the tunnel that splices are connected to.
 pub(crate) trait ByteStreams {
-    /// Names a stream.
+    /// Identifies a stream.
     type Id: Copy + Eq + Hash + fmt::Debug;
 
-    /// The next bytes of a stream, which count as taken. After `Blocked`, [`Splice::readable`] is due when there are
-    /// more; after `Finished` it is not asked again.
+    /// Takes the next bytes of a stream. After `Blocked`, [`Splice::on_stream_readable`] must be called when there
+    /// are more; after `Finished` it is not called again.
     fn read(&mut self, now: Instant, id: Self::Id) -> StreamRead;
 
-    /// Bytes that may be written to a stream now. After 0, [`Splice::move_to_stream`] is due when there is room again.
+    /// The number of bytes that the stream accepts now. After 0, [`Splice::move_to_stream`] must be called when it
+    /// accepts more.
     fn writable_bytes(&mut self, id: Self::Id) -> usize;
 
-    /// Bytes of the socket, no more than there is room for.
+    /// Writes bytes of the socket, at most as many as [`Self::writable_bytes`] returned.
     fn write(&mut self, now: Instant, id: Self::Id, data: Bytes);
 
-    /// The socket's half has ended.
+    /// Closes the socket's half of the stream.
     fn finish(&mut self, now: Instant, id: Self::Id);
 }
 
-/// What a stream has.
+/// The result of reading a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StreamRead {
     /// Bytes.
     Data(Bytes),
-    /// There will be no more.
+    /// The end of the stream.
     Finished,
-    /// Nothing for now.
+    /// No bytes now.
     Blocked,
 }
 
@@ -54,82 +56,86 @@ impl From<RelayRead> for StreamRead {
         match read {
             RelayRead::Data(data) => Self::Data(data),
             RelayRead::Finished => Self::Finished,
-            // The event that it is gone follows.
+            // An event that reports the broken stream follows.
             RelayRead::Blocked | RelayRead::Broken => Self::Blocked,
         }
     }
 }
 
-/// A connection on which nothing moved for so long is given up (RFC 5382 §5: not before 2 hours and 4 minutes).
+/// A connection on which no byte moved for this long is reset (RFC 5382 §5 asks for at least 2 hours and 4 minutes).
+/// Shorter: quiet connections break. Longer: dead connections keep their sockets.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(7440);
-/// The same where one half has ended.
+/// The same after one half has closed. Chosen; shorter than the kernel's limits for orphaned connections would break
+/// slow answers.
 const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(600);
-/// Bytes read from a socket in one turn, so that others have theirs.
+/// Bytes read from one socket for one event, so that other sockets get their turn. Larger: longer iterations.
+/// Smaller: more iterations. Chosen.
 const MAX_READ_BYTES_PER_EVENT: usize = 256 << 10;
-/// Bytes and pieces of one write.
+/// Bytes and chunks of one `writev` to a socket. Larger: memory of what is taken out of the stream. Smaller: system
+/// calls. Chosen.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 const MAX_WRITE_CHUNKS: usize = 64;
-/// The memory that is read into.
+/// The size of the shared read buffer.
 const READ_BUFFER_BYTES: usize = 64 << 10;
-/// Less than this is copied out of that memory: however small the pieces are that wait for a stream, they keep no more
-/// than four times as much alive.
+/// Smaller reads are copied out of the read buffer. However small they are, bytes that wait for a stream therefore
+/// keep at most four times their size in memory.
 const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
-/// Memory that the connections of a shard share, because only one moves bytes at a time.
+/// Buffers shared by all connections of a shard, because only one moves bytes at a time.
 #[derive(Default)]
 pub(crate) struct SpliceBuffers {
-    /// Empty, with room for what comes next.
+    /// Empty, with capacity for the next read.
     buffer: BytesMut,
     chunks: Vec<Bytes>,
 }
 
-/// A connection.
+/// A spliced connection.
 pub(crate) struct Splice {
     socket: TcpSocket,
     token: u64,
-    /// What the poller waits for; `None`: it does not know the socket.
+    /// The poller's interest in the socket; `None` if the socket is not registered.
     registered: Option<Interest>,
-    /// Taken from the stream, and not yet taken by the socket.
+    /// Taken from the stream, and not yet written to the socket.
     unsent: Bytes,
-    /// Taken from the socket before there was a pipe, and not yet given to the stream.
+    /// Read from the socket before the splice existed, and not yet written to the stream.
     prefetched: Bytes,
     stream_half: Half,
     socket_half: Half,
-    /// The stream had no room, and nobody waits for the socket to be readable.
+    /// The stream is full, so the poller does not wait for the socket to be readable.
     read_paused: bool,
-    /// The socket has seen the end of both halves, or an error, and the poller would tell it again and again.
+    /// The socket reported a hang-up or an error, which a level-triggered poller would report again and again.
     hung_up: bool,
-    /// When bytes moved last.
+    /// When bytes last moved.
     last_activity: Instant,
-    /// Bytes that the socket took, and that were taken from it.
+    /// Bytes written to the socket, and read from it.
     to_socket: u64,
     from_socket: u64,
 }
 
-/// What has become of a connection so far.
+/// Counters and state of a splice.
 pub(crate) struct TransferState {
-    /// Bytes that the socket took, and that were taken from it.
+    /// Bytes written to the socket, and read from it.
     pub(crate) to_socket: u64,
     pub(crate) from_socket: u64,
-    /// When bytes moved last.
+    /// When bytes last moved.
     pub(crate) last_activity: Instant,
-    /// Whether nothing more comes from the stream, and from the socket.
+    /// Whether the stream's half and the socket's half have ended.
     pub(crate) stream_ended: bool,
     pub(crate) socket_ended: bool,
 }
 
-/// One direction.
+/// The state of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Open,
-    /// All bytes have been taken from its source.
+    /// All bytes have been read from the source.
     SourceEnded,
-    /// Its end has been passed on.
+    /// The end has been forwarded to the other side.
     EndForwarded,
 }
 
 impl Splice {
-    /// For a socket that the poller knows by `token`, with this interest.
+    /// Splices a socket that the poller knows by `token` with this interest.
     pub(crate) fn new(now: Instant, socket: TcpSocket, token: u64, registered: Interest) -> Self {
         Self {
             socket,
@@ -147,18 +153,18 @@ impl Splice {
         }
     }
 
-    /// The same, with bytes that come before all others: those that the socket is to have, and those that were read
-    /// from it.
+    /// The same, with bytes that precede all others: bytes for the socket, and bytes that were already read from the
+    /// socket.
     pub(crate) fn with_prefix(self, to_socket: Bytes, to_stream: Bytes) -> Self {
         Self { unsent: to_socket, prefetched: to_stream, ..self }
     }
 
-    /// Its token.
+    /// The socket's poller token.
     pub(crate) fn token(&self) -> u64 {
         self.token
     }
 
-    /// What has become of it so far.
+    /// The present counters and state.
     pub(crate) fn transfer_state(&self) -> TransferState {
         TransferState {
             to_socket: self.to_socket,
@@ -169,28 +175,28 @@ impl Splice {
         }
     }
 
-    /// Its socket.
+    /// The socket.
     pub(crate) fn socket(&self) -> &TcpSocket {
         &self.socket
     }
 
-    /// Whether both halves have ended.
+    /// Whether both directions have ended.
     pub(crate) fn has_ended(&self) -> bool {
         (self.stream_half, self.socket_half) == (Half::EndForwarded, Half::EndForwarded)
     }
 
-    /// When it is given up if nothing moves until then.
+    /// When the connection is reset if nothing moves until then.
     pub(crate) fn expires(&self) -> Instant {
         let is_half = self.stream_half == Half::EndForwarded || self.socket_half == Half::EndForwarded;
         self.last_activity + if is_half { HALF_CLOSED_TIMEOUT } else { IDLE_TIMEOUT }
     }
 
-    /// Breaks the connection.
+    /// Resets the connection (RST).
     pub(crate) fn reset(self) {
         self.socket.reset();
     }
 
-    /// The socket is ready.
+    /// Handles an event of the socket.
     pub(crate) fn on_socket_ready<S: ByteStreams>(
         &mut self,
         now: Instant,
@@ -206,14 +212,15 @@ impl Splice {
             self.move_to_stream(now, streams, id, buffers)?;
         }
         if event.closed && (self.read_paused || self.socket_half != Half::Open) {
-            // Nobody will read the error. Where there is none, the end waits until there is room for what comes before.
+            // Nothing reads the socket now, so look for its error. Without an error, the end is read once the stream
+            // accepts the bytes before it.
             self.hung_up = true;
             self.socket.take_error().map_or(Ok(()), Err)?;
         }
         Ok(())
     }
 
-    /// The stream has something.
+    /// The stream has bytes, or has ended.
     pub(crate) fn on_stream_readable<S: ByteStreams>(
         &mut self,
         now: Instant,
@@ -221,11 +228,11 @@ impl Splice {
         id: S::Id,
         buffers: &mut SpliceBuffers,
     ) -> io::Result<()> {
-        // A socket that is full says when it has room.
+        // If bytes wait for a full socket, its writable event continues.
         if self.unsent.is_empty() { self.move_to_socket(now, streams, id, buffers) } else { Ok(()) }
     }
 
-    /// Moves what the stream has to the socket, until one has nothing more or the other takes nothing more.
+    /// Moves bytes from the stream to the socket, until the stream has no more or the socket accepts no more.
     pub(crate) fn move_to_socket<S: ByteStreams>(
         &mut self,
         now: Instant,
@@ -247,7 +254,7 @@ impl Splice {
             {
                 match streams.read(now, id) {
                     StreamRead::Data(data) => {
-                        // An empty piece is nothing that came.
+                        // An empty chunk counts as no bytes.
                         is_blocked = data.is_empty();
                         bytes += data.len();
                         chunks.extend((!data.is_empty()).then_some(data));
@@ -292,7 +299,8 @@ impl Splice {
         Ok(())
     }
 
-    /// Moves what the socket has to the stream, until one has nothing more, the other has no more room, or others are to have their turn.
+    /// Moves bytes from the socket to the stream, until the socket has no more, the stream accepts no more, or
+    /// [`MAX_READ_BYTES_PER_EVENT`] are read.
     pub(crate) fn move_to_stream<S: ByteStreams>(
         &mut self,
         now: Instant,
@@ -305,7 +313,7 @@ impl Splice {
         while self.socket_half == Half::Open {
             let writable = streams.writable_bytes(id);
             if writable == 0 {
-                // Where something was read, there may be room again before the poller tells of more.
+                // If something was read, the stream may accept more before the poller reports the socket again.
                 self.read_paused |= left == MAX_READ_BYTES_PER_EVENT;
                 return Ok(());
             }
@@ -350,7 +358,7 @@ impl Splice {
         Ok(())
     }
 
-    /// Lets the poller wait for what is of use now.
+    /// Sets the poller's interest to what can make progress now.
     pub(crate) fn update_interest(&mut self, poller: &Poller) -> io::Result<()> {
         let reads = self.socket_half == Half::Open && !self.read_paused;
         let wanted = match (reads, !self.unsent.is_empty()) {
@@ -372,7 +380,7 @@ impl Splice {
     }
 }
 
-/// What of `pieces` comes after the first `written` bytes, in one piece; takes all of them.
+/// Takes all `chunks` and returns the bytes after the first `written`, as one chunk.
 fn unwritten(chunks: &mut Vec<Bytes>, mut written: usize) -> Bytes {
     let first = chunks.iter().position(|chunk| {
         let is_here = written < chunk.len();
@@ -384,7 +392,7 @@ fn unwritten(chunks: &mut Vec<Bytes>, mut written: usize) -> Bytes {
     chunk.advance(written);
     let unwritten = match &chunks[..] {
         [large] if large.len() >= MIN_ZERO_COPY_BYTES => large.clone(),
-        // Small pieces would keep whole buffers of received datagrams alive for as long as the socket is full.
+        // Small chunks would keep whole buffers of received datagrams in memory while the socket is full.
         _ => Bytes::from(chunks.concat()),
     };
     chunks.clear();

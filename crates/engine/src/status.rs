@@ -1,4 +1,4 @@
-//! Status output from what the tunnel reports.
+//! Builds the status for the local API from the reports of the tunnel and of the links.
 
 use std::{
     collections::BTreeMap,
@@ -27,23 +27,24 @@ use crate::{
     tcp_transport::connection::EstablishedConnection,
 };
 
-/// The class of those that have no others.
+/// The class of clients and packets that have no other.
 pub(crate) const DEFAULT_CLASS: &str = "default";
 
-/// Classes that a server tells apart in its own figures.
+/// Classes that a server tells apart in its own figures. Clients choose the names, so the number is bounded. More:
+/// memory, longer answers. Fewer: figures of different classes are added up. Chosen.
 const MAX_CLASSES: usize = 32;
 
-/// What its status says where the server carries no packets.
+/// The client's note if the server carries no packets.
 const NO_PACKETS_NOTE: &str =
     "the server carries no packets: TCP and UDP work, ping and other protocols do not";
 
 /// Why a class has no connection.
 const CLASS_NOT_USED_YET: &str = "not used yet";
 const CLASS_NOT_USED: &str = "not used for ten minutes";
-/// Why its paths carry nothing.
+/// Why the paths of a class carry nothing.
 const CLASS_ASLEEP: &str = "its class sleeps until it is used";
 
-/// What a client tells about itself.
+/// The status of a client, from one shard.
 pub(crate) fn client_status(
     config: &ClientConfig,
     links: &Links,
@@ -161,7 +162,7 @@ pub(crate) fn client_status(
     status
 }
 
-/// How a link stands, and why.
+/// The state of a link, and why.
 fn state_of(link: &Uplink, policies: &LinkPolicies, paths: &[Path]) -> (LinkState, String) {
     if link.remote.is_none() {
         return (LinkState::Down, link.reason.to_owned());
@@ -169,7 +170,7 @@ fn state_of(link: &Uplink, policies: &LinkPolicies, paths: &[Path]) -> (LinkStat
     if policies.tier(&link.name) == Tier::Never {
         return (LinkState::Never, policies.never_reason(&link.name));
     }
-    // Of several connections the one that gets furthest says most.
+    // With several connections, the link is as good as its best path.
     let best = paths.iter().filter(|path| path.link == link.name).min_by_key(|path| match path.state {
         PathState::Active => 0,
         PathState::Standby => 1,
@@ -183,7 +184,7 @@ fn state_of(link: &Uplink, policies: &LinkPolicies, paths: &[Path]) -> (LinkStat
     }
 }
 
-/// The smoothed round-trip time of the quickest path that carries data.
+/// The smallest smoothed round-trip time of the active paths (ms).
 fn rtt_of(paths: &[PathReport]) -> Option<f64> {
     let active = paths.iter().filter(|path| path.state == TunnelPathState::Active);
     active.map(|path| path.view.rtt).min().map(milliseconds)
@@ -194,14 +195,14 @@ fn cc_of(paths: &[PathReport]) -> Option<String> {
     paths.first().map(|path| path.view.cc.to_string())
 }
 
-/// What was lost on all paths in the last 10 s, in percent.
+/// The loss on all paths in the last 10 s (percent).
 fn loss_of(paths: &[PathReport]) -> Option<f64> {
     let sent: u64 = paths.iter().map(|path| path.view.recent_packets_sent).sum();
     let lost: f64 = paths.iter().map(|path| path.view.loss * path.view.recent_packets_sent as f64).sum();
     (!paths.is_empty()).then(|| 100.0 * lost / sent.max(1) as f64)
 }
 
-/// Adds what another shard of a client told. What links carry all shards count together.
+/// Adds the status of another shard of a client. The links' counters already include all shards.
 pub(crate) fn add_shard_status(status: &mut Status, member: Status) {
     for (class, other) in status.classes.iter_mut().zip(member.classes) {
         class.add(&other);
@@ -246,14 +247,14 @@ fn repair_of(counters: FecCounters) -> FecStats {
 }
 
 fn class_of_server(name: &str) -> Class {
-    // The lane, the scheduler and the congestion controller are those of each client.
+    // Flow mode, scheduler and congestion controller belong to each client.
     Class { cc: String::new(), ..Class::new(name) }
 }
 
-/// The class of this name among `classes`.
+/// The entry of this class; the last entry if the limit of classes is reached.
 fn class_entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
     let at = classes.iter().position(|class| class.name == name).unwrap_or_else(|| {
-        // Clients name their classes as they like.
+        // Clients choose the names of their classes.
         if classes.len() < MAX_CLASSES {
             classes.push(class_of_server(name));
         }
@@ -278,10 +279,10 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
     }
 }
 
-/// Counts what a connection that is over has come to.
+/// Adds the counters of a closed connection to its class.
 pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection) {
     let name = if departed.class.is_empty() { DEFAULT_CLASS } else { &departed.class };
-    // Whatever there is now is no more of it.
+    // A closed connection counts in totals, not in present values.
     let resequencing = departed.resequencing.map(|counters| resequencing_of(counters).as_over());
     class_entry(classes, name).add(&Class {
         tx_bytes: departed.counters.tx_bytes,
@@ -292,7 +293,7 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
     });
 }
 
-/// What a server tells about itself.
+/// The status of a server.
 pub(crate) fn server_status(
     config: &ServerConfig,
     addresses: &[IpNet],
@@ -311,7 +312,7 @@ pub(crate) fn server_status(
     for class in departed {
         class_entry(&mut classes, &class.name).add(class);
     }
-    // A client that only relays has no session: each of its connections stands for itself.
+    // A client that only relays has no session: each of its connections is an entry.
     let mut clients: BTreeMap<(Option<SessionId>, usize), Client> = BTreeMap::new();
     let port = listen.first().map_or(0, SocketAddr::port);
     let prefix = |ip: IpAddr| match ip {
@@ -321,7 +322,7 @@ pub(crate) fn server_status(
     for (at, report) in reports.iter().enumerate() {
         let name = if report.class.is_empty() { DEFAULT_CLASS } else { &report.class };
         let class = class_of(name, report);
-        // There is no round-trip time of all clients.
+        // A round-trip time of all clients together means nothing.
         class_entry(&mut classes, name).add(&Class { rtt_ms: None, ..class.clone() });
         let key = (report.session, if report.session.is_some() { 0 } else { at });
         let client = clients.entry(key).or_insert_with(|| Client {
@@ -357,14 +358,14 @@ pub(crate) fn server_status(
     status
 }
 
-/// Adds packets that were lost between threads to those that were dropped.
+/// Adds packets lost between shards to the dropped packets.
 pub(crate) fn add_lost_packets(status: &mut Status, lost: u64) {
     if let Some(class) = status.classes.first_mut() {
         class.drops += lost;
     }
 }
 
-/// Where packets of a link to the server come from.
+/// The local address of a link for packets to the server.
 fn local_of(link: &Uplink, remote: SocketAddr) -> SocketAddr {
     let port =
         link.socket.as_ref().and_then(|socket| socket.socket.local_addr().ok()).map_or(0, |a| a.port());
@@ -372,7 +373,7 @@ fn local_of(link: &Uplink, remote: SocketAddr) -> SocketAddr {
     SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port)
 }
 
-/// The path over a link that a class will have when it wakes, which has its socket already.
+/// The path over a link that a sleeping class will use when it wakes. Its socket exists already.
 fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: ConnectionNumber) -> Path {
     Path {
         id: id_of(at, class, &link.name, member),
@@ -403,12 +404,12 @@ fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: 
     }
 }
 
-/// Each connection of a session counts its paths from 0.
+/// Path IDs count from 0 in each connection of a session.
 fn id_of(number: u32, class: &str, link: &str, member: ConnectionNumber) -> String {
     format!("{class}/{link}/{number}{}", shard_of(member))
 }
 
-/// The name of a path: with its number, or `tcp` for a path inside TCP. A server does not know the link.
+/// The name of a path: class, link, and its number or `tcp` for a path inside TCP. A server does not know the link.
 pub(crate) fn path_name(
     path: PathId,
     class: &str,
@@ -422,7 +423,7 @@ pub(crate) fn path_name(
     }
 }
 
-/// In place of an unknown link.
+/// Stands for an unknown link.
 const UNKNOWN_LINK: &str = "path";
 
 fn tcp_id(class: &str, link: &str, member: ConnectionNumber) -> String {
@@ -458,7 +459,7 @@ fn path_of(
         reason: report.reason.clone(),
         rtt_ms: milliseconds(view.rtt),
         min_rtt_ms: milliseconds(view.min_rtt.unwrap_or_default()),
-        // Before the first measurement it is 0.
+        // It is 0 before the first measurement.
         base_rtt_ms: (!view.base_rtt.is_zero()).then(|| milliseconds(view.base_rtt)),
         jitter_ms: milliseconds(view.jitter),
         loss_pct: view.loss * 100.0,
@@ -476,7 +477,7 @@ fn path_of(
     }
 }
 
-/// A path whose packets travel in a TCP connection.
+/// Marks a path as one whose packets travel in a TCP connection.
 fn set_tcp_transport(path: &mut Path, connection: Option<&EstablishedConnection>) {
     let is_multipath = connection.is_some_and(|established| established.multipath);
     path.transport = Some(if is_multipath { "mptcp" } else { "tcp" }.to_owned());

@@ -1,10 +1,10 @@
-//! QUIC packets of a link inside HTTP/2, where UDP does not get through: the TCP way.
+//! The TCP transport: a link's QUIC packets inside HTTP/2, for networks that block UDP.
 
 pub(crate) mod congestion;
 pub(crate) mod connection;
 pub(crate) mod probe;
 pub(crate) mod pump;
 
-/// The request header in which a client names the mark (DSCP, RFC 2474) of the packets that the server sends on the TCP
-/// connection: an Integer of RFC 9651, 1 to 63.
+/// The request header field with which a client sets the DSCP (RFC 2474) of the server's packets on the TCP
+/// connection: an RFC 9651 Integer, 1 to 63.
 pub(crate) const DSCP_HEADER: &str = "mpvpn-dscp";

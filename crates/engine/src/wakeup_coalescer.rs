@@ -1,22 +1,25 @@
-//! Rests between the turns of a busy loop, as network cards moderate their interrupts.
+//! Delays the iterations of a busy loop, as network cards coalesce interrupts.
 //!
-//! A turn costs much the same for one packet as for ten: system calls, a look at every timer, a pass for
-//! acknowledgements. Under load the next packet is there as soon as a turn is over, so without a rest the
-//! loop runs a turn a packet and starves the very programs it works for. In: when the loop waits and when it
-//! gets something to do. Out: how long to rest first. What always holds: no rest unless the loop has found
-//! work at once many times in a row, and turns that take long by themselves are not delayed.
+//! An iteration costs about the same for one packet as for ten: system calls, timers, acknowledgements. Under load
+//! the next packet arrives as soon as an iteration ends, so without a delay the loop runs one iteration per packet
+//! and takes the processor from the very programs whose packets it moves. In: when the loop waits and when it wakes.
+//! Out: how long to sleep first. Always holds: no delay unless the loop found work waiting many times in a row;
+//! iterations that take long are not delayed.
 
 use std::time::{Duration, Instant};
 
-/// Turns of a busy loop start at least this far apart: what it adds to a packet's way, at most, under load.
+/// The shortest interval between iterations of a busy loop; the most that coalescing adds to a packet's delay under
+/// load. Shorter: more iterations for the same packets. Longer: delay. 50, 200 and 400 µs measured no different
+/// (docs/design/threads.md).
 const MIN_WAKEUP_INTERVAL: Duration = Duration::from_micros(100);
-/// A wait that was shorter than this found the work waiting.
+/// A wait shorter than this found work already waiting. It must exceed the time of an `epoll_wait` that returns at
+/// once; larger values count requests and answers of a fast network as load. Chosen.
 const MAX_IMMEDIATE_WAIT: Duration = Duration::from_micros(30);
-/// Turns in a row that found work at once before the loop counts as busy. Answers and requests that follow
-/// each other quickly (a name looked up, a page that is opened) pass before that.
+/// Consecutive iterations that found work waiting before the loop counts as busy. Fewer: a name lookup or a page load
+/// is delayed. More: load is noticed later.
 const IMMEDIATE_WAKEUPS_BEFORE_DELAY: u32 = 8;
 
-/// Decides how long to rest.
+/// Decides how long to sleep between iterations.
 #[derive(Debug, Default)]
 pub(crate) struct WakeupCoalescer {
     last_wakeup: Option<Instant>,
@@ -24,14 +27,14 @@ pub(crate) struct WakeupCoalescer {
 }
 
 impl WakeupCoalescer {
-    /// The work of a turn is done: how long to rest before looking for more.
+    /// How long to sleep before the next wait; `None` if the loop is not busy. Called at the end of an iteration.
     pub(crate) fn delay(&self, now: Instant) -> Option<Duration> {
         let next = self.last_wakeup.filter(|_| self.immediate_wakeups >= IMMEDIATE_WAKEUPS_BEFORE_DELAY)?
             + MIN_WAKEUP_INTERVAL;
         Some(next.saturating_duration_since(now)).filter(|delay| !delay.is_zero())
     }
 
-    /// A turn starts at `now`, after a wait since `waiting`; rests do not count.
+    /// An iteration starts at `now`, after a wait that began at `wait_start`; sleeps do not count as waiting.
     pub(crate) fn on_wakeup(&mut self, wait_start: Instant, now: Instant) {
         self.last_wakeup = Some(now);
         self.immediate_wakeups = match now.saturating_duration_since(wait_start) < MAX_IMMEDIATE_WAIT {
@@ -47,7 +50,7 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// Turns of `work` that each find the next packet `wait` after it was looked for; the rest before the last.
+    /// Iterations of `work` that each find the next packet `wait` after they look for it; returns the last delay.
     fn delay_after(turns: u32, work: Duration, wait: Duration) -> Option<Duration> {
         let (mut coalescer, mut now) = (WakeupCoalescer::default(), Instant::now());
         let mut delay = None;

@@ -65,7 +65,7 @@ fn what_the_proxy_refuses_is_said() {
     let error = why(&proxy.url("anna", "wrong"), SERVER);
     assert!(error.contains("does not accept this name and password"), "{error}");
     let error = why(&format!("http://{}", proxy.address()), SERVER);
-    assert!(error.contains("wants to know who asks (407)"), "{error}");
+    assert!(error.contains("requires credentials (407)"), "{error}");
     let error = why(&proxy.url("anna", "secret"), "192.0.2.1:4434");
     assert!(error.contains("forbids connections to 192.0.2.1:4434 (403)"), "{error}");
 

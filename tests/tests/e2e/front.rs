@@ -55,7 +55,7 @@ fn half_open(testbed: &Testbed, count: usize, at_once: usize) {
 }
 
 fn lines_about_tcp(server: &MpvpnProcess) -> usize {
-    server.log().lines().filter(|line| line.contains("refused what came over TCP")).count()
+    server.log().lines().filter(|line| line.contains("refused a client on TCP")).count()
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_server_without_descriptors_waits_for_some() {
     limit(&free.to_string());
     let open = testbed.in_namespace(Host::Inet, || TcpStream::connect("198.51.100.1:4433"));
     eventually(Duration::from_secs(10), "the server says so", || {
-        match server.log().contains("cannot take TCP connections") {
+        match server.log().contains("cannot accept TCP connections") {
             true => Ok(()),
             false => Err(server.log()),
         }

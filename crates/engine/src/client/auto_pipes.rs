@@ -1,8 +1,8 @@
-//! Links for which nobody has said how many pipes they are to have: what is known of each, and what comes of that.
+//! Finds the number of pipes for links with `pipes = "auto"`.
 //!
-//! In: what the links have carried, the addresses that the server sees them from, and the names that the DNS has for
-//! those. Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried; a name is
-//! asked for when an address is new, and once an hour.
+//! In: what the links carry, the addresses from which the server sees them, and the DNS names of those addresses.
+//! Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried with another
+//! number; reverse lookups happen for a new address, and at most once an hour for the same one.
 
 use std::{
     collections::BTreeMap,
@@ -23,24 +23,24 @@ use crate::{
     policies::{Direction, LinkPolicies},
 };
 
-/// How often it is looked what links carry.
+/// The interval of updates. Shorter: noise. Longer: slower trials. It is the unit of time of `mpvpn_path::PipeJudge`.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the name of the same address is asked for.
+/// The shortest interval of reverse lookups of the same address. Names change rarely; chosen.
 const REVERSE_LOOKUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// All links of which the number of pipes is to be found out, by name.
+/// All links with an automatic number of pipes, by name.
 pub(super) struct AutoPipes {
     links: BTreeMap<String, AutoPipeLink>,
     next_update: Instant,
     events: EventSender,
 }
 
-/// What is known of a link.
+/// The state of one link.
 struct AutoPipeLink {
-    /// The networks that it is in; in others all begins anew.
+    /// The networks of the link's addresses. In other networks, everything starts anew.
     networks: Vec<IpAddr>,
     judge: PathCountController,
-    /// The address whose name was asked for, and when.
+    /// The address that was looked up last, and when.
     last_lookup: Option<(IpAddr, Instant)>,
 }
 
@@ -49,13 +49,13 @@ impl AutoPipes {
         Self { links: BTreeMap::new(), next_update: now, events }
     }
 
-    /// When [`Self::look`] wants to be called.
+    /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Instant {
         self.next_update
     }
 
-    /// Looks what the links carry, and notes in `policies` how many pipes they get; whether that has changed, and the
-    /// addresses whose names are wanted. `paths` gives those of the first connection, if anybody wants to know.
+    /// Updates `policies` from what the links carry. Returns whether they changed, and the addresses to look up.
+    /// `paths` returns the paths of the default class's connection, and is called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,
@@ -75,7 +75,7 @@ impl AutoPipes {
             if is_up {
                 wanted.extend(self.observe_addresses(now, id, link, &paths));
             }
-            // As a link for emergencies a pipe more would wait until there is one.
+            // A backup link must not be tried: its traffic would have to wait until it is needed.
             let in_use = matches!(policies.tier(&link.name), Tier::Primary | Tier::Overflow);
             let others =
                 self.links.iter().any(|(name, other)| *name != link.name && other.judge.is_testing());
@@ -94,7 +94,7 @@ impl AutoPipes {
         (changed, wanted)
     }
 
-    /// Takes what the addresses of a link suggest; the one whose name is wanted.
+    /// Uses the hints that a link's addresses give. Returns the address to look up, if any.
     fn observe_addresses(
         &mut self,
         now: Instant,
@@ -119,7 +119,7 @@ impl AutoPipes {
         link_state.needs_reverse_lookup(now, observed).then_some(observed)
     }
 
-    /// Takes the name that was found for an address.
+    /// Uses the hint that an address's name gives.
     pub(super) fn on_reverse_resolved(&mut self, now: Instant, address: IpAddr, name: &str) {
         tracing::debug!(%address, name, "the name of a link's public address");
         let Some(hint) = SessionLimitHint::from_dns_name(name) else { return };
@@ -132,11 +132,11 @@ impl AutoPipes {
                 link_state.report(link, &self.events);
             }
         }
-        // What is made of it is due now.
+        // Act on the hint in the next iteration.
         self.next_update = now;
     }
 
-    /// Completes what is told about a link.
+    /// Adds the number of pipes and its reason to a link's status.
     pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
         if let Some(link_state) = self.links.get(&link.name) {
             link.pipes = Some(link_state.judge.chosen());
@@ -146,7 +146,7 @@ impl AutoPipes {
 }
 
 impl AutoPipeLink {
-    /// Whether the name of this address is to be asked for now.
+    /// Whether to look up the name of this address now.
     fn needs_reverse_lookup(&mut self, now: Instant, address: IpAddr) -> bool {
         let recent = |(asked, at): (IpAddr, Instant)| {
             asked == address && now.saturating_duration_since(at) < REVERSE_LOOKUP_INTERVAL
@@ -164,13 +164,13 @@ impl AutoPipeLink {
     }
 }
 
-/// The paths over a link.
+/// The paths over one link.
 fn of_link(paths: &[PathReport], id: LinkId) -> impl Iterator<Item = &PathReport> {
     paths.iter().filter(move |path| path.link.is_some_and(|other| other.uplink() == id))
 }
 
-/// What the addresses of a link have in common with those that it will have soon: over IPv6 the last half changes by itself
-/// (RFC 8981).
+/// The stable part of a link's addresses: over IPv6 the interface identifier changes by itself (temporary addresses,
+/// RFC 8981).
 fn networks(link: &Link) -> Vec<IpAddr> {
     let network = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => IpAddr::V4(*ip),

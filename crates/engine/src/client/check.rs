@@ -1,8 +1,8 @@
-//! `mpvpn check`: what each link can carry to the server, without a tunnel.
+//! `mpvpn check`: measures what each link can carry to the server, without a tunnel.
 //!
-//! In: the configuration of a client. Out: what was measured over each link, and what a client would use there. Always
-//! holds: nothing is changed on the machine, no privilege is needed, and each step has a limit of time; all links are
-//! tried at the same time.
+//! In: the configuration of a client. Out: what was measured over each link, and what a client would use there.
+//! Always holds: nothing on the machine changes, no privilege is needed, each step has a timeout, and all links are
+//! measured at the same time.
 
 mod udp;
 
@@ -34,19 +34,19 @@ use crate::{
     },
 };
 
-/// A link, before it is tried.
+/// A link to be measured.
 struct Candidate {
     bind_options: BindOptions,
     remote: Option<SocketAddr>,
     mtu: u32,
-    /// Why it cannot be used.
+    /// Why it cannot be used; empty if it can.
     reason: &'static str,
 }
 
-/// Tries every link. `tell` is called, by several threads, with what has just been found out.
+/// Measures every link. Calls `report` from several threads with each result, as text.
 ///
 /// # Errors
-/// If the links of this machine cannot be told, or the configuration cannot be used.
+/// If the links of this machine cannot be listed, or the configuration is not usable.
 pub fn run(config: &ClientConfig, report: &(dyn Fn(&str) + Sync)) -> Result<CheckReport, EngineError> {
     let remotes = resolve_server(config, report)?;
     let policies = LinkPolicies::new(&config.links);
@@ -69,7 +69,7 @@ fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The addresses of the server. A proxy may know its name where nobody here does.
+/// The addresses of the server. Behind a proxy, an unresolved name is no error, because the proxy resolves it.
 fn resolve_server(
     config: &ClientConfig,
     report: &(dyn Fn(&str) + Sync),
@@ -208,7 +208,7 @@ fn runtime() -> Result<Runtime, EngineError> {
     Builder::new_current_thread().enable_all().build().map_err(EngineError::io("start the runtime"))
 }
 
-/// A client that says hello over one link.
+/// The configuration of a client that only makes a QUIC connection over one link.
 fn probe_config(
     config: &ClientConfig,
     mtu: u32,

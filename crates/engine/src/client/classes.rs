@@ -1,4 +1,4 @@
-//! The classes of a client: what the connection of each needs to know, and how it uses the links.
+//! The classes of a client: the configuration of each class's connection, and how it uses the links.
 
 use mpvpn_class::{Rules, Share};
 use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
@@ -7,7 +7,7 @@ use mpvpn_types::{ClassId, LinkId, Tier};
 
 use crate::{links::LinkClass, policies::LinkPolicies};
 
-/// The classes of a client, the default one first.
+/// The classes of a client, the default class first.
 #[derive(Clone)]
 pub(super) struct Classes {
     list: Vec<ClassConfig>,
@@ -15,7 +15,8 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// Those of the configuration; where there are no packets, nothing can be told apart.
+    /// The classes of a configuration. Without packets (`mpvpn proxy`) there is only the default class, because rules
+    /// match packets.
     pub(super) fn from_config(config: &ClientConfig, has_packets: bool) -> Self {
         match has_packets {
             true => Self { list: config.classes.clone(), rules: rules_of(&config.class_rules) },
@@ -23,12 +24,12 @@ impl Classes {
         }
     }
 
-    /// What their sockets have to know.
+    /// What the sockets of the classes need.
     pub(super) fn link_classes(&self) -> Vec<LinkClass> {
         self.list.iter().map(|class| LinkClass { id: class.id, dscp: class.dscp }).collect()
     }
 
-    /// The connections of all, each made by `tunnel`.
+    /// The setups of the classes' connections; `tunnel` makes each one's configuration.
     pub(super) fn setups(&self, mut tunnel: impl FnMut(&ClassConfig) -> TunnelConfig) -> Vec<ClassSetup> {
         let has_several = self.list.len() > 1;
         let setup = |class: &ClassConfig| {
@@ -46,14 +47,14 @@ impl Classes {
         self.list.iter().find(|class| class.id == id).map_or("", |class| class.name.as_str())
     }
 
-    /// Those that are not among the `new` ones.
+    /// The classes that `new` lacks.
     pub(super) fn removed_in(&self, new: &Self) -> Vec<ClassId> {
         let stays = |id: ClassId| new.list.iter().any(|class| class.id == id);
         self.list.iter().map(|class| class.id).filter(|id| !stays(*id)).collect()
     }
 
-    /// Whether a class is among the `new` ones, and its connection would be the same there. Which links it uses does not
-    /// matter.
+    /// Whether `new` has this class with the same connection settings. The choice of links does not matter, since it
+    /// can change on a live connection.
     pub(super) fn has_same_connection(&self, id: ClassId, new: &Self) -> bool {
         let of = |classes: &Self| {
             let class = classes.list.iter().find(|class| class.id == id)?;
@@ -62,7 +63,7 @@ impl Classes {
         of(self) == of(new)
     }
 
-    /// How the connection of a class uses a link, or a pipe of it, that has this name.
+    /// The policy of a class's connection for a link, or one of its pipes, of this name.
     pub(super) fn policy(&self, id: LinkId, name: &str, policies: &LinkPolicies) -> LinkPolicy {
         let policy = policies.policy(name);
         let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };

@@ -1,4 +1,4 @@
-//! What the connections of a client are made of: TLS and transport, and what the configuration says of each class.
+//! Makes the configurations of a client's connections from TLS, transport options and the settings of the classes.
 
 use mpvpn_control::config::ClientConfig;
 use mpvpn_flow::rules::{FlowMode, Rules};
@@ -8,12 +8,12 @@ use mpvpn_types::CongestionControl;
 
 use super::classes::Classes;
 
-/// TLS and transport, with each congestion controller.
+/// One [`ClientSetup`] for each congestion controller.
 #[derive(Clone)]
 pub(super) struct ClientSetups(Vec<ClientSetup>);
 
 impl ClientSetups {
-    /// One of each, made by `make`.
+    /// Calls `make` for each congestion controller.
     pub(super) fn try_new<E>(
         make: impl FnMut(CongestionControl) -> Result<ClientSetup, E>,
     ) -> Result<Self, E> {
@@ -25,21 +25,22 @@ impl ClientSetups {
     }
 }
 
-/// Makes connections, of whatever class.
+/// Makes the setups of connections, for any class and shard.
 #[derive(Clone)]
 pub(super) struct ConnectionFactory {
     pub(super) setups: ClientSetups,
-    /// What is the same for all.
+    /// The settings that all connections share.
     pub(super) tunnel: TunnelConfig,
-    /// How many there are of each class.
+    /// The number of shards: there is one connection per class in each.
     pub(super) shards: u8,
-    /// The low bits of the first connection IDs of the first shard; the next ones follow.
+    /// The steering bits (low bits of the first byte of the connection ID) of shard 0's first packets; the other
+    /// shards have the following values.
     pub(super) first_steering_bits: u8,
 }
 
 impl ConnectionFactory {
-    /// The connections of a shard. Each shard's go to another shard of the server, if that has several, and to the same one
-    /// over all links and when they are made anew.
+    /// The setups of a shard's connections. Each shard steers to another shard of the server (if it has several), and
+    /// always to the same one: over all links, and after reconnecting.
     pub(super) fn connections(&self, config: &ClientConfig, classes: &Classes, shard: u8) -> Vec<ClassSetup> {
         classes.setups(|class| {
             let setup = self.setups.of(class.cc.unwrap_or(config.cc));
@@ -56,8 +57,9 @@ impl ConnectionFactory {
     }
 }
 
-/// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does
-/// not have its end. A file that is read again may count on fewer threads than there are.
+/// The flow mode for a number of shards. With several shards it is `datagram`: the kernel moves flows between TUN
+/// queues when queues come and go, and so to a shard that lacks the proxied connection. A reloaded file may be
+/// checked with fewer shards than there are.
 pub(super) fn flow_mode(option: FlowMode, shards: u8) -> FlowMode {
     if shards > 1 { FlowMode::Datagram } else { option }
 }

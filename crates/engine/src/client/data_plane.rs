@@ -1,5 +1,5 @@
-//! The data plane of one shard of a client: it moves packets and events between the sockets of the links, the device for
-//! packets if there is one, and the connections.
+//! The data plane of one shard of a client: it moves packets and events between the links' sockets, the packet device
+//! (if there is one) and the connections.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -31,7 +31,7 @@ use crate::{
     status,
 };
 
-/// The connections of a shard, and how they are made.
+/// What a data plane is made of.
 pub(super) struct DataPlaneParts {
     pub(super) shard: u8,
     pub(super) connections: ClassConnections,
@@ -41,7 +41,7 @@ pub(super) struct DataPlaneParts {
     pub(super) events: ShardEvents,
 }
 
-/// One shard.
+/// The data plane of one shard.
 pub(super) struct DataPlane {
     shard: u8,
     pub(super) connections: ClassConnections,
@@ -56,7 +56,7 @@ pub(super) struct DataPlane {
 }
 
 impl DataPlane {
-    /// Starts to watch the device; a queue of a TUN must be attached.
+    /// Registers the device with the poller; a TUN queue must be attached.
     pub(super) fn new(
         DataPlaneParts { shard, connections, classes, connection_factory, transports, events }: DataPlaneParts,
         links: Links,
@@ -81,32 +81,31 @@ impl DataPlane {
         })
     }
 
-    /// The packets of an app have another descriptor from now on.
+    /// Replaces the descriptor for the app's packets.
     pub(super) fn set_descriptor(&mut self, event_loop: &EventLoop, fd: PacketFd) -> Result<(), EngineError> {
         self.devices.as_mut().map_or(Ok(()), |devices| devices.set_descriptor(&event_loop.poller, fd))
     }
 
-    /// Lets the kernel put packets into this shard's queue, or into those of the others only.
+    /// Attaches this shard's TUN queue, so that the kernel uses it, or detaches it.
     pub(super) fn attach(&mut self, event_loop: &EventLoop, attached: bool) -> Result<(), EngineError> {
         self.devices.as_mut().map_or(Ok(()), |devices| devices.set_attached(&event_loop.poller, attached))
     }
 
-    /// The server gave these addresses.
+    /// Takes the addresses that the server assigned.
     pub(super) fn assign(&mut self, assignment: &Assignment) {
         if let Some(devices) = &mut self.devices {
             devices.assign(&assignment.additional);
         }
     }
 
-    /// When [`Self::take`] wants to be called.
+    /// When [`Self::handle_ready`] must be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let all =
             [self.connections.poll_timeout(now), self.sockets.poll_timeout(), self.transports.poll_timeout()];
         all.into_iter().flatten().min()
     }
 
-    /// Handles what has become ready, and time that has passed. `prepare` is called with the name of
-    /// each link before its first use.
+    /// Handles ready sockets and expired timers. Calls `prepare` with the name of each link before its first use.
     pub(super) fn handle_ready(
         &mut self,
         event_loop: &EventLoop,
@@ -163,7 +162,7 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Has packets travel over UDP or inside TCP, link by link.
+    /// Moves the links' packets between UDP and TCP where necessary.
     fn update_transports(&mut self, event_loop: &EventLoop, now: Instant) {
         for change in self.transports.update(
             event_loop,
@@ -186,7 +185,7 @@ impl DataPlane {
         }
     }
 
-    /// Says how pipes are to be used.
+    /// Sets the policies of all pipes for which `which` is true.
     fn apply_link_policies(&mut self, now: Instant, which: impl Fn(LinkId) -> bool) {
         let links = &self.sockets.links;
         for (id, link) in links.links.iter().filter(|(id, _)| which(**id) && links.has_pipe(**id)) {
@@ -194,19 +193,19 @@ impl DataPlane {
         }
     }
 
-    /// How a pipe of a link is to be used.
+    /// The policy of one pipe.
     fn policy(&self, id: LinkId, name: &str) -> LinkPolicy {
         let policy = self.classes.policy(id, name, &self.policies);
         self.transports.policy(id, policy, self.policies.transport(name))
     }
 
-    /// A pipe is not there any more.
+    /// Removes a pipe from the tunnel.
     fn remove_pipe(&mut self, now: Instant, id: LinkId) {
         self.connections.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
         self.connections.link_down(now, id);
     }
 
-    /// Reads what the kernel tells of links and addresses, and looks at the links if that matters.
+    /// Reads the kernel's events about links and addresses, and rescans if they matter.
     fn read_kernel_events(
         &mut self,
         event_loop: &EventLoop,
@@ -235,7 +234,7 @@ impl DataPlane {
         }
     }
 
-    /// Sends what is to be sent.
+    /// Sends everything that is due: packets, received packets to the device, and events.
     pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) {
         self.sockets.transmit(&event_loop.poller, now, &mut self.connections);
         write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
@@ -244,7 +243,7 @@ impl DataPlane {
         }
     }
 
-    /// The server's addresses have become known, or others.
+    /// Sets the server's addresses.
     pub(super) fn set_remotes(
         &mut self,
         event_loop: &EventLoop,
@@ -256,7 +255,7 @@ impl DataPlane {
         self.rescan(event_loop, now, prepare)
     }
 
-    /// Looks at the interfaces anew.
+    /// Updates the links from the interfaces that exist now.
     pub(super) fn rescan(
         &mut self,
         event_loop: &EventLoop,
@@ -295,16 +294,15 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Uses the links in another way.
+    /// Replaces the policies of all links.
     pub(super) fn set_policies(&mut self, now: Instant, policies: LinkPolicies) {
         self.policies = policies;
         self.apply_link_policies(now, |_| true);
-        // They may have other numbers of pipes now.
+        // The numbers of pipes may have changed.
         self.sockets.rescan_at(now);
     }
 
-    /// Tells packets apart as this configuration says, and has classes travel so. The connections of those that stay as
-    /// they are notice nothing.
+    /// Replaces the classes and their rules. Connections of unchanged classes stay.
     pub(super) fn set_classes(&mut self, event_loop: &EventLoop, now: Instant, config: &ClientConfig) {
         let classes = Classes::from_config(config, self.devices.is_some());
         for id in self.classes.removed_in(&classes) {
@@ -316,7 +314,7 @@ impl DataPlane {
             }
         }
         self.connections.set_rules(classes.rules.clone());
-        // Good-byes leave through sockets that may be gone then.
+        // Closing packets must leave now: their sockets may be removed next.
         self.transmit(event_loop, now);
         self.sockets.links.set_classes(classes.link_classes());
         self.transports.classes_changed(now);
@@ -324,7 +322,7 @@ impl DataPlane {
         self.set_policies(now, self.policies.clone());
     }
 
-    /// What this shard's connection does.
+    /// This shard's part of the status.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: ConnectionNumber) -> Status {
         let reports = self.connections.reports(now);
         let uptime = now.saturating_duration_since(self.started);
@@ -339,12 +337,12 @@ impl DataPlane {
         )
     }
 
-    /// The flows of this shard.
+    /// This shard's flows.
     pub(super) fn flows(&self, now: Instant, config: &ClientConfig) -> FlowList {
         flows::tun_flows(now, self.connections.flows(now), config)
     }
 
-    /// Says good-bye to the server.
+    /// Closes all connections to the server.
     pub(super) fn end(&mut self) {
         let now = Instant::now();
         self.connections.close(now, "the client ends");

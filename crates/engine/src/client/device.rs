@@ -1,8 +1,8 @@
-//! Where the packets of a client come from and go to: the kernel's TUN, which cuts and joins them, or an app, which does
-//! not; and further TUN devices, of classes.
+//! The packet device of a client: the kernel's TUN device, which segments and joins packets, or an app, which does
+//! not; and the classes' own TUN devices.
 //!
-//! Always holds: packets to an app are complete, checksums included, and none is larger than it was on its way through
-//! the tunnel; what waits for an app is bounded, and what does not fit is lost, as on any link.
+//! Always holds: packets to an app are complete, checksums included, and not larger than they were in the tunnel;
+//! packets that wait for an app are bounded in bytes, and dropped beyond that.
 
 use std::{collections::VecDeque, io, net::IpAddr, ops::Range, os::fd::AsFd, sync::mpsc::Receiver};
 
@@ -26,13 +26,13 @@ use crate::{
     packet_io::{MAX_TUN_READS, read_tun, write_tun},
 };
 
-/// Bytes that wait for a descriptor of an app, at most.
+/// Packets queued for an app's descriptor (bytes). Larger: old packets. Smaller: losses. Chosen.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 
-/// Takes packets for an app.
+/// The app's function that takes its packets.
 pub type Out = Box<dyn FnMut(&[u8]) + Send>;
 
-/// What a shard has.
+/// The devices of a shard.
 pub(super) struct Devices {
     main: Device,
     pub(super) classes: Vec<ClassQueue>,
@@ -46,23 +46,23 @@ impl From<Device> for Devices {
     }
 }
 
-/// A queue of the TUN that a class has for itself.
+/// A shard's queue of a class's own TUN device.
 pub(super) struct ClassQueue {
     class: ClassId,
     tun: Tun,
-    /// What is for these addresses goes there.
+    /// The class's addresses: packets to them are written to this device.
     addresses: Vec<IpAddr>,
 }
 
 impl ClassQueue {
-    /// One that has no addresses yet.
+    /// A queue without addresses.
     pub(super) fn new(class: ClassId, tun: Tun) -> Self {
         Self { class, tun, addresses: Vec::new() }
     }
 }
 
 impl Devices {
-    /// Starts to wait for packets.
+    /// Registers the devices with the poller.
     pub(super) fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
         self.main.watch(poller)?;
         self.classes
@@ -71,7 +71,8 @@ impl Devices {
             .try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
     }
 
-    /// Lets the kernel put packets into these queues, which it does at first, or into those of other shards only.
+    /// Attaches or detaches the TUN queues (TUNSETQUEUE). The kernel uses attached queues only; they are attached at
+    /// first.
     pub(super) fn set_attached(&mut self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
         if self.is_attached == attached {
             return Ok(());
@@ -85,25 +86,25 @@ impl Devices {
         Ok(())
     }
 
-    /// The packets of the app have another descriptor from now on.
+    /// Replaces the descriptor for the app's packets.
     pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
         self.main.set_descriptor(poller, fd)
     }
 
-    /// Whether packets come with the wake-up call of the thread.
+    /// Whether an app's packets arrive with a wake-up call.
     pub(super) fn uses_callback(&self) -> bool {
         self.main.uses_callback()
     }
 
-    /// There is room for packets that wait.
+    /// Writes queued packets, after the descriptor became writable.
     pub(super) fn flush(&mut self, poller: &Poller) {
         self.main.flush(poller);
     }
 
-    /// Reads what waits where most packets come from, within bounds: what is left makes itself heard again.
+    /// Reads packets of the main device, at most [`MAX_TUN_READS`]; the poller reports the rest again.
     ///
     /// # Errors
-    /// If nothing can come any more.
+    /// If the device cannot be read any more.
     pub(super) fn read(
         &mut self,
         wake: &PollWaker,
@@ -112,14 +113,14 @@ impl Devices {
         self.main.read(&mut self.buffer, wake, each)
     }
 
-    /// The server gave these addresses to the classes with a TUN, in their order.
+    /// Sets the addresses of the classes with a TUN device, in their order.
     pub(super) fn assign(&mut self, given: &[Vec<IpNet>]) {
         for (queue, given) in self.classes.iter_mut().zip(given) {
             queue.addresses = given.iter().map(IpNet::addr).collect();
         }
     }
 
-    /// Reads what waits in the TUN of a class, which has this token, within bounds.
+    /// Reads packets of the class's device with this token, within the same bounds.
     pub(super) fn read_class(&mut self, token: u64, mut each: impl FnMut(ClassId, VnetHdr, &mut [u8])) {
         let queue = self.classes.iter().zip(FIRST_CLASS_TUN_TOKEN..).find(|(_, other)| *other == token);
         if let Some((queue, _)) = queue {
@@ -127,7 +128,7 @@ impl Devices {
         }
     }
 
-    /// Hands out one packet, at the device that its destination belongs to.
+    /// Writes a packet to the device to which its destination belongs.
     pub(super) fn write(&mut self, poller: &Poller, joined: &TunPacket) {
         if !self.classes.is_empty()
             && let Some(dst) = ip::dst_of(joined.leading_bytes())
@@ -148,28 +149,28 @@ fn set_attached(poller: &Poller, tun: &Tun, token: u64, attached: bool) -> Resul
         tun.set_attached(true)?;
         return watch(poller, tun, token);
     }
-    // A queue that is not attached reports an error all the time.
+    // A detached queue would report an error event all the time.
     poller.remove(tun).map_err(EngineError::io("stop watching the TUN"))?;
     Ok(tun.set_attached(false)?)
 }
 
-/// Where a shard has most of its packets from.
+/// The main device of a shard.
 pub(super) enum Device {
     Tun(Tun),
     App(Box<AppDevice>),
 }
 
-/// Packets of an app.
+/// An app as a packet device.
 pub(super) struct AppDevice {
     packets: AppPackets,
-    /// Memory for packets that are cut.
+    /// Buffers for segmenting joined packets.
     joined_packet: Vec<u8>,
     segments: BytesMut,
     ranges: Vec<Range<usize>>,
 }
 
 enum AppPackets {
-    /// Packets come later.
+    /// Packets are not connected yet.
     NotConnected,
     Descriptor {
         fd: PacketFd,
@@ -183,7 +184,7 @@ enum AppPackets {
 }
 
 impl Device {
-    /// Starts to wait for packets.
+    /// Registers the device with the poller.
     fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
         match self {
             Self::Tun(tun) => watch(poller, tun, TUN_TOKEN),
@@ -194,15 +195,15 @@ impl Device {
         }
     }
 
-    /// Whether packets come with the wake-up call of the thread.
+    /// Whether packets arrive with a wake-up call.
     fn uses_callback(&self) -> bool {
         matches!(self, Self::App(app) if matches!(app.packets, AppPackets::Callback { .. }))
     }
 
-    /// Reads what waits, within bounds: what is left makes itself heard again.
+    /// Reads packets, at most [`MAX_TUN_READS`]; the rest is reported again.
     ///
     /// # Errors
-    /// If nothing can come any more.
+    /// If the device cannot be read any more.
     fn read(
         &self,
         buffer: &mut [u8],
@@ -236,18 +237,18 @@ impl Device {
         Ok(())
     }
 
-    /// The packets of the app have another descriptor from now on.
+    /// Replaces the descriptor for the app's packets.
     fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
         let Self::App(app) = self else { return Ok(()) };
         if let AppPackets::Descriptor { fd, .. } = &app.packets {
-            // What is left in it may have ended.
+            // The old descriptor may be closed at its other end.
             let _ = poller.remove(fd);
         }
         app.packets = AppPackets::descriptor(fd);
         self.watch(poller)
     }
 
-    /// Hands out one packet.
+    /// Writes one packet.
     fn write(&mut self, poller: &Poller, joined: &TunPacket) {
         match self {
             Self::Tun(tun) => write_tun(tun, joined),
@@ -255,7 +256,7 @@ impl Device {
         }
     }
 
-    /// There is room again.
+    /// Writes queued packets, after the descriptor became writable.
     fn flush(&mut self, poller: &Poller) {
         let Self::App(app) = self else { return };
         let AppPackets::Descriptor { fd, queued, queued_bytes } = &mut app.packets else { return };
@@ -271,17 +272,17 @@ impl Device {
 }
 
 impl AppDevice {
-    /// A descriptor.
+    /// A device that uses a descriptor.
     pub(super) fn descriptor(fd: PacketFd) -> Box<Self> {
         Self::new(AppPackets::descriptor(fd))
     }
 
-    /// No packets until there is a descriptor.
+    /// A device that drops all packets until it gets a descriptor.
     pub(super) fn not_connected() -> Box<Self> {
         Self::new(AppPackets::NotConnected)
     }
 
-    /// Packets of the app come out of `packets`, with a wake-up call; those for it go to `out`.
+    /// A device that receives from `packets`, with a wake-up call, and calls `out` to send.
     pub(super) fn callback(packets: Receiver<Vec<u8>>, out: Out) -> Box<Self> {
         Self::new(AppPackets::Callback { packets, out })
     }
@@ -299,12 +300,12 @@ impl AppDevice {
         self.segments.clear();
         self.ranges.clear();
         let joined_packet = &self.joined_packet[VNET_HDR_LEN..];
-        // Each part is as large as it was before it was joined, or as the app's own MSS allows.
+        // Each segment has its size from before it was joined, or what the app's own MSS allows.
         match split(joined.vnet(), joined_packet, MAX_PACKET, &[], &mut self.segments, &mut self.ranges) {
             Ok(()) => {
                 self.ranges.iter().for_each(|range| self.packets.write(poller, &self.segments[range.clone()]))
             }
-            Err(error) => tracing::debug!(%error, "a packet for the app cannot be cut"),
+            Err(error) => tracing::debug!(%error, "cannot segment a packet for the app"),
         }
     }
 }
@@ -325,12 +326,12 @@ impl AppPackets {
             if let Err(error) = &written
                 && !would_block(&written)
             {
-                tracing::debug!(%error, bytes = packet.len(), "the app did not take a packet");
+                tracing::debug!(%error, bytes = packet.len(), "the app's descriptor refused a packet");
             }
             if !would_block(&written) {
                 return;
             }
-            // Without notice of room the packets would leave with the next ones.
+            // Without an event for writability, queued packets would leave only with the next one.
             let _ = poller.modify(&*fd, TUN_TOKEN, Interest::ReadWrite);
         }
         if *queued_bytes + packet.len() <= MAX_QUEUED_BYTES {
@@ -369,15 +370,15 @@ mod tests {
     }
 
     fn join(packets: &[Vec<u8>]) -> TunPacket {
-        let mut joiner = GroCoalescer::new();
-        packets.iter().for_each(|packet| joiner.push(Bytes::from(packet.clone())));
-        joiner.flush();
-        let joined = joiner.pop().unwrap();
+        let mut coalescer = GroCoalescer::new();
+        packets.iter().for_each(|packet| coalescer.push(Bytes::from(packet.clone())));
+        coalescer.flush();
+        let joined = coalescer.pop().unwrap();
         assert_eq!(joined.segments(), packets.len());
         joined
     }
 
-    /// What the app got.
+    /// The packets that the app received.
     type ReceivedPackets = Arc<Mutex<Vec<Vec<u8>>>>;
 
     fn callback_device() -> (Device, Sender<Vec<u8>>, ReceivedPackets) {

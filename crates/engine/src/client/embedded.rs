@@ -1,8 +1,8 @@
-//! A client inside an app: a thread of its own, which the app tells what to do from any other.
+//! A client inside an app: its own thread, controlled from any other thread.
 //!
-//! In: a configuration, packets of the app, orders. Out: packets for the app, events, the status. Always holds: nothing is
-//! changed on the machine, no signal is taken over, and when [`Handle::stop`] returns the thread and all its descriptors
-//! are gone.
+//! In: a configuration, packets of the app, commands. Out: packets for the app, events, the status. Always holds:
+//! nothing on the machine changes, no signal handler is installed, and when [`Handle::stop`] returns, the thread and
+//! its descriptors are gone.
 
 use std::{
     os::fd::OwnedFd,
@@ -44,64 +44,65 @@ use crate::{
     slow_thread::{Resolve, Services, SlowThread},
 };
 
-/// Packets of the app that may wait for the thread.
+/// Packets of the app queued to the thread. More: old packets. Fewer: losses in bursts. Chosen.
 const MAX_QUEUED_PACKETS: usize = 1024;
 /// The largest packet of an app (bytes).
 const MAX_PACKET_BYTES: usize = 65_535;
-/// How long the thread may take to answer.
+/// How long [`Handle::status`] waits. Longer: the caller hangs if the thread is stalled. Chosen.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How packets come and go.
+/// How the app exchanges packets with the tunnel.
 pub enum Packets {
-    /// One packet a read and a write. The descriptor becomes nonblocking.
+    /// A descriptor with one packet per read and write. It becomes nonblocking.
     Descriptor(OwnedFd),
-    /// By [`Handle::push`], and by this function, which the tunnel's thread calls and which must not wait.
+    /// [`Handle::push`] for packets of the app, and this function for packets to the app. The tunnel's thread calls
+    /// it, so it must not block.
     Calls(Out),
-    /// By a descriptor that [`Handle::set_descriptor`] brings, as there may be none before the addresses are known.
+    /// A descriptor that [`Handle::set_descriptor`] provides later, because some systems need the addresses first.
     Later,
 }
 
-/// What happens, told by the tunnel's thread.
+/// An event, reported by the tunnel's thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The tunnel works, with these addresses, or has got others.
+    /// The tunnel works with this configuration, or its configuration has changed.
     Up(Network),
-    /// The connection is lost, for this reason; another is made by itself.
+    /// The connection is lost, for this reason; the client reconnects by itself.
     Down(String),
-    /// The tunnel has ended by itself, for this reason.
+    /// The client has ended by itself, for this reason.
     Failed(String),
 }
 
-/// What the interface that has the packets needs to know.
+/// The configuration of the app's network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Its addresses, with the lengths of their prefixes.
+    /// The interface's addresses, with prefix lengths.
     pub addresses: Vec<IpNet>,
-    /// What the server offers to reach.
+    /// The destinations that the server routes.
     pub routes: Vec<IpNet>,
-    /// The largest packet (bytes).
+    /// The MTU (bytes).
     pub mtu: u32,
 }
 
-/// What an app gives to a client.
+/// What an app provides to start a client.
 pub struct App {
     /// The configuration.
     pub options: ClientOptions,
-    /// How packets come and go.
+    /// How packets are exchanged.
     pub packets: Packets,
-    /// Takes what happens; it must not wait.
+    /// Called with each event; it must not block.
     pub events: Box<dyn FnMut(Event) + Send>,
-    /// Asked about each socket before its first use.
+    /// Called with each socket before its first use.
     pub protect: Option<Protect>,
-    /// Resolves the server's name in place of the system.
+    /// Resolves the server's name; `None` uses the system's resolver.
     pub resolve: Option<Resolve>,
-    /// The links; `None` asks the kernel.
+    /// The links; `None` lists the kernel's interfaces.
     pub links: Option<Vec<GivenLink>>,
-    /// Where the log of the tunnel's thread goes, if not where that of the whole process does.
+    /// The log of the tunnel's thread; `None` uses the process's.
     pub log: Option<tracing::Dispatch>,
 }
 
-/// What the app wants.
+/// A command of the app.
 enum AppCommand {
     Stop,
     Rescan,
@@ -110,7 +111,7 @@ enum AppCommand {
     Status(SyncSender<Status>),
 }
 
-/// The app, as the tunnel's thread sees it.
+/// The tunnel's thread's connection to the app.
 pub(super) struct AppHost {
     commands: Receiver<AppCommand>,
     events: Box<dyn FnMut(Event) + Send>,
@@ -119,7 +120,8 @@ pub(super) struct AppHost {
 }
 
 impl AppHost {
-    /// Tells addresses, routes and the MTU (bytes), once there are addresses, and whenever they change.
+    /// Reports the configuration of the interface once there are addresses, and whenever it changes. `mtu` is in
+    /// bytes.
     pub(super) fn configure(&mut self, mtu: u32) {
         let Some(assignment) = &self.assignment else { return };
         let network = Network {
@@ -133,12 +135,12 @@ impl AppHost {
         }
     }
 
-    /// The function that takes what happens; the app is told nothing by this value any more.
+    /// Takes the event function; this value reports nothing any more.
     fn take_events(&mut self) -> Box<dyn FnMut(Event) + Send> {
         std::mem::replace(&mut self.events, Box::new(drop))
     }
 
-    /// Tells that the connection is lost.
+    /// Reports that the connection is lost.
     pub(super) fn report_down(&mut self, reason: String) {
         (self.reported, self.assignment) = (None, None);
         (self.events)(Event::Down(reason));
@@ -154,7 +156,7 @@ pub struct Handle {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts a client and returns when its thread runs; it connects from then on.
+/// Starts a client, and returns when its thread runs; it connects after that.
 ///
 /// # Errors
 /// If the configuration is not usable, or the system refuses something.
@@ -184,14 +186,14 @@ pub fn start(app: App) -> Result<Handle, EngineError> {
             Ok(Handle { commands, packets, wake, id, thread: Mutex::new(Some(thread)) })
         }
         Err(error) => {
-            // What it panicked of was reported when it happened.
+            // A panic was logged when it happened.
             let _ = thread.join();
             Err(error)
         }
     }
 }
 
-/// The tunnel's thread.
+/// The main function of the tunnel's thread.
 fn run_thread(
     app: App,
     commands: Receiver<AppCommand>,
@@ -201,7 +203,7 @@ fn run_thread(
     let refusal_slot = LastRefusal::default();
     let (mut running, mut event_loop) = match set_up(app, commands, packets, &refusal_slot) {
         Ok(both) => both,
-        // Who starts it waits for this.
+        // `start` waits for this result.
         Err(error) => return drop(ready.send(Err(error))),
     };
     let _ = ready.send(Ok(event_loop.wake.clone()));
@@ -253,7 +255,7 @@ fn set_up(
     Ok((running, event_loop))
 }
 
-/// The thread for what is slow, if there is anything.
+/// Starts the slow thread if the configuration needs it: for the local API, metrics, name resolution, or TCP.
 fn start_slow_thread(
     config: &ClientConfig,
     api_socket: Option<&PathBuf>,
@@ -272,7 +274,7 @@ fn start_slow_thread(
 }
 
 impl Running {
-    /// Does what the app wants; whether it is to end.
+    /// Runs the app's commands. Returns whether the client must end.
     pub(super) fn run_app_commands(
         &mut self,
         event_loop: &EventLoop,
@@ -282,7 +284,7 @@ impl Running {
             let ClientKind::Embedded(host) = &self.kind else { return Ok(false) };
             match host.commands.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(false),
-                // Nobody could stop it any more.
+                // Without the handle nobody could stop the client any more.
                 Ok(AppCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(true),
                 Ok(AppCommand::Rescan) => self.data_plane.rescan(event_loop, now, &mut |_| {})?,
                 Ok(AppCommand::Links(given)) => {
@@ -291,7 +293,7 @@ impl Running {
                 }
                 Ok(AppCommand::Descriptor(fd)) => self.data_plane.set_descriptor(event_loop, fd)?,
                 Ok(AppCommand::Status(reply)) => {
-                    // Who asked may be gone.
+                    // The caller may have given up.
                     let _ = reply.try_send(self.status(now));
                 }
             }
@@ -300,8 +302,8 @@ impl Running {
 }
 
 impl Handle {
-    /// Hands over one packet of the app, from any thread, without waiting; whether it was taken. It is not where packets
-    /// come by a descriptor, or too many wait, or it is larger than any, or the tunnel has ended.
+    /// Sends one packet of the app, from any thread, without blocking. Returns false if packets go through a
+    /// descriptor, too many wait, the packet is too large, or the client has ended.
     pub fn push(&self, packet: &[u8]) -> bool {
         let Some(packets) = self.packets.as_ref().filter(|_| packet.len() <= MAX_PACKET_BYTES) else {
             return false;
@@ -311,18 +313,18 @@ impl Handle {
         taken
     }
 
-    /// Links may have come or gone, or have other addresses: they are looked at anew. Where the kernel tells of them this
-    /// is not needed, where the app gave them it is [`Self::set_links`].
+    /// Rescans the links, because links or their addresses may have changed. Only needed where netlink is not
+    /// available; an app that provides the links calls [`Self::set_links`] instead.
     pub fn network_changed(&self) {
         self.command(AppCommand::Rescan);
     }
 
-    /// The links are these now, whoever told before.
+    /// Sets the links, and replaces the kernel as their source if necessary.
     pub fn set_links(&self, links: Vec<GivenLink>) {
         self.command(AppCommand::Links(links));
     }
 
-    /// Packets come and go by this descriptor from now on, whatever they did before. It becomes nonblocking.
+    /// Exchanges packets through this descriptor from now on. It becomes nonblocking.
     ///
     /// # Errors
     /// If it cannot carry packets.
@@ -331,7 +333,7 @@ impl Handle {
         Ok(())
     }
 
-    /// How things are; `None` if the tunnel has ended, or in a call of its own thread.
+    /// The status; `None` if the client has ended, or in a call from its own thread.
     pub fn status(&self) -> Option<Status> {
         if thread::current().id() == self.id {
             return None;
@@ -341,18 +343,18 @@ impl Handle {
         answer.recv_timeout(STATUS_TIMEOUT).ok()
     }
 
-    /// Whether the tunnel has not ended by itself.
+    /// Whether the client has not ended by itself.
     pub fn is_running(&self) -> bool {
         self.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Says good-bye to the server, and waits until the thread has ended; in a call of that thread it ends after the call.
-    /// Later calls do nothing.
+    /// Closes the connections and waits until the thread has ended. A call from the tunnel's thread does not wait;
+    /// the thread ends after it returns. Later calls do nothing.
     pub fn stop(&self) {
         self.command(AppCommand::Stop);
         let Some(thread) = self.thread().take() else { return };
         if thread::current().id() != self.id {
-            // A panic there was told as an event.
+            // A panic was reported as an event.
             let _ = thread.join();
         }
     }
@@ -362,7 +364,7 @@ impl Handle {
     }
 
     fn command(&self, command: AppCommand) {
-        // A thread that has ended needs no orders.
+        // A thread that has ended takes no commands.
         let _ = self.commands.send(command);
         self.wake.wake();
     }

@@ -1,7 +1,7 @@
-//! The events of a shard of a client.
+//! Reports the events of one shard of a client.
 //!
-//! In: changes of the tunnel, which numbers links and classes. Out: events with their names. Always holds: memory is
-//! bounded by the number of links and classes.
+//! In: changes of the tunnel, with the numbers of links and classes. Out: events with their names. Always holds:
+//! memory is bounded by the number of links and classes.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -16,12 +16,12 @@ use crate::{
     status,
 };
 
-/// Reports the events of a shard.
+/// Reports the events of one shard.
 pub(super) struct ShardEvents {
     sender: EventSender,
     member: ConnectionNumber,
-    /// When the path over a link failed, by link and class. A path that is opened there later is reported as its recovery:
-    /// a failed path is closed when streams wait for its data, and a new one is opened when the link works again.
+    /// When the path over a link failed, by link and class. A path opened there later is reported as the recovery: a
+    /// failed path is closed when streams wait for its data, and a new one is opened when the link works again.
     failed: BTreeMap<LinkId, Instant>,
 }
 
@@ -36,7 +36,7 @@ impl ShardEvents {
         self.sender.report(event);
     }
 
-    /// Reports an event that every shard sees, from the first shard only.
+    /// Reports an event that every shard sees, from shard 0 only.
     pub(super) fn report_once(&self, event: impl FnOnce() -> Event) {
         if self.member.shard() == 0 {
             self.report(event());

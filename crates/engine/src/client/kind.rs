@@ -1,7 +1,7 @@
-//! What a client is for: the packets of its machine, those of an app, or proxies.
+//! The kinds of clients: for the packets of a machine, for those of an app, or for proxies.
 //!
-//! In: what the server gave, links that come, the end. Out: the machine's addresses and routes, or what the app is told.
-//! Always holds: nothing of the machine is changed but by the first kind.
+//! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of the app.
+//! Always holds: only [`ClientKind::Machine`] changes the machine.
 
 use mpvpn_control::config::ClientConfig;
 use mpvpn_tunnel::{Assignment, RelayId, UdpId};
@@ -9,32 +9,32 @@ use mpvpn_tunnel::{Assignment, RelayId, UdpId};
 use super::{embedded::AppHost, machine::Machine};
 use crate::{EngineError, proxy::Proxy};
 
-/// The kinds of a client.
+/// The kinds of clients.
 pub(super) enum ClientKind {
-    /// Packets of this machine come by a TUN.
+    /// The machine's packets, through a TUN device.
     Machine(Box<Machine>),
-    /// An app has the packets.
+    /// An app's packets.
     Embedded(AppHost),
-    /// ProxyStreams connect to proxies; there are no packets.
+    /// SOCKS5 and HTTP proxies, without packets.
     Proxy(Box<Proxy<RelayId, UdpId>>),
 }
 
 impl ClientKind {
-    /// Makes a link fit to carry the tunnel.
+    /// Prepares a link to carry the tunnel's packets.
     pub(super) fn prepare_link(&mut self, name: &str) {
         if let Self::Machine(machine) = self {
             machine.prepare_link(name);
         }
     }
 
-    /// There is news about interfaces.
+    /// Handles changes of the interfaces.
     pub(super) fn interfaces_changed(&mut self) {
         if let Self::Machine(machine) = self {
             machine.interfaces_changed();
         }
     }
 
-    /// Takes what the server gave; [`Self::configure`] then acts on it.
+    /// Stores the server's assignment; [`Self::configure`] applies it.
     pub(super) fn assign(&mut self, config: &ClientConfig, assignment: Assignment) {
         match self {
             Self::Machine(machine) => machine.assign(config, assignment),
@@ -43,7 +43,7 @@ impl ClientKind {
         }
     }
 
-    /// Sets addresses, routes and the MTU (bytes), once there are addresses.
+    /// Applies addresses, routes and the MTU (bytes), once there are addresses.
     pub(super) fn configure(&mut self, config: &ClientConfig, mtu: u32) -> Result<(), EngineError> {
         match self {
             Self::Machine(machine) => machine.configure(config, mtu)?,
@@ -53,7 +53,7 @@ impl ClientKind {
         Ok(())
     }
 
-    /// Lets others use the tunnel, as configured.
+    /// Lets other machines use the tunnel, as configured.
     pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
         match self {
             Self::Machine(machine) => machine.share(config),
@@ -61,14 +61,14 @@ impl ClientKind {
         }
     }
 
-    /// The connection is lost.
+    /// Handles the loss of the connection.
     pub(super) fn connection_lost(&mut self, reason: String) {
         if let Self::Embedded(host) = self {
             host.report_down(reason);
         }
     }
 
-    /// Where names are asked past the tunnel, and what to do about it.
+    /// Which name servers are asked outside of the tunnel, and what to do about it.
     pub(super) fn dns_leak(&self) -> Option<String> {
         match self {
             Self::Machine(machine) => machine.dns_leak.clone(),
@@ -76,7 +76,7 @@ impl ClientKind {
         }
     }
 
-    /// The proxies, where there are any.
+    /// The proxies, if this is the kind of client.
     pub(super) fn proxy(&self) -> Option<&Proxy<RelayId, UdpId>> {
         match self {
             Self::Proxy(proxy) => Some(proxy),
@@ -84,7 +84,7 @@ impl ClientKind {
         }
     }
 
-    /// The proxies, where there are any.
+    /// The proxies, if this is the kind of client.
     pub(super) fn proxy_mut(&mut self) -> Option<&mut Proxy<RelayId, UdpId>> {
         match self {
             Self::Proxy(proxy) => Some(proxy),
@@ -92,7 +92,7 @@ impl ClientKind {
         }
     }
 
-    /// Takes back what was changed.
+    /// Undoes changes to the machine.
     pub(super) fn end(self) -> Result<(), EngineError> {
         match self {
             Self::Machine(machine) => machine.end(),

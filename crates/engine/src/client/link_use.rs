@@ -1,6 +1,6 @@
-//! How links are used by what was found out about them: quotas that are used up, and how many pipes they get.
+//! How links are used beyond the configuration: exhausted quotas, and automatic numbers of pipes.
 //!
-//! In: what the links carry, time. Out: changed policies. Always holds: each is looked at once a second at most.
+//! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second.
 
 use std::{net::IpAddr, time::Instant};
 
@@ -10,29 +10,29 @@ use mpvpn_tunnel::PathReport;
 use super::{auto_pipes::AutoPipes, quotas::Quotas};
 use crate::{links::Links, policies::LinkPolicies};
 
-/// What was found out about all links.
+/// Quotas and automatic pipes of all links.
 pub(super) struct LinkUse {
     pub(super) quotas: Quotas,
     pub(super) pipes: AutoPipes,
 }
 
-/// What a look at the links has brought.
+/// The result of [`LinkUse::update`].
 #[derive(Default)]
 pub(super) struct LinkUpdate {
-    /// The links are to be used in this way from now on.
+    /// The new policies, if they changed.
     pub(super) policies: Option<LinkPolicies>,
-    /// Addresses whose names in the DNS are wanted.
+    /// Addresses for reverse lookups.
     pub(super) wanted_names: Vec<IpAddr>,
 }
 
 impl LinkUse {
-    /// When [`Self::look`] wants to be called.
+    /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Instant {
         self.quotas.poll_timeout().min(self.pipes.poll_timeout())
     }
 
-    /// Looks what the links carry, where it is time. `paths` gives the paths of the first connection, if anybody wants to
-    /// know.
+    /// Updates quotas and pipes that are due. `paths` returns the paths of the default class's connection, and is
+    /// called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,
@@ -55,13 +55,13 @@ impl LinkUse {
         LinkUpdate { policies: has_changed.then_some(policies), wanted_names }
     }
 
-    /// Counts what the quotas allow now; whether `policies` were changed.
+    /// Counts what the links carried. Returns whether `policies` changed.
     pub(super) fn update_quotas(&mut self, now: Instant, policies: &mut LinkPolicies, links: &Links) -> bool {
         let names = links.uplinks().map(|(_, link)| link.name.as_str());
         self.quotas.update(now, policies, names)
     }
 
-    /// Completes what is told about a link.
+    /// Adds quota and pipes to a link's status.
     pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
         link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
         self.pipes.add_to_status(link);

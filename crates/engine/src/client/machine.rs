@@ -1,4 +1,4 @@
-//! What a client changes on its machine so that packets go into the tunnel.
+//! The changes of a client to its machine: TUN devices, addresses, routes, rules and name servers.
 
 use std::{net::IpAddr, ops::RangeInclusive, path::Path};
 
@@ -22,26 +22,26 @@ use crate::{
     packet_io::{TUN_QUEUE_PACKETS, undo_changes},
 };
 
-/// Addresses, routes and rules of a machine.
+/// The network configuration of a client.
 pub(super) struct Machine {
     net: ClientNet,
-    /// The TUN devices of classes, and their names.
+    /// The classes' own TUN devices, and their names.
     classes: ClassNet,
     class_tuns: Vec<String>,
     tun_name: String,
-    /// The mark of the tunnel's own packets.
+    /// The firewall mark of the tunnel's own packets.
     pub(super) mark: u32,
     share: Option<ShareNet>,
     resolver: ResolverConfig,
-    /// The resolvers that were wanted last.
+    /// The name servers that were applied last.
     applied_resolvers: Option<Vec<IpAddr>>,
-    /// Where names are asked past the tunnel, and what to do about it.
+    /// Which name servers are asked outside of the tunnel, and what to do about it.
     pub(super) dns_leak: Option<String>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
 }
 
-/// The ranges of addresses that the server leads to, if these are not all of a family in which there is an address.
+/// The server's routes, if they leave out part of an address family that the client has.
 fn limited_routes(assignment: &Assignment) -> Option<String> {
     let is_whole = |range: &IpRange| range.protocol() == 0 && range.to_nets()[0].prefix_len() == 0;
     let of_family = |v4: bool| assignment.routes.iter().filter(move |range| range.start().is_ipv4() == v4);
@@ -52,10 +52,10 @@ fn limited_routes(assignment: &Assignment) -> Option<String> {
 }
 
 impl Machine {
-    /// Opens the queues of the TUN devices. What an earlier process left behind is taken back first.
+    /// Opens the queues of the TUN devices, after undoing what a killed process left.
     pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), EngineError> {
         let undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
-        // Flows of one client share links that no thread has to itself: one is right for most.
+        // One shard suits most clients: their links are slower than one thread.
         let shards = config.shards.count(1);
         let open = |name: &str| {
             let config = TunConfig {
@@ -100,19 +100,19 @@ impl Machine {
         Ok((machine, devices))
     }
 
-    /// The names of the TUN devices.
+    /// The names of all TUN devices.
     pub(super) fn tuns(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str)
     }
 
-    /// Makes a link fit to carry the tunnel.
+    /// Prepares a link to carry the tunnel's packets.
     pub(super) fn prepare_link(&mut self, name: &str) {
         if let Err(error) = self.net.loosen_reverse_path_filter(&mut self.undo, name) {
             tracing::warn!(link = %name, %error, "cannot prepare a link");
         }
     }
 
-    /// Takes what the server gave; [`Self::configure`] then acts on it.
+    /// Stores the server's assignment; [`Self::configure`] applies it.
     pub(super) fn assign(&mut self, config: &ClientConfig, assignment: Assignment) {
         let before = self.assignment.replace(assignment);
         let Some(given) = &self.assignment else { return };
@@ -122,13 +122,13 @@ impl Machine {
         {
             tracing::warn!(
                 routes,
-                "the server carries packets to these addresses only, and everything else goes into the tunnel in vain: \
+                "the server carries packets to these addresses only, but all traffic is routed into the tunnel: \
                  --routes advertised uses the tunnel for these alone"
             );
         }
     }
 
-    /// Sets addresses, routes and the MTU (bytes), once there are addresses.
+    /// Applies addresses, routes and the MTU (bytes), once there are addresses.
     pub(super) fn configure(&mut self, config: &ClientConfig, mtu: u32) -> Result<(), EngineError> {
         let Some(assignment) = &self.assignment else { return Ok(()) };
         let routes = match config.routes {
@@ -145,14 +145,14 @@ impl Machine {
         self.set_resolvers(config)
     }
 
-    /// Steers by the interfaces that there are now.
+    /// Updates the steering rules to the present interfaces.
     pub(super) fn interfaces_changed(&mut self) {
         if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
-            tracing::warn!(%error, "packets are steered as before");
+            tracing::warn!(%error, "cannot update the steering rules, which stay as they were");
         }
     }
 
-    /// Has programs ask the resolvers that are wanted.
+    /// Makes the system use the configured or suggested name servers.
     fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
         let Some(assignment) = &self.assignment else { return Ok(()) };
         let is_reachable =
@@ -169,9 +169,9 @@ impl Machine {
         }
         match self.resolver.apply(&mut self.undo, &servers) {
             Ok(()) if servers.is_empty() => {}
-            Ok(()) => tracing::info!(?servers, "names are asked in the tunnel"),
+            Ok(()) => tracing::info!(?servers, "names are resolved through the tunnel"),
             Err(error) if config.dns == Dns::Suggested => {
-                tracing::warn!(?servers, %error, "the resolvers that the server suggests are not asked");
+                tracing::warn!(?servers, %error, "cannot set the resolvers that the server suggests");
             }
             Err(error) => return Err(error.into()),
         }
@@ -180,7 +180,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Names that are asked past the tunnel although everything goes into it tell others what is done there.
+    /// Finds name servers that are asked outside of the tunnel although all packets should use it: their operators
+    /// see which names are visited.
     fn find_dns_leak(&mut self, config: &ClientConfig) {
         self.dns_leak = None;
         if config.routes != Routes::All || config.dns == Dns::Untouched {
@@ -197,11 +198,11 @@ impl Machine {
                 tracing::warn!("{leak}");
                 self.dns_leak = Some(leak);
             }
-            Err(error) => tracing::debug!(%error, "cannot tell where names are asked"),
+            Err(error) => tracing::debug!(%error, "cannot find out which resolvers the system uses"),
         }
     }
 
-    /// Lets others use the tunnel.
+    /// Lets other machines use the tunnel.
     pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
         self.classes.enable_forwarding(&mut self.undo)?;
         if config.share.is_empty() || self.share.is_some() {
@@ -213,14 +214,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes back what was changed.
+    /// Undoes all changes.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
         undo_changes(&mut self.undo)
     }
 }
 
-/// The addresses of the TUN of a class, counted from 0 among those that have one. With those of the client, what it sends
-/// arrives, and the answers come by the client's own TUN.
+/// The addresses of a class's TUN device; `at` counts the classes with one. Its source rules also cover the client's
+/// addresses, because answers to them arrive through the client's own TUN device.
 fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
     let (addresses, own) = assignment.additional_or_first(at);
     DeviceAddresses { addresses, own }

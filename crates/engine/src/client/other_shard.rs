@@ -1,5 +1,4 @@
-//! A shard of a client beside the first: it joins the first one's session and carries some of its
-//! flows.
+//! The shards 1 and up of a client: each joins shard 0's session and carries some of its flows.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -15,36 +14,36 @@ use crate::{
     shards::{OtherShard, ShardMessage},
 };
 
-/// What only shards of a client say to each other.
+/// Messages between the shards of a client.
 #[derive(Debug)]
 pub(crate) enum ClientMessage {
-    /// From the first shard: the server is here.
+    /// From shard 0: the server's addresses.
     ServerAddresses(Vec<SocketAddr>),
-    /// From the first shard: join the session with this secret.
+    /// From shard 0: join the session with this secret.
     Join(Vec<u8>),
-    /// From the first shard: use the links in this way.
+    /// From shard 0: the policies of the links.
     Policies(Box<LinkPolicies>),
-    /// From the first shard: the classes are those of this configuration.
+    /// From shard 0: the classes of this configuration.
     Classes(Box<ClientConfig>),
-    /// To the first shard: this member carries packets up to this size (bytes), or none.
+    /// To shard 0: the MTU (bytes) of this connection, or `None` while it carries no packets.
     CarriedMtu(ConnectionNumber, Option<usize>),
 }
 
-/// The first shard of a client, as the others know it.
+/// Shard 0 of a client.
 pub(crate) type FirstShard = shards::FirstShard<ClientMessage, Status, Status>;
 
-/// A shard beside the first.
-pub(super) struct GroCoalescer {
+/// A shard beside shard 0.
+pub(super) struct JoinedShard {
     pub(super) member: ConnectionNumber,
     pub(super) config: ClientConfig,
     pub(super) data_plane: DataPlane,
     pub(super) first: OtherShard<ClientMessage, Status>,
 }
 
-impl GroCoalescer {
-    /// Runs until the first shard says that it is over.
+impl JoinedShard {
+    /// Runs until shard 0 ends it.
     pub(super) fn run(mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
-        // Until there is a connection, nothing must come in here.
+        // Without a connection this shard must get no packets.
         self.data_plane.attach(event_loop, false)?;
         let mut iteration = Iteration::new();
         let mut is_up = false;
@@ -70,7 +69,7 @@ impl GroCoalescer {
                         });
                     }
                     ClientEvent::Fatal(error) => return Err(error.into()),
-                    // It opens no streams.
+                    // This shard opens no streams.
                     _ => {}
                 }
             }
@@ -119,7 +118,7 @@ impl GroCoalescer {
                 self.config = *config;
             }
             ClientMessage::Join(secret) => self.data_plane.connections.join(now, &secret),
-            // Only the first shard is told so.
+            // Only shard 0 receives it.
             ClientMessage::CarriedMtu(..) => {}
         }
         Ok(())

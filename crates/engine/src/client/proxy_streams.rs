@@ -1,4 +1,4 @@
-//! The streams that the tunnel has for the proxies of a client.
+//! The tunnel's streams and UDP flows, as the proxies use them.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::{
     splice::{ByteStreams, StreamRead},
 };
 
-/// Those of a connection.
+/// The streams of one connection.
 pub(super) struct ProxyStreams<'a>(pub(super) &'a mut Client);
 
 impl ByteStreams for ProxyStreams<'_> {
@@ -63,14 +63,14 @@ impl ProxyTunnel for ProxyStreams<'_> {
     }
 }
 
-/// Listens as configured.
+/// Opens the configured listeners.
 pub(super) fn listen(proxies: &Proxies, poller: &Poller) -> Result<Proxy<RelayId, UdpId>, EngineError> {
     let socks5 = proxies.socks5.iter().map(|local| (Protocol::Socks5, *local));
     let http = proxies.http.iter().map(|local| (Protocol::Http, *local));
     Proxy::bind(&socks5.chain(http).collect::<Vec<_>>(), poller)
 }
 
-/// What an event tells about streams; the others come back.
+/// The stream event in an event of the tunnel; other events are returned.
 pub(super) fn stream_event(event: ClientEvent) -> Result<StreamEvent<RelayId>, ClientEvent> {
     Ok(match event {
         ClientEvent::RelaysAllowed => StreamEvent::Allowed,

@@ -1,4 +1,4 @@
-//! What links have used of their quotas: counted all the time, kept in a file across restarts.
+//! Counts what links use of their quotas, and keeps the counts in a file across restarts.
 
 use std::{
     collections::BTreeMap,
@@ -15,19 +15,19 @@ use mpvpn_types::Duration;
 
 use crate::policies::{LinkMeters, LinkPolicies};
 
-/// How often it is looked whether a quota is used up.
+/// The interval of counting. Longer: a quota is exceeded by more. Shorter: wake-ups. Chosen.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
-/// The file is written no more often than this.
+/// The shortest interval of writing the file. Longer: a crash forgets more. Shorter: wear of flash memory. Chosen.
 const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The use of all links.
+/// The usage of all links.
 pub(super) struct Quotas {
-    /// `None`: they are forgotten at the end.
+    /// `None`: counts are not kept across restarts.
     file: Option<PathBuf>,
     used: BTreeMap<String, QuotaUsage>,
     meters: LinkMeters,
     events: EventSender,
-    /// What of each meter is in `used`.
+    /// The meter readings that are already in `used`.
     counted: BTreeMap<String, u64>,
     next_update: Instant,
     last_save: Instant,
@@ -36,7 +36,7 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Takes up what the file of the client `name` in `state_dir`, if there is one, tells.
+    /// Loads the counts of the client `name` from `state_dir`, if there is one.
     pub(super) fn load(
         now: Instant,
         state_dir: Option<&Path>,
@@ -58,13 +58,13 @@ impl Quotas {
         })
     }
 
-    /// When [`Self::look`] wants to be called.
+    /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Instant {
         self.next_update
     }
 
-    /// Counts anew, and notes in `policies` which quotas are used up; whether that has changed. `names`:
-    /// the links that there are.
+    /// Counts, and sets in `policies` which quotas are exhausted. Returns whether that changed. `names` are the
+    /// present links.
     pub(super) fn update<'a>(
         &mut self,
         now: Instant,
@@ -72,7 +72,7 @@ impl Quotas {
         names: impl Iterator<Item = &'a str>,
     ) -> bool {
         self.next_update = now + UPDATE_INTERVAL;
-        // A clock that stands before 1970 has no month to count for.
+        // A clock before 1970 counts as 1970.
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let mut changed = false;
         for name in names {
@@ -94,8 +94,7 @@ impl Quotas {
         let since = month.first.unix();
         let used = self.used.entry(name.to_owned()).or_insert(QuotaUsage { since, bytes: 0 });
         let old = *used;
-        // A clock that was put right may go back: what was counted then belongs to a month that is over
-        // only if that lies before this one.
+        // A corrected clock may go back: only an older period's count starts anew.
         if used.since < since {
             *used = QuotaUsage { since, bytes: 0 };
         }
@@ -116,12 +115,12 @@ impl Quotas {
         changed
     }
 
-    /// Bytes that a link has used since its month began.
+    /// Bytes that a link has used in the current period.
     pub(super) fn used(&self, name: &str) -> u64 {
         self.used.get(name).map_or(0, |used| used.bytes)
     }
 
-    /// Forgets what a link has used.
+    /// Resets a link's count.
     pub(super) fn reset(&mut self, name: &str) {
         if let Some(used) = self.used.get_mut(name) {
             used.bytes = 0;
@@ -129,7 +128,7 @@ impl Quotas {
         }
     }
 
-    /// Writes down what has not been yet.
+    /// Writes the counts if they changed.
     pub(super) fn save(&mut self) {
         let Some(file) = self.file.as_deref().filter(|_| self.dirty) else { return };
         match quota_usage::save(file, &self.used) {
@@ -138,7 +137,7 @@ impl Quotas {
                 self.save_failed = true;
                 tracing::warn!(
                     %error,
-                    "what the links have used cannot be kept: after a restart quotas count from less; \
+                    "cannot save the usage of links: after a restart quotas count from the last saved value; \
                      choose another folder with --state-dir"
                 );
             }

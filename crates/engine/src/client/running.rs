@@ -1,8 +1,8 @@
-//! The main thread of a running client: it moves events between the data plane, the other shards, the slow thread and what
-//! the client is for.
+//! The main thread of a client: it moves events between the data plane, the other shards, the slow thread, and the
+//! machine, app or proxies.
 //!
-//! In: events of the tunnel, messages of the other shards and of the slow thread, signals, orders of an app, time. Out: calls of
-//! these parts, each of which owns its state. Always holds: nothing here waits.
+//! In: events of the tunnel, messages of other shards and of the slow thread, signals, commands of an app, time. Out:
+//! calls of these parts, each of which owns its state. Always holds: nothing here blocks.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -34,10 +34,11 @@ use crate::{
     status,
 };
 
-/// How often a turn looks again whether streams have something to send.
+/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations for
+/// streams. Chosen.
 const MAX_TRANSMIT_ROUNDS: usize = 16;
 
-/// The main thread.
+/// The main thread's state.
 pub(crate) struct Running {
     pub(super) config: ClientConfig,
     pub(super) origin: ConfigSource<ClientOptions>,
@@ -47,15 +48,15 @@ pub(crate) struct Running {
     pub(super) slow: SlowThread,
     pub(super) events: EventSender,
     pub(super) link_use: LinkUse,
-    /// `None` where the server is an address.
+    /// `None` if the server is configured by address.
     pub(super) server_name: Option<ServerName>,
     pub(super) session: SessionState,
-    /// Dropped last, so that the ends of connections are written.
+    /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
 
 impl Running {
-    /// Runs until it is told to end, or going on makes no sense.
+    /// Runs until a signal or a command ends it, or an error that it cannot recover from.
     pub(super) fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
         let now = Instant::now();
         match self.config.server.ip() {
@@ -103,7 +104,7 @@ impl Running {
                 return Ok(());
             }
             if self.handle_shard_events(event_loop)? {
-                // The reason comes out when the threads are joined.
+                // `end` returns the reason when it joins the threads.
                 return Ok(());
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
@@ -112,7 +113,7 @@ impl Running {
         }
     }
 
-    /// Has the server's name resolved, again and again while the server is not reached.
+    /// Resolves the server's name when due, while the server is not reached.
     fn resolve_server_name(&mut self, now: Instant) {
         let reached = self.data_plane.connections.default_client().reaches_server();
         if self.server_name.as_mut().is_some_and(|name| name.update(now, reached)) {
@@ -131,11 +132,11 @@ impl Running {
         self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))
     }
 
-    /// Sends what is to be sent, and acts on what has happened; whether there is more of that.
+    /// Sends what is due and handles events, alternately. Returns whether there is more to do.
     fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, EngineError> {
         for _ in 0..MAX_TRANSMIT_ROUNDS {
             self.data_plane.transmit(event_loop, now);
-            // Streams that have room again are filled, as long as the paths take it.
+            // Streams that accept bytes again are filled, as long as the paths send.
             if !self.apply_events(event_loop, now)? {
                 return Ok(false);
             }
@@ -143,7 +144,7 @@ impl Running {
         Ok(true)
     }
 
-    /// Handles the sockets of apps that have become ready, and time that has passed.
+    /// Handles ready sockets of the proxies' apps, and their timers.
     fn serve_proxy_clients(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let Some(proxy) = self.kind.proxy_mut() else { return };
         let apps = &mut ProxyStreams(self.data_plane.connections.default_client_mut());
@@ -155,7 +156,7 @@ impl Running {
         }
     }
 
-    /// Acts on what the other shards say; whether one of them has ended.
+    /// Handles messages of the other shards. Returns whether a shard has ended.
     fn handle_shard_events(&mut self, event_loop: &EventLoop) -> Result<bool, EngineError> {
         let mut ended = false;
         while let Some(news) = self.shards.next() {
@@ -171,14 +172,14 @@ impl Running {
                     self.divide_link_rates();
                 }
                 ShardEvent::Ended => ended = true,
-                // Only the first shard says so.
+                // Only shard 0 sends the other messages.
                 ShardEvent::Specific(_) => {}
             }
         }
         Ok(ended)
     }
 
-    /// Has the kernel put packets into this shard's queue, or only into those of others.
+    /// Attaches or detaches this shard's TUN queue.
     fn attach(&mut self, event_loop: &EventLoop) -> Result<(), EngineError> {
         self.data_plane.attach(event_loop, self.session.accepts_packets())
     }
@@ -220,8 +221,7 @@ impl Running {
         Ok(())
     }
 
-    /// Reads the configuration again: how links are used and the classes count at once, and what was said at run time no
-    /// more.
+    /// Reads the configuration again. Link settings and classes apply at once; run-time changes are dropped.
     pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         let reloaded = new.map(|new| self.config.apply_reload(new));
@@ -238,7 +238,7 @@ impl Running {
         reloaded
     }
 
-    /// Has a link used in another way, until this process ends.
+    /// Changes how a link is used, until the process ends or reloads.
     pub(crate) fn change_link(
         &mut self,
         now: Instant,
@@ -270,7 +270,7 @@ impl Running {
         self.data_plane.set_policies(now, policies);
     }
 
-    /// Looks what the links carry, where it is time.
+    /// Updates quotas and pipes that are due.
     fn update_link_use(&mut self, now: Instant) {
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
@@ -281,7 +281,7 @@ impl Running {
         }
     }
 
-    /// Other quotas may count now.
+    /// Checks quotas again, after settings changed.
     fn update_quotas(&mut self, now: Instant) {
         let mut policies = self.data_plane.policies.clone();
         if self.link_use.update_quotas(now, &mut policies, &self.data_plane.sockets.links) {
@@ -289,7 +289,7 @@ impl Running {
         }
     }
 
-    /// What a link may carry is for all connections together.
+    /// Divides the configured rates among the connections.
     fn divide_link_rates(&mut self) {
         let mut policies = self.data_plane.policies.clone();
         if policies.set_connection_count(self.session.connections()) {
@@ -297,7 +297,7 @@ impl Running {
         }
     }
 
-    /// What this shard alone knows.
+    /// Shard 0's part of the status.
     pub(crate) fn status(&mut self, now: Instant) -> Status {
         let mut status = self.data_plane.status(now, &self.config, ConnectionNumber::INITIAL);
         for link in &mut status.links {
@@ -308,7 +308,7 @@ impl Running {
         status
     }
 
-    /// The flows of this shard alone: those of the TUN or of the proxies.
+    /// Shard 0's flows: those of its TUN queue, or of the proxies.
     pub(crate) fn flows(&self, now: Instant) -> FlowList {
         match self.kind.proxy() {
             Some(proxy) => flows::connection_flows(now, Role::Client, proxy.flows()),
@@ -316,10 +316,10 @@ impl Running {
         }
     }
 
-    /// Answers who asked, once every shard has reported.
+    /// Answers requests for which all shards have reported.
     fn answer_api(&mut self, now: Instant) {
         self.shards.answer(now, |mut reports| {
-            // This shard has reported first.
+            // Shard 0's report comes first.
             let members = reports.split_off(1);
             let mut status = reports.remove(0);
             for report in members {
@@ -329,7 +329,7 @@ impl Running {
         });
     }
 
-    /// Acts on what has happened; whether anything has to streams, which then may have something to send.
+    /// Handles the tunnel's events. Returns whether any concerned streams, which may then have bytes to send.
     pub(crate) fn apply_events(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, EngineError> {
         let mut has_stream_events = false;
         while let Some((flow, payload)) = self.data_plane.connections.default_client_mut().poll_udp() {
@@ -393,7 +393,7 @@ impl Running {
                     self.data_plane.transmit(event_loop, now);
                     return Err(error.into());
                 }
-                // SignalRequest above.
+                // Stream events were handled above.
                 _ => {}
             }
         }
@@ -418,7 +418,7 @@ impl Running {
         self.kind.configure(&self.config, self.session.mtu())
     }
 
-    /// Says good-bye to the server and takes back what was changed.
+    /// Closes the connections and undoes changes to the machine.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
         let shards = self.shards.end();
         if let Some(proxy) = self.kind.proxy_mut() {

@@ -1,34 +1,35 @@
-//! When the server's name is resolved, and what becomes of the answer.
+//! Decides when to resolve the server's name, and whether the result changes anything.
 //!
-//! In: whether the server is reached, and what the resolver found. Out: when to ask it, and the addresses to use if
-//! they are others than before. While the server is reached nobody asks, so a name server that fails, or that names
-//! another address each time, never harms a tunnel that works.
+//! In: whether the server is reached, and results of the resolver. Out: when to query, and new addresses. Always
+//! holds: no query while the server is reached, so a failing name server, or one that returns another address each
+//! time, never disturbs a working tunnel.
 
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_types::Duration;
 
-/// The first question is repeated after this time; the pause doubles with each further one.
+/// The delay before the second query; it doubles with each further query up to the maximum. Shorter: load on name
+/// servers. Longer: a server that moved is found later. Chosen.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// A tunnel that worked for this long has earned short pauses.
+/// A tunnel that worked for this long resets the delay. Shorter: a flapping tunnel queries often. Chosen.
 const REACHED_BEFORE_RESET: Duration = Duration::from_secs(30);
 
-/// The questions about one name.
+/// The state of resolving one name.
 #[derive(Debug, Default)]
 pub(super) struct ServerName {
-    /// What is used now.
+    /// The addresses in use.
     addresses: Vec<SocketAddr>,
-    /// The resolver has been asked and has not answered.
+    /// Whether a query is pending.
     query_pending: bool,
-    /// The next question, if the server is not reached by then.
+    /// When to query next if the server is not reached by then.
     next_query_at: Option<Instant>,
     retry_delay: Option<Duration>,
     reached_since: Option<Instant>,
 }
 
 impl ServerName {
-    /// Whether the resolver is to be asked now.
+    /// Whether to query now.
     pub(super) fn update(&mut self, now: Instant, reached: bool) -> bool {
         if reached {
             let since = *self.reached_since.get_or_insert(now);
@@ -46,24 +47,24 @@ impl ServerName {
         true
     }
 
-    /// When [`Self::look`] wants to be called.
+    /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.next_query_at.filter(|_| !self.query_pending && self.reached_since.is_none())
     }
 
-    /// Takes the answer; `None`: there was none. The addresses to use from now on, where they are others than before:
-    /// those that are new come first, because the old ones did not help.
+    /// Handles the result of a query; `None` if it failed. Returns the addresses to use if they have changed, new
+    /// ones first, because the old ones did not work.
     pub(super) fn on_resolved(
         &mut self,
         now: Instant,
         found: Option<Vec<SocketAddr>>,
     ) -> Option<Vec<SocketAddr>> {
         self.query_pending = false;
-        // A resolver that takes long to answer is not asked again at once.
+        // After a slow answer, the next query waits, too.
         self.next_query_at = self.next_query_at.max(Some(now + INITIAL_RETRY_DELAY));
         let Some(mut found) = found else {
             if self.addresses.is_empty() {
-                // Without any address nothing else can be tried: a network that comes shall not wait long.
+                // Without any address there is nothing else to try, so keep the delay short.
                 (self.retry_delay, self.next_query_at) = (None, Some(now + INITIAL_RETRY_DELAY));
             }
             return None;
@@ -88,7 +89,7 @@ mod tests {
         list.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// Plays `seconds` with a resolver that answers at once; when it was asked.
+    /// Simulates `seconds` with a resolver that answers at once; returns the seconds of the queries.
     fn query_times(
         name: &mut ServerName,
         begin: Instant,
@@ -116,7 +117,7 @@ mod tests {
             query_times(&mut name, begin, 40, true, &["192.0.2.1:443"]).is_empty(),
             "it works: nobody asks"
         );
-        // After a calm time the first question comes at once again.
+        // After a working time the first query is immediate again.
         assert_eq!(query_times(&mut name, begin + S * 40, 10, false, &["192.0.2.1:443"]), [0, 2, 6]);
     }
 

@@ -1,20 +1,20 @@
-//! What the first shard of a client knows of the session and of the connections that carry it.
+//! Shard 0's view of the session and of the connections that carry it.
 
 use std::collections::BTreeMap;
 
 use mpvpn_tunnel::ConnectionNumber;
 
-/// Bytes of the largest packet before anything is known: what IPv6 needs (RFC 8200 §5).
+/// The MTU before anything is known (bytes): the minimum of IPv6 (RFC 8200 §5).
 const INITIAL_MTU: u32 = 1280;
 
 /// The state of the session.
 #[derive(Debug)]
 pub(super) struct SessionState {
     is_up: bool,
-    /// How often the session was resumed, as last reported.
+    /// The number of resumptions that was last reported.
     resumed: u32,
     mtu: u32,
-    /// Other shards' connections that carry packets, and the largest they can (bytes).
+    /// The MTU (bytes) of other shards' connections that carry packets.
     mtu_by_member: BTreeMap<ConnectionNumber, usize>,
 }
 
@@ -25,17 +25,17 @@ impl Default for SessionState {
 }
 
 impl SessionState {
-    /// This shard's connection stands, or not any more.
+    /// Sets whether shard 0's connection works.
     pub(super) fn set_up(&mut self, is_up: bool) {
         self.is_up = is_up;
     }
 
-    /// The largest packet (bytes) that this shard's connection carries.
+    /// Sets the MTU (bytes) of shard 0's connection.
     pub(super) fn set_mtu(&mut self, mtu: u32) {
         self.mtu = mtu;
     }
 
-    /// Another shard's connection carries packets up to this size (bytes), or none.
+    /// Sets the MTU (bytes) of another shard's connection, or that it carries no packets.
     pub(super) fn set_carried(&mut self, member: ConnectionNumber, mtu: Option<usize>) {
         match mtu {
             Some(mtu) => self.mtu_by_member.insert(member, mtu),
@@ -43,22 +43,22 @@ impl SessionState {
         };
     }
 
-    /// The largest packet (bytes) of the tunnel: any packet may meet any shard.
+    /// The tunnel's MTU (bytes): the smallest of all shards, because any shard may get any packet.
     pub(super) fn mtu(&self) -> u32 {
         self.mtu_by_member.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32))
     }
 
-    /// Whether this shard is to have packets: while it has no connection and another has, all flows go there.
+    /// Whether shard 0's queue is attached: not while its connection is down and another shard's works.
     pub(super) fn accepts_packets(&self) -> bool {
         self.is_up || self.mtu_by_member.is_empty()
     }
 
-    /// Connections that share the links.
+    /// The number of connections that share the links' rates.
     pub(super) fn connections(&self) -> usize {
         1 + self.mtu_by_member.len()
     }
 
-    /// Whether the session was resumed since the last call, by how often it was in all.
+    /// Whether the session was resumed since the last call; `resumed` is the total number of resumptions.
     pub(super) fn is_resumed(&mut self, resumed: u32) -> bool {
         std::mem::replace(&mut self.resumed, resumed) != resumed
     }

@@ -1,7 +1,7 @@
-//! The sockets of one shard of a client, one a link, and when the links are to be looked at anew.
+//! The sockets of one shard of a client, one per link, class and pipe, and when the links must be rescanned.
 //!
-//! In: datagrams of the kernel and of the tunnel. Out: the same, to the other one. Always holds: nothing is sent through a
-//! link that cannot carry packets.
+//! In: datagrams from the kernel and from the tunnel. Out: the same to the other side. Always holds: nothing is sent
+//! through a link that is down.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ use crate::{
     policies::Direction,
 };
 
-/// The links are looked at anew this long after news that may not be complete: a new interface has its addresses and
-/// routes by then, and a shorter time may come before them.
+/// The delay of a second rescan after a kernel event: a new interface may get its addresses and routes only after the
+/// event. Shorter: the rescan may come too early. Longer: a link is used later. Chosen.
 const RESCAN_DELAY: Duration = Duration::from_millis(500);
 
 /// The links of a shard with their sockets.
@@ -33,8 +33,8 @@ impl LinkSockets {
         Self { links, buffers: DatagramBuffers::new(), rescan_at: None }
     }
 
-    /// Sends what waited for a socket that has room again, and receives what has come. `after` is called where a batch
-    /// ends.
+    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
+    /// batch.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
@@ -66,14 +66,14 @@ impl LinkSockets {
         }
     }
 
-    /// Sends all that there is to send.
+    /// Sends everything that is due.
     pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, connections: &mut ClassConnections) {
         let (links, rescan_at) = (&mut self.links.links, &mut self.rescan_at);
         let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             let Some(id) = link_id(transmit) else { return };
-            // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
-            // back hold everything for up to a second, until it asks again.
+            // Over a link without carrier the kernel would only send neighbour solicitations in vain, and then hold
+            // packets for up to a second after the link returns.
             let Some(link) = links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
             let Some(socket) = &mut link.socket else { return };
             let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));
@@ -81,13 +81,13 @@ impl LinkSockets {
             if socket.send(poller, FIRST_SOCKET_TOKEN + u64::from(id.0), transmit, data, None)
                 == SendOutcome::LinkDown
             {
-                // The news will say why; if there is none, look.
+                // A kernel event should explain it; if none comes, rescan.
                 rescan_at.get_or_insert(now + RESCAN_DELAY);
             }
         });
     }
 
-    /// Sends it without keeping anything for later: this process is about to end.
+    /// Sends without queueing, because this process is about to end.
     pub(super) fn transmit_last(&mut self, now: Instant, connections: &mut ClassConnections) {
         let links = &self.links.links;
         let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
@@ -99,12 +99,12 @@ impl LinkSockets {
         });
     }
 
-    /// The links are to be looked at anew at this time, or a little later.
+    /// Schedules a rescan.
     pub(super) fn rescan_at(&mut self, at: Instant) {
         self.rescan_at = Some(at);
     }
 
-    /// The news about links may not be complete: they are to be looked at again soon.
+    /// Schedules a rescan after [`RESCAN_DELAY`].
     pub(super) fn rescan_soon(&mut self, now: Instant) {
         self.rescan_at(now + RESCAN_DELAY);
     }
@@ -114,7 +114,7 @@ impl LinkSockets {
         self.rescan_at
     }
 
-    /// Whether the links are to be looked at anew now; true once for each time.
+    /// Whether a rescan is due; true once for each.
     pub(super) fn is_rescan_due(&mut self, now: Instant) -> bool {
         self.rescan_at.take_if(|at| *at <= now).is_some()
     }

@@ -1,4 +1,4 @@
-//! Makes a client of its parts: the links, the connections, and the shards beside the first.
+//! Makes a client: the links, the connections, and the other shards.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -22,7 +22,7 @@ use super::{
     events::ShardEvents,
     kind::ClientKind,
     link_use::LinkUse,
-    other_shard::{FirstShard, GroCoalescer},
+    other_shard::{FirstShard, JoinedShard},
     quotas::Quotas,
     random,
     server_name::ServerName,
@@ -39,36 +39,36 @@ use crate::{
     tcp_transport::connection::TcpTransportConfig,
 };
 
-/// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
+/// The path of CONNECT-IP requests (RFC 9484 §3, both variables `*`).
 pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
-/// Inside TCP a larger UDP payload (bytes) costs less of a slow link, and makes what comes next wait there: this one for 5 ms
-/// at 10 Mbit/s.
+/// The largest UDP payload inside TCP (bytes). Larger: fewer TLS records and headers, but the packet behind waits
+/// longer: 5 ms at 10 Mbit/s for this value.
 const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
 
-/// What is different between the kinds of a client.
+/// What differs between the kinds of clients.
 pub(super) struct ClientParts {
     pub(super) kind: ClientKind,
-    /// Where packets come from, one a shard; none at a client for proxies.
+    /// The packet devices, one per shard; none for proxies.
     pub(super) queues: Vec<Devices>,
     pub(super) socket_options: LinkSocketOptions,
-    /// For what has to survive a restart.
+    /// The folder for state that survives restarts.
     pub(super) state_dir: Option<PathBuf>,
 }
 
-/// What all shards are made of.
+/// What all shards share.
 struct ShardParts {
     config: ClientConfig,
     socket_options: LinkSocketOptions,
     classes: Classes,
     connection_factory: ConnectionFactory,
     meters: LinkMeters,
-    /// `None` where there is no thread for TCP.
+    /// `None` if there is no slow thread, on which TCP would run.
     tcp: Option<Arc<TcpTransportConfig>>,
     events: EventSender,
 }
 
 impl ShardParts {
-    /// What a shard does with its packets.
+    /// The parts of one shard's data plane.
     fn data_plane_parts(&self, shard: u8, event_loop: &EventLoop) -> DataPlaneParts {
         let classes = self.classes.clone();
         let setups = self.connection_factory.connections(&self.config, &classes, shard);
@@ -99,7 +99,7 @@ impl ShardParts {
         )
     }
 
-    /// Starts the shards beside the first.
+    /// Starts the shards 1 and up.
     fn start_others(&self, first: &mut FirstShard, queues: Vec<Devices>) -> Result<(), EngineError> {
         for (shard, devices) in (1..).zip(queues) {
             let Some(member) = ConnectionNumber::of(shard, ClassId::DEFAULT) else { break };
@@ -115,7 +115,7 @@ impl ShardParts {
             )?;
             let first_shard = first.add(event_loop.wake.clone());
             let joined_shard =
-                GroCoalescer { member, config: self.config.clone(), data_plane, first: first_shard };
+                JoinedShard { member, config: self.config.clone(), data_plane, first: first_shard };
             first.start(shard, move || joined_shard.run(&mut event_loop))?;
         }
         Ok(())
@@ -123,7 +123,7 @@ impl ShardParts {
 }
 
 impl Running {
-    /// A client that has not begun to connect.
+    /// A client that has not connected yet.
     pub(super) fn new(
         (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
         event_loop: &EventLoop,

@@ -1,8 +1,8 @@
-//! By which way the packets of each link travel, and the TCP connections of those where UDP does not get through.
+//! Chooses between UDP and TCP for each link, and manages the TCP connections where the network blocks UDP.
 //!
-//! In: what the tunnel hears over the links, what the kernel says about them, news of connections. Out: connections that are
-//! made and given up, and links of the tunnel (the pipe [`LinkId::TCP_PATH_INDEX`]) that come and go with them. Always holds: each shard
-//! decides for itself; nothing here waits.
+//! In: what the tunnel hears over the links, the kernel's view of them, events of TCP connections. Out: TCP
+//! connections, and paths of the tunnel ([`LinkId::TCP_PATH_INDEX`]) that come and go with them. Always holds: each
+//! shard decides for itself; nothing here blocks.
 
 use std::{
     collections::BTreeMap,
@@ -30,12 +30,13 @@ use crate::{
     },
 };
 
-/// Links are looked at no more often than this, unless it is time for something.
+/// The shortest interval of updates, except for due timers. Shorter: processor time in each iteration. Longer: a
+/// silent UDP path is noticed later. Chosen; a tenth of the time after which TCP is tried.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How the links of a shard travel.
+/// The transports of all links of a shard.
 pub(crate) struct LinkTransports {
-    /// `None` where there is no thread for TCP.
+    /// `None` if there is no slow thread, on which TCP would run.
     tcp_config: Option<Arc<TcpTransportConfig>>,
     links: BTreeMap<LinkId, LinkTransport>,
     event_sender: Sender<(LinkId, u64, ConnectionEvent)>,
@@ -43,48 +44,48 @@ pub(crate) struct LinkTransports {
     wake: PollWaker,
     shard: u8,
     events: EventSender,
-    /// When they were looked at, and when they are to be.
+    /// When the last update was, and when the next one is due.
     last_update: Instant,
     next_update: Option<Instant>,
-    /// Numbers of attempts.
+    /// Numbers the connection attempts.
     attempts: u64,
 }
 
-/// One link.
+/// The transport of one link.
 struct LinkTransport {
     judge: TransportSelector,
-    /// Which way it was when the tunnel was told.
+    /// The state last reported to the tunnel: the transport, and whether UDP is allowed.
     reported: Option<(PrimaryTransport, bool)>,
     connection: Option<(u64, TcpConnection)>,
     attempt: Option<(u64, TcpConnection)>,
     established: Option<EstablishedConnection>,
-    /// The pipes of the connection, in the order of its sockets.
+    /// The paths inside the TCP connection, in the order of its sockets.
     pipes: Vec<LinkId>,
     sockets: LoopbackSockets,
-    /// The tunnel knows that its packets can go there.
+    /// Whether the tunnel knows that the TCP paths are up.
     is_reported_up: bool,
     failures: u32,
 }
 
-/// What the tunnel is to hear, in this order.
+/// A change that the tunnel must apply, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransportChange {
-    /// The pipes of a link are used in another way.
+    /// The policies of a link's paths have changed.
     PolicyChanged(LinkId),
-    /// Packets can go by this pipe, which they enter there.
+    /// The path is up; its packets go to this address on the loopback.
     Up(LinkId, SocketAddr),
-    /// They cannot.
+    /// The path is down.
     Down(LinkId),
-    /// There is no such pipe any more.
+    /// The path does not exist any more.
     Removed(LinkId),
 }
 
-/// How a pipe is to be used compared with those of the other kind.
+/// How a link's paths of one transport are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathUse {
-    /// As its link.
+    /// As the link's tier says.
     Primary,
-    /// While the others do not work.
+    /// As a backup for the other transport.
     Spare,
     /// Not at all.
     Never,
@@ -115,7 +116,7 @@ impl LinkTransport {
 }
 
 impl LinkTransport {
-    /// What the tunnel is to hear of the connection.
+    /// The changes that a link's TCP connection causes.
     fn report_connection(
         &mut self,
         now: Instant,
@@ -175,7 +176,7 @@ impl LinkTransports {
         }
     }
 
-    /// What a pipe may be used for, if its link may be used so.
+    /// The policy of a path, from the policy of its link.
     pub(super) fn policy(&self, id: LinkId, link: LinkPolicy, wanted: Transport) -> LinkPolicy {
         let first = if wanted == Transport::Tcp && !id.is_tcp() { PathUse::Never } else { PathUse::Primary };
         let tier =
@@ -188,7 +189,7 @@ impl LinkTransports {
         LinkPolicy { tier, ..link }
     }
 
-    /// A link is in another network, or has come back.
+    /// A link has changed its network, or has come back.
     pub(super) fn network_changed(&mut self, now: Instant, uplink: LinkId) {
         if let Some(transport) = self.links.get_mut(&uplink) {
             transport.judge.on_network_changed(now);
@@ -196,12 +197,12 @@ impl LinkTransports {
         }
     }
 
-    /// When [`Self::look`] wants to be called.
+    /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.next_update
     }
 
-    /// Looks at all links, if it is time; what comes of it. To be called at every turn.
+    /// Updates all links that are due; returns the changes. Called in every iteration.
     pub(super) fn update(
         &mut self,
         event_loop: &EventLoop,
@@ -267,12 +268,12 @@ impl LinkTransports {
         changes
     }
 
-    /// Through a proxy the server is reached also where nobody here knows its address.
+    /// Whether a link is usable without a known server address: through a proxy, which resolves the name.
     fn is_usable_through_proxy(&self, ready: bool) -> bool {
         ready && self.tcp_config.as_ref().is_some_and(|tcp_config| tcp_config.has_proxy())
     }
 
-    /// Takes the news of connections; whether there are any.
+    /// Handles events of TCP connections. Returns whether there were any.
     fn handle_connection_events(&mut self, now: Instant, links: &Links) -> bool {
         let mut any = false;
         while let Ok((id, number, connection_event)) = self.connection_events.try_recv() {
@@ -343,13 +344,14 @@ impl LinkTransports {
         transport.pipes = sockets.into_iter().map(|(id, _)| id).collect();
         let (event_sender, wake) = (self.event_sender.clone(), self.wake.clone());
         let event_sender = move |connection_event| {
-            // A data plane that has ended needs no news.
+            // A data plane that has ended needs no events.
             let _ = event_sender.send((id, number, connection_event));
             wake.wake();
         };
         let previous = transport.connection.as_ref().map(|(_, connection)| connection.abort_handle());
         if previous.is_some() {
-            // It has gone silent: what fails next may need plain TCP.
+            // The old connection is silent, so the network may have a problem with Multipath TCP: a failure counts as
+            // a second attempt.
             transport.failures += 1;
         }
         transport.attempt = Some((number, TcpConnection::start(tcp_config, request, previous, event_sender)));
@@ -363,7 +365,7 @@ impl LinkTransports {
         links.close_tcp_sockets(id).into_iter().map(TransportChange::Removed).collect()
     }
 
-    /// Connections with other classes than there are now are made anew.
+    /// Closes connections made for other classes; they are made anew.
     pub(super) fn classes_changed(&mut self, now: Instant) {
         for transport in self.links.values_mut() {
             if transport.established.take().is_some() {
@@ -374,17 +376,17 @@ impl LinkTransports {
         self.next_update = Some(now);
     }
 
-    /// The TCP connection of a link, if it stands.
+    /// The TCP connection of a link, if it is established.
     pub(crate) fn established(&self, uplink: LinkId) -> Option<&EstablishedConnection> {
         self.links.get(&uplink)?.established.as_ref()
     }
 
-    /// What there is to say about the way of a link; empty where that is UDP, as it should.
+    /// Why a link uses its transport; empty for UDP by default.
     pub(crate) fn reason(&self, now: Instant, uplink: LinkId) -> String {
         self.links.get(&uplink).map_or(String::new(), |transport| transport.judge.explanation(now))
     }
 
-    /// Good-byes have been sent: lets them leave.
+    /// Waits until the last packets have left through TCP connections.
     pub(super) fn end(&self) {
         if self.links.values().any(|transport| transport.established.is_some()) {
             std::thread::sleep(CLOSE_LINGER);

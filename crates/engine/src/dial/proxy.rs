@@ -1,4 +1,4 @@
-//! Asking an HTTP proxy for a connection to the server (CONNECT, RFC 9110, section 9.3.6).
+//! Asks an HTTP proxy for a connection to the server (CONNECT, RFC 9110 §9.3.6).
 
 use std::io;
 
@@ -7,41 +7,41 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::ProxyTarget;
 
-/// Longest head of an answer (bytes).
+/// The largest head of a response (bytes).
 const MAX_HEAD_BYTES: usize = 8 << 10;
-/// Fields in it at most.
+/// The largest number of fields in it.
 const MAX_FIELDS: usize = 64;
-/// Characters of what a proxy says that are repeated.
+/// Characters of the proxy's reason phrase that are shown.
 const MAX_REASON_CHARS: usize = 60;
 
-/// Why a proxy does not help.
+/// Why a proxy gives no connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
-    /// 407, and nobody said who asks.
-    #[error("the proxy wants to know who asks (407): give --via http://USER:PASSWORD@PROXY:PORT")]
+    /// 407 without configured credentials.
+    #[error("the proxy requires credentials (407): give --via http://USER:PASSWORD@PROXY:PORT")]
     CredentialsMissing,
-    /// 407, or as some say instead 401.
+    /// 407, or 401 from some proxies, with configured credentials.
     #[error("the proxy does not accept this name and password ({0}): check those in --via")]
     CredentialsRefused(u16),
     /// 403.
     #[error(
-        "the proxy forbids connections to {0} (403): ask who runs it to allow them, or use port 443 at the server"
+        "the proxy forbids connections to {0} (403): ask its operator to allow them, or use port 443 at the server"
     )]
     Forbidden(ServerAddr),
-    /// Anything else but success.
-    #[error("the proxy gives no connection to {server}: it says {status} {reason}")]
+    /// Any other status that is not 2xx.
+    #[error("the proxy refuses a connection to {server}: {status} {reason}")]
     Status {
-        /// What it was asked for.
+        /// The target of the request.
         server: ServerAddr,
         /// The status code.
         status: u16,
-        /// Its words, safe to print.
+        /// The reason phrase, reduced to printable characters.
         reason: String,
     },
-    /// What came is no answer of an HTTP proxy.
-    #[error("what the proxy answers is not HTTP/1.1: it may be a proxy of another kind")]
+    /// The response is not HTTP/1.
+    #[error("the response of the proxy is not HTTP/1.1: it may be a proxy of another kind")]
     NotHttp,
-    /// It ended the connection.
+    /// The proxy closed the connection.
     #[error("the proxy ended the connection without an answer")]
     Closed,
     /// The connection broke.
@@ -49,7 +49,7 @@ pub(crate) enum ProxyError {
     Broken(#[from] io::Error),
 }
 
-/// Asks for a connection to the server, which `stream` is afterwards.
+/// Sends CONNECT on `stream`, which afterwards leads to the server.
 pub(super) async fn send_connect<S>(stream: &mut S, proxy_target: &ProxyTarget) -> Result<(), ProxyError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -73,7 +73,7 @@ where
     }
 }
 
-/// What an answer means; `None` if there is more of it to come.
+/// The meaning of a response; `None` if it is incomplete.
 fn parse_response(head: &[u8], proxy_target: &ProxyTarget) -> Option<Result<(), ProxyError>> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut answer = httparse::Response::new(&mut fields);
@@ -84,9 +84,9 @@ fn parse_response(head: &[u8], proxy_target: &ProxyTarget) -> Option<Result<(), 
     };
     let (status, reason) = (answer.code.unwrap_or_default(), answer.reason.unwrap_or_default());
     Some(match status {
-        // Others may follow (RFC 9110, section 15.2).
+        // The final response follows (RFC 9110 §15.2).
         100..200 => return parse_response(&head[length..], proxy_target),
-        // The server says nothing before its client does, so nothing can follow.
+        // A TLS server waits for its client, so no bytes can follow.
         200..300 if head.len() == length => Ok(()),
         200..300 => Err(ProxyError::NotHttp),
         401 | 407 if proxy_target.credentials.is_some() => Err(ProxyError::CredentialsRefused(status)),
@@ -111,7 +111,7 @@ mod tests {
         ProxyTarget { server: "vpn.example:443".parse().unwrap(), credentials: via.credentials }
     }
 
-    /// What comes of an answer that arrives in these pieces, and what was asked.
+    /// Returns the result of a response that arrives in these pieces, and the request that was sent.
     fn ask_proxy(via: &str, pieces: &[&str]) -> (Result<(), ProxyError>, String) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {

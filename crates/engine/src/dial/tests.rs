@@ -14,17 +14,17 @@ use rustls::{ServerConnection, StreamOwned};
 
 use super::*;
 
-/// Longer than any step takes on this machine.
+/// Longer than any step takes on the loopback.
 const STEP: Duration = Duration::from_secs(10);
 
-/// A server of HTTP/2, as far as TLS goes, and how a client recognises it.
+/// A TLS server with ALPN h2, and how a client verifies it.
 struct Server {
     address: SocketAddr,
     trust: Trust,
     _home: tempfile::TempDir,
 }
 
-/// What the server speaks.
+/// The server's ALPN.
 #[derive(Clone, Copy, PartialEq)]
 enum Speaks {
     Http2,
@@ -39,7 +39,7 @@ fn server(speaks: Speaks) -> Server {
     let config = Arc::new(tls::server_config(&identity, &[], alpn).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // It ends with the process; nothing waits for it.
+    // Ends with the process.
     thread::spawn(move || {
         for peer in listener.incoming() {
             let peer = peer.unwrap();
@@ -49,7 +49,7 @@ fn server(speaks: Speaks) -> Server {
             }
             let mut stream = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), peer);
             let mut word = [0; 4];
-            // A client that refuses the certificate leaves.
+            // A client that refuses the certificate closes.
             if stream.read_exact(&mut word).is_ok() {
                 stream.write_all(&word).unwrap();
             }
@@ -89,7 +89,7 @@ fn failure(what: &DialOptions) -> DialError {
     run(dial(what)).expect_err("no connection")
 }
 
-/// A proxy that says this to one client and takes it to where it wants, if that is a success.
+/// A proxy that sends this response to one client, and relays to `server` if it is a success.
 fn proxy(answer: &'static str, server: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -122,7 +122,7 @@ fn a_server_is_reached_and_what_is_written_arrives() {
         assert_eq!(&word, b"ping");
         assert_eq!((connected.peer, connected.proxy), (server.address, None));
         assert_eq!(connected.local.ip(), server.address.ip());
-        // The listener here knows TCP only, whatever this kernel does.
+        // The listener here does TCP only, whatever the kernel supports.
         assert!(!matches!(connected.multipath, MptcpState::Active(_)));
         assert!(connected.tls > Duration::ZERO && connected.connect < STEP);
     });
@@ -193,7 +193,7 @@ fn what_gets_no_answer_is_tried_by_as_many_sockets_as_are_allowed() {
         run(async {
             let full = tokio::net::TcpSocket::new_v4().unwrap();
             full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-            // Who comes when others wait already is not answered.
+            // Connections beyond the backlog are not answered.
             let full = full.listen(0).unwrap();
             let address = full.local_addr().unwrap();
             let mut waiting = Vec::new();

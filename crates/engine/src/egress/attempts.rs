@@ -1,8 +1,8 @@
-//! Connecting to a host that has several addresses ("happy eyeballs", RFC 8305).
+//! Connects to a host that has several addresses ("happy eyeballs", RFC 8305).
 //!
-//! In: the addresses, time, and which attempt has come to an end. Out: the connection that stands first, or why there is
-//! none. Always holds: families take turns, IPv6 first; the next attempt begins 250 ms after the one before, or as soon
-//! as that has failed; an attempt beside others counts like a connection of its own, so descriptors stay bounded.
+//! In: addresses, time, and results of attempts. Out: the first established connection, or why there is none. Always
+//! holds: address families alternate, IPv6 first; the next attempt starts 250 ms after the one before, or as soon as
+//! that has failed; each concurrent attempt counts in the budget like a connection, so descriptors stay bounded.
 
 use std::{
     collections::VecDeque,
@@ -22,18 +22,18 @@ use super::budget::Permit;
 
 /// The recommended "Connection Attempt Delay" (RFC 8305 §8).
 const CONNECTION_ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// Addresses of a host that are tried.
+/// Addresses of a host that are tried. More: longer until the failure. Chosen.
 const MAX_ADDRESSES: usize = 8;
 
-/// The attempts for one connection.
+/// The attempts for one relay.
 pub(super) struct Attempts {
-    /// Not yet tried.
+    /// Addresses not tried yet.
     remaining: VecDeque<SocketAddr>,
     in_progress: Vec<Attempt>,
     started: u8,
-    /// When the next one begins, if there is one left.
+    /// When the next attempt starts, if an address is left.
     next_attempt_at: Instant,
-    /// What says most of those that have failed.
+    /// The most specific failure so far.
     failure: Option<(ProxyError, String)>,
 }
 
@@ -41,20 +41,20 @@ struct Attempt {
     number: u8,
     to: SocketAddr,
     socket: TcpSocket,
-    /// What it has beside that of the relay.
+    /// Its permit, if it does not use the relay's own.
     extra_permit: Option<Permit>,
 }
 
-/// How it stands.
+/// The state of all attempts.
 pub(super) enum AttemptsState {
-    /// Nothing is decided.
+    /// An attempt runs, or an address is left.
     InProgress,
-    /// No address is left.
+    /// All addresses have failed.
     Failed(ProxyError, String),
 }
 
 impl Attempts {
-    /// For addresses in the order of the resolver. The first attempt begins with [`Self::advance`].
+    /// For addresses in the resolver's order. [`Self::advance`] starts the first attempt.
     pub(super) fn new(now: Instant, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self {
             remaining: interleaved(addresses),
@@ -65,13 +65,13 @@ impl Attempts {
         }
     }
 
-    /// When [`Self::advance`] wants to be called.
+    /// When [`Self::advance`] must be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         (!self.remaining.is_empty()).then_some(self.next_attempt_at)
     }
 
-    /// Begins the next attempt if it is due, or if no other stands. `permit` is what the relay has, and `token` makes
-    /// that of an attempt of its number.
+    /// Starts the next attempt if it is due or none is running. `permit` is the relay's, and `token` makes an
+    /// attempt's poller token from its number.
     pub(super) fn advance(
         &mut self,
         now: Instant,
@@ -86,7 +86,7 @@ impl Attempts {
                 true => None,
                 false => match permit.another() {
                     Ok(extra_permit) => Some(extra_permit),
-                    // The others may still succeed, or make room.
+                    // The budget is used up: wait for the running attempts.
                     Err(_) => break,
                 },
             };
@@ -111,7 +111,8 @@ impl Attempts {
         }
     }
 
-    /// The attempt of this number has come to an end: the connection, if it stands. Else [`Self::advance`] is due.
+    /// Handles an event of an attempt's socket. Returns the socket if it is connected; otherwise [`Self::advance`]
+    /// must be called.
     pub(super) fn on_socket_ready(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
         let at = self.in_progress.iter().position(|attempt| attempt.number == number)?;
         let attempt = self.in_progress.swap_remove(at);
@@ -119,7 +120,7 @@ impl Attempts {
             Ok(()) => Some(attempt.socket),
             Err(error) => {
                 self.record_failure(attempt.to, &error);
-                // Nothing is gained by waiting.
+                // Start the next attempt at once.
                 self.next_attempt_at = now;
                 None
             }
@@ -141,7 +142,7 @@ impl Attempts {
     }
 }
 
-/// What says more about a host weighs more: that there is no route to one of its addresses says next to nothing.
+/// Ranks failures: a refusal says more about a host than a missing route to one of its addresses.
 fn specificity(failure: ProxyError) -> u8 {
     match failure {
         ProxyError::Refused => 5,
@@ -153,7 +154,7 @@ fn specificity(failure: ProxyError) -> u8 {
     }
 }
 
-/// The families in turns, IPv6 first, each in its order (RFC 8305 §4).
+/// Alternates the address families, IPv6 first, each in its order (RFC 8305 §4).
 fn interleaved(addresses: impl IntoIterator<Item = SocketAddr>) -> VecDeque<SocketAddr> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let (v6, v4): (Vec<_>, Vec<_>) =
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_next_begins_after_a_pause_and_only_as_many_as_are_allowed() {
-        // Nobody looks at what becomes of the attempts: they stand.
+        // Nothing polls the attempts, so they stay in progress.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         let (poller, budget, mut now) = (Poller::new().unwrap(), Budget::new(2, 2), Instant::now());
@@ -233,7 +234,7 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (poller, budget, now) = (Poller::new().unwrap(), Budget::new(9, 9), Instant::now());
         let permit = budget.take("anna").unwrap();
-        // No connection can lead to a multicast address.
+        // Connecting to a multicast address always fails.
         let mut attempts = Attempts::new(now, [closed, "[ff02::1]:1".parse().unwrap()]);
         for _ in 0..9 {
             match attempts.advance(now, &poller, &permit, u64::from) {

@@ -1,6 +1,7 @@
-//! How much of something there may be: for all users together, and for each.
+//! Limits for all users together and for each user.
 //!
-//! Shared by the threads of a server. The lock is taken when a connection comes and goes, never for its bytes.
+//! Shared by the shards of a server, behind a lock that is taken when a connection opens or closes, never for its
+//! bytes.
 
 use std::{
     collections::HashMap,
@@ -12,14 +13,15 @@ use mpvpn_os::limits;
 
 use crate::resolver::MAX_CONCURRENT_LOOKUPS;
 
-/// Descriptors that this process keeps for everything but relays.
+/// Descriptors kept free for everything but relays. Fewer: the server may run out of descriptors for clients. More:
+/// fewer relays. Chosen.
 const RESERVED_FDS: u64 = 512;
-/// NameCache that are being asked for. What name servers do not answer keeps a thread of the resolver busy for long, so one
-/// user must not have all of them.
+/// Concurrent name lookups, in all and per user. A name server that does not answer blocks a thread of the resolver
+/// for long, so one user must not occupy all of them.
 const MAX_LOOKUPS: usize = 4096;
 const MAX_LOOKUPS_PER_USER: usize = MAX_CONCURRENT_LOOKUPS / 2;
 
-/// The bound, and what is in use. Clones are about the same.
+/// The limits and the present use. Clones share both.
 #[derive(Clone)]
 pub(crate) struct Budget(Arc<Shared>);
 
@@ -32,28 +34,28 @@ struct Shared {
 #[derive(Default)]
 struct Used {
     total: usize,
-    /// Users with at least one.
+    /// Users that hold at least one permit.
     users: HashMap<Arc<str>, usize>,
 }
 
-/// One of what is counted; given back when dropped.
+/// One unit of a budget; returned when dropped.
 pub(super) struct Permit {
     budget: Budget,
     user: Arc<str>,
 }
 
-/// There is no more to be had.
+/// A limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LimitReached {
-    /// By all users together.
+    /// The limit for all users.
     Total(usize),
-    /// By this one.
+    /// The limit for one user.
     PerUser(usize),
 }
 
 impl Budget {
-    /// For relays: what the configuration says, but no more than this process may have descriptors. It takes as many as
-    /// it may.
+    /// The budget of relays: the configured limits, but not more than the process may open descriptors. Raises the
+    /// process's limit first.
     pub(crate) fn for_relays(max_relays: u32, max_user_relays: u32) -> Self {
         let max_open_files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
@@ -65,23 +67,23 @@ impl Budget {
             tracing::info!(
                 max_open_files,
                 max_relays,
-                "the limit of open files leaves room for fewer relays"
+                "the limit of open files allows fewer relays than --max-relays"
             );
         }
         Self::new(available_fds.min(max_relays as usize), max_user_relays as usize)
     }
 
-    /// For names that are being asked for.
+    /// The budget of name lookups.
     pub(crate) fn for_lookups() -> Self {
         Self::new(MAX_LOOKUPS, MAX_LOOKUPS_PER_USER)
     }
 
-    /// At most `total`, and `per_user` for each user.
+    /// A budget of `total`, and `per_user` for each user.
     pub(crate) fn new(total: usize, per_user: usize) -> Self {
         Self(Arc::new(Shared { total, per_user, used: Mutex::default() }))
     }
 
-    /// Takes one for `user`.
+    /// Takes one unit for `user`.
     pub(super) fn take(&self, user: &str) -> Result<Permit, LimitReached> {
         let mut used = self.used();
         if used.total >= self.0.total {
@@ -100,25 +102,25 @@ impl Budget {
         Ok(Permit { budget: self.clone(), user })
     }
 
-    /// How many are in use.
+    /// Units in use.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> usize {
         self.used().total
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {
-        // Nothing that panics is done under the lock.
+        // The lock is never held during anything that can panic.
         self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Permit {
-    /// One more for the same user.
+    /// Takes another unit for the same user.
     pub(super) fn another(&self) -> Result<Self, LimitReached> {
         self.budget.take(&self.user)
     }
 
-    /// Who has it.
+    /// The user of this permit.
     pub(super) fn user(&self) -> &str {
         &self.user
     }

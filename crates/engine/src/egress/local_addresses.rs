@@ -8,13 +8,14 @@ use std::{
 
 use mpvpn_os::{OsError, netlink::Netlink};
 
-/// The addresses of this machine are read again after so long, if anybody wants to connect.
+/// How long the addresses are cached. Longer: a new address is unprotected for longer. Shorter: netlink requests.
+/// Chosen.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reads the addresses of this machine.
 pub(crate) type ReadLocalAddresses = Box<dyn FnMut() -> Result<Vec<IpAddr>, String> + Send>;
 
-/// Reads the addresses of this machine as the network namespace of the calling thread has them, by netlink.
+/// A reader for the network namespace of the calling thread, by netlink.
 pub(crate) fn local_address_reader() -> Result<ReadLocalAddresses, OsError> {
     let mut netlink = Netlink::open()?;
     Ok(Box::new(move || {
@@ -23,7 +24,7 @@ pub(crate) fn local_address_reader() -> Result<ReadLocalAddresses, OsError> {
     }))
 }
 
-/// The addresses of this machine, as they were read last.
+/// The cached addresses of this machine.
 pub(super) struct LocalAddresses {
     read: ReadLocalAddresses,
     known: HashSet<IpAddr>,
@@ -32,20 +33,20 @@ pub(super) struct LocalAddresses {
 
 impl LocalAddresses {
     /// # Errors
-    /// If they cannot be read: without them clients would get in where they must not.
+    /// If they cannot be read: without them clients could reach this machine's own services.
     pub(super) fn new(now: Instant, mut read: ReadLocalAddresses) -> Result<Self, String> {
         let known = read()?.into_iter().map(|ip| ip.to_canonical()).collect();
         Ok(Self { read, known, read_at: now })
     }
 
-    /// Whether an address is one of them. They are read anew if they are old.
+    /// Whether an address belongs to this machine. Reads the addresses again if they are old.
     pub(super) fn contains(&mut self, now: Instant, ip: IpAddr) -> bool {
         if now.saturating_duration_since(self.read_at) >= REFRESH_INTERVAL {
             self.read_at = now;
             match (self.read)() {
                 Ok(list) => self.known = list.into_iter().map(|ip| ip.to_canonical()).collect(),
                 Err(reason) => {
-                    tracing::warn!(reason, "cannot read this machine's addresses: those known before count");
+                    tracing::warn!(reason, "cannot read this machine's addresses, uses those read before");
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! Which names are known, and who waits for one.
+//! Caches resolved names, and joins concurrent lookups of the same name.
 //!
-//! In: names that are wanted, and answers. Out: whether to ask, and who is to be told. Always holds: nobody asks for a
-//! name that is being asked for; what was found counts for a short time only, because the system's resolver does not
-//! tell for how long it would; the number of names is bounded.
+//! In: names, and results of lookups. Out: whether to start a lookup, and the waiters of a result. Always holds: one
+//! lookup at a time per name; results are cached for a short time only, because the system's resolver does not report
+//! TTLs; the number of cached names is bounded.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -13,22 +13,22 @@ use std::{
 
 use super::budget::Permit;
 
-/// What was found counts for so long.
+/// How long addresses are cached. Longer: stale addresses. Shorter: load on name servers. Chosen.
 const POSITIVE_TTL: Duration = Duration::from_secs(30);
-/// That nothing was found counts for so long.
+/// How long a failure is cached. Longer: a repaired name fails for longer. Chosen.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
-/// NameCache that are remembered.
+/// Cached names. More: memory. Fewer: more lookups. Chosen.
 const MAX_CACHED_NAMES: usize = 4096;
-/// Addresses of a name that are looked at.
+/// Addresses of a name that are used. Chosen.
 const MAX_ADDRESSES_PER_NAME: usize = 32;
 
-/// Addresses in the order of the resolver, or why there is none.
+/// The addresses in the resolver's order, or the error.
 pub(super) type LookupResult = Result<Arc<[IpAddr]>, Arc<str>>;
 
-/// The names of one shard. `W` is who waits.
+/// The name cache of one shard. `W` identifies a waiter.
 pub(super) struct NameCache<W> {
     cached: HashMap<Arc<str>, CachedName>,
-    /// What is known, the oldest first.
+    /// The cached names, oldest first.
     oldest_first: VecDeque<(Arc<str>, Instant)>,
     pending: HashMap<Arc<str>, PendingLookup<W>>,
 }
@@ -40,7 +40,7 @@ struct CachedName {
 
 struct PendingLookup<W> {
     waiters: BTreeSet<W>,
-    /// The question counts for who caused it, until it is answered.
+    /// Held until the lookup is complete.
     _permit: Permit,
 }
 
@@ -49,30 +49,30 @@ impl<W: Ord + Copy> NameCache<W> {
         Self { cached: HashMap::new(), oldest_first: VecDeque::new(), pending: HashMap::new() }
     }
 
-    /// What is known of a name.
+    /// The cached result for a name.
     pub(super) fn cached(&self, now: Instant, name: &str) -> Option<LookupResult> {
         self.cached.get(name).filter(|entry| now < entry.until).map(|entry| entry.result.clone())
     }
 
-    /// Lets `who` wait for a name that is being asked for; whether it is.
+    /// Adds a waiter to a running lookup. Returns false if there is none.
     pub(super) fn add_waiter(&mut self, name: &str, waiter: W) -> bool {
         self.pending.get_mut(name).is_some_and(|lookup| lookup.waiters.insert(waiter))
     }
 
-    /// The name has been asked for, at the expense of `permit`; `who` waits for it.
+    /// Records a started lookup, with its permit and first waiter.
     pub(super) fn start_lookup(&mut self, name: &str, waiter: W, permit: Permit) {
         self.pending
             .insert(name.into(), PendingLookup { waiters: BTreeSet::from([waiter]), _permit: permit });
     }
 
-    /// `who` waits no longer. The answer is still of use to others.
+    /// Removes a waiter. The lookup continues for the cache.
     pub(super) fn remove_waiter(&mut self, name: &str, waiter: W) {
         if let Some(lookup) = self.pending.get_mut(name) {
             lookup.waiters.remove(&waiter);
         }
     }
 
-    /// Takes an answer; who waits for it, and what they are to be told.
+    /// Caches the result of a lookup; returns its waiters.
     pub(super) fn complete(
         &mut self,
         now: Instant,
@@ -96,7 +96,7 @@ impl<W: Ord + Copy> NameCache<W> {
 
     fn forget_oldest(&mut self) {
         let Some((name, until)) = self.oldest_first.pop_front() else { return };
-        // It may have been found anew since.
+        // The entry may belong to a newer lookup.
         if self.cached.get(&name).is_some_and(|entry| entry.until == until) {
             self.cached.remove(&name);
         }
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(names.cached(at(4), "bad").unwrap().unwrap_err().as_ref(), "no such name");
         assert!(names.cached(at(5), "bad").is_none());
         assert!(names.cached(now, "other").is_none());
-        // An older answer that is forgotten takes nothing of a newer one along.
+        // Forgetting an older result keeps the newer one.
         drop(names.complete(at(31), "good", Ok(vec![])));
         names.forget_oldest();
         assert!(names.cached(at(32), "good").is_some());

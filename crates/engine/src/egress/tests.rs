@@ -18,16 +18,16 @@ use crate::{
 const LONG: Duration = Duration::from_secs(20);
 const MB: usize = 1 << 20;
 
-/// Streams of clients, played.
+/// Fake streams of clients.
 #[derive(Default)]
 struct Fake(HashMap<u32, Stream>);
 
 #[derive(Default)]
 struct Stream {
-    /// From the client, not yet taken.
+    /// Bytes from the client, not yet read.
     sent: VecDeque<Bytes>,
     has_finished: bool,
-    /// To the client.
+    /// Bytes to the client.
     got: Vec<u8>,
     room: usize,
     is_open: bool,
@@ -98,7 +98,7 @@ impl Relays for Fake {
     }
 }
 
-/// A shard with an egress, and nothing else.
+/// An egress with fake clients.
 struct World {
     egress: Egress<u32>,
     relays: Fake,
@@ -106,7 +106,7 @@ struct World {
     events: Events,
     wake: PollWaker,
     budget: Budget,
-    /// Ahead of the clock.
+    /// Added to the clock.
     skipped: Duration,
     turns: usize,
     resolver: Option<Resolver>,
@@ -116,7 +116,7 @@ struct World {
 const WAKE: u64 = 1;
 
 impl World {
-    /// This machine may be connected to.
+    /// Clients may connect to this machine.
     fn new() -> Self {
         let here = ["127.0.0.0/8", "::1/128"].map(|net| net.parse().unwrap());
         let rule = AccessRule { allow: true, users: vec![], to: here.into(), ports: vec![] };
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// NameCache are resolved from now on.
+    /// Starts the resolver.
     fn resolve(&mut self) {
         let resolver = self.resolver.take().expect("once");
         self.thread = Some(std::thread::spawn(move || {
@@ -161,7 +161,7 @@ impl World {
         Instant::now() + self.skipped
     }
 
-    /// One turn of the loop; waits at most 10 ms.
+    /// One iteration of the event loop; waits at most 10 ms.
     fn turn(&mut self) {
         let Self { egress, relays, poller, events, .. } = self;
         poller.wait(events, Some(Duration::from_millis(10))).unwrap();
@@ -221,14 +221,14 @@ impl World {
         self.readable(id);
     }
 
-    /// The client has room for so much more.
+    /// The client's stream accepts `bytes` more.
     fn add_room(&mut self, id: u32, bytes: usize) {
         self.relays.stream(id).room += bytes;
         let now = self.now();
         self.egress.on_stream_writable(now, &self.poller, &mut self.relays, id);
     }
 
-    /// What is told when nothing stands.
+    /// The failure of a relay that was not established.
     #[track_caller]
     fn failure(&mut self, id: u32) -> (ProxyError, String) {
         self.until("a failure", |world| world.relays.stream(id).told());
@@ -237,7 +237,7 @@ impl World {
         told
     }
 
-    /// A connection that stands, and its other end.
+    /// An established connection, and its other end.
     fn open(&mut self, id: u32) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         self.connect(id, &listener.local_addr().unwrap().to_string());
@@ -259,7 +259,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A resolver that still waits for something is left to the end of the process.
+        // A resolver that still waits for a name server is left to the end of the process.
         drop(self.thread.take());
     }
 }
@@ -289,7 +289,7 @@ fn megabytes_go_both_ways_unchanged() {
         peer.write_all(&sent).unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
     });
-    // Datagrams and a large piece.
+    // As many datagrams, and as one large chunk.
     world.send(1, &there[..4 * MB], 1250);
     world.send(1, &there[4 * MB..], MB);
     world.finish(1);
@@ -310,7 +310,7 @@ fn megabytes_go_both_ways_unchanged() {
 fn each_half_ends_by_itself() {
     let mut world = World::new();
     let mut peer = world.open(1);
-    // The client ends first.
+    // The client closes first.
     world.send(1, b"question", 3);
     world.finish(1);
     let mut got = String::new();
@@ -324,7 +324,7 @@ fn each_half_ends_by_itself() {
     world.until("the end", |world| world.relays.stream(1).is_ended);
     world.is_empty();
 
-    // The destination ends first.
+    // The target closes first.
     let mut peer = world.open(2);
     world.add_room(2, 100);
     peer.write_all(b"greeting").unwrap();
@@ -418,7 +418,7 @@ fn a_destination_that_reads_slowly_stops_the_client() {
 }
 
 fn break_it(peer: TcpStream) {
-    // What was sent and not read makes closing a reset.
+    // Unread bytes turn the close into a reset.
     drop(peer);
 }
 
@@ -548,13 +548,13 @@ fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
     world.resolve();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // Nobody listens at the IPv6 address, which is tried first where the file has it.
+    // Nothing listens at the IPv6 address, which is tried first if the hosts file has it.
     for id in [1, 2, 3] {
         world.connect(id, &format!("localhost:{port}"));
     }
     world.until("connections", |world| [1, 2, 3].into_iter().all(|id| world.relays.stream(id).is_open));
     assert_eq!(world.egress.open_connections(), 3);
-    // Now it is known.
+    // Now the name is cached.
     world.connect(4, &format!("localhost:{port}"));
     assert!(matches!(world.egress.table[world.egress.slots[&4]].stage, Stage::Connecting(..)));
 }
@@ -600,7 +600,7 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
     let good = listener.local_addr().unwrap();
     world.connect(1, &format!("two.example:{}", good.port()));
     let now = world.now();
-    // No route, or nobody listens there.
+    // No route to it, or nothing listens there.
     let found = vec![good.ip(), "::1".parse().unwrap()];
     let (waiting, found) = world.egress.name_cache.complete(now, "two.example", Ok(found));
     let (slot, _) = world.egress.locate(waiting.into_iter().next().unwrap()).unwrap();
@@ -622,7 +622,7 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     assert_eq!(connect(&mut world, 3, "anna", "a.example:1"), Some(ProxyError::Busy));
     assert_eq!(connect(&mut world, 4, "bob", "a.example:1"), None);
     assert_eq!(connect(&mut world, 5, "carl", "a.example:1"), Some(ProxyError::Busy));
-    // Again for the same stream: the connection before is given up.
+    // A second request for the same stream ends the first relay.
     assert_eq!(connect(&mut world, 4, "bob", "b.example:1"), None);
     for id in [1, 2, 4] {
         world.egress.on_client_gone(id);
@@ -630,7 +630,7 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     world.is_empty();
     assert_eq!(connect(&mut world, 6, "bob", "c.example:1"), None);
     world.egress.on_client_gone(6);
-    // Whoever gives up a relay does not give back the question.
+    // A relay that ends does not end its lookup.
     assert_eq!(connect(&mut world, 7, "bob", "d.example:1"), Some(ProxyError::Busy));
     assert_eq!(connect(&mut world, 8, "anna", "d.example:1"), None);
 }
@@ -679,7 +679,7 @@ fn tokens_of_the_past_are_ignored() {
     assert!(!world.relays.stream(2).is_aborted);
 }
 
-/// A UDP flow to `to`, and what the client has sent before it stands.
+/// Opens a UDP flow to `to`, with payloads that the client sends before it is established.
 fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
     let now = world.now();
     let asked = ("anna", to.parse().unwrap(), Transport::Udp);
@@ -699,7 +699,7 @@ fn payloads_go_to_the_target_and_only_its_own_come_back() {
     world.resolve();
     let target = udp_target();
     let port = target.local_addr().unwrap().port();
-    // A name that is not known yet: what comes meanwhile waits.
+    // The name is not cached yet, so the payloads wait.
     flow(&mut world, 1, &format!("localhost:{port}"), &[b"first", b""]);
     world.until("a flow", |world| world.relays.stream(1).is_open);
     let mut buffer = [0; 2000];

@@ -1,4 +1,4 @@
-//! The socket of a flow of UDP payloads (CONNECT-UDP, RFC 9298), and what waits while there is none.
+//! The socket of a UDP flow (CONNECT-UDP, RFC 9298), and the payloads that wait until it is open.
 
 use std::{
     collections::VecDeque,
@@ -16,20 +16,22 @@ use mpvpn_os::{
 
 use crate::splice::TransferState;
 
-/// A flow in which nothing moves for so long ends. RFC 9298 §3.1 asks for two minutes at least, as RFC 4787 does.
+/// A flow without payloads for this long closes. RFC 9298 §3.1 and RFC 4787 ask for at least two minutes. Shorter:
+/// flows break. Longer: sockets.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
-/// Payloads that wait for the socket, and the bytes of each.
+/// Payloads that wait for the socket, and the size of each. More: memory. Fewer: the first packets of a flow are
+/// lost. Chosen.
 const MAX_EARLY_PAYLOADS: usize = 16;
 const MAX_EARLY_PAYLOAD_BYTES: usize = 2048;
-/// Receive calls a socket a turn.
+/// Receive calls for one socket in an iteration. Chosen, as for QUIC's sockets.
 const MAX_RECV_CALLS: usize = 4;
 
-/// Payloads of a flow whose target's name is not known yet. What is too much is lost, as on any path.
+/// Payloads of a flow whose target is being resolved. Excess payloads are lost, as on any path.
 #[derive(Debug, Default)]
 pub(super) struct EarlyPayloads(VecDeque<Bytes>);
 
 impl EarlyPayloads {
-    /// Keeps a payload, as a copy: what came with it may be large.
+    /// Stores a copy of a payload, so that its large receive buffer can be reused.
     pub(super) fn keep(&mut self, payload: &[u8]) {
         if self.0.len() < MAX_EARLY_PAYLOADS && payload.len() <= MAX_EARLY_PAYLOAD_BYTES {
             self.0.push_back(Bytes::copy_from_slice(payload));
@@ -37,17 +39,17 @@ impl EarlyPayloads {
     }
 }
 
-/// A socket that is connected to a flow's target, so that nobody else's datagrams arrive.
+/// A socket connected to the flow's target, so that the kernel drops datagrams from others.
 pub(super) struct UdpFlow {
     socket: ConnectedUdp,
     last_activity: Instant,
-    /// Bytes of payloads to the target, and from it.
+    /// Payload bytes to the target, and from it.
     sent: u64,
     received: u64,
 }
 
 impl UdpFlow {
-    /// Takes the first of `addresses` to which there is a route, and sends what waited.
+    /// Opens a socket to the first of `addresses` to which there is a route, and sends the waiting payloads.
     pub(super) fn open(
         now: Instant,
         poller: &Poller,
@@ -76,16 +78,16 @@ impl UdpFlow {
         Err((failure, error))
     }
 
-    /// Sends a payload. That it is too large for the path, or that nobody listens, is for the app to find out.
+    /// Sends a payload. Errors such as a too large payload or a closed port are left to the app.
     pub(super) fn send(&mut self, now: Instant, payload: &[u8]) {
         self.last_activity = now;
         match self.socket.send(payload) {
             Ok(_) => self.sent += payload.len() as u64,
-            Err(error) => tracing::trace!(%error, bytes = payload.len(), "a payload was not sent"),
+            Err(error) => tracing::trace!(%error, bytes = payload.len(), "cannot send a UDP payload"),
         }
     }
 
-    /// Hands out what has arrived. ICMP errors are no news: a port that is closed now may be open soon.
+    /// Calls `each` with the payloads that have arrived. ICMP errors are ignored: a closed port may open.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -105,7 +107,7 @@ impl UdpFlow {
         Ok(())
     }
 
-    /// What has become of it so far.
+    /// The present counters.
     pub(super) fn transfer_state(&self) -> TransferState {
         TransferState {
             to_socket: self.sent,
@@ -116,7 +118,7 @@ impl UdpFlow {
         }
     }
 
-    /// When it ends, if nothing moves.
+    /// When the flow closes if no payload moves.
     pub(super) fn expires(&self) -> Instant {
         self.last_activity + IDLE_TIMEOUT
     }

@@ -1,9 +1,9 @@
-//! What clients ask for over TCP that is not this server's own QUIC: CONNECT, CONNECT-UDP and CONNECT-IP.
+//! Serves CONNECT, CONNECT-UDP and CONNECT-IP over TCP (except the TCP transport of the server's own QUIC).
 //!
-//! In: requests of HTTP/1.1 and HTTP/2. Out: the answers of this server's own HTTP/3 to the same requests, and bytes both
-//! tcp_transports. So what is granted, to whom and how much, is decided in one place. Always holds: each TCP connection has a
-//! connection of its own to the server's QUIC, made when it is needed first; its requests, and what waits in them, are
-//! bounded; what breaks is broken at the other side, and never ended.
+//! In: requests of HTTP/1.1 and HTTP/2. Out: the answers of this server's own HTTP/3 to the same requests, and bytes
+//! in both directions. So one place decides what is allowed, to whom and how much. Always holds: each TCP connection
+//! has its own connection to the server's QUIC, made when first needed; its requests and their buffers are bounded;
+//! an abort on one side is an abort, never an end, on the other.
 
 mod connection;
 mod relay;
@@ -45,23 +45,25 @@ use crate::{EngineError, client::random, h2_stream::H2Stream};
 use connection::{GatewayConnection, GatewayRequest, IoBuffers};
 use relay::{ClientSide, Content};
 
-/// Connections to the server: of all clients, and of those that come from one source.
+/// Connections to the server, in all and per client network. Each takes a descriptor. Chosen (open question of
+/// docs/design/relay.md).
 const MAX_CONNECTIONS: usize = 4096;
 const MAX_CONNECTIONS_PER_NETWORK: usize = 1024;
-/// Bytes that the kernel should hold for a connection's socket in each direction.
+/// Socket buffer of a connection in each direction (bytes). Smaller: losses on the loopback. Larger: memory. Chosen.
 const SOCKET_BUFFER_BYTES: usize = 1 << 20;
-/// Requests of one TCP connection at a time.
+/// Concurrent requests on one TCP connection. Chosen (open question of docs/design/relay.md).
 const MAX_REQUESTS_PER_CONNECTION: usize = 128;
-/// Bytes that the server may send on one request, and on all, before the client has taken them.
+/// Receive windows of a stream and of the connection (bytes). They bound what waits here for a slow client; smaller
+/// windows also bound the rate, which matters little on the loopback.
 const RECEIVE_WINDOWS: FlowControlWindows =
     FlowControlWindows { stream: 256 << 10, connection: (256 << 10) * MAX_REQUESTS_PER_CONNECTION as u32 };
-/// UDP payload in which an IP packet of 1500 bytes fits, with all that is around it.
+/// A UDP payload into which an IP packet of 1500 bytes fits, with the framing of DATAGRAM frames.
 const MAX_UDP_PAYLOAD: u16 = 1500 + 2 + DATAGRAM_OVERHEAD as u16;
-/// The server answers within this time: longer than it takes to give a destination up.
+/// How long the server may take to answer; longer than the 20 s after which it gives up connecting to a target.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// As much may come of a request's fields: no more than the server would take (RFC 9114 §4.2.2).
+/// The largest field section that is forwarded: the server's own limit (RFC 9114 §4.2.2).
 const MAX_FIELD_SECTION_BYTES: usize = 16 << 10;
-/// What concerns the QUIC connection that a request comes on, and so is not passed on to another one.
+/// Fields that concern one connection, and so are not forwarded to another one.
 const CONNECTION_FIELDS: [&[u8]; 8] = [
     b"keep-alive",
     b"proxy-connection",
@@ -73,7 +75,7 @@ const CONNECTION_FIELDS: [&[u8]; 8] = [
     b"mpvpn-links",
 ];
 
-/// The way to the server's own HTTP/3, for all connections that came to one address.
+/// Access to the server's own HTTP/3, for all connections that came to one address.
 pub(super) struct Gateway {
     quic: SocketAddr,
     setup: ClientSetup,
@@ -89,8 +91,8 @@ impl std::fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// `quic` is where the server's QUIC is reached on this machine, `pin` its certificate's; `loopback_clients` learns who is behind
-    /// the connections.
+    /// `quic` is the address of the server's QUIC socket on this machine, `pin` the fingerprint of its certificate;
+    /// `loopback_clients` learns which client is behind each loopback socket.
     ///
     /// # Errors
     /// If TLS cannot be set up.
@@ -111,13 +113,13 @@ impl Gateway {
         Ok(Arc::new(Self { quic, setup, loopback_clients, limiter, buffers }))
     }
 
-    /// That of one connection, from `peer`.
+    /// The gateway of one TCP connection, from `peer`.
     pub(super) fn client(self: &Arc<Self>, peer: SocketAddr) -> GatewayClient {
         GatewayClient { gateway: self.clone(), peer, connection: Mutex::default() }
     }
 }
 
-/// One connection of a client.
+/// The gateway's state for one TCP connection.
 #[derive(Debug)]
 pub(super) struct GatewayClient {
     gateway: Arc<Gateway>,
@@ -126,17 +128,17 @@ pub(super) struct GatewayClient {
 }
 
 impl GatewayClient {
-    /// Answers a request of HTTP/2, of a client whose credentials are good, and stays until it is over.
+    /// Answers an HTTP/2 request of an authenticated client, and returns when the request is complete.
     pub(super) async fn serve_http2(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (answer, accepted) = self.request(connect_headers(&request).unwrap_or_default()).await;
-        // A client that is gone misses nothing.
+        // Fails only if the client has disconnected.
         let Ok(send) = respond.send_response(response_from(&answer), accepted.is_none()) else { return };
         if let Some(accepted) = accepted {
             accepted.relay(H2Stream::new(send, request.into_body())).await;
         }
     }
 
-    /// Answers a request of HTTP/1.1, of a client whose credentials are good.
+    /// Answers an HTTP/1.1 request of an authenticated client.
     pub(super) async fn serve_http1(&self, mut request: Request<Incoming>) -> Response<Body> {
         let (answer, accepted) = self.request(connect_headers(&request).unwrap_or_default()).await;
         let Some(accepted) = accepted else { return response_from(&answer).map(|()| full_body("")) };
@@ -145,7 +147,7 @@ impl GatewayClient {
         response.map(|()| full_body(""))
     }
 
-    /// Asks the server: its answer, and the stream of the request if that is granted.
+    /// Forwards a request to the server; returns the response, and the request's stream if it was accepted.
     pub(super) async fn request(&self, headers: Headers) -> (Headers, Option<AcceptedRequest>) {
         self.try_request(headers).await.unwrap_or_else(|refusal| (refusal.headers(), None))
     }
@@ -159,7 +161,7 @@ impl GatewayClient {
             }
         };
         let headers = forwarded_request(headers)?;
-        let unreached = || Rejection::new(502, "the server does not answer itself");
+        let unreached = || Rejection::new(502, "the HTTP/3 server of this machine does not answer");
         let connection = self.connection()?;
         let request = connection.request(&headers).await.ok_or_else(unreached)?;
         let answer = timeout(RESPONSE_TIMEOUT, request.response()).await;
@@ -168,7 +170,7 @@ impl GatewayClient {
         Ok((forwarded_response(&answer), accepted.then_some(AcceptedRequest { request, content })))
     }
 
-    /// The connection to the server; a new one if there is none.
+    /// The connection to the server, made if there is none.
     fn connection(&self) -> Result<Arc<GatewayConnection>, Rejection> {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = connection.as_ref().filter(|connection| !connection.is_closed()) {
@@ -179,11 +181,11 @@ impl GatewayClient {
         }
         let gateway = &*self.gateway;
         let slot = gateway.limiter.try_acquire(ClientNetwork::of(self.peer.ip())).map_err(|limit| {
-            tracing::debug!(peer = %self.peer, %limit, "no room for another connection of the gateway");
+            tracing::debug!(peer = %self.peer, %limit, "refused another connection to the gateway");
             Rejection::new(503, format!("too many connections: {limit}"))
         })?;
         let opened = gateway.open(self.peer, slot).map_err(|error| {
-            tracing::warn!(%error, "cannot reach the own QUIC socket for a client on TCP");
+            tracing::warn!(%error, "cannot reach this server's QUIC socket for a client on TCP");
             Rejection::new(503, "this server cannot reach its own QUIC socket")
         })?;
         Ok(connection.insert(Arc::new(opened)).clone())
@@ -191,9 +193,9 @@ impl GatewayClient {
 }
 
 impl Gateway {
-    /// A connection for a client that comes from `peer`, which has this place.
+    /// Opens a connection for the client at `peer`, which holds `slot`.
     fn open(&self, peer: SocketAddr, slot: Slot<ClientNetwork>) -> Result<GatewayConnection, EngineError> {
-        // An address of this machine, as the other one: what is said between them stays inside.
+        // The same address at both ends, so the packets stay on the loopback.
         let local = SocketAddr::new(self.quic.ip(), 0);
         let options = UdpOptions {
             recv_buffer: Some(SOCKET_BUFFER_BYTES),
@@ -203,33 +205,34 @@ impl Gateway {
         let socket = UdpSocket::bind(&options)?;
         let local_addr = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
         let guards = (slot, self.loopback_clients.insert(local_addr, peer));
-        // Without a name it is the server's own certificate that comes, whatever others it has.
+        // With an IP address instead of a name in SNI, the server presents its own certificate, whatever others it
+        // has.
         let name = self.quic.ip().to_string();
         let connection =
             GatewayConnection::open(&self.setup, self.quic, &name, socket, self.buffers.clone(), guards);
-        connection.map_err(EngineError::io("connect to the own QUIC socket"))
+        connection.map_err(EngineError::io("connect to this server's QUIC socket"))
     }
 }
 
-/// A request that the server has granted.
+/// A request that the server accepted.
 pub(super) struct AcceptedRequest {
     request: GatewayRequest,
     content: Content,
 }
 
 impl AcceptedRequest {
-    /// Carries what the request is for both tcp_transports, until that is over.
+    /// Moves bytes in both directions until the request is complete.
     async fn relay(self, client: impl ClientSide) {
         relay::run(client, self.request, self.content).await;
     }
 
-    /// The same for UDP payloads on a connection of their own, in chunks instead of capsules.
+    /// The same for UDP payloads in chunks instead of capsules, on a connection without HTTP after the request.
     pub(super) async fn relay_chunks(self, client: impl AsyncRead + AsyncWrite + Unpin) {
         relay::run(WholeConnection(client), self.request, Content::Chunks).await;
     }
 }
 
-/// The request as the server gets it.
+/// The request without connection-specific fields, if it is valid and small enough.
 fn forwarded_request(headers: Headers) -> Result<Headers, Rejection> {
     let kept = headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned();
     let headers: Headers = kept.collect();
@@ -240,20 +243,20 @@ fn forwarded_request(headers: Headers) -> Result<Headers, Rejection> {
     Ok(headers)
 }
 
-/// The answer as the client gets it: what was not passed on cannot have been agreed on.
+/// The response without connection-specific fields: the two ends cannot agree on extensions through a gateway.
 fn forwarded_response(headers: &Headers) -> Headers {
     headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned().collect()
 }
 
-/// Carries bytes both tcp_transports as soon as the client knows that it may.
+/// Relays bytes once the client has switched protocols.
 async fn upgraded(upgrade: OnUpgrade, accepted: AcceptedRequest) {
     match upgrade.await {
         Ok(stream) => accepted.relay(WholeConnection(TokioIo::new(stream))).await,
-        Err(error) => tracing::debug!(%error, "a client was gone before its request was accepted"),
+        Err(error) => tracing::debug!(%error, "a client disconnected before its request was accepted"),
     }
 }
 
-/// A whole connection of a client that carries one request.
+/// A client's connection that carries a single request.
 struct WholeConnection<T>(T);
 
 impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for WholeConnection<T> {
@@ -263,11 +266,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for WholeConnection<T> {
         Pin::new(&mut self.0)
     }
 
-    /// Without the end that TLS has (RFC 8446 §6.1), which dropping it leaves out, the client knows that it was cut off.
+    /// Dropping the connection omits TLS's close_notify (RFC 8446 §6.1), so the client sees a truncation.
     fn abort(&mut self, _: u64) {}
 
     fn poll_closed(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
-        // Reading and writing tell.
+        // Reads and writes report it.
         Poll::Pending
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on one connection.
+//! Serves HTTP/1.1 on one connection.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -9,12 +9,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Body, ClientConnection, RequestKind, tcp_transport};
 
-/// How long a request's head may take, and how long a connection may be without one.
+/// How long a request's head may take, and how long a connection may idle between requests. Longer: slow clients keep
+/// their slots. Chosen.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes read ahead, and so the longest head.
+/// The largest head of a request (bytes); hyper's read buffer.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Serves until the connection ends, or somebody else needs its place.
+/// Serves until the connection ends, or its slot is given to a newer connection.
 pub(super) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: Arc<ClientConnection>,
@@ -34,7 +35,7 @@ pub(super) async fn serve(
     tokio::select! {
         ended = connection.as_mut() => {
             if let Err(error) = ended {
-                tracing::debug!(peer = %client.peer, %error, "a connection of HTTP/1.1 has broken");
+                tracing::debug!(peer = %client.peer, %error, "an HTTP/1.1 connection failed");
             }
         }
         () = client.evicted() => {}

@@ -1,7 +1,7 @@
-//! HTTP/2 (RFC 9113) on one connection, with extended CONNECT (RFC 8441).
+//! Serves HTTP/2 (RFC 9113) on one connection, with extended CONNECT (RFC 8441).
 //!
-//! Always holds: what a stranger sends is held in a window of 64 KiB for the whole connection; who has shown credentials
-//! gets one that fills a fast path with a long delay.
+//! Always holds: an unauthenticated connection has a flow-control window of 64 KiB in all; an authenticated one has a
+//! window that fills a fast path with a long delay.
 
 use std::{
     future::{pending, poll_fn},
@@ -25,35 +25,39 @@ use tokio::{
 use super::{Body, ClientConnection, RequestKind, tcp_transport};
 use crate::h2_stream::poll_capacity;
 
-/// Why an answer did not arrive.
+/// Why a response was not delivered.
 type SendError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long the client's preface may take.
+/// How long the client's connection preface may take. Chosen.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection on which nothing was asked for so long is closed.
+/// A connection without requests for this long is closed. Chosen.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a connection that is told to end may take for that.
+/// How long a graceful shutdown may take. Chosen.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The client is asked so often whether it is still there, and may take so long to answer: Multipath TCP does not tell.
+/// The interval of PINGs, and how long the client may take to answer one: Multipath TCP does not report that a client
+/// is gone. Longer: dead connections. Shorter: wake-ups of idle clients. Chosen.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes under way on one stream; a stranger has no more than [`UNAUTHENTICATED_WINDOW`] on all of them.
+/// The flow-control window of a stream, and the window of an unauthenticated connection (bytes). Smaller: slow on
+/// long fast links (8 MiB are 640 Mbit/s at 100 ms). Larger: memory.
 const STREAM_WINDOW: u32 = 8 << 20;
 const UNAUTHENTICATED_WINDOW: u32 = 64 << 10;
-/// Bytes under way on a connection of a user.
+/// The flow-control window of an authenticated connection (bytes).
 const USER_WINDOW: u32 = 16 << 20;
-/// Bytes that wait in memory to be sent on one stream.
+/// Bytes buffered to be sent on one stream. Larger: memory, and delay behind them. Smaller: idle links. Chosen.
 const MAX_SEND_BUFFER: usize = 256 << 10;
-/// The longest head of a request, as HTTP/2 counts it (RFC 9113 §6.5.2).
+/// The largest header list of a request, as RFC 9113 §6.5.2 counts it (bytes).
 const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
-/// Streams of a user at once, and of a stranger.
+/// Concurrent streams of an authenticated and of an unauthenticated connection. Chosen (open question of
+/// docs/design/relay.md).
 const MAX_STREAMS: u32 = 1000;
 const MAX_UNAUTHENTICATED_STREAMS: usize = 32;
-/// Streams that a client resets before they were looked at, and that it makes us reset: more of them are an attack.
+/// Streams that a client may reset before they were processed, or make us reset by errors; more close the connection
+/// as an attack (rapid reset). Chosen (open question of docs/design/relay.md).
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_LOCAL_ERROR_RESETS: usize = 256;
 
-/// Serves until the connection ends, or somebody else needs its place.
+/// Serves until the connection ends, or its slot is given to a newer connection.
 pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<ClientConnection>) {
     let peer = client.peer;
     let handshake = h2::server::Builder::new()
@@ -68,8 +72,8 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
         .handshake::<_, Bytes>(io);
     let mut connection = match timeout(PREFACE_TIMEOUT, handshake).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return tracing::debug!(%peer, %error, "no HTTP/2 from a client"),
-        Err(_) => return tracing::debug!(%peer, "no HTTP/2 from a client within {PREFACE_TIMEOUT:?}"),
+        Ok(Err(error)) => return tracing::debug!(%peer, %error, "the HTTP/2 handshake of a client failed"),
+        Err(_) => return tracing::debug!(%peer, "no HTTP/2 preface from a client within {PREFACE_TIMEOUT:?}"),
     };
     let mut unresponsive = pin!(ping_fails(connection.ping_pong()));
     let mut answers = JoinSet::new();
@@ -85,7 +89,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
                     answers.spawn(answer(Arc::clone(&client), request, respond));
                 }
                 Some(Err(error)) => {
-                    tracing::debug!(%peer, %error, "a connection of HTTP/2 has broken");
+                    tracing::debug!(%peer, %error, "an HTTP/2 connection failed");
                     return;
                 }
                 None => return,
@@ -95,21 +99,21 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
                 connection.set_target_window_size(USER_WINDOW);
             }
             _ = answers.join_next(), if !answers.is_empty() => {}
-            () = unresponsive.as_mut() => return tracing::debug!(%peer, "a client does not answer any more"),
+            () = unresponsive.as_mut() => return tracing::debug!(%peer, "a client does not answer PINGs"),
             () = idle.as_mut() => break,
-            // At once, as another one has the place already.
+            // Immediately: the newer connection already has the slot.
             () = evicted.as_mut() => return,
         }
     }
     connection.graceful_shutdown();
     let end = async { while let Some(Ok(_)) = connection.accept().await {} };
-    // A client that does not let go is left.
+    // A client that keeps its streams open is disconnected.
     let _ = timeout(SHUTDOWN_TIMEOUT, end).await;
 }
 
-/// Waits until the client does not answer.
+/// Waits until the client does not answer a PING.
 async fn ping_fails(ping_pong: Option<PingPong>) {
-    // There is one for who asks first.
+    // h2 hands out one `PingPong`, to the first caller.
     let Some(mut ping_pong) = ping_pong else { return pending().await };
     loop {
         sleep(PING_INTERVAL).await;
@@ -130,7 +134,7 @@ async fn answer(client: Arc<ClientConnection>, request: Request<RecvStream>, res
         RequestKind::Gateway => return client.gateway_client.serve_http2(request, respond).await,
     };
     if let Err(error) = send(response, respond).await {
-        tracing::debug!(peer = %client.peer, %error, "an answer did not arrive");
+        tracing::debug!(peer = %client.peer, %error, "a response could not be delivered");
     }
 }
 
@@ -148,7 +152,7 @@ async fn send(response: Response<Body>, mut respond: SendResponse<Bytes>) -> Res
     Ok(stream.send_data(Bytes::new(), true)?)
 }
 
-/// What a client sends with a request, as fast as it is wanted.
+/// The content of a request. Reading it opens the flow-control window.
 struct Upload(RecvStream);
 
 impl hyper::body::Body for Upload {
@@ -171,7 +175,7 @@ impl hyper::body::Body for Upload {
     }
 }
 
-/// Sends as the client takes it.
+/// Sends data as the client's flow-control window allows.
 async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), SendError> {
     while !data.is_empty() {
         let capacity = poll_fn(|cx| poll_capacity(stream, cx, data.len())).await?;

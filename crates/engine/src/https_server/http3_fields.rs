@@ -1,7 +1,8 @@
-//! Requests and answers of HTTP/1.1 and HTTP/2 in the words of HTTP/3, in which all that is granted is decided.
+//! Translates requests of HTTP/1.1 and HTTP/2 to header sections of HTTP/3, on which all decisions are made, and
+//! responses back.
 //!
 //! Extended CONNECT is the same in HTTP/2 (RFC 8441) and HTTP/3 (RFC 9220). In HTTP/1.1 a request is upgraded instead
-//! (RFC 9298 §3.2, RFC 9484 §4.2): its method is GET, and the token of the upgrade is the protocol.
+//! (RFC 9298 §3.2, RFC 9484 §4.2): its method is GET, and the upgrade token is the protocol.
 
 use http::{
     HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version,
@@ -9,8 +10,8 @@ use http::{
 };
 use mpvpn_masque::headers::Headers;
 
-/// The upgrade tokens that are taken; for any other, a server answers as if it had not been asked to upgrade
-/// (RFC 9110 §7.8).
+/// The supported upgrade tokens; a request for any other is answered as if it did not ask for an upgrade (RFC 9110
+/// §7.8).
 const UPGRADE_TOKENS: [&str; 2] = ["connect-udp", "connect-ip"];
 
 /// The header section of a CONNECT of any kind; `None` for all other requests.
@@ -45,13 +46,13 @@ pub(super) fn connect_headers<B>(request: &Request<B>) -> Option<Headers> {
     Some(headers)
 }
 
-/// Whether a field is about the connection, which HTTP/2 and HTTP/3 have no fields for, or is said by a pseudo-header.
+/// Whether a field concerns the connection only, or is replaced by a pseudo-header.
 fn is_replaced_or_per_connection(name: &HeaderName) -> bool {
     [CONNECTION, UPGRADE, HOST, TE].contains(name)
         || ["keep-alive", "proxy-connection"].contains(&name.as_str())
 }
 
-/// The protocol that an HTTP/1.1 request wants to change to, if it is one of those known here.
+/// The protocol to which an HTTP/1.1 request asks to switch, if it is supported.
 fn requested_upgrade<B>(request: &Request<B>) -> Option<&'static str> {
     if request.version() != Version::HTTP_11 || request.method() != Method::GET {
         return None;
@@ -65,7 +66,7 @@ fn requested_upgrade<B>(request: &Request<B>) -> Option<&'static str> {
     UPGRADE_TOKENS.into_iter().find(|token| wanted.eq_ignore_ascii_case(token))
 }
 
-/// An answer without content. What has no place in HTTP/1.1 or HTTP/2 is left out.
+/// A response without content. Fields that HTTP/1.1 and HTTP/2 do not allow are left out.
 pub(super) fn response_from(headers: &Headers) -> Response<()> {
     let mut response = Response::new(());
     let status = headers.status().and_then(|status| StatusCode::from_u16(status).ok());
@@ -79,8 +80,8 @@ pub(super) fn response_from(headers: &Headers) -> Response<()> {
     response
 }
 
-/// What grants a request in HTTP/1.1: 101 with the protocol that is spoken from now on (RFC 9298 §3.3), or for CONNECT
-/// what HTTP/2 has.
+/// The HTTP/1.1 response that accepts a request: 101 with the new protocol (RFC 9298 §3.3), or for CONNECT the same
+/// as in HTTP/2.
 pub(super) fn http1_acceptance<B>(request: &Request<B>, granted: &Headers) -> Response<()> {
     let mut response = response_from(granted);
     if let Some(token) = requested_upgrade(request) {

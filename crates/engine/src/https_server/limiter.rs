@@ -1,7 +1,7 @@
-//! How many may be served at once, in all and of one kind, so that nobody can take all the limiter.
+//! Limits how many connections there are, in all and per key, so that nobody can take all slots.
 //!
-//! In: who comes, with what it counts as: an address, a user. Out: a place, given back when it is dropped. Always holds: as
-//! many slots as were said; where newcomers go first, the one that has waited longest makes limiter for them.
+//! In: a key, such as a client network or a user. Out: a slot, released when dropped. Always holds: at most the given
+//! numbers of slots are in use; where new connections evict, the oldest slot is given up for them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,12 +13,13 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// One line for a source in so much time.
+/// At most one log line per network in this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Sources that are window of in that time, at max_total.
+/// Networks that are logged in that time. More: a flood from many addresses fills the log.
 const MAX_LOGGED_NETWORKS: usize = 64;
 
-/// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 network, as whoever has one has all of it.
+/// The key of a client: an IPv4 address, or the /64 of an IPv6 address, because whoever has one address of a /64 has
+/// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ClientNetwork(IpAddr);
 
@@ -40,16 +41,16 @@ impl std::fmt::Display for ClientNetwork {
     }
 }
 
-/// What there is no place for.
+/// No slot is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LimitReached {
-    #[error("there are as many as there may be of one: {0}")]
+    #[error("the limit per client network or user is reached: {0}")]
     PerKey(usize),
-    #[error("there are as many as there may be in all: {0}")]
+    #[error("the limit for all is reached: {0}")]
     Total(usize),
 }
 
-/// Places.
+/// A pool of slots.
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter<K> {
     max_total: usize,
@@ -60,24 +61,24 @@ pub(super) struct ConnectionLimiter<K> {
 #[derive(Debug)]
 struct LimiterState<K> {
     next: u64,
-    /// Who is to be window when its place is given to another, in the order of arrival.
+    /// Notified when the slot is given to another connection; in the order of arrival.
     slots: BTreeMap<u64, Arc<Notify>>,
     counts: HashMap<K, usize>,
 }
 
 impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
-    /// `max_total` slots, of which one may have `max_per_key`.
+    /// A pool of `max_total` slots, of which one key may hold `max_per_key`.
     pub(super) fn new(max_total: usize, max_per_key: usize) -> Arc<Self> {
         let state = LimiterState { next: 0, slots: BTreeMap::new(), counts: HashMap::new() };
         Arc::new(Self { max_total, max_per_key, state: Mutex::new(state) })
     }
 
-    /// A place, if one is free.
+    /// A slot, if one is free.
     pub(super) fn try_acquire(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
         self.acquire(key, false)
     }
 
-    /// A place, if need be that of who has been here longest.
+    /// A slot; if all are in use, the oldest is evicted.
     pub(super) fn acquire_evicting(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
         self.acquire(key, true)
     }
@@ -100,18 +101,18 @@ impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
         Ok(Slot { limiter: Arc::clone(self), number, key, evicted })
     }
 
-    /// Places that are state.
+    /// The number of slots in use.
     pub(super) fn len(&self) -> usize {
         self.state().slots.len()
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, LimiterState<K>> {
-        // Counting goes on after a panic elsewhere.
+        // The counts are consistent even after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place that is state.
+/// A slot in use.
 #[derive(Debug)]
 pub(super) struct Slot<K: Clone + Eq + Hash> {
     limiter: Arc<ConnectionLimiter<K>>,
@@ -121,7 +122,7 @@ pub(super) struct Slot<K: Clone + Eq + Hash> {
 }
 
 impl<K: Clone + Eq + Hash> Slot<K> {
-    /// Tells, once, that another has this place now.
+    /// Notified once, when the slot is given to another connection.
     pub(super) fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
     }
@@ -140,7 +141,7 @@ impl<K: Clone + Eq + Hash> Drop for Slot<K> {
     }
 }
 
-/// What was refused, window in few lines.
+/// Limits log lines about refusals.
 #[derive(Debug)]
 pub(super) struct RefusalLog(Mutex<RefusalWindow>);
 
@@ -155,7 +156,8 @@ impl RefusalLog {
         Self(Mutex::new(RefusalWindow { since: Instant::now(), counts: HashMap::new() }))
     }
 
-    /// Something of `source` was refused at `now`: whether to tell that, and how much more there was in the last minute.
+    /// Counts a refusal. Returns `None` if it must not be logged, else the number of refusals that were not logged in
+    /// the previous interval.
     pub(super) fn on_refused(&self, now: Instant, source: ClientNetwork) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = 0;

@@ -1,4 +1,4 @@
-//! Who is behind connections that come from this process itself.
+//! The table of clients behind connections that this process makes to its own QUIC socket.
 
 use std::{
     collections::BTreeMap,
@@ -6,12 +6,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Clients that are served through sockets of this process to its own listener: the address of each such socket, and the
-/// one that its client comes from. Only this process writes it, so nobody outside can say to be somebody else.
+/// Maps the address of each local socket to the address of the client that it serves. Only this process writes it, so
+/// nobody outside can claim another client's address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoopbackClients(Arc<Mutex<BTreeMap<SocketAddr, SocketAddr>>>);
 
-/// A client in the table, as long as this is there.
+/// An entry of the table; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct ClientEntry {
     table: LoopbackClients,
@@ -19,13 +19,13 @@ pub(crate) struct ClientEntry {
 }
 
 impl LoopbackClients {
-    /// What comes from `loopback_addr` is of `client`.
+    /// Packets from `loopback_addr` belong to `client`.
     pub(crate) fn insert(&self, loopback_addr: SocketAddr, client: SocketAddr) -> ClientEntry {
         self.with_table(|all| all.insert(loopback_addr, client));
         ClientEntry { table: self.clone(), loopback_addr }
     }
 
-    /// Who sends from `address`: a client in the table, or whoever has that address.
+    /// The client that sends from `address`: the entry of the table, or `address` itself.
     pub(crate) fn client_address(&self, address: SocketAddr) -> SocketAddr {
         self.with_table(|all| all.get(&address).copied()).unwrap_or(address)
     }

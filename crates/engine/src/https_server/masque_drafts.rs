@@ -1,8 +1,9 @@
-//! Clients of the first drafts of MASQUE, which say in TLS no protocol.
+//! Serves clients of the first MASQUE drafts, which use TLS without ALPN.
 //!
-//! They speak HTTP/2 with CONNECT, and for UDP one request of HTTP/1.1 a connection: `CONNECT-UDP masque://ADDRESS:PORT/`,
-//! after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a connection, of which nothing was read. Out:
-//! what everybody else is served by. Always holds: who is not of these clients gets what any client of HTTP/1.1 gets.
+//! They speak HTTP/2 with CONNECT, and for UDP one HTTP/1.1 request per connection: `CONNECT-UDP
+//! masque://ADDRESS:PORT/`, after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a connection
+//! from which nothing was read. Out: the same services as for other clients. Always holds: any other client is served
+//! as an HTTP/1.1 client.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,25 +17,25 @@ use tokio::{
 
 use super::{ClientConnection, RequestKind, http1, http2};
 
-/// How long the first request's head may take, and how long it may be.
+/// Limits of the first request's head: time, and bytes. Chosen, as for HTTP/1.1.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// Its fields.
+/// The largest number of fields in that head.
 const MAX_FIELDS: usize = 64;
-/// How HTTP/2 begins (RFC 9113 §3.4), as far as nothing else does.
+/// The part of the HTTP/2 connection preface (RFC 9113 §3.4) that tells it from HTTP/1.1.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
-/// How a request for UDP does.
+/// The start of a request for UDP.
 const CONNECT_UDP_METHOD: &[u8] = b"CONNECT-UDP ";
 
-/// A connection, as it is served.
+/// Any connection.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
 
-/// Both directions of a connection.
+/// The halves of a connection.
 type Halves<T> = (ReadHalf<T>, WriteHalf<T>);
 
-/// Serves a connection on which TLS has agreed on no protocol.
+/// Serves a connection without ALPN.
 pub(super) async fn serve(io: impl Stream, client: Arc<ClientConnection>) {
     let mut halves = tokio::io::split(io);
     let begun = tokio::select! {
@@ -46,13 +47,13 @@ pub(super) async fn serve(io: impl Stream, client: Arc<ClientConnection>) {
         Ok(Ok((FirstRequest::ConnectUdp(request), read))) => serve_udp(read, halves, client, request).await,
         Ok(Ok((FirstRequest::Other, read))) => http1::serve(with_prefix(read, halves), client).await,
         Ok(Err(error)) => {
-            tracing::debug!(peer = %client.peer, %error, "a client is gone before it has said anything")
+            tracing::debug!(peer = %client.peer, %error, "a client disconnected before its first request")
         }
-        Err(_) => tracing::debug!(peer = %client.peer, "a client has said nothing in time"),
+        Err(_) => tracing::debug!(peer = %client.peer, "a client sent no request in time"),
     }
 }
 
-/// Answers a request for UDP, whose head is at the beginning of what was `read`, and carries its chunks.
+/// Serves a request for UDP, whose head is at the start of `read`, and relays its chunks.
 async fn serve_udp<T: Stream>(
     mut read: Bytes,
     halves: Halves<T>,
@@ -61,7 +62,7 @@ async fn serve_udp<T: Stream>(
 ) {
     let headers = request.headers(&client);
     match headers.as_ref().map(|headers| client.classify_headers(headers)) {
-        // The site knows no such method either.
+        // The site does not know this method either.
         None | Some(RequestKind::Site) => return http1::serve(with_prefix(read, halves), client).await,
         Some(RequestKind::Refused(refusal)) => return send_refusal(halves.1, &refusal.headers()).await,
         Some(RequestKind::TcpTransport(_) | RequestKind::Gateway) => {}
@@ -76,7 +77,7 @@ async fn serve_udp<T: Stream>(
     }
 }
 
-/// Says why not, and ends the connection.
+/// Sends a refusal and closes the connection.
 async fn send_refusal(mut io: impl AsyncWrite + Unpin, answer: &Headers) {
     let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
     let status = status.unwrap_or(StatusCode::BAD_GATEWAY);
@@ -86,13 +87,13 @@ async fn send_refusal(mut io: impl AsyncWrite + Unpin, answer: &Headers) {
         head += &format!("{}: {}\r\n", field.name.escape_ascii(), String::from_utf8_lossy(&field.value));
     }
     head += "content-length: 0\r\nconnection: close\r\n\r\n";
-    // A client that is gone misses nothing.
+    // Fails only if the client has disconnected.
     if io.write_all(head.as_bytes()).await.is_ok() {
         let _ = io.shutdown().await;
     }
 }
 
-/// What a connection begins with.
+/// The kind of the first request.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstRequest {
     Http2,
@@ -104,14 +105,14 @@ enum FirstRequest {
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     target: Authority,
-    /// The values of the fields with credentials.
+    /// The fields with credentials: name and value.
     credentials: Vec<(&'static str, String)>,
-    /// Bytes of the head.
+    /// The length of the head (bytes).
     length: usize,
 }
 
 impl Request {
-    /// Reads the head of a request, of which all is there; `None` if it is another one, or none.
+    /// Parses a complete head; `None` if it is not such a request.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let mut request = httparse::Request::new(&mut fields);
@@ -126,7 +127,7 @@ impl Request {
         Some(Self { target, credentials: credentials.collect(), length })
     }
 
-    /// What asks for the same today (RFC 9298).
+    /// The same request as RFC 9298 has it.
     fn headers(&self, client: &ClientConnection) -> Option<Headers> {
         let path = connect_udp::path(&client.context.template, &self.target);
         let mut headers = connect_udp::request(&client.quic.to_string(), &path, None);
@@ -137,7 +138,7 @@ impl Request {
     }
 }
 
-/// Reads as much as it takes to know what this is: that, and what was read.
+/// Reads until the kind of the first request is known; returns it and the bytes read.
 async fn read_first_request(io: &mut (impl AsyncRead + Unpin)) -> io::Result<(FirstRequest, Bytes)> {
     let mut read = BytesMut::new();
     let begins = |read: &[u8], with: &[u8]| read.iter().zip(with).all(|(one, other)| one == other);
@@ -164,7 +165,7 @@ async fn read_first_request(io: &mut (impl AsyncRead + Unpin)) -> io::Result<(Fi
     Ok((first_request, read.freeze()))
 }
 
-/// A connection of which bytes that were `read` are read once more.
+/// A connection that yields the bytes `read` again, then the rest.
 fn with_prefix<T: Stream>(read: Bytes, (reader, writer): Halves<T>) -> impl Stream {
     tokio::io::join(AsyncReadExt::chain(io::Cursor::new(read), reader), writer)
 }

@@ -1,21 +1,22 @@
-//! Connections that a load balancer passes on, with the client's address in front: the PROXY protocol, version 1 and 2.
+//! Reads the PROXY protocol header (versions 1 and 2) with which a load balancer's connection begins.
 
 use std::{io, net::SocketAddr};
 
 use proxy_header::{ParseConfig, ProxyHeader};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The longest line of version 1, and where version 2 has told its length.
+/// The longest line of version 1, and the fixed part of version 2, which has the length of the rest (both from the
+/// specification).
 const MAX_V1_LINE_BYTES: usize = 107;
 const V2_FIXED_BYTES: usize = 16;
-/// Bytes of what a load balancer may add to the addresses.
+/// The largest variable part of version 2 that is read: addresses and extensions. Chosen.
 const MAX_V2_ADDRESS_BYTES: usize = 4096;
 
-/// Reads what is in front, and not a byte more: the client's address, or `None` if the load balancer itself has connected,
-/// to see whether anybody is there.
+/// Reads the header and not a byte more. Returns the client's address, or `None` for a health check of the load
+/// balancer itself.
 ///
 /// # Errors
-/// If it is something else, or the connection ends.
+/// If there is no header, or the connection ends.
 pub(super) async fn read_client_address(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<Option<SocketAddr>> {
@@ -61,7 +62,7 @@ mod tests {
         binary.extend([192, 0, 2, 1, 192, 0, 2, 2, 4, 210, 1, 187]);
         binary.extend(b"\x16\x03\x01");
         assert_eq!(read(&binary).await.unwrap(), (Some("192.0.2.1:1234".parse().unwrap()), 3));
-        // Version 2, of the balancer itself.
+        // Version 2, command LOCAL: a health check.
         let local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
         assert_eq!(read(local).await.unwrap(), (None, 0));
         assert_eq!(read(b"PROXY UNKNOWN\r\n").await.unwrap(), (None, 0));

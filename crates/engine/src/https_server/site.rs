@@ -1,7 +1,7 @@
-//! What anybody gets who asks as a browser does: files, the pages of another server, or that there is nothing.
+//! The web site for clients without credentials: files, the pages of another server, or nothing.
 //!
-//! Always holds: the same over every version of HTTP, as far as there is a page at all; bounded in how many answers are
-//! under way, and in what waits in memory for one; nothing here knows that there is anything else at this address.
+//! Always holds: all versions of HTTP answer alike, as far as they have pages; concurrent answers and their memory
+//! are bounded; nothing in an answer reveals that there is a tunnel at this address.
 
 mod files;
 mod upstream;
@@ -21,13 +21,13 @@ use tokio::sync::Semaphore;
 use super::{Body, full_body};
 use crate::EngineError;
 
-/// Answers with content under way.
+/// Concurrent answers with content. More: memory and disk load for strangers. Fewer: 503. Chosen.
 const MAX_ANSWERS_IN_PROGRESS: usize = 128;
 
-/// Any error, as bodies have it.
+/// The error type of bodies.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The site.
+/// A configured site.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     content: Content,
@@ -46,7 +46,7 @@ impl Site {
     /// The site of a configuration.
     ///
     /// # Errors
-    /// If there is no such folder.
+    /// If the folder does not exist.
     pub(crate) fn new(config: &config::Site) -> Result<Self, EngineError> {
         let content = match &config.content {
             SiteContent::Nothing => Content::Nothing,
@@ -60,7 +60,7 @@ impl Site {
         Ok(Self { content, server, answer_slots: Arc::new(Semaphore::new(MAX_ANSWERS_IN_PROGRESS)) })
     }
 
-    /// Answers a request of `peer`.
+    /// Answers a request from `peer`.
     pub(super) async fn answer<B>(&self, request: Request<B>, peer: SocketAddr) -> Response<Body>
     where
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
@@ -78,7 +78,7 @@ impl Site {
         response
     }
 
-    /// Adds what every answer has.
+    /// Adds the Date and Server fields.
     pub(super) fn add_common_headers(&self, headers: &mut HeaderMap) {
         if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
             headers.entry(DATE).or_insert(now);
@@ -86,7 +86,7 @@ impl Site {
         headers.entry(SERVER).or_insert(self.server.clone());
     }
 
-    /// The answer over HTTP/3, where there are no pages.
+    /// The response over HTTP/3, where the site has no pages.
     pub(crate) fn http3_answer(&self, method: &str) -> (Headers, Bytes) {
         let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::OPTIONS);
         let mut response = empty_site_answer(&method);
@@ -99,7 +99,7 @@ impl Site {
     }
 }
 
-/// The answer of a site that has nothing.
+/// The response of a site without content.
 fn empty_site_answer(method: &Method) -> Response<Bytes> {
     match *method {
         Method::GET | Method::HEAD => status_page(method, StatusCode::NOT_FOUND),
@@ -111,7 +111,7 @@ fn empty_site_answer(method: &Method) -> Response<Bytes> {
     }
 }
 
-/// A page that says no more than the status.
+/// A page with the status only, as nginx has it.
 fn status_page(method: &Method, status: StatusCode) -> Response<Bytes> {
     let status_text = format!("{} {}", status.as_str(), status.canonical_reason().unwrap_or("Error"));
     let text = format!(

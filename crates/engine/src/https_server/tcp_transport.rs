@@ -1,5 +1,5 @@
-//! The server's end of the TCP way: the QUIC packets of a client's link come inside HTTP (docs/protocol.md), and go to this
-//! server's own QUIC socket over the loopback, as if they had come there.
+//! The server's end of the TCP transport: a client's QUIC packets arrive inside HTTP (docs/protocol.md, "Inside TCP")
+//! and are sent to this server's own QUIC socket over the loopback, as if they had arrived there.
 
 use std::net::SocketAddr;
 
@@ -31,28 +31,28 @@ use crate::{
 /// The port of `https` (RFC 9110 §4.2.2).
 const HTTPS: u16 = 443;
 
-/// Whether a valid request is for UDP to the very server that it was sent to.
+/// Whether a valid request is CONNECT-UDP to the very server that received it.
 pub(super) fn is_to_itself(headers: &Headers, template: &Template) -> bool {
     let Ok(ConnectUdp { target, .. }) = connect_udp::parse_request(headers, template) else { return false };
     headers.authority().and_then(authority_of) == Some(target)
 }
 
-/// The authority of a request, which need not name the port of its scheme.
+/// The authority of a request, which may omit the scheme's port.
 fn authority_of(text: &str) -> Option<Authority> {
     text.parse().ok().or_else(|| format!("{text}:{HTTPS}").parse().ok())
 }
 
-/// One way, granted.
+/// An accepted TCP transport.
 struct TcpTransport {
     loopback: LoopbackSocket,
-    /// Counted, and known as the client's, as long as it is there.
+    /// Held while the transport exists: the user's slot, and the entry that names the client.
     _slot: Slot<String>,
     _entry: ClientEntry,
 }
 
 fn open(client: &ClientConnection, user: &str) -> Result<TcpTransport, Rejection> {
     let slot = client.context.tcp_transports.try_acquire(user.to_owned()).map_err(|limit| {
-        tracing::debug!(user, %limit, "no room for another TCP transport");
+        tracing::debug!(user, %limit, "refused another TCP transport");
         Rejection::new(503, format!("too many TCP transports: {limit}"))
     })?;
     let connect = || {
@@ -61,19 +61,19 @@ fn open(client: &ClientConnection, user: &str) -> Result<TcpTransport, Rejection
         Ok::<_, EngineError>((loopback, client.context.loopback_clients.insert(inner, client.peer)))
     };
     let (loopback, entry) = connect().map_err(|error| {
-        tracing::warn!(%error, "cannot reach the own QUIC socket for a client on TCP");
+        tracing::warn!(%error, "cannot reach this server's QUIC socket for a client on TCP");
         Rejection::new(503, "this server cannot reach its own QUIC socket")
     })?;
     Ok(TcpTransport { loopback, _slot: slot, _entry: entry })
 }
 
-/// The mark that a client asks for, if that can be understood.
+/// The DSCP that the client asks for, if the field is valid.
 fn dscp_of(fields: &HeaderMap) -> Option<u8> {
     let dscp = structured::integer(fields.get(DSCP_HEADER)?.as_bytes())?;
     u8::try_from(dscp).ok().filter(|dscp| (1..64).contains(dscp))
 }
 
-/// Grants a request of HTTP/2 and carries packets until it ends.
+/// Accepts an HTTP/2 request and relays packets until it ends.
 pub(super) async fn over_http2(
     client: &ClientConnection,
     user: &str,
@@ -83,7 +83,7 @@ pub(super) async fn over_http2(
     let transport = match open(client, user) {
         Ok(transport) => transport,
         Err(refusal) => {
-            // A client that is gone misses nothing.
+            // Fails only if the client has disconnected.
             let _ = respond.send_response(http3_fields::response_from(&refusal.headers()), true);
             return;
         }
@@ -102,7 +102,7 @@ pub(super) async fn over_http2(
     }
 }
 
-/// Grants a request of HTTP/1.1; packets are carried once the connection has changed its protocol.
+/// Accepts an HTTP/1.1 request; packets are relayed once the connection has switched protocols.
 pub(super) fn over_http1(
     client: &std::sync::Arc<ClientConnection>,
     user: &str,
@@ -121,12 +121,12 @@ pub(super) fn over_http1(
             Ok(upgraded) => {
                 let mut stream = TokioIo::new(upgraded);
                 if carry(client.peer, &user, &transport, &mut stream).await.is_ok() {
-                    // The client may be gone already.
+                    // The client may have disconnected already.
                     let _ = stream.shutdown().await;
                 }
             }
             Err(error) => {
-                tracing::debug!(peer = %client.peer, %error, "a connection did not change its protocol")
+                tracing::debug!(peer = %client.peer, %error, "a connection did not switch protocols")
             }
         }
     });
@@ -140,12 +140,12 @@ async fn carry(
     stream: impl AsyncRead + AsyncWrite + Unpin,
 ) -> Result<(), PumpError> {
     let counters = PumpCounters::default();
-    tracing::debug!(%peer, user, "a TCP transport is open");
+    tracing::debug!(%peer, user, "TCP transport opened");
     let ended = pump(&transport.loopback, stream, &counters).await;
     let (up, down) = (counters.received.bytes(), counters.sent.bytes());
     match &ended {
-        Ok(()) => tracing::debug!(%peer, user, up, down, "a TCP transport has ended"),
-        Err(error) => tracing::debug!(%peer, user, up, down, %error, "a TCP transport has broken"),
+        Ok(()) => tracing::debug!(%peer, user, up, down, "TCP transport closed"),
+        Err(error) => tracing::debug!(%peer, user, up, down, %error, "TCP transport failed"),
     }
     ended
 }

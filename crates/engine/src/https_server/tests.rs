@@ -1,4 +1,4 @@
-//! A front with a real TLS client. The server's QUIC is a socket that sends back what it gets.
+//! An HTTPS server with a real TLS client. The server's QUIC socket is an echo server.
 
 mod floods;
 mod sites;
@@ -18,10 +18,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::*;
 use crate::h2_stream::H2Stream;
 
-/// Longest wait for something that comes at once.
+/// The longest wait for anything.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A server, as far as TCP is concerned.
+/// A running HTTPS server.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) token: String,
@@ -31,15 +31,15 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
-    /// Serves at a free port, as long as the test's runtime is there.
+    /// Serves at a free port until the test's runtime ends.
     pub(crate) fn start(change: impl FnOnce(&mut ServerConfig)) -> Self {
-        // Clients connect from 127.0.0.1, so none of them takes the port in TCP.
+        // Clients connect from 127.0.0.1, so none of them occupies this TCP port.
         let echo = UdpSocket::bind("127.0.1.1:0").unwrap();
         let address = echo.local_addr().unwrap();
         std::thread::spawn(move || {
             let mut buffer = [0; 2048];
             while let Ok((count, from)) = echo.recv_from(&mut buffer) {
-                // Ends with the test's process; until then nobody may be there to take it.
+                // Ends with the process; until then the peer may be gone.
                 let _ = echo.send_to(&buffer[..count], from);
             }
         });
@@ -61,7 +61,7 @@ impl TestServer {
         Self { address, token, context, credentials, _state_dir: home }
     }
 
-    /// TLS with one protocol.
+    /// A TLS connection with this ALPN.
     pub(super) async fn tls(&self, alpn: &[u8]) -> TlsStream<TcpStream> {
         self.tls_over(TcpStream::connect(self.address).await.unwrap(), alpn).await
     }
@@ -75,12 +75,12 @@ impl TestServer {
         tls
     }
 
-    /// HTTP/2, once the server's settings are there.
+    /// An HTTP/2 connection, once the server's SETTINGS have arrived.
     pub(super) async fn http2(&self) -> h2::client::SendRequest<Bytes> {
         Self::http2_over(self.tls(b"h2").await).await
     }
 
-    /// The same for a client that a load balancer names.
+    /// The same for a client that a load balancer announces.
     pub(super) async fn http2_of(&self, client: &str) -> h2::client::SendRequest<Bytes> {
         let mut tcp = TcpStream::connect(self.address).await.unwrap();
         let (ip, port) = client.split_once(':').unwrap();
@@ -101,13 +101,13 @@ impl TestServer {
         client
     }
 
-    /// The path of UDP to the server itself.
+    /// The path of CONNECT-UDP to the server itself.
     pub(super) fn self_target_path(&self) -> String {
         let target = self.address.to_string().parse().unwrap();
         path(&connect_udp::default_template(), &target)
     }
 
-    /// A request for UDP to the server itself.
+    /// A CONNECT-UDP request to the server itself.
     pub(super) fn self_target_request(&self, credentials: Option<&str>) -> Request<()> {
         let uri = format!("https://{}{}", self.address, self.self_target_path());
         let mut request = Request::connect(uri).header("capsule-protocol", "?1");
@@ -119,7 +119,7 @@ impl TestServer {
         request
     }
 
-    /// A request of HTTP/1.1, and everything up to the end of the head of the answer.
+    /// Sends an HTTP/1.1 request, and returns the head of the response.
     pub(super) async fn http1(&self, head: &str) -> (String, TlsStream<TcpStream>) {
         let mut tls = self.tls(b"http/1.1").await;
         tls.write_all(format!("{head}\r\n\r\n").as_bytes()).await.unwrap();
@@ -131,7 +131,7 @@ impl TestServer {
     }
 }
 
-/// Sends datagrams through a granted request, and reads them as they come back.
+/// Sends datagrams through an accepted request, and reads their echoes.
 async fn send_and_receive_echo(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let sizes = [1200, 1, 1452, 1452, 1452, 300];
     let mut out = bytes::BytesMut::new();
@@ -244,7 +244,7 @@ async fn a_head_without_end_is_waited_for_only_so_long() {
     let mut tls = server.tls(b"http/1.1").await;
     tls.write_all(b"GET / HTTP/1.1\r\nx: ").await.unwrap();
     let endless = vec![b'x'; 1 << 20];
-    // Sooner or later nobody reads it any more.
+    // The server may stop reading at any time.
     let _ = tls.write_all(&endless).await;
     let mut answer = Vec::new();
     let _ = timeout(SOON, tls.read_to_end(&mut answer)).await.expect("the connection is closed");

@@ -1,4 +1,4 @@
-//! What the sockets of a link are bound to, whatever they speak.
+//! How the sockets of a link, UDP or TCP, are bound to it.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -7,29 +7,29 @@ use std::{
 
 use super::Protect;
 
-/// EPERM, EACCES.
+/// EPERM and EACCES.
 const PERMISSION_ERRNOS: [i32; 2] = [1, 13];
 /// ENODEV.
 const ENODEV: i32 = 19;
 
-/// A link, as a socket sees it.
+/// A link's socket options.
 #[derive(Clone)]
 pub(crate) struct BindOptions {
-    /// Its interface, or the name that an app has for it.
+    /// The interface, or the app's name for the link.
     pub(crate) name: String,
-    /// Its addresses.
+    /// The link's addresses.
     pub(crate) addresses: Vec<IpAddr>,
-    /// The mark of the tunnel's own packets, which needs privilege.
+    /// The firewall mark of the tunnel's own packets; setting it needs privilege.
     pub(crate) mark: Option<u32>,
     pub(crate) protect: Option<Protect>,
-    /// Whether the app told of it: its name may be none of a device then.
+    /// Whether the app provides the link, so that its name may not be an interface.
     pub(crate) is_from_app: bool,
 }
 
 impl BindOptions {
-    /// A socket to `remote` by `make`, which gets a device and a local address to bind it to: the device of the link, or
-    /// where that is forbidden (old kernels let nobody but root do so) its address. Returns that address, too. An app's leave to use the
-    /// socket may bind it to a network instead.
+    /// Makes a socket to `remote` by calling `make` with a device and a local address. It is bound to the link's
+    /// device (SO_BINDTODEVICE) or, if that is not permitted (before Linux 5.7 without root), to a local address,
+    /// which is then returned. Without a local address, the app's `protect` function may bind it to a network.
     pub(crate) fn bind_socket<T, E>(
         &self,
         remote: SocketAddr,
@@ -51,7 +51,7 @@ impl BindOptions {
         }
     }
 
-    /// Whether the app, if there is one, lets the socket be used.
+    /// Whether the app allows the socket; true without an app.
     pub(crate) fn is_protected(&self, socket: BorrowedFd<'_>) -> bool {
         self.protect.as_ref().is_none_or(|protect| protect(socket, &self.name))
     }

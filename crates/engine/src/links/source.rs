@@ -1,4 +1,4 @@
-//! Where a client learns which links there are: from the kernel, or from the app in which it runs.
+//! The source of links: the kernel, or the app in which the client runs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,32 +9,32 @@ use mpvpn_os::{
 
 use crate::{EngineError, event_loop::MONITOR_TOKEN};
 
-/// A link that an app knows.
+/// A link that an app provides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenLink {
-    /// The name of its interface, or any other that tells it from the rest.
+    /// The interface's name, or any other unique name.
     pub name: String,
-    /// The address of this machine to send from. Without one the link may have any.
+    /// The local address to send from; `None` for any.
     pub address: Option<IpAddr>,
-    /// The largest IP packet that it carries (bytes).
+    /// The MTU (bytes).
     pub mtu: u32,
 }
 
 impl GivenLink {
-    /// A link of which no more is known.
+    /// A link with any address and an MTU of 1500.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), address: None, mtu: 1500 }
     }
 }
 
-/// Who tells.
+/// Where links come from.
 #[derive(Debug)]
 pub(super) enum LinkSource {
     Kernel { netlink: Netlink, monitor: Monitor },
     App(Vec<GivenLink>),
 }
 
-/// What there is at a moment.
+/// The interfaces and addresses at one moment.
 pub(super) struct InterfaceSnapshot {
     pub(super) infos: Vec<LinkInfo>,
     addresses: Vec<AddressInfo>,
@@ -42,7 +42,7 @@ pub(super) struct InterfaceSnapshot {
 }
 
 impl LinkSource {
-    /// The kernel, which tells of changes at once.
+    /// The kernel; also registers its monitor with the poller.
     pub(super) fn kernel(poller: &Poller) -> Result<Self, EngineError> {
         let netlink = Netlink::open().map_err(EngineError::NoLinks)?;
         let monitor = Monitor::open().map_err(EngineError::NoLinks)?;
@@ -50,7 +50,7 @@ impl LinkSource {
         Ok(Self::Kernel { netlink, monitor })
     }
 
-    /// Whether the app tells of the links.
+    /// Whether an app provides the links.
     pub(super) fn is_from_app(&self) -> bool {
         matches!(self, Self::App(_))
     }
@@ -69,18 +69,18 @@ impl LinkSource {
         }
     }
 
-    /// Lets what is sent first over a link that has come up ask who its router is, whatever was asked before. Without
-    /// privilege, or in a kernel that refuses, the link is of use a little later.
+    /// Removes unresolved neighbour entries of a link that has come up, so that its first packets resolve the router
+    /// at once. Without privilege the link works a little later.
     pub(super) fn flush_unresolved_neighbours(&mut self, index: Option<u32>) {
         if let (Self::Kernel { netlink, .. }, Some(index)) = (self, index)
             && let Err(error) = netlink.flush_unresolved_neighbours(index)
         {
-            tracing::debug!(%error, "cannot ask for neighbours anew");
+            tracing::debug!(%error, "cannot flush unresolved neighbour entries");
         }
     }
 }
 
-/// The app would not name it if it could not be used.
+/// A link of an app counts as up.
 fn interface_info(given: &GivenLink) -> LinkInfo {
     LinkInfo {
         index: 0,
@@ -96,12 +96,12 @@ fn interface_info(given: &GivenLink) -> LinkInfo {
 }
 
 impl InterfaceSnapshot {
-    /// The interface of that name.
+    /// The interface of this name.
     pub(super) fn info(&self, name: &str) -> Option<&LinkInfo> {
         self.infos.iter().find(|info| info.name == name)
     }
 
-    /// The addresses that it may send from.
+    /// The addresses that the interface may send from.
     pub(super) fn addresses(&self, info: &LinkInfo) -> Vec<IpAddr> {
         let usable = |entry: &&AddressInfo| entry.index == info.index && entry.usable && !entry.link_local;
         match self.given(&info.name) {
@@ -110,13 +110,13 @@ impl InterfaceSnapshot {
         }
     }
 
-    /// Whether it may reach that address, as far as one can see.
+    /// Whether a link may reach an address: it has an address of the same family, or any.
     pub(super) fn reaches(&self, info: &LinkInfo, own: &[IpAddr], remote: SocketAddr) -> bool {
         let any = self.given(&info.name).is_some_and(|given| given.address.is_none());
         any || own.iter().any(|ip| ip.is_ipv4() == remote.is_ipv4())
     }
 
-    /// Whether the app tells of the links.
+    /// Whether an app provides the links.
     pub(super) fn is_from_app(&self) -> bool {
         self.given.is_some()
     }

@@ -1,4 +1,5 @@
-//! Sockets for packets of a link that travel inside TCP: they talk to the connection's end on this machine.
+//! A link's sockets for packets inside TCP: UDP sockets on the loopback, connected to the local end of the TCP
+//! transport.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,7 +17,7 @@ use crate::{
 };
 
 impl Links {
-    /// The sockets of a link for that, one for each class, with their addresses; made if they are not there.
+    /// Opens a link's loopback sockets, one per class, unless they exist; returns their addresses.
     pub(crate) fn open_tcp_sockets(
         &mut self,
         uplink: LinkId,
@@ -52,26 +53,26 @@ impl Links {
         Ok(all)
     }
 
-    /// Where packets of a link enter TCP, or that they cannot.
+    /// Sets the loopback address where a path's packets enter the TCP transport; `None` if it is down.
     pub(crate) fn set_tcp_entry(&mut self, id: LinkId, entry: Option<SocketAddr>) {
         let Some(link) = self.links.get_mut(&id) else { return };
         if let (Some(socket), Some(entry)) = (&link.socket, entry)
             && let Err(error) = socket.socket.connect(entry)
         {
-            // Others on this machine could send there, too, and QUIC would find that nothing of theirs is valid.
-            tracing::debug!(%error, "a socket cannot be connected on this machine");
+            // Without the connect, other local processes could send to this socket; QUIC would reject their packets.
+            tracing::debug!(%error, "cannot connect a loopback socket");
         }
         link.remote = entry;
     }
 
-    /// The link has no packets inside TCP any more; the pipes that are gone.
+    /// Closes a link's loopback sockets; returns the removed paths.
     pub(crate) fn close_tcp_sockets(&mut self, uplink: LinkId) -> Vec<LinkId> {
         let closed: Vec<LinkId> = self.tcp_pipes(uplink).collect();
         self.links.retain(|id, _| !closed.contains(id));
         closed
     }
 
-    /// The pipes of a link that are inside TCP.
+    /// A link's paths inside TCP.
     pub(crate) fn tcp_pipes(&self, uplink: LinkId) -> impl Iterator<Item = LinkId> {
         self.links.keys().copied().filter(move |id| id.is_tcp() && id.uplink() == uplink)
     }

@@ -1,9 +1,9 @@
-//! UDP for apps: what SOCKS5 calls an association (RFC 1928 §7).
+//! UDP associations of SOCKS5 (RFC 1928 §7).
 //!
-//! In: datagrams of an app, each with its target in front, and payloads that come from targets. Out: calls of
-//! [`DatagramFlows`], and datagrams to the app. Always holds: an association serves one address of the app that asked for
-//! it, has a bounded number of targets of which the one that was silent for longest makes room, and ends with the
-//! connection that asked for it; fragments are dropped.
+//! In: datagrams of an app, each with its target in front, and payloads from targets. Out: calls of
+//! [`DatagramFlows`], and datagrams to the app. Always holds: an association serves one address and port of the app
+//! that opened it; its targets are bounded, and the one idle for longest makes room; it ends with the TCP connection
+//! that opened it; fragments are dropped.
 
 use std::{
     collections::HashMap,
@@ -20,44 +20,45 @@ use mpvpn_os::{Outgoing, RecvBatch, UdpOptions, UdpSocket};
 
 use super::socks5::{ATYP_NAME, ATYP_V4, ATYP_V6, ParsedAddress, parse_address};
 
-/// Targets of an association.
+/// Targets of one association. More: flows at the server. Fewer: apps with many peers lose flows. Chosen.
 const MAX_TARGETS: usize = 64;
-/// A target that is silent for so long is given up.
+/// A target without payloads for this long is closed; as at the server (RFC 9298 §3.1 asks for at least two minutes).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
-/// One that the server has refused is asked for again after so long.
+/// A refused target is requested again after this time. Shorter: load at the server. Longer: a permitted target works
+/// later. Chosen.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Messages a receive call, and receive calls a turn.
+/// Messages of one receive call, and receive calls in an iteration. Chosen, as for QUIC's sockets.
 const MAX_MESSAGES_PER_RECV: usize = 16;
 const MAX_RECV_CALLS: usize = 4;
 
-/// What carries the payloads of apps.
+/// The tunnel's UDP flows for apps.
 pub(crate) trait DatagramFlows {
-    /// Names a flow.
+    /// Identifies a flow.
     type Flow: Copy + Eq + Hash + fmt::Debug;
 
-    /// Asks for a flow. `None` if there can be none now.
+    /// Opens a flow to a target. Returns `None` if none can be opened now.
     fn open_flow(&mut self, now: Instant, to: &Authority) -> Option<Self::Flow>;
 
     /// Sends a payload.
     fn send(&mut self, now: Instant, flow: Self::Flow, payload: &[u8]);
 
-    /// Ends a flow; nothing more is told about it.
+    /// Closes a flow; no events of it follow.
     fn close(&mut self, flow: Self::Flow);
 }
 
-/// All associations, by the tokens of their sockets.
+/// All associations, by the poller tokens of their sockets.
 pub(super) struct Associations<Flow> {
     all: HashMap<u64, Association<Flow>>,
-    /// Whose flow each is, and with whom.
+    /// The association and the target of each flow.
     flows: HashMap<Flow, (u64, Authority)>,
     batch: RecvBatch,
 }
 
 struct Association<Flow> {
     socket: UdpSocket,
-    /// Only datagrams from there are taken …
+    /// Only datagrams from this address are accepted …
     app_ip: IpAddr,
-    /// … and once one came, only from its port.
+    /// … and after the first one only from its port.
     app: Option<SocketAddr>,
     targets: HashMap<Authority, Target<Flow>>,
 }
@@ -73,10 +74,10 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         Self { all: HashMap::new(), flows: HashMap::new(), batch: RecvBatch::new(MAX_MESSAGES_PER_RECV) }
     }
 
-    /// Makes a socket at `local`, with a port of its own, for the app at `from`; its address.
+    /// Opens a socket at `local` for the app at `app_ip`; returns the socket's address.
     ///
     /// # Errors
-    /// If the kernel gives none.
+    /// If the kernel refuses.
     pub(super) fn open(
         &mut self,
         token: u64,
@@ -92,12 +93,12 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         Ok(bound)
     }
 
-    /// Whether a token is of one.
+    /// Whether this is the token of an association.
     pub(super) fn has(&self, token: u64) -> bool {
         self.all.contains_key(&token)
     }
 
-    /// An app has sent something.
+    /// Handles datagrams of an app.
     pub(super) fn on_socket_ready<D: DatagramFlows<Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -106,7 +107,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
     ) {
         for _ in 0..MAX_RECV_CALLS {
             let Some(association) = self.all.get_mut(&token) else { return };
-            // Errors are about datagrams that did not reach the app.
+            // Errors concern datagrams that did not reach the app.
             if !association.socket.recv_batch(&mut self.batch).is_ok_and(|count| count > 0) {
                 return;
             }
@@ -126,7 +127,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         }
     }
 
-    /// A payload has come from a target.
+    /// Delivers a payload from a target to its app.
     pub(super) fn deliver_payload(&mut self, now: Instant, flow: Flow, payload: &[u8]) {
         let Some((token, from)) = self.flows.get(&flow) else { return };
         let Some(association) = self.all.get_mut(token) else { return };
@@ -137,11 +138,11 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         let datagram = encode_datagram(from, payload);
         let out = Outgoing { to: app, from: None, ecn: None, dscp: 0, segment_size: None, data: &datagram };
         if let Err(error) = association.socket.send(&out) {
-            tracing::trace!(%error, "a payload did not reach its app");
+            tracing::trace!(%error, "cannot send a payload to its app");
         }
     }
 
-    /// The server has refused a flow, or ended it.
+    /// The server has refused or closed a flow.
     pub(super) fn on_flow_closed(&mut self, now: Instant, flow: Flow, refused: bool) {
         let Some((token, to)) = self.flows.remove(&flow) else { return };
         let Some(association) = self.all.get_mut(&token) else { return };
@@ -151,7 +152,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         }
     }
 
-    /// Gives up targets that were silent for long.
+    /// Closes targets that were idle for too long.
     pub(super) fn close_idle_targets<D: DatagramFlows<Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -170,7 +171,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         });
     }
 
-    /// Ends one.
+    /// Closes an association.
     pub(super) fn close<D: DatagramFlows<Flow = Flow>>(&mut self, tunnel: &mut D, token: u64) {
         let Some(association) = self.all.remove(&token) else { return };
         for flow in association.targets.into_values().filter_map(|target| target.flow) {
@@ -179,7 +180,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
         }
     }
 
-    /// Ends all; nothing is told.
+    /// Closes all associations.
     pub(super) fn end(&mut self) {
         self.all.clear();
         self.flows.clear();
@@ -187,7 +188,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
 }
 
 impl<Flow: Copy + Eq + Hash + fmt::Debug> Association<Flow> {
-    /// The flow to a target, which is new if need be.
+    /// The flow to a target, opened if necessary.
     fn flow_to<D: DatagramFlows<Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -223,7 +224,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Association<Flow> {
     }
 }
 
-/// The target and the payload of an app's datagram; `None` for fragments, and for what is malformed.
+/// The target and the payload of an app's datagram; `None` for fragments and malformed datagrams.
 fn parse_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
     let (&[_, _, fragment, kind], rest) = datagram.split_first_chunk()?;
     if fragment != 0 {
@@ -237,7 +238,7 @@ fn parse_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
     }
 }
 
-/// A datagram for the app.
+/// A datagram to the app, with its source in front.
 fn encode_datagram(from: &Authority, payload: &[u8]) -> Bytes {
     let mut datagram = BytesMut::with_capacity(32 + payload.len());
     datagram.put_bytes(0, 3);
@@ -251,7 +252,7 @@ fn encode_datagram(from: &Authority, payload: &[u8]) -> Bytes {
             datagram.put(&ip.octets()[..]);
         }
         Host::Name(name) => {
-            // A name has at most 253 bytes.
+            // Names have at most 253 bytes.
             datagram.put_u8(ATYP_NAME);
             datagram.put_u8(name.len() as u8);
             datagram.put(name.as_bytes());

@@ -1,9 +1,8 @@
-//! What an app says to an HTTP proxy (RFC 9110 §7.2, RFC 9112 §3.2), and the answers.
+//! Parses requests to an HTTP proxy (RFC 9110 §7.2, RFC 9112 §3.2), and makes its responses.
 //!
-//! In: the bytes of a request's head so far. Out: what to do about them ([`RequestStep`]). CONNECT makes a tunnel. Other
-//! methods with a target in absolute form are for the origin, to which the same request goes in origin form; it is told
-//! to close the connection after the answer, so that no second request comes to the wrong place. Always holds: bytes
-//! after the head stay as they are.
+//! In: the bytes received so far. Out: what to do ([`RequestStep`]). CONNECT makes a tunnel. Other requests, with a
+//! target in absolute form, are sent to the origin in origin form, with `Connection: close`, because a second request
+//! on the connection could be for another origin. Always holds: bytes after the head stay unchanged.
 
 use bytes::{Buf, Bytes, BytesMut};
 use httparse::Status;
@@ -11,20 +10,20 @@ use mpvpn_masque::connect::{Authority, ProxyError};
 
 use super::RequestStep;
 
-/// Fields of one head.
+/// The largest number of fields of a request.
 const MAX_FIELDS: usize = 128;
 
-/// The connection to the target of a CONNECT stands.
+/// The response when the target of a CONNECT is connected.
 pub(super) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// Fields that are about this connection, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them:
-/// the content goes on as it is.
+/// Connection-specific fields, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them, because
+/// the content is forwarded as it is.
 const CONNECTION_FIELDS: &[&str] =
     &["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade"];
-/// Fields that no `Connection` field can take away: they say where the content ends.
+/// Fields that a `Connection` field cannot remove, because they frame the content.
 const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
-/// Looks at what came.
+/// Parses what was received so far.
 pub(super) fn step(bytes: &mut BytesMut) -> RequestStep {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -54,7 +53,7 @@ pub(super) fn step(bytes: &mut BytesMut) -> RequestStep {
     }
 }
 
-/// Where a request in absolute form is to go, and its head for there.
+/// The origin and the rewritten head of a request in absolute form.
 fn origin_form(
     method: &str,
     target: &str,
@@ -108,7 +107,7 @@ fn origin_form(
     Ok((to, head))
 }
 
-/// Host and port of a URI, without user information.
+/// Host and port of a URI; `None` with user information.
 fn parse_authority(text: &str) -> Option<Authority> {
     let after_host = text.rfind(']').map_or(0, |at| at + 1);
     match text[after_host..].rfind(':') {
@@ -122,12 +121,12 @@ fn refuse(status: u16, why: &str) -> RequestStep {
     RequestStep::Refuse { answer: response(status, why), why: why.to_owned() }
 }
 
-/// The status with which an app is told why there is no connection.
+/// The status code for a failure.
 pub(super) fn status_of(failure: ProxyError) -> u16 {
     failure.rejection("").status
 }
 
-/// An answer of this proxy's own, after which the connection ends.
+/// A response of the proxy itself, after which the connection closes.
 pub(super) fn response(status: u16, why: &str) -> Bytes {
     let reason = match status {
         400 => "Bad Request",
@@ -147,7 +146,7 @@ pub(super) fn response(status: u16, why: &str) -> Bytes {
     ))
 }
 
-/// What an app sent, to be shown to it.
+/// An app's text, shortened and escaped, for a response.
 fn printable(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_default).collect()
 }
@@ -156,7 +155,7 @@ fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Where a request goes, and its head for there.
+    /// The origin of a request, and its rewritten head.
     fn asked(request: &str) -> (String, String) {
         let mut bytes = BytesMut::from(request);
         match step(&mut bytes) {

@@ -1,4 +1,4 @@
-//! Apps that get no connection, or no more of it: they are told why, and left.
+//! Refuses and closes the connections of apps.
 
 use std::{
     fmt,
@@ -13,7 +13,8 @@ use mpvpn_os::poll::{Interest, Poller};
 
 use super::{App, MAX_REQUEST_BYTES, Protocol, Proxy, ProxyTunnel, Refusal, Stage, http, socks5::Reply};
 
-/// How long an app may take to read a refusal and close.
+/// How long an app may take to read a refusal and close. Longer: slots. Shorter: slow apps see a reset instead.
+/// Chosen.
 pub(super) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl<Id, Flow> Proxy<Id, Flow>
@@ -21,7 +22,7 @@ where
     Id: Copy + Eq + Hash + fmt::Debug,
     Flow: Copy + Eq + Hash + fmt::Debug,
 {
-    /// There will be no connection.
+    /// Refuses a request that was waiting for its connection.
     pub(super) fn refuse<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -35,7 +36,7 @@ where
         let (Stage::AwaitingStream(_) | Stage::Connecting(..), Some(to)) = (&app.stage, &app.to) else {
             return;
         };
-        tracing::debug!(%to, why, "no connection for an app");
+        tracing::debug!(%to, why, "refused the connection of an app");
         let answer = match app.protocol {
             Protocol::Socks5 => Reply::of(failure).bytes(),
             Protocol::Http => {
@@ -46,7 +47,7 @@ where
         self.send_refusal(now, poller, tunnel, token, answer);
     }
 
-    /// Says a last word to an app that has no connection, and lets it read that.
+    /// Sends a last response to an app without a connection, and closes after the app has read it.
     pub(super) fn send_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
@@ -84,8 +85,8 @@ where
         self.continue_refusal(poller, tunnel, token);
     }
 
-    /// Writes the last word, then waits until the app has read it: what it still sends would else break the connection
-    /// before it has.
+    /// Sends the rest of the response, then waits until the app closes: unread bytes at a close would cause a reset,
+    /// which can destroy the response.
     pub(super) fn continue_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         poller: &Poller,
@@ -122,7 +123,7 @@ where
         }
     }
 
-    /// Ends a connection without a word. One that stood is reset.
+    /// Closes a connection without a response. An established one is reset.
     pub(super) fn close_app<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T, token: u64) {
         let Some(app) = self.remove(token) else { return };
         let (id, splice) = match app.stage {
@@ -131,7 +132,7 @@ where
             Stage::ReadingRequest(_) | Stage::AwaitingStream(_) | Stage::Refusing(_) => return,
             Stage::Associated(_, token) => return self.associations.close(tunnel, token),
         };
-        // One that is gone was taken from the list.
+        // A stream that was reset is no longer in the table.
         if self.tokens.remove(&id).is_some() {
             tunnel.abort(id);
         }
@@ -141,7 +142,7 @@ where
     }
 }
 
-/// Says what the server found.
+/// The reason for a failure, as text.
 pub(super) fn failure_text(failure: ProxyError) -> &'static str {
     match failure {
         ProxyError::Dns => "the name has no address",

@@ -1,7 +1,7 @@
-//! What an app says to a SOCKS5 proxy, and the answers (RFC 1928).
+//! Parses requests to a SOCKS5 proxy, and makes its replies (RFC 1928).
 //!
-//! In: the bytes that came so far. Out: what to do about them ([`RequestStep`]). Always holds: nothing is taken before it is
-//! whole, and no byte after the request.
+//! In: the bytes received so far. Out: what to do ([`RequestStep`]). Always holds: only complete messages are
+//! consumed, and no byte after the request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -34,7 +34,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// What the server found.
+    /// The reply for a failure.
     pub(super) fn of(failure: ProxyError) -> Self {
         match failure {
             ProxyError::Dns | ProxyError::Unroutable => Self::HostUnreachable,
@@ -45,13 +45,13 @@ impl Reply {
         }
     }
 
-    /// The address from which the server connects is nobody's business: all zero.
+    /// A reply with an all-zero bound address, because the server does not reveal its own.
     pub(super) fn bytes(self) -> Bytes {
         Bytes::copy_from_slice(&[VERSION, self as u8, 0, ATYP_V4, 0, 0, 0, 0, 0, 0])
     }
 }
 
-/// The reply to UDP ASSOCIATE: where the app's datagrams are to go (§6).
+/// The reply to UDP ASSOCIATE, with the address for the app's datagrams (§6).
 pub(super) fn associate_reply(at: SocketAddr) -> Bytes {
     let mut reply = BytesMut::from(&[VERSION, Reply::Succeeded as u8, 0][..]);
     match at.ip() {
@@ -68,17 +68,17 @@ pub(super) fn associate_reply(at: SocketAddr) -> Bytes {
     reply.freeze()
 }
 
-/// How far the conversation is.
+/// The state of the dialogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Socks5 {
-    /// The app tells how it could authenticate.
+    /// The app offers authentication methods.
     #[default]
     Methods,
     Request,
 }
 
 impl Socks5 {
-    /// Looks at what came.
+    /// Parses what was received so far.
     pub(super) fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
         match self {
             Self::Methods => self.methods(bytes),
@@ -89,8 +89,7 @@ impl Socks5 {
     fn methods(&mut self, bytes: &mut BytesMut) -> RequestStep {
         let Some(version) = bytes.first() else { return RequestStep::Incomplete };
         if *version != VERSION {
-            let why =
-                format!("it speaks version {version} of SOCKS, or something else: version 5 works here");
+            let why = format!("the first byte is {version}: expected version 5 of SOCKS");
             return RequestStep::Refuse { answer: Bytes::new(), why };
         }
         let Some(count) = bytes.get(1).copied().map(usize::from) else { return RequestStep::Incomplete };
@@ -99,7 +98,7 @@ impl Socks5 {
             let answer = Bytes::from_static(&[VERSION, NO_ACCEPTABLE_METHOD]);
             return RequestStep::Refuse {
                 answer,
-                why: "it wants to authenticate, which is not needed here".to_owned(),
+                why: "it offers only authentication methods that are not supported: only 0 (no authentication) is".to_owned(),
             };
         }
         bytes.advance(2 + count);
@@ -114,7 +113,7 @@ fn request(bytes: &mut BytesMut) -> RequestStep {
     if version != VERSION {
         return refuse(Reply::GeneralFailure, "its request is not of version 5");
     }
-    // Before what follows is read: it may be in no form that is known here.
+    // Before the rest is parsed, whose format may be unknown.
     if ![CONNECT, UDP_ASSOCIATE].contains(&command) {
         return refuse(Reply::CommandNotSupported, "only CONNECT and UDP ASSOCIATE are supported, not BIND");
     }
@@ -128,7 +127,7 @@ fn request(bytes: &mut BytesMut) -> RequestStep {
             (host, port)
         }
     };
-    // The address from which the app says that it will send is of no use behind a NAT, and most send zeros.
+    // The app's announced source address is ignored: most apps send zeros, and behind a NAT it is wrong.
     if command == UDP_ASSOCIATE {
         return RequestStep::Associate;
     }
@@ -139,18 +138,18 @@ fn request(bytes: &mut BytesMut) -> RequestStep {
     }
 }
 
-/// An address with its port (§5).
+/// The result of parsing an address with its port (§5).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ParsedAddress {
-    /// It is not all there.
+    /// The address is incomplete.
     Incomplete,
-    /// Its type is not known.
+    /// The address type is unknown.
     UnknownType,
-    /// It took so many bytes; no host if it is none.
+    /// The address took `length` bytes; `host` is `None` if it is not valid.
     Complete { host: Option<Host>, port: u16, length: usize },
 }
 
-/// Reads an address of the type `kind`.
+/// Parses an address of type `kind`.
 pub(super) fn parse_address(kind: u8, bytes: &[u8]) -> ParsedAddress {
     let (host, length) = match kind {
         ATYP_V4 => match bytes.first_chunk::<4>() {
@@ -176,7 +175,7 @@ pub(super) fn parse_address(kind: u8, bytes: &[u8]) -> ParsedAddress {
     }
 }
 
-/// Some apps give addresses as names.
+/// A host from a domain name; some apps put IP addresses there.
 fn host_of(name: &[u8]) -> Option<Host> {
     let name = std::str::from_utf8(name).ok()?;
     if let Ok(ip) = name.parse() {
@@ -191,7 +190,7 @@ mod tests {
 
     const HELLO: &[u8] = &[5, 1, 0];
 
-    /// Talks a byte at a time; what was said, what came of it, and what is left.
+    /// Sends a byte at a time; returns all replies, the last step, and the bytes that are left.
     fn talk(bytes: &[u8]) -> (Vec<u8>, RequestStep, BytesMut) {
         let (mut socks, mut buffer, mut said) = (Socks5::default(), BytesMut::new(), Vec::new());
         for byte in bytes {

@@ -8,13 +8,13 @@ use mpvpn_os::poll::Events;
 use super::{refusal::REFUSAL_TIMEOUT, *};
 use crate::splice::StreamRead;
 
-/// A tunnel, played: what goes in is kept, and what comes out was put there.
+/// A fake tunnel.
 #[derive(Default)]
 struct Fake {
     streams: Vec<Stream>,
-    /// Streams that may be opened.
+    /// The number of streams that may be opened.
     allowed: usize,
-    /// Flows of datagrams: to whom, what was sent, and whether it was closed.
+    /// UDP flows: target, payloads sent, and whether it was closed.
     flows: Vec<(String, Vec<Vec<u8>>, bool)>,
 }
 
@@ -90,13 +90,13 @@ impl ProxyTunnel for Fake {
     }
 }
 
-/// A proxy of each kind, and a tunnel.
+/// A proxy of each kind, with a fake tunnel.
 struct World {
     proxy: Proxy<usize, usize>,
     tunnel: Fake,
     poller: Poller,
     events: Events,
-    /// Ahead of the clock.
+    /// Added to the clock.
     skipped: Duration,
 }
 
@@ -113,7 +113,7 @@ impl World {
         Instant::now() + self.skipped
     }
 
-    /// An app that has said `words` to the proxy.
+    /// An app that has sent `words` to the proxy.
     fn app(&mut self, protocol: Protocol, words: &[u8]) -> TcpStream {
         let listener = self.proxy.listeners.iter().find(|listener| listener.protocol == protocol).unwrap();
         let mut app = TcpStream::connect(listener.acceptor.local_addr().unwrap()).unwrap();
@@ -131,7 +131,7 @@ impl World {
         app
     }
 
-    /// Lets the proxy do what there is to do.
+    /// Runs the proxy until it is idle.
     fn run(&mut self) {
         let mut idle = 0;
         while idle < 3 {
@@ -247,7 +247,7 @@ fn a_reset_is_passed_on_in_both_directions() {
     world.send_event(StreamEvent::Gone(0));
     read(&mut first, 10);
     assert_eq!(first.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-    // What was not read makes it a reset.
+    // Unread bytes turn the close into a reset.
     drop(second);
     world.run();
     assert!(world.tunnel.streams[1].is_aborted && !world.tunnel.streams[0].is_aborted);
@@ -290,7 +290,7 @@ fn who_says_too_little_or_too_much_is_left() {
 #[test]
 fn an_app_that_leaves_while_it_waits_leaves_nothing_behind() {
     let mut world = World::new();
-    // It does not read that no authentication is needed, so that its end is a reset.
+    // The app does not read the method selection, so its close is a reset.
     let app = world.app(Protocol::Socks5, &[5, 1, 0, 5, 1, 0, 1, 192, 0, 2, 1, 0, 80]);
     assert_eq!(world.tunnel.streams[0].to, "192.0.2.1:80");
     drop(app);
@@ -319,7 +319,7 @@ fn wrapped(to: [u8; 4], payload: &[u8]) -> Vec<u8> {
     [&[0, 0, 0, 1][..], &to, &[0, 53], payload].concat()
 }
 
-/// An app with an association, and its socket for datagrams.
+/// An app with an association, and its UDP socket.
 fn open_association(world: &mut World) -> (TcpStream, UdpSocket) {
     let mut app = world.app(Protocol::Socks5, &[5, 1, 0]);
     assert_eq!(read(&mut app, 2), [5, 0]);
@@ -353,7 +353,7 @@ fn datagrams_of_an_app_go_to_their_targets_and_back() {
     let mut buffer = [0; 100];
     let length = socket.recv(&mut buffer).unwrap();
     assert_eq!(buffer[..length], wrapped([192, 0, 2, 2], b"answer"));
-    // Somebody else's is dropped, and one that was refused is not asked for at once again.
+    // Datagrams of another sender are dropped, and a refused target is not requested again at once.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.send_to(&wrapped([192, 0, 2, 9], b"not mine"), socket.peer_addr().unwrap()).unwrap();
     world.proxy.on_flow_closed(now, 0, true);

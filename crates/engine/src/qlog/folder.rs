@@ -1,8 +1,8 @@
-//! The folder with the files of one process.
+//! The folder with the qlog files of one process.
 //!
-//! In: records of traces. Out: files that only their owner may read, named `ROLE-NAME-TIME-CONNECTION.sqlog` with the time of
-//! their creation in microseconds since 1970. Always holds: all files of this role and name, also those of earlier processes,
-//! take at most `limit` bytes together, the newest are kept, and other files stay as they are.
+//! In: records of traces. Out: files that only their owner may read, named `ROLE-NAME-TIME-CONNECTION.sqlog` with the
+//! time of their creation in microseconds since 1970. Always holds: all files of this role and name, also those of
+//! earlier processes, take at most `limit` bytes together; the newest are kept; other files stay as they are.
 
 use std::{
     collections::BTreeMap,
@@ -16,24 +16,26 @@ use std::{
 use super::trace::Trace;
 
 const SUFFIX: &str = ".sqlog";
-/// The share of the limit that one file may take, as its inverse. With larger files more is lost when the oldest goes; with
-/// smaller ones a long trace is in more pieces.
+/// One file may take this fraction (its inverse) of the limit. Larger files: more is lost when the oldest is removed.
+/// Smaller files: a long trace is in more pieces.
 const FILES_OF_FULL_SIZE: u64 = 16;
-/// Files that are kept at most: short connections make small files.
+/// The number of files kept; short connections make small files. More: slow listings. Fewer: short connections push
+/// out long ones. Chosen.
 const MAX_FILES: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     prefix: String,
-    /// Bytes.
+    /// In bytes.
     limit: u64,
     /// The sizes of the files (bytes), by name and therefore by age.
     files: BTreeMap<String, u64>,
 }
 
 impl Folder {
-    /// The files that begin with `prefix`. Makes the folder if there is none, and fails if it cannot be written to.
+    /// Opens the folder with the files that begin with `prefix`, and creates it if necessary. Fails if it is not
+    /// writable.
     pub(super) fn open(path: PathBuf, prefix: &str, limit: u64) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
         let probe = path.join(format!("{prefix}probe"));
@@ -53,7 +55,8 @@ impl Folder {
         &self.path
     }
 
-    /// Writes what a trace has gathered to its file, or to a new one where there is none or that one is large or gone.
+    /// Appends the buffered records of a trace to its file, or to a new file if it has none or that file is full or
+    /// was removed.
     pub(super) fn write(&mut self, trace: &mut Trace) -> io::Result<()> {
         let buffered = trace.buffered() as u64;
         if buffered == 0 {
@@ -88,7 +91,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes the oldest files, but not `kept`, until there is room for so many bytes more.
+    /// Removes the oldest files, except `kept`, until `bytes` more fit.
     fn make_room(&mut self, bytes: u64, kept: &str) -> io::Result<()> {
         while self.files.values().sum::<u64>() + bytes > self.limit || self.files.len() > MAX_FILES {
             let Some(oldest) = self.files.keys().find(|name| *name != kept).cloned() else {
@@ -103,7 +106,7 @@ impl Folder {
     }
 }
 
-/// Makes a file that only its owner may read.
+/// Creates a file that only its owner may read.
 fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }

@@ -141,7 +141,7 @@ fn a_packet_thread_does_not_wait_and_the_file_says_how_many_events_were_dropped(
     let dropped = Arc::new(AtomicU64::new(0));
     let queue = Queue { messages, dropped: dropped.clone() };
     let now = Instant::now();
-    // Nobody takes anything out.
+    // Nothing reads the queue.
     (0..100).for_each(|number| queue.record(now, 1, sent(0, number)));
     assert_eq!(dropped.load(Relaxed), 90);
     drop(queue);

@@ -1,7 +1,7 @@
 //! The trace of one connection as records of qlog 0.3, in JSON text sequences (RFC 7464).
 //!
-//! In: events. Out: the head of a file, and records that follow it. Always holds: the times of records, in milliseconds since
-//! the trace began, never fall.
+//! In: events. Out: the header records of a file, and the records that follow it. Always holds: the times of records,
+//! in milliseconds since the trace began, never decrease.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::FORGET_AFTER;
 
-/// Bytes that are gathered before they are written. Fewer cost system calls, more cost memory for each connection.
+/// Buffered bytes that trigger a write. Smaller: system calls. Larger: memory for each connection.
 const WRITE_THRESHOLD_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -25,15 +25,15 @@ pub(super) struct Trace {
     connection: u64,
     start: Instant,
     start_date: SystemTime,
-    /// The time of the last record.
+    /// The time of the latest record.
     latest: Instant,
-    /// The record that gives the addresses of each path; those that were written, and those in the buffer.
+    /// The record with the addresses of each path: those already written, and those in the buffer.
     paths: BTreeMap<PathId, Vec<u8>>,
     new_paths: BTreeMap<PathId, Vec<u8>>,
     buffer: Vec<u8>,
-    /// The name of the file that is written, if one was begun.
+    /// The name of the current file, if there is one.
     pub(super) file: Option<String>,
-    /// Nothing is recorded any more.
+    /// Records are discarded from now on.
     ended: bool,
     closed: bool,
 }
@@ -63,29 +63,29 @@ impl Trace {
         self.buffer.len() >= WRITE_THRESHOLD_BYTES
     }
 
-    /// Whether nothing comes any more.
+    /// Whether the connection has ended.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.closed || now.saturating_duration_since(self.latest) > FORGET_AFTER
     }
 
-    /// Records nothing from now on.
+    /// Discards all further records.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.buffer = Vec::new();
     }
 
-    /// The size (bytes) of the records that were not written yet.
+    /// Bytes of buffered records.
     pub(super) fn buffered(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Takes these records.
+    /// Takes the buffered records.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.paths.append(&mut self.new_paths);
         std::mem::take(&mut self.buffer)
     }
 
-    /// The records with which a file begins that goes on with [`Self::take`].
+    /// The header records of a file whose other records come from [`Self::take`].
     pub(super) fn head(&self) -> Vec<u8> {
         let date = self.start_date.duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut head = framed(&json!({
@@ -144,7 +144,7 @@ impl Trace {
         }
     }
 
-    /// Records that the process has dropped so many events, of any connection.
+    /// Records that the process dropped `count` events, of any connection.
     pub(super) fn record_dropped(&mut self, count: u64) {
         if self.ended {
             return;
@@ -159,8 +159,8 @@ impl Trace {
         self.buffer.extend(record);
     }
 
-    /// The record of an event. Each path is a group of its own, as packet numbers are, so that tools which know one path only
-    /// show one path at a time.
+    /// The record of an event. Each path is a group of its own, because each path has its own packet numbers, and
+    /// most tools show one path only.
     fn event(&self, name: &str, path: Option<PathId>, mut data: Value) -> Vec<u8> {
         let time = millis(self.latest.saturating_duration_since(self.start));
         let mut group = format!("{:016x}", self.connection);
@@ -176,7 +176,7 @@ fn framed(value: &Value) -> Vec<u8> {
     format!("\u{1e}{value}\n").into_bytes()
 }
 
-/// Milliseconds, with digits down to microseconds.
+/// Milliseconds with three decimals.
 fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }
@@ -205,13 +205,13 @@ fn metrics_of(metrics: QlogMetrics) -> Value {
         "bytes_in_flight": metrics.bytes_in_flight,
     });
     if let Some(rate) = metrics.pacing_rate {
-        // Bits/s in qlog.
+        // qlog counts bits/s.
         data["pacing_rate"] = rate.saturating_mul(8).into();
     }
     data
 }
 
-/// Numbers as ranges of which both ends are meant.
+/// Packet numbers as inclusive ranges.
 fn ranges(mut numbers: Vec<u64>) -> Vec<[u64; 2]> {
     numbers.sort_unstable();
     let mut ranges: Vec<[u64; 2]> = Vec::new();

@@ -1,5 +1,4 @@
-//! What clients have asked for, as the egress sees it: streams whose bytes are those of TCP connections, and flows of UDP
-//! payloads.
+//! The clients' relay requests, as the egress sees them: streams for TCP connections, and flows of UDP payloads.
 
 use std::time::Instant;
 
@@ -12,14 +11,14 @@ use crate::{
     splice::{ByteStreams, StreamRead},
 };
 
-/// One thing that a client has asked for.
+/// One relay request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum RelayKey {
     Tcp(RelayId),
     Udp(UdpId),
 }
 
-/// Those of a shard's clients.
+/// The relays of a shard's clients.
 pub(super) struct ClientRelays<'a>(pub(super) &'a mut Server);
 
 impl ByteStreams for ClientRelays<'_> {

@@ -1,5 +1,5 @@
-//! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN, the connections made
-//! for clients, the other shards, and the tunnel's server.
+//! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN queues, the
+//! egress, the other shards and the tunnel's server.
 
 use std::time::Instant;
 
@@ -25,56 +25,57 @@ use crate::{
     status,
 };
 
-/// How often a turn looks again whether streams have something to send.
+/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations for
+/// streams. Chosen, as at the client.
 const MAX_TRANSMIT_ROUNDS: usize = 16;
 
-/// What only shards of a server say to each other.
+/// Messages between the shards of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ServerMessage {
-    /// A tunnel of the receiver was replaced.
+    /// To the shard of a connection that another one replaced: close it.
     Replaced(ConnectionSlot),
-    /// To the first shard: the MTU of the clients has changed.
+    /// To shard 0: the clients' MTU has changed.
     MtuChanged,
 }
 
 /// A message between shards of a server.
 pub(crate) type ShardMessage = shards::ShardMessage<ServerMessage, ShardReport>;
-/// The first shard of a server, as the others know it.
+/// Shard 0 of a server.
 pub(crate) type FirstShard = shards::FirstShard<ServerMessage, ShardReport, Status>;
 
-/// What a shard tells about itself.
+/// A shard's report for the status.
 #[derive(Debug, Default)]
 pub(crate) struct ShardReport {
     /// Its connections.
     pub(super) sessions: Vec<SessionReport>,
-    /// TCP connections that it has made for clients.
+    /// TCP connections made for clients.
     pub(super) tcp_connections: usize,
-    /// UDP flows that it carries for clients.
+    /// UDP flows of clients.
     pub(super) udp_flows: usize,
-    /// Packets for clients of other shards, or handed over by others, that were lost.
+    /// Packets lost on their way to or from another shard.
     pub(super) lost_packets: u64,
-    /// What connections that are over have come to, by class.
+    /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
 }
 
-/// One shard.
+/// The data plane of one shard.
 pub(crate) struct DataPlane {
     pub(super) server: Server,
     pub(super) sockets: Sockets,
     pub(super) tun: TunQueues,
-    /// The TCP connections and UDP flows that clients asked for.
+    /// The clients' TCP connections and UDP flows.
     pub(super) egress: Egress<RelayKey>,
-    /// Packets for clients of other shards.
+    /// Hands packets to the shards of other clients.
     pub(super) handover: Handover,
     /// The mailboxes of all shards, in order.
     pub(super) shards: Vec<Outbox<ShardMessage>>,
-    /// What connections that are over have come to, by class.
+    /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
     pub(super) events: EventSender,
 }
 
 impl DataPlane {
-    /// Runs until the first shard says that it is over.
+    /// Runs until shard 0 ends it.
     pub(super) fn run(
         mut self,
         first: &OtherShard<ServerMessage, ShardReport>,
@@ -106,12 +107,12 @@ impl DataPlane {
         }
     }
 
-    /// When [`Self::take`] wants to be called.
+    /// When [`Self::handle_ready`] must be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.server.poll_timeout().into_iter().chain(self.egress.poll_timeout()).min()
     }
 
-    /// Handles what has become ready, and time that has passed.
+    /// Handles ready sockets and expired timers.
     pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let now = iteration.now;
         if iteration.stalled {
@@ -152,7 +153,7 @@ impl DataPlane {
         }
     }
 
-    /// Acts on what has happened to clients; returns whether anything has, and notes the MTU if it has changed.
+    /// Handles the tunnel's events. Returns whether there were any; stores a changed MTU in `mtu`.
     fn handle_events(&mut self, event_loop: &EventLoop, now: Instant, mtu: &mut Option<usize>) -> bool {
         let (egress, poller) = (&mut self.egress, &event_loop.poller);
         let mut any = false;
@@ -201,7 +202,7 @@ impl DataPlane {
         handover.wake_peers();
     }
 
-    /// Packets that other shards read.
+    /// Takes packets that other shards read for this shard's clients.
     fn receive_handed_packets(&mut self, now: Instant) {
         while let Some(mut handed) = self.handover.next() {
             if !self.server.handle_handed_over(now, handed.hdr, &mut handed.packet) {
@@ -210,11 +211,11 @@ impl DataPlane {
         }
     }
 
-    /// Sends what is to be sent; returns the MTU of the clients if it has changed.
+    /// Sends what is due and handles events; returns the clients' MTU if it changed.
     pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Option<usize> {
         let mut mtu = None;
         for round in 0..MAX_TRANSMIT_ROUNDS {
-            // ClientRelays that have room again are filled, as long as the paths take it.
+            // Streams that accept bytes again are filled, as long as the paths send.
             if !self.handle_events(event_loop, now, &mut mtu) && round > 0 {
                 break;
             }
@@ -227,7 +228,7 @@ impl DataPlane {
         mtu
     }
 
-    /// Figures for status output.
+    /// This shard's report for the status.
     pub(crate) fn report(&mut self, now: Instant) -> ShardReport {
         ShardReport {
             sessions: self.server.report(now),
@@ -238,12 +239,12 @@ impl DataPlane {
         }
     }
 
-    /// The connections that this shard has made for clients.
+    /// The connections made for clients.
     pub(crate) fn flows(&self, now: Instant) -> FlowList {
         flows::connection_flows(now, Role::Server, self.egress.flows())
     }
 
-    /// Says good-bye to the clients.
+    /// Closes the clients' connections.
     pub(super) fn end(&mut self) {
         let now = Instant::now();
         self.egress.end();

@@ -1,8 +1,7 @@
-//! The events of a server.
+//! Converts changes of the clients' connections into events.
 //!
-//! In: changes of the clients' connections. Out: events. Always holds: a client with several connections is reported as
-//! one client: its first connection is the session, those of other classes are classes, and those of further threads are
-//! not reported.
+//! Always holds: a client with several connections is reported as one client: shard 0's connection of the default
+//! class is the client, shard 0's other connections are its classes, and other shards' connections are not reported.
 
 use mpvpn_control::events::{ClientName, Event, PathName};
 use mpvpn_tunnel::{ClientTag, ServerChange};
@@ -13,7 +12,7 @@ use crate::{
     status::{DEFAULT_CLASS, path_name},
 };
 
-/// The event for a change, if it is to be reported.
+/// The event for a change, if it is reported.
 pub(super) fn event_of(change: ServerChange) -> Option<Event> {
     let is_first = |client: &ClientTag| client.member.class() == ClassId::DEFAULT;
     match change {

@@ -1,25 +1,26 @@
-//! Packets that one shard of a server reads from the TUN, for a client whose connection another shard has.
+//! Hands packets to another shard of the server, when one shard reads a packet from the TUN device for a client whose
+//! connection belongs to another.
 //!
-//! Always holds: no shard waits for another. Packets go into a bounded ring, and what does not fit is lost and counted, as
-//! in any queue.
+//! Always holds: no shard waits for another; the ring of a shard is bounded, and packets that do not fit are dropped
+//! and counted.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use mpvpn_os::poll::PollWaker;
 use mpvpn_packet::VnetHdr;
 
-/// Packets (of up to 64 KiB) that may wait for a shard, from all others together. Fewer lose bursts while that shard waits
-/// for a processor; more keep old packets (and up to 16 MiB) for one that does not run.
+/// Packets (of up to 64 KiB) in a shard's ring. Fewer: bursts are lost while that shard waits for a processor. More:
+/// old packets, and up to 16 MiB of memory, for a shard that does not run. Chosen.
 const MAX_HANDED_PACKETS: usize = 256;
 
-/// A packet read from the TUN by one shard, for another.
+/// A packet read by one shard for another.
 #[derive(Debug)]
 pub(super) struct HandedPacket {
     pub(super) hdr: VnetHdr,
     pub(super) packet: Vec<u8>,
 }
 
-/// A shard's own ring, and its way into those of all.
+/// A shard's own ring, and its access to the rings of all.
 #[derive(Debug)]
 pub(super) struct Handover {
     ring: Receiver<HandedPacket>,
@@ -32,11 +33,11 @@ pub(super) struct Handover {
 struct Peer {
     ring: SyncSender<HandedPacket>,
     wake: PollWaker,
-    /// It was handed packets since it was woken.
+    /// Whether it was handed packets since its last wake-up.
     needs_wakeup: bool,
 }
 
-/// One for each shard, in order; each waits for one of `wakes`.
+/// One handover per shard, in order; `wakes` wake the shards.
 pub(super) fn handovers(wakes: impl Iterator<Item = PollWaker>) -> Vec<Handover> {
     let end = |wake| {
         let (ring, receiver) = sync_channel(MAX_HANDED_PACKETS);
@@ -47,7 +48,7 @@ pub(super) fn handovers(wakes: impl Iterator<Item = PollWaker>) -> Vec<Handover>
 }
 
 impl Handover {
-    /// Hands a packet to a shard. [`Self::wake_peers`] is due after a batch.
+    /// Hands a packet to a shard; [`Self::wake_peers`] must follow after the batch.
     pub(super) fn hand(&mut self, shard: u8, hdr: VnetHdr, packet: &[u8]) {
         let handed = HandedPacket { hdr, packet: packet.to_vec() };
         match self.peers.get_mut(usize::from(shard)) {
@@ -65,17 +66,17 @@ impl Handover {
         }
     }
 
-    /// The next packet that another shard has read for this one.
+    /// The next packet from another shard.
     pub(super) fn next(&self) -> Option<HandedPacket> {
         self.ring.try_recv().ok()
     }
 
-    /// A packet from another shard had no client here either.
+    /// Counts a packet from another shard that had no client here either.
     pub(super) fn count_lost(&mut self) {
         self.lost_packets += 1;
     }
 
-    /// Packets that were lost between shards.
+    /// Packets lost between shards.
     pub(super) fn lost_packets(&self) -> u64 {
         self.lost_packets
     }

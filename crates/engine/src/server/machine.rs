@@ -1,4 +1,4 @@
-//! What a server changes on its machine so that packets of clients get somewhere.
+//! The changes of a server to its machine: the TUN device, addresses, forwarding and address translation.
 
 use ipnet::IpNet;
 use mpvpn_control::config::{Nat as NatOption, ServerConfig};
@@ -13,17 +13,17 @@ use crate::{
     packet_io::{TUN_QUEUE_PACKETS, undo_changes},
 };
 
-/// The MTU of the TUN until a client has told what the paths carry (bytes).
+/// The TUN device's MTU before the paths of a client are known (bytes). Chosen: fits most paths.
 const INITIAL_MTU: u32 = 1400;
 
-/// The server's addresses in the tunnel, forwarding and address translation.
+/// The network configuration of a server.
 pub(super) struct Machine {
     net: ServerNet,
     undo: UndoJournal,
 }
 
 impl Machine {
-    /// Opens as many queues of the TUN as there are shards, and sets everything up.
+    /// Opens one TUN queue per shard, and applies the configuration.
     pub(super) fn up(
         config: &ServerConfig,
         mut undo: UndoJournal,
@@ -53,17 +53,17 @@ impl Machine {
         Ok((Self { net, undo }, queues))
     }
 
-    /// The server's addresses in the tunnel, with the lengths of the subnets' prefixes.
+    /// The server's addresses in the tunnel, with the subnets' prefix lengths.
     pub(super) fn addresses(&self) -> &[IpNet] {
         self.net.addresses()
     }
 
-    /// Lets the TUN take packets of `mtu` bytes.
+    /// Sets the TUN device's MTU (bytes).
     pub(super) fn set_mtu(&mut self, mtu: usize) -> Result<(), OsError> {
         self.net.set_mtu(mtu as u32)
     }
 
-    /// Takes back what was changed.
+    /// Undoes all changes.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
         undo_changes(&mut self.undo)
     }

@@ -1,6 +1,6 @@
-//! The sockets of one shard of a server, one an address that it listens on.
+//! The sockets of one shard of a server, one per listening address.
 //!
-//! Always holds: an answer leaves by a socket that serves the address that was asked, and with that address.
+//! Always holds: a response leaves from the address to which the client sent.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,20 +17,20 @@ use crate::{
     packet_io::{BufferedUdpSocket, DatagramBuffers, ReceivedDatagram},
 };
 
-/// A socket, and the address that it serves.
+/// A socket and its bound address.
 pub(super) struct ListeningSocket {
     pub(super) bound: SocketAddr,
     pub(super) socket: BufferedUdpSocket,
 }
 
-/// All of a shard.
+/// The sockets of one shard.
 pub(super) struct Sockets {
     all: Vec<ListeningSocket>,
     buffers: DatagramBuffers,
 }
 
 impl Sockets {
-    /// Starts to watch them.
+    /// Registers the sockets with the poller.
     pub(super) fn new(all: Vec<ListeningSocket>, poller: &Poller) -> Result<Self, EngineError> {
         for (token, listening) in (FIRST_SOCKET_TOKEN..).zip(&all) {
             let socket = &listening.socket.socket;
@@ -39,13 +39,13 @@ impl Sockets {
         Ok(Self { all, buffers: DatagramBuffers::new() })
     }
 
-    /// The addresses that they serve.
+    /// The bound addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.all.iter().map(|socket| socket.bound)
     }
 
-    /// Sends what waited for a socket that has room again, and receives what has come. `after` is called where a batch
-    /// ends.
+    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
+    /// batch.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
@@ -70,7 +70,7 @@ impl Sockets {
         }
     }
 
-    /// Sends all that there is to send.
+    /// Sends everything that is due.
     pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, server: &mut Server) {
         let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
@@ -82,7 +82,7 @@ impl Sockets {
         });
     }
 
-    /// Sends it without keeping anything for later: this process is about to end.
+    /// Sends without queueing, because this process is about to end.
     pub(super) fn transmit_last(&mut self, now: Instant, server: &mut Server) {
         let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
@@ -93,7 +93,7 @@ impl Sockets {
     }
 }
 
-/// The address that an answer must come from: the one that was asked.
+/// The source address of a response: the address to which the client sent.
 fn source_address(transmit: &Transmit) -> Option<IpAddr> {
     transmit.local.map(LocalAddress::ip)
 }
@@ -102,7 +102,7 @@ fn source_address(transmit: &Transmit) -> Option<IpAddr> {
 fn serves(bound: SocketAddr, transmit: &Transmit) -> bool {
     let remote = transmit.remote;
     if bound.ip().is_unspecified() {
-        // A wildcard IPv6 socket is dual-stack unless there is one for IPv4.
+        // A wildcard IPv6 socket is dual-stack unless there is an IPv4 socket.
         return bound.is_ipv6() || remote.is_ipv4();
     }
     bound.is_ipv4() == remote.is_ipv4() && source_address(transmit).is_none_or(|ip| ip == bound.ip())

@@ -1,7 +1,7 @@
-//! The queues of a server's TUN, of which each shard reads its own.
+//! The queues of a server's TUN device; each shard reads its own.
 //!
-//! In: what the kernel routes to clients. Out: what clients send. Always holds: the packets of a flow are written to one
-//! queue, because the kernel gives the answers to the queue that a flow came by.
+//! In: packets that the kernel routes to clients. Out: packets of clients. Always holds: all packets of a flow are
+//! written to one queue, because the kernel delivers the flow's other direction to the queue that was written last.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -20,14 +20,14 @@ use crate::{
 
 /// The queues, as one shard uses them.
 pub(super) struct TunQueues {
-    /// One a shard, in order; none if there is no TUN.
+    /// One queue per shard, in order; empty without a TUN device.
     queues: Vec<Arc<Tun>>,
     own_index: usize,
     buffer: Vec<u8>,
 }
 
 impl TunQueues {
-    /// Those of the shard of this number, whose own queue is watched from now on.
+    /// The queues of shard `shard`; registers its own queue with the poller.
     pub(super) fn new(queues: Vec<Arc<Tun>>, shard: u8, poller: &Poller) -> Result<Self, EngineError> {
         let own_index = usize::from(shard);
         if let Some(queue) = queues.get(own_index) {
@@ -36,14 +36,14 @@ impl TunQueues {
         Ok(Self { queues, own_index, buffer: vec![0; READ_BUFFER_LEN] })
     }
 
-    /// Reads what waits in this shard's queue, within bounds.
+    /// Reads packets of this shard's queue, within bounds.
     pub(super) fn read(&mut self, each: impl FnMut(VnetHdr, &mut [u8])) {
         if let Some(tun) = self.queues.get(self.own_index) {
             read_tun(tun, &mut self.buffer, each);
         }
     }
 
-    /// Writes a packet. `are_clients` says of two addresses whether both are clients'.
+    /// Writes a packet. `are_clients` returns whether both addresses belong to clients.
     pub(super) fn write(&self, joined: &TunPacket, are_clients: impl Fn(IpAddr, IpAddr) -> bool) {
         let number = queue_index(joined.leading_bytes(), self.own_index, self.queues.len(), are_clients);
         if let Some(queue) = self.queues.get(number) {
@@ -52,10 +52,10 @@ impl TunQueues {
     }
 }
 
-/// The queue, of so many, through which a packet goes to the kernel: this shard's `own`, where its answers are wanted. A
-/// packet from client to client comes back itself, and the kernel reads the answers of the other client, which may be
-/// another shard's, as a wish about the same flow. So both ends write through one queue; else the flow's packets would
-/// come back through two, out of order.
+/// The queue to which a packet is written: normally this shard's own, to which the kernel then delivers the other
+/// direction. Packets between two clients come back through the TUN device; if both clients' shards wrote to their
+/// own queues, the kernel would move the flow between them and reorder it. So both directions use the queue that the
+/// two addresses choose.
 fn queue_index(
     packet: &[u8],
     own_index: usize,

@@ -1,21 +1,21 @@
-//! Messages for another thread, which wake it.
+//! A channel whose messages wake the receiving thread.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use mpvpn_os::poll::PollWaker;
 
-/// A thread's own end.
+/// The receiving end.
 #[derive(Debug)]
 pub(crate) struct Inbox<T>(Receiver<T>);
 
-/// The end of all others.
+/// A sending end.
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
     messages: Sender<T>,
     wake: PollWaker,
 }
 
-/// Both ends; `wake` is what the owner of the inbox waits for.
+/// Both ends; `wake` wakes the owner of the inbox.
 pub(super) fn mailbox<T>(wake: PollWaker) -> (Outbox<T>, Inbox<T>) {
     let (messages, inbox) = channel();
     (Outbox { messages, wake }, Inbox(inbox))
@@ -29,9 +29,9 @@ impl<T> Inbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Sends a message, and wakes the other thread.
+    /// Sends a message and wakes the receiver.
     pub(crate) fn send(&self, message: T) {
-        // A thread that has ended needs no messages.
+        // A thread that has ended takes no messages.
         let _ = self.messages.send(message);
         self.wake.wake();
     }

@@ -1,14 +1,16 @@
-//! Questions that every shard answers for itself, and who waits for the answer of all.
+//! Collects the reports of all shards for one request.
 
 use std::time::Instant;
 
 use mpvpn_types::Duration;
 use tokio::sync::oneshot;
 
-/// A shard that has not reported after this time is left out of the answer.
+/// An answer leaves out shards that have not reported by then. Longer: a stalled shard delays `mpvpn status`.
+/// Shorter: busy shards are missing. Chosen.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A question to which shards answer `R` and who asked is told `A`. Who asks while it is being answered is told the same.
+/// Requests for which each shard reports an `R`, and which are answered with an `A`. A request during a round joins
+/// that round.
 pub(super) struct ReportRounds<R, A> {
     last_number: u64,
     current: Option<Round<R, A>>,
@@ -27,7 +29,7 @@ impl<R, A> Default for ReportRounds<R, A> {
 }
 
 impl<R, A: Clone> ReportRounds<R, A> {
-    /// Somebody asks; if the shards are to be asked, the number of this round.
+    /// Adds a request. Returns the number of a new round if the shards must be asked.
     pub(super) fn ask(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
         if let Some(round) = &mut self.current {
             round.replies.push(reply);
@@ -39,25 +41,25 @@ impl<R, A: Clone> ReportRounds<R, A> {
         Some(self.last_number)
     }
 
-    /// What a shard reports in this round; that of another one is late.
+    /// Adds a shard's report. A report for an earlier round is dropped.
     pub(super) fn add_report(&mut self, number: u64, report: R) {
         if let Some(round) = self.current.as_mut().filter(|_| number == self.last_number) {
             round.reports.push(report);
         }
     }
 
-    /// When nobody waits longer for reports.
+    /// When the round's timeout passes.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.current.as_ref().map(|round| round.deadline)
     }
 
-    /// Answers with what `answer` makes of the reports, once there are `all`, or time is up.
+    /// Answers with what `answer` makes of the reports, if there are `all` of them or the timeout has passed.
     pub(super) fn answer(&mut self, now: Instant, all: usize, answer: impl FnOnce(Vec<R>) -> A) {
         let is_over = |round: &mut Round<R, A>| round.reports.len() >= all || now >= round.deadline;
         let Some(round) = self.current.take_if(is_over) else { return };
         let answer = answer(round.reports);
         for reply in round.replies {
-            // Who asked may be gone.
+            // The requester may have disconnected.
             let _ = reply.send(answer.clone());
         }
     }

@@ -7,16 +7,16 @@ use mpvpn_types::panic_text;
 use super::{ShardMessage, mailbox::Outbox};
 use crate::EngineError;
 
-/// Running threads. They are to be ended, or run until the process ends.
+/// Running threads. [`Self::end`] must be called, else they run until the process ends.
 pub(super) struct ShardThreads<M, R> {
     first: Outbox<ShardMessage<M, R>>,
-    /// How each shard is reached, in order.
+    /// The mailbox of each shard, in order.
     pub(super) outboxes: Vec<Outbox<ShardMessage<M, R>>>,
     threads: Vec<JoinHandle<Result<(), EngineError>>>,
 }
 
 impl<M: Send + 'static, R: Send + 'static> ShardThreads<M, R> {
-    /// None yet. When one ends, the first shard is told by this mailbox.
+    /// No threads yet. The end of a thread is reported to `first`.
     pub(super) fn new(first: Outbox<ShardMessage<M, R>>) -> Self {
         Self { first, outboxes: Vec::new(), threads: Vec::new() }
     }
@@ -37,12 +37,12 @@ impl<M: Send + 'static, R: Send + 'static> ShardThreads<M, R> {
         Ok(())
     }
 
-    /// Sends all shards a message.
+    /// Sends a message to all shards.
     pub(super) fn send(&self, message: impl Fn() -> ShardMessage<M, R>) {
         self.outboxes.iter().for_each(|outbox| outbox.send(message()));
     }
 
-    /// Tells all of them to end, and waits for it; the first failure of one.
+    /// Ends all threads and waits for them; returns the first error.
     pub(super) fn end(self) -> Result<(), EngineError> {
         self.send(|| ShardMessage::End);
         let mut result = Ok(());
@@ -57,7 +57,7 @@ impl<M: Send + 'static, R: Send + 'static> ShardThreads<M, R> {
     }
 }
 
-/// Tells of the end of a thread, by panic too.
+/// Reports the end of a thread when dropped, also by a panic.
 struct EndNotice<M, R> {
     first: Outbox<ShardMessage<M, R>>,
 }
@@ -83,7 +83,7 @@ mod tests {
         while !matches!(inbox.next(), Some(ShardMessage::Ended)) {
             std::thread::yield_now();
         }
-        // The message is there a moment before the wake-up.
+        // The message arrives shortly before the wake-up.
         while !wake.drain() {
             std::thread::yield_now();
         }

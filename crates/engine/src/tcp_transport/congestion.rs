@@ -1,10 +1,10 @@
-//! The congestion controller of the TCP that packets travel in.
+//! Chooses the kernel's congestion controller for the TCP transport.
 //!
-//! In: how the connection fares, once a second. Out: the controller that it shall have. BBR begins fast and does not take every loss
-//! for congestion, but every ten seconds it lets hardly anything through for 200 ms
-//! (draft-cardwell-iccrg-bbr-congestion-controller-00 §4.3.5), which a call hears. Where nothing is lost CUBIC does not hold back
-//! what is sent at the pace of the link, and QUIC inside finds that. So it is BBR while little is sent or much is
-//! lost, and CUBIC otherwise.
+//! In: the connection's segment counters, once a second. Out: the controller to set. The kernel's BBR starts fast and
+//! tolerates random loss, but every ten seconds its ProbeRTT lets hardly anything through for 200 ms
+//! (draft-cardwell-iccrg-bbr-congestion-control-00 §4.3.5), which a call notices. Without losses CUBIC does not hold
+//! back what the link can carry, and the QUIC inside finds the rate. So it is BBR while little is sent or much is
+//! lost, else CUBIC.
 
 use std::{convert::Infallible, future::pending, os::fd::AsFd};
 
@@ -12,12 +12,15 @@ use mpvpn_os::tcp::{SegmentCounters, set_congestion_control};
 use tokio::time::{Duration, sleep};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// Segments between two samples from which on it is more than a call.
+/// Segments in one sample that are more than a call sends. Larger: light downloads keep BBR with its pauses. Smaller:
+/// a call's few losses decide. Chosen.
 const MIN_BUSY_SEGMENTS: u32 = 64;
-/// Of so many one may be lost, and a few for sure: CUBIC hardly feels it.
+/// A sample is clean with at most one loss in this many segments, or [`ALWAYS_TOLERATED_LOSSES`]: so few hardly slow
+/// CUBIC down. Larger: BBR more often, with its pauses. Smaller: CUBIC collapses under random loss. Chosen.
 const SEGMENTS_PER_TOLERATED_LOSS: u32 = 1000;
 const ALWAYS_TOLERATED_LOSSES: u32 = 2;
-/// Looks without more losses until it is CUBIC. The start is over then, and BBR has hardly ever held back already.
+/// Clean samples before the change to CUBIC. By then slow start is over, and BBR's first ProbeRTT has not come.
+/// Chosen.
 const CLEAN_SAMPLES_BEFORE_CUBIC: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +50,7 @@ impl ControllerSelector {
         Self { controller: KernelController::Bbr, clean_samples: 0, previous }
     }
 
-    /// Takes how the connection fares now; returns what changes.
+    /// Takes the counters; returns the controller to change to, if any.
     fn on_sample(&mut self, now: SegmentCounters) -> Option<KernelController> {
         let segments = now.segments.wrapping_sub(self.previous.segments);
         let retransmitted = now.retransmitted.wrapping_sub(self.previous.retransmitted);
@@ -71,12 +74,12 @@ impl ControllerSelector {
     }
 }
 
-/// Gives the connection behind `socket` the congestion controller that is best for it at the time, and never ends. Where the kernel does
-/// not have one, or does not let this process have it, it keeps the other.
+/// Adapts the congestion controller of `socket`, for ever. If the kernel lacks a controller or does not permit it,
+/// the connection keeps the other.
 pub(crate) async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
     let set = |controller: KernelController| {
         if let Err(error) = set_congestion_control(&socket, controller.name()) {
-            tracing::debug!(controller = controller.name(), %error, "cannot have this congestion controller for TCP");
+            tracing::debug!(controller = controller.name(), %error, "cannot set the congestion controller of a TCP connection");
         }
     };
     set(KernelController::Bbr);
@@ -95,7 +98,7 @@ pub(crate) async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
 mod tests {
     use super::*;
 
-    /// What is chosen when so many segments are sent, retransmitted and retransmitted in vain between the samples.
+    /// The decisions for these numbers of sent, retransmitted and spuriously retransmitted segments per sample.
     fn decisions(
         selector: &mut ControllerSelector,
         samples: &[(u32, u32, u32)],

@@ -1,9 +1,9 @@
-//! One TCP connection of a client to its server, and what travels in it.
+//! One TCP connection of a client to its server that carries QUIC packets.
 //!
-//! In: a link, and sockets of the data data_plane_addr on this machine, one for each class. Out: news whether the connection stands. Always
-//! holds: a stream of HTTP/2 for each socket (extended CONNECT, RFC 8441, for CONNECT-UDP, RFC 9298, to the server
-//! itself); the sockets on this side stay the same from one connection to the next, so that a new one is no more to
-//! QUIC than a client with another address; when one of the streams ends, all of it does.
+//! In: a link, and the data plane's loopback sockets, one per class. Out: events of the connection. Always holds:
+//! each socket has an HTTP/2 stream (extended CONNECT, RFC 8441; CONNECT-UDP, RFC 9298, to the server itself); the
+//! loopback sockets on this side stay the same from one TCP connection to the next, so that to QUIC a new connection
+//! is only a change of the client's address; the end of one stream ends the connection.
 
 use std::{
     collections::BTreeMap,
@@ -48,33 +48,39 @@ use crate::{
     links::BindOptions,
 };
 
-/// How long each step to a connection may take at first, and at most: after a cut a new attempt gets through sooner than
-/// one that repeats its packets ever less often.
+/// The timeout of each step, which doubles with each failure up to the maximum. Short at first: after an interruption
+/// a new attempt gets through sooner than one whose SYN retransmissions back off. Shorter: slow networks fail.
+/// Longer: longer gaps.
 const INITIAL_STEP_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// LoopbackSockets that try to connect at the same time where the first attempt failed, or a connection has gone silent; and up to
-/// which attempt.
+/// The number of parallel sockets after a failed attempt or when a connection has gone silent, and the last attempt
+/// that uses them. More: load. Fewer: back later after an interruption.
 const PARALLEL_CONNECTS: usize = 4;
 const LAST_PARALLEL_ATTEMPT: u32 = 6;
-/// The server answers a request within this time.
+/// How long the server may take to answer a request. Chosen (open question of docs/design/transport.md).
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes under way from the server on a stream, and on all of them: what a fast link with a long delay holds.
+/// The flow-control windows of a stream and of the connection (bytes): what a fast link with a long delay holds (8
+/// MiB are 640 Mbit/s at 100 ms). Smaller: slow. Larger: memory.
 const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Bytes that wait in memory to be sent on one stream: less than would delay a packet for long.
+/// Bytes buffered in h2 for one stream. Larger: packets wait where no scheduler sees them. Smaller: TCP runs dry.
 const MAX_SEND_BUFFER: usize = 128 << 10;
-/// Bytes that wait in the kernel and were not sent yet.
+/// TCP_NOTSENT_LOWAT: unsent bytes in the kernel. Larger: packets wait where no scheduler sees them. Smaller: TCP
+/// runs dry.
 const NOTSENT_LOWAT: u32 = 128 << 10;
-/// A far end that is gone is found after so long.
+/// TCP_USER_TIMEOUT, and the keep-alives that fit it: a dead peer is detected within this time. Chosen (open question
+/// of docs/design/transport.md).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: KeepAlive =
     KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(3), probes: 3 };
-/// What was lost is sent again after at most so long.
+/// The longest retransmission timeout (TCP_RTO_MAX_MS). Longer: lost segments wait. Shorter: load on dead links.
+/// Chosen (open question of docs/design/transport.md).
 const RTO_MAX: Duration = Duration::from_secs(1);
-/// Good-byes to the server have so long to leave.
+/// How long the process waits at its end for the last packets to leave through TCP. Chosen (open question of
+/// docs/design/transport.md).
 pub(crate) const CLOSE_LINGER: Duration = Duration::from_millis(150);
 
-/// What is the same for all connections of a client.
+/// What all TCP connections of a client share.
 pub(crate) struct TcpTransportConfig {
     runtime: Handle,
     tls: Arc<rustls::ClientConfig>,
@@ -87,7 +93,7 @@ pub(crate) struct TcpTransportConfig {
 
 impl TcpTransportConfig {
     /// # Errors
-    /// If the name of the server is none, or its credentials cannot be read.
+    /// If the server's name is not valid, or the credentials cannot be read.
     pub(crate) fn new(config: &ClientConfig, runtime: Handle) -> Result<Self, EngineError> {
         let invalid = |what| {
             let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, config.server.to_string());
@@ -116,7 +122,7 @@ impl TcpTransportConfig {
         })
     }
 
-    /// Whether connections are made through a proxy.
+    /// Whether connections use a proxy.
     pub(crate) fn has_proxy(&self) -> bool {
         self.via.is_some()
     }
@@ -126,51 +132,53 @@ fn tls_of(trust: &Trust, refusal: &LastRefusal) -> Result<Arc<rustls::ClientConf
     Ok(Arc::new(tls::client_config_reporting(trust, &[ALPN], refusal)?))
 }
 
-/// The sockets on this side of a link's connections, by those of the data data_plane_addr that they are connected to.
+/// The loopback sockets on this side of a link's connections, by the address of the data plane's socket to which each
+/// is connected.
 pub(crate) type LoopbackSockets = Arc<Mutex<BTreeMap<SocketAddr, Arc<LoopbackSocket>>>>;
 
-/// A connection to make.
+/// The parameters of a connection attempt.
 pub(crate) struct ConnectRequest {
     pub(crate) bind_options: BindOptions,
-    /// Addresses of the server.
+    /// The server's addresses.
     pub(crate) to: Vec<SocketAddr>,
-    /// The sockets of the data data_plane_addr.
+    /// The addresses of the data plane's sockets.
     pub(crate) data_plane_addrs: Vec<SocketAddr>,
     pub(crate) sockets: LoopbackSockets,
-    /// How many attempts have failed before.
+    /// The number of failed attempts before.
     pub(crate) failures: u32,
     /// The DSCP of its packets.
     pub(crate) dscp: u8,
 }
 
-/// What becomes of a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub(crate) enum ConnectionEvent {
-    /// It carries packets.
+    /// The connection carries packets.
     Established(EstablishedConnection),
-    /// It could not be made.
+    /// The attempt failed, for this reason.
     Failed(String),
-    /// It is over.
+    /// The connection has closed, for this reason.
     Closed(String),
 }
 
-/// A connection that stands.
+/// An established connection.
 #[derive(Clone, Debug)]
 pub(crate) struct EstablishedConnection {
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-    /// Whether it is one of Multipath TCP.
+    /// Whether it uses Multipath TCP.
     pub(crate) multipath: bool,
-    /// Where the data data_plane_addr's sockets reach it, in the order in which they were named.
+    /// The loopback addresses to which the data plane's sockets send, in the order of the request.
     pub(crate) loopback_addrs: Vec<SocketAddr>,
 }
 
-/// A connection, or an attempt at one. Dropping it ends it.
+/// A connection or an attempt. Dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct TcpConnection(AbortHandle);
 
 impl TcpConnection {
-    /// Starts to connect; `tell` is called in another thread. `before` ends as soon as this one stands.
+    /// Starts an attempt; `tell` is called on another thread. `before` is aborted when this connection is
+    /// established.
     pub(crate) fn start(
         stable: &Arc<TcpTransportConfig>,
         request: ConnectRequest,
@@ -195,7 +203,7 @@ impl TcpConnection {
         Self(runtime.spawn(run).abort_handle())
     }
 
-    /// For the one that takes its place.
+    /// Lets the connection that replaces this one abort it.
     pub(crate) fn abort_handle(&self) -> AbortHandle {
         self.0.clone()
     }
@@ -207,22 +215,22 @@ impl Drop for TcpConnection {
     }
 }
 
-/// A request without an answer yet.
+/// A request that was not answered yet.
 pub(super) type PendingResponse = (ResponseFuture, SendStream<Bytes>);
 
-/// Reads and writes a connection of HTTP/2.
+/// The task that reads and writes an HTTP/2 connection.
 pub(super) type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Send>>;
 
 struct EstablishedStreams {
     info: EstablishedConnection,
     tcp_socket: OwnedFd,
-    /// Reads and writes the connection.
+    /// The task of the connection.
     driver: Driver,
     streams: Vec<(Arc<LoopbackSocket>, H2Stream)>,
 }
 
 impl EstablishedStreams {
-    /// Moves packets until something ends; why it did.
+    /// Relays packets until something ends; returns the reason.
     async fn run(self) -> String {
         let pumps = self.streams.into_iter().map(|(socket, stream)| async move {
             match pump(&socket, stream, &PumpCounters::default()).await {
@@ -244,7 +252,7 @@ impl EstablishedStreams {
 }
 
 impl TcpTransportConfig {
-    /// How to connect over a link; `to` are addresses of the server, and `limit` is for each step.
+    /// The options for connecting over a link. `to` are the server's addresses, `limit` is the timeout of each step.
     pub(super) async fn dial(
         &self,
         bind_options: BindOptions,
@@ -283,7 +291,8 @@ impl TcpTransportConfig {
 
 async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result<EstablishedStreams, String> {
     let limit = INITIAL_STEP_TIMEOUT.saturating_mul(1 << request.failures.min(4)).min(MAX_STEP_TIMEOUT);
-    // Some networks drop what they do not know, and TCP can be told to repeat soon.
+    // After a failure plain TCP, because some networks drop unknown TCP options, and because its retransmissions can
+    // be made frequent.
     let protocol = if request.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp };
     let mut what = stable.dial(request.bind_options, request.to, protocol, request.dscp, limit).await?;
     if (1..=LAST_PARALLEL_ATTEMPT).contains(&request.failures) {
@@ -325,7 +334,7 @@ async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result
     })
 }
 
-/// Begins HTTP/2, and waits until requests may be sent.
+/// Starts HTTP/2, and waits until extended CONNECT is allowed.
 pub(super) async fn start_http2(
     stream: TlsStream<TcpStream>,
 ) -> Result<(SendRequest<Bytes>, Driver), String> {
@@ -342,7 +351,7 @@ pub(super) async fn start_http2(
     Ok((requests, driver))
 }
 
-/// Waits until the server has said that it knows extended CONNECT (RFC 8441 §3).
+/// Waits for the server's SETTINGS_ENABLE_CONNECT_PROTOCOL (RFC 8441 §3).
 async fn wait_for_extended_connect(driver: &mut Driver, requests: &SendRequest<Bytes>) -> Result<(), String> {
     let said = poll_fn(|cx| {
         let ended = driver.as_mut().poll(cx);
@@ -359,7 +368,7 @@ async fn wait_for_extended_connect(driver: &mut Driver, requests: &SendRequest<B
     tokio::select! { said = said => said, late = patience => late }
 }
 
-/// Does something on a connection that goes on meanwhile.
+/// Runs a future while driving the connection.
 pub(super) async fn drive_while<T>(driver: &mut Driver, what: impl Future<Output = T>) -> Result<T, String> {
     let mut what = pin!(what);
     poll_fn(|cx| {
@@ -375,7 +384,7 @@ fn closed(ended: Result<(), h2::Error>) -> String {
     ended.map_or_else(|error| error.to_string(), |()| "the server has closed the connection".to_owned())
 }
 
-/// Why the server gives no stream of packets.
+/// Why the server accepts no packets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("the server refuses the token (HTTP status 401)")]
@@ -386,8 +395,8 @@ pub(super) enum RequestError {
     Http2(String),
 }
 
-/// Asks for a stream of packets to the server itself, which is to mark its packets of this connection with a DSCP; 0 asks for
-/// none.
+/// Sends a CONNECT-UDP request to the server itself. The server marks its packets of this connection with `dscp`; 0
+/// asks for nothing.
 pub(super) async fn send_connect_udp(
     requests: &mut SendRequest<Bytes>,
     stable: &TcpTransportConfig,
@@ -411,7 +420,7 @@ pub(super) async fn send_connect_udp(
     requests.send_request(request, false).map_err(|error| failed(&error))
 }
 
-/// What came of it.
+/// Waits for the response; returns the stream if the request was accepted.
 pub(super) async fn await_response((answer, send): PendingResponse) -> Result<H2Stream, RequestError> {
     let answer = answer.await.map_err(|error| RequestError::Http2(error.to_string()))?;
     match answer.status() {
@@ -421,7 +430,7 @@ pub(super) async fn await_response((answer, send): PendingResponse) -> Result<H2
     }
 }
 
-/// The socket that talks to one of the data data_plane_addr.
+/// The loopback socket for a socket of the data plane, made if necessary.
 fn loopback_socket(
     sockets: &LoopbackSockets,
     data_plane_addr: SocketAddr,

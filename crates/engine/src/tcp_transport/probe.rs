@@ -1,4 +1,4 @@
-//! A TCP way that is only tried out.
+//! Tries the TCP transport once, for `mpvpn check`.
 
 use std::{
     net::SocketAddr,
@@ -18,30 +18,30 @@ use crate::{
     links::BindOptions,
 };
 
-/// How long each step may take.
+/// The timeout of each step. Chosen.
 const STEP_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What was measured.
+/// The results of a probe.
 #[derive(Debug)]
 pub(crate) struct TcpProbe {
-    /// Until the connection to the server, or the proxy, stood.
+    /// The duration of the TCP handshake with the server or the proxy.
     pub(crate) connect: Duration,
-    /// Until the proxy had its own to the server.
+    /// The duration of the proxy's CONNECT, if there is a proxy.
     pub(crate) proxy: Option<Duration>,
-    /// Until TLS stood.
+    /// The duration of the TLS handshake.
     pub(crate) tls: Duration,
-    /// Until the server answered.
+    /// The time from TLS to the server's HTTP/2 response.
     pub(crate) http2: Duration,
-    /// What the connection was then; `None` if it had to be tried once more, as TCP.
+    /// The state of Multipath TCP then; `None` if only a second attempt with plain TCP succeeded.
     pub(crate) multipath: Option<MptcpState>,
     /// Whether the server accepts the credentials.
     pub(crate) authorized: bool,
 }
 
-/// Tries to get a TCP way to one of the server's addresses `to`, and gives it up again.
+/// Makes a TCP transport to one of the server's addresses `to`, and closes it.
 ///
 /// # Errors
-/// Why there is none.
+/// Why that failed.
 pub(crate) async fn probe(
     config: &TcpTransportConfig,
     bind_options: BindOptions,
@@ -50,7 +50,7 @@ pub(crate) async fn probe(
     let first = config.dial(bind_options.clone(), to.clone(), Protocol::Mptcp, 0, STEP_TIMEOUT).await?;
     let (dialled, is_first) = match dial(&first).await {
         Ok(dialled) => (dialled, true),
-        // Some networks drop what they do not know.
+        // Some networks drop unknown TCP options.
         Err(DialError::TimedOut { step: DialStep::Connect, .. }) => {
             let second = config.dial(bind_options, to, Protocol::Tcp, 0, STEP_TIMEOUT).await?;
             (dial(&second).await.map_err(|error| error.to_string())?, false)
@@ -80,7 +80,7 @@ pub(crate) async fn probe(
         proxy: dialled.proxy,
         tls: dialled.tls,
         http2: begun.elapsed(),
-        // Only now have bytes come back, on which a fallback depends.
+        // Bytes have come back, so a fallback to TCP is known.
         multipath: is_first.then(|| MptcpState::of(&socket).unwrap_or(MptcpState::NotUsed)),
         authorized,
     })

@@ -1,10 +1,10 @@
-//! Moves UDP payloads between a socket on this machine and a stream of DATAGRAM capsules (RFC 9297 §3.5) of context 0
-//! (RFC 9298 §5).
+//! Moves UDP payloads between a loopback socket and a stream of DATAGRAM capsules (RFC 9297 §3.5) with context 0 (RFC
+//! 9298 §5).
 //!
-//! In: datagrams of one peer, and bytes of a stream. Out: the same the other way round. Always holds: many at a time where
-//! many wait; order is kept; what the stream has no room for waits in the socket's receive buffer, which is as large as the
-//! stream is quick, so that the kernel drops what is too much instead of delaying it for seconds; beside that one buffer for
-//! each direction.
+//! In: datagrams of one peer, and bytes of a stream. Out: the same in the other direction. Always holds: datagrams
+//! that wait are moved together; order is kept; what the stream does not accept waits in the socket's receive buffer,
+//! which holds [`MAX_QUEUE_DELAY`] of the stream's rate, so that the kernel drops the excess instead of delaying it
+//! for seconds; besides, one buffer per direction.
 
 use std::{
     io,
@@ -26,22 +26,26 @@ use mpvpn_os::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 
-/// Bytes that may wait for the stream in the socket: what it takes in [`MAX_QUEUE_DELAY`], as it was seen to do over [`RATE_SAMPLE_INTERVAL`], and no
-/// less and no more than these. On a fast link the least is gone before a busy machine comes to it.
+/// The bounds of the socket's receive buffer (bytes), the queueing delay that it holds at the stream's rate, and the
+/// time over which that rate is measured. At first a quarter of all packets overflowed the 256 KiB, which a fast
+/// stream takes in 0.7 ms (docs/design/transport.md). Smaller: losses. Larger: delay.
 const MIN_RECV_BUFFER: usize = 256 << 10;
 const MAX_RECV_BUFFER: usize = 4 << 20;
 const MAX_QUEUE_DELAY: Duration = Duration::from_millis(50);
 const RATE_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// A stream that takes less has its room lowered by this part each time.
+/// A slower stream lowers the buffer by at most this fraction (its inverse) per sample, so that a short pause does
+/// not cause losses. No measurement is recorded (open question of docs/design/transport.md).
 const SHRINK_DIVISOR: usize = 8;
-/// Messages of one receive call, each of up to 64 KiB.
+/// Messages of one receive call, each of up to 64 KiB (GRO). No measurement is recorded (open question of
+/// docs/design/transport.md).
 const MAX_MESSAGES_PER_RECV: usize = 4;
-/// When so many bytes have been received they are written, even if more waits.
+/// Received bytes that trigger a write even if more wait. No measurement is recorded (open question of
+/// docs/design/transport.md).
 const MAX_BATCH_BYTES: usize = 32 << 10;
-/// Bytes taken from the stream at a time.
+/// The size of one read from the stream. No measurement is recorded (open question of docs/design/transport.md).
 const STREAM_READ_BYTES: usize = 128 << 10;
 
-/// What a pump has counters, UDP payloads without what is around them.
+/// What a pump has moved: UDP payloads without headers.
 #[derive(Debug, Default)]
 pub(crate) struct PumpCounters {
     /// From the socket to the stream.
@@ -50,7 +54,7 @@ pub(crate) struct PumpCounters {
     pub(crate) received: DatagramCounter,
 }
 
-/// Datagrams, and their bytes.
+/// Datagrams and their payload bytes.
 #[derive(Debug, Default)]
 pub(crate) struct DatagramCounter {
     packets: AtomicU64,
@@ -63,13 +67,13 @@ impl DatagramCounter {
         self.bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Datagrams so far.
+    /// The number of datagrams.
     #[cfg(test)]
     pub(crate) fn packets(&self) -> u64 {
         self.packets.load(Relaxed)
     }
 
-    /// Bytes so far.
+    /// The number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
@@ -81,10 +85,10 @@ pub(crate) enum PumpError {
     /// The stream broke.
     #[error("the stream broke: {0}")]
     Stream(io::Error),
-    /// The socket on this machine failed.
+    /// A loopback socket failed.
     #[error("a socket on this machine failed: {0}")]
     Socket(io::Error),
-    /// What came is no sequence of capsules, or ended inside of one.
+    /// The stream is not a sequence of capsules, or ended inside a capsule.
     #[error("malformed capsules: {0}")]
     Capsule(#[from] CapsuleError),
     /// "HTTP Datagrams ... too short to contain a Context ID" are malformed (RFC 9298 §4).
@@ -92,20 +96,20 @@ pub(crate) enum PumpError {
     NoContext,
 }
 
-/// A socket on this machine that talks to one other, as a pump wants it.
+/// A UDP socket on the loopback, connected to one peer.
 #[derive(Debug)]
 pub(crate) struct LoopbackSocket {
     socket: UdpSocket,
-    /// The same once more, for the runtime to wait for.
+    /// A duplicate, registered with the runtime.
     ready: tokio::net::UdpSocket,
     peer: SocketAddr,
 }
 
 impl LoopbackSocket {
-    /// Connects a new socket to one that is bound to `peer`, an address of this machine.
+    /// Opens a socket connected to `peer`, a socket of this machine.
     ///
     /// # Errors
-    /// If the kernel refuses, or this is no thread of a runtime.
+    /// If the kernel refuses, or outside of a tokio runtime.
     pub(crate) fn connect(peer: SocketAddr) -> Result<Self, OsError> {
         let local = match peer.ip() {
             ip if ip.is_loopback() => ip,
@@ -125,10 +129,10 @@ impl LoopbackSocket {
         }
     }
 
-    /// The address that the peer hears from.
+    /// The local address.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// The kernel's error.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
@@ -141,27 +145,27 @@ impl LoopbackSocket {
         self.ready.async_io(Interest::READABLE, receive).await
     }
 
-    /// What waits already; whether anything did.
+    /// Receives what already waits. Returns whether there was anything.
     fn receive_now(&self, batch: &mut RecvBatch) -> io::Result<bool> {
         Ok(self.socket.recv_batch(batch)? > 0)
     }
 
-    /// Sends datagrams of `segment` bytes each, of which the last may be shorter.
+    /// Sends datagrams of `segment` bytes each; the last may be shorter.
     async fn send(&self, segment: usize, data: &[u8]) {
         let segment = u16::try_from(segment).ok();
         let out = Outgoing { to: self.peer, from: None, ecn: None, dscp: 0, segment_size: segment, data };
         let sent = self.ready.async_io(Interest::WRITABLE, || self.socket.send(&out)).await;
         if let Err(error) = sent {
-            // Lost as on any link: the peer may be about to start again.
-            tracing::trace!(%error, "datagrams could not be handed on");
+            // Lost as on any link; the peer may be restarting.
+            tracing::trace!(%error, "cannot send datagrams to the loopback");
         }
     }
 }
 
-/// Moves datagrams until the stream ends. The stream may end cleanly between capsules: that is no error.
+/// Moves datagrams until the stream ends. A clean end between capsules is no error.
 ///
 /// # Errors
-/// Why it cannot go on; the stream is to be aborted then.
+/// Why the pump ended; the stream must then be aborted.
 pub(crate) async fn pump<S>(
     socket: &LoopbackSocket,
     stream: S,
@@ -207,10 +211,10 @@ async fn to_stream(
     }
 }
 
-/// How much may wait for a stream.
+/// Computes the size of the receive buffer.
 struct RecvBufferSizer {
     bytes: usize,
-    /// What the stream has taken since then.
+    /// The start of the sample, and the bytes that the stream accepted in it.
     since: Instant,
     taken: usize,
 }
@@ -220,7 +224,7 @@ impl RecvBufferSizer {
         Self { bytes: MIN_RECV_BUFFER, since: now, taken: 0 }
     }
 
-    /// The stream has taken so many bytes; returns the room from now on if that changes.
+    /// Counts bytes that the stream accepted. Returns the new buffer size if it changed.
     fn on_written(&mut self, now: Instant, bytes: usize) -> Option<usize> {
         self.taken += bytes;
         let passed = now.saturating_duration_since(self.since);
@@ -270,7 +274,7 @@ async fn from_stream(
     }
 }
 
-/// Datagrams that leave together: all of one size, but for the last, which may be shorter.
+/// Datagrams sent in one call (GSO): all of one size, except that the last may be shorter.
 #[derive(Default)]
 struct GsoBatch {
     data: Vec<u8>,

@@ -1,4 +1,5 @@
-//! QUIC over a link, tried out: a client of streams from each of two ports, which does no more than say hello.
+//! Measures QUIC over a link: two clients, each from its own port, make a connection without a tunnel. The second
+//! port shows how a NAT assigns ports.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,42 +20,42 @@ use crate::{
     packet_io::{BufferedUdpSocket, SendOutcome, for_each_datagram},
 };
 
-/// The server answers within this time, or not at all.
+/// How long the server may take to answer. Chosen.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the path MTU is searched at most once it has.
+/// The longest search for the path MTU, from the handshake on. Chosen.
 const MAX_MTU_SEARCH: Duration = Duration::from_secs(4);
-/// A path MTU that has stayed the same for so long is found.
+/// The path MTU is found when it has not changed for this long. Chosen.
 const MTU_STABLE_TIME: Duration = Duration::from_millis(1500);
-/// What the kernel means that refuses to send.
+/// The text for a kernel that refuses to send.
 const CANNOT_SEND: &str = "this machine sends nothing to the server over this link: there is no route, or its own firewall forbids it";
-/// The only link that these clients have.
+/// The only link of these clients.
 const LINK: LinkId = LinkId(0);
-/// Datagrams that are received at once.
+/// Messages of one receive call.
 const MAX_MESSAGES_PER_RECV: usize = 16;
-/// Bytes that the kernel holds for a socket.
+/// The receive buffer of a socket (bytes).
 const RECV_BUFFER_BYTES: usize = 256 << 10;
 
-/// What came of it.
+/// The result of a measurement.
 pub(super) struct UdpOutcome {
     pub(super) found: Result<UdpMeasurement, String>,
-    /// Whether the server accepts the credentials, if it said so.
+    /// Whether the server accepts the credentials; `None` if it did not say.
     pub(super) authorized: Option<bool>,
 }
 
-/// One client, from a port of its own.
+/// One client with its own port.
 struct UdpProbe {
     client: Client,
     socket: BufferedUdpSocket,
     port: u16,
     up_at: Option<Instant>,
     mtu: (u16, Instant),
-    /// This end, as the server sees it.
+    /// This client's address and port, as the server sees them.
     observed: Option<SocketAddr>,
     authorized: Option<bool>,
     failed: Option<String>,
 }
 
-/// Tries it out. `remote` is the server.
+/// Measures a link to the server at `remote`.
 pub(super) fn probe(bind_options: &BindOptions, remote: SocketAddr, config: &TunnelConfig) -> UdpOutcome {
     let poller = match Poller::new() {
         Ok(poller) => poller,
@@ -84,7 +85,8 @@ pub(super) fn probe(bind_options: &BindOptions, remote: SocketAddr, config: &Tun
     outcome(probes, bind_options, remote, start, now)
 }
 
-/// Nothing more can be learnt from the first one, which has the figures; the second one has its chance meanwhile.
+/// Whether the first client, which provides the figures, has everything. The second one only needs its observed
+/// address, which comes with the handshake.
 fn is_finished(probes: &mut [UdpProbe; 2], start: Instant, now: Instant) -> bool {
     let first = &mut probes[0];
     let since = |at: Instant| now.saturating_duration_since(at);
@@ -162,7 +164,7 @@ impl UdpProbe {
         })
     }
 
-    /// Sends what there is; when it wants to be called again.
+    /// Sends, handles events, and returns the next deadline.
     fn poll(&mut self, poller: &Poller, now: Instant) -> Option<Instant> {
         self.client.handle_timeout(now);
         let mut buffer = Vec::new();
@@ -186,7 +188,7 @@ impl UdpProbe {
         if self.client.is_authenticated() {
             self.authorized = Some(true);
         }
-        // There is none any more where the credentials were refused.
+        // After refused credentials there is no path any more.
         if let Some(path) = self.client.report(now).paths.first() {
             if path.view.mtu != self.mtu.0 {
                 self.mtu = (path.view.mtu, now);
@@ -198,7 +200,7 @@ impl UdpProbe {
     }
 
     fn receive(&mut self, batch: &mut RecvBatch, now: Instant) {
-        // What an earlier packet met on its way is no answer.
+        // Ignore ICMP errors of earlier packets.
         while matches!(self.socket.socket.recv_batch(batch), Ok(1..)) {
             for_each_datagram(batch, |got| {
                 self.client.handle_datagram(now, LINK, got.remote, got.ecn, got.data);
@@ -207,7 +209,7 @@ impl UdpProbe {
         }
     }
 
-    /// Takes leave of the server.
+    /// Closes the connection to the server.
     fn close(&mut self, now: Instant) {
         self.client.close(now, "checked");
         let mut buffer = Vec::new();

@@ -1,7 +1,8 @@
-//! One connection of the gateway to its own server: a socket on loopback, and a task that drives it.
+//! One QUIC connection of the gateway to its own server: a socket on the loopback, and a task that drives it.
 //!
-//! In: requests, and what their streams carry. Out: answers, and what comes back. Always holds: whoever waits is woken
-//! when there is something for him or when the connection is over; it is over when nobody uses it any more.
+//! In: requests, and the bytes and datagrams of their streams. Out: responses, and bytes and datagrams from the
+//! server. Always holds: a waiting task is woken when it can continue or when the connection closes; the connection
+//! closes when nobody uses it any more.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +28,17 @@ use tokio::{
 
 use crate::packet_io::{for_each_datagram, outgoing};
 
-/// The own server is reached within this time, or not at all.
+/// How long the connection to the server may take, on the loopback. Chosen.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Batches that are received before what they say is looked at.
+/// Receive calls before the packets are processed. More: longer turns. Fewer: system calls. Chosen.
 const MAX_RECV_CALLS: usize = 8;
-/// Bytes of a stream that are handed on together, at least where more is there.
+/// A read returns at least this many bytes if they have arrived. Larger: fewer, larger writes to the client, more
+/// memory. Chosen.
 const MIN_READ_BYTES: usize = 32 << 10;
-/// Datagrams, or trains of them, that are received in one call.
+/// Messages (datagrams, or GRO batches of them) of one receive call.
 const MAX_MESSAGES_PER_RECV: usize = 8;
 
-/// A connection, as long as somebody uses it.
+/// A connection; closes when dropped.
 #[derive(Debug)]
 pub(super) struct GatewayConnection {
     shared: Arc<Shared>,
@@ -45,25 +47,25 @@ pub(super) struct GatewayConnection {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// The driver has something to do.
+    /// Wakes the driver task.
     work: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     forwarder: Forwarder,
-    /// Who waits for something of a request.
+    /// The wakers of each request.
     requests: BTreeMap<RelayId, RequestWakers>,
-    /// Who waits until requests can be made.
+    /// Tasks that wait until the connection accepts requests.
     waiting_for_connection: Vec<Waker>,
 }
 
-/// Who waits for something of one request.
+/// The wakers of the tasks that wait for one request.
 #[derive(Debug, Default)]
 struct RequestWakers {
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// How what comes from the server has ended.
+    /// How the server's half of the stream ended.
     end: Option<ReadEnd>,
 }
 
@@ -80,7 +82,7 @@ impl RequestWakers {
 }
 
 impl GatewayConnection {
-    /// Begins a connection from `socket` to the server at `to`; what is `known` of it is dropped when it is over.
+    /// Opens a connection from `socket` to the server at `to`. `guards` is dropped when the connection has closed.
     pub(super) fn open(
         setup: &ClientSetup,
         to: SocketAddr,
@@ -100,17 +102,17 @@ impl GatewayConnection {
         Ok(Self { shared })
     }
 
-    /// Whether it can take no requests any more.
+    /// Whether it accepts no more requests.
     pub(super) fn is_closed(&self) -> bool {
         self.shared.lock().forwarder.is_over()
     }
 
-    /// Requests now.
+    /// The number of open requests.
     pub(super) fn open_requests(&self) -> usize {
         self.shared.lock().forwarder.requests()
     }
 
-    /// Sends a request, as soon as the server is reached. `None` if it is not, or not in time.
+    /// Sends a request once the connection is established. Returns `None` if it is not established in time.
     pub(super) async fn request(self: &Arc<Self>, headers: &Headers) -> Option<GatewayRequest> {
         let asked = poll_fn(|cx| {
             let mut state = self.shared.lock();
@@ -132,20 +134,20 @@ impl GatewayConnection {
 
 impl Drop for GatewayConnection {
     fn drop(&mut self) {
-        self.shared.lock().forwarder.close(Instant::now(), "nobody needs it any more");
+        self.shared.lock().forwarder.close(Instant::now(), "the gateway's client has disconnected");
         self.shared.work.notify_one();
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held has ended that task only.
+        // A panic while the lock was held has ended that task only.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Wakes whom something happened to.
+    /// Wakes the tasks for which something has happened.
     fn wake_waiters(&mut self) {
         while let Some(event) = self.forwarder.poll_event() {
             match event {
@@ -154,7 +156,7 @@ impl State {
                     let is_open = self.forwarder.is_open(id);
                     match self.requests.get_mut(&id) {
                         Some(waiting) if is_open => waiting.reader.take().into_iter().for_each(Waker::wake),
-                        // What broke is news to both.
+                        // A broken stream concerns both reader and writer.
                         waiting => waiting.into_iter().for_each(RequestWakers::wake),
                     }
                 }
@@ -163,7 +165,7 @@ impl State {
                     writer.into_iter().for_each(Waker::wake);
                 }
                 ForwardEvent::Lost(reason) => {
-                    tracing::debug!(%reason, "the connection of the gateway to its server has ended");
+                    tracing::debug!(%reason, "the gateway's connection to its server has closed");
                     self.waiting_for_connection.drain(..).for_each(Waker::wake);
                     self.requests.values_mut().for_each(RequestWakers::wake);
                 }
@@ -172,7 +174,7 @@ impl State {
     }
 }
 
-/// A request, and what its stream carries both tcp_transports. Dropping it gives up what is not over yet.
+/// A request and its stream. Dropping it cancels the stream.
 #[derive(Debug)]
 pub(super) struct GatewayRequest {
     connection: Arc<GatewayConnection>,
@@ -180,7 +182,7 @@ pub(super) struct GatewayRequest {
 }
 
 impl GatewayRequest {
-    /// Lets `work` on the request, after which there is something to send.
+    /// Runs `work` on the request, then wakes the driver to send.
     fn with_state<T>(&self, work: impl FnOnce(&mut State, RelayId) -> T) -> T {
         let done = work(&mut self.connection.shared.lock(), self.id);
         self.connection.shared.work.notify_one();
@@ -191,7 +193,7 @@ impl GatewayRequest {
         self.connection.shared.lock()
     }
 
-    /// The server's answer; `None` if there is none.
+    /// The response; `None` if the stream or the connection broke before.
     pub(super) async fn response(&self) -> Option<Headers> {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -204,7 +206,7 @@ impl GatewayRequest {
         .await
     }
 
-    /// The next bytes from the server, some packets' together where they are there; `None` at the end of them.
+    /// The next bytes from the server, of several packets if they have arrived; `None` at the end of the stream.
     pub(super) fn poll_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let (mut state, now) = (self.lock(), Instant::now());
         let State { forwarder, requests, .. } = &mut *state;
@@ -228,7 +230,7 @@ impl GatewayRequest {
             }
         }
         if !first.is_empty() {
-            // The server may send more now, and has to be told.
+            // Reading has opened the flow-control window, which the driver must tell the server.
             self.connection.shared.work.notify_one();
             return Poll::Ready(Ok(Some(if all.is_empty() { first } else { all.freeze() })));
         }
@@ -239,7 +241,7 @@ impl GatewayRequest {
         }
     }
 
-    /// The next datagram from the server; who gets none is woken as by [`Self::poll_read`].
+    /// The next datagram from the server. If there is none, the task is woken as by [`Self::poll_read`].
     pub(super) fn next_datagram(&self, cx: &mut Context<'_>) -> Option<Bytes> {
         let mut state = self.lock();
         let datagram = state.forwarder.next_datagram(Instant::now(), self.id);
@@ -249,7 +251,7 @@ impl GatewayRequest {
         datagram
     }
 
-    /// Bytes that may be written now.
+    /// The number of bytes that may be written now.
     pub(super) fn poll_writable_bytes(&self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut state = self.lock();
         if !state.forwarder.is_open(self.id) {
@@ -271,17 +273,17 @@ impl GatewayRequest {
         self.with_state(|state, id| state.forwarder.write(id, data));
     }
 
-    /// Sends a datagram to the server; `false` if it does not fit one now.
+    /// Sends a datagram to the server. Returns false if it does not fit into a QUIC datagram now.
     pub(super) fn send_datagram(&self, value: &[u8]) -> bool {
         self.with_state(|state, id| state.forwarder.send_datagram(Instant::now(), id, value))
     }
 
-    /// Sends nothing more to the server.
+    /// Ends this side's half of the stream.
     pub(super) fn finish(&self) {
         self.with_state(|state, id| state.forwarder.finish(id));
     }
 
-    /// Gives up what is not over yet, with an HTTP/3 code.
+    /// Cancels the stream with an HTTP/3 error code.
     pub(super) fn cancel(&self, code: u64) {
         self.with_state(|state, id| {
             state.forwarder.end(id, code);
@@ -305,12 +307,12 @@ impl State {
     }
 }
 
-/// The server has broken a request off, or is gone.
+/// The error for a stream that the server reset or that broke with the connection.
 fn reset_error() -> io::Error {
     io::ErrorKind::ConnectionReset.into()
 }
 
-/// A socket, and the same once more for the runtime to wait for.
+/// A socket, registered with the runtime by a duplicate descriptor.
 struct Socket {
     socket: UdpSocket,
     ready: tokio::net::UdpSocket,
@@ -326,21 +328,21 @@ impl Socket {
         let out = outgoing(transmit, data, None);
         match self.ready.try_io(Interest::WRITABLE, || self.socket.send(&out)) {
             Err(error) if SendFailure::of(&error) == SendFailure::Busy => return SendBufferSpace::Full,
-            Err(error) => tracing::debug!(%error, "a packet to the own server could not be sent"),
+            Err(error) => tracing::debug!(%error, "cannot send to this server's QUIC socket"),
             Ok(()) => {}
         }
         SendBufferSpace::Available
     }
 }
 
-/// Whether the kernel had room for a packet.
+/// Whether the kernel's send buffer had space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendBufferSpace {
     Full,
     Available,
 }
 
-/// Memory for what is received and sent, which all connections use in turn.
+/// Receive and send buffers, shared by all connections.
 pub(super) struct IoBuffers {
     batch: RecvBatch,
     buffer: Vec<u8>,
@@ -352,16 +354,16 @@ impl Default for IoBuffers {
     }
 }
 
-/// What moves packets between a connection and its socket.
+/// Moves packets between a connection and its socket.
 struct Driver {
     socket: Socket,
     buffers: Arc<Mutex<IoBuffers>>,
-    /// What the kernel had no room for.
+    /// A packet for which the kernel's send buffer had no space.
     waiting: Option<(Transmit, Vec<u8>)>,
 }
 
 impl Driver {
-    /// Takes what has come.
+    /// Receives what has arrived.
     fn receive(&self, now: Instant, forwarder: &mut Forwarder) {
         let batch = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner).batch;
         for _ in 0..MAX_RECV_CALLS {
@@ -376,12 +378,12 @@ impl Driver {
                     forwarder.handle_datagram(now, datagram.remote, datagram.ecn, datagram.data);
                 }),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return tracing::debug!(%error, "nothing can be received from the own server"),
+                Err(error) => return tracing::debug!(%error, "cannot receive from this server's QUIC socket"),
             }
         }
     }
 
-    /// Sends what is to be sent, until the kernel has no more room.
+    /// Sends until the connection has nothing to send or the kernel's send buffer is full.
     fn send(&mut self, now: Instant, forwarder: &mut Forwarder) {
         let buffer = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner).buffer;
         if let Some((transmit, data)) = self.waiting.take()
@@ -400,7 +402,7 @@ impl Driver {
         }
     }
 
-    /// Goes on until the connection is over.
+    /// Runs until the connection has closed.
     async fn run(mut self, shared: Arc<Shared>) {
         loop {
             let (deadline, over) = {

@@ -1,8 +1,8 @@
-//! Bytes both tcp_transports between a client's stream and the request that the server has granted.
+//! Relays bytes between a client's stream and a request that the server accepted.
 //!
-//! In: the client's side, read and written, and a [`GatewayRequest`]. Always holds: nothing is read that the other side has no room
-//! for, beyond one read_buffer; what one side ends or breaks off is ended or broken off at the other; datagrams that the client's
-//! side cannot take in time are dropped and never delay others for long.
+//! In: the client's stream, and a [`GatewayRequest`]. Always holds: nothing is read that the other side has no space
+//! for, beyond one read; an end on one side is an end on the other, an abort an abort; datagrams that the client does
+//! not take in time are dropped and do not delay others for long.
 
 use std::{
     future::poll_fn,
@@ -22,14 +22,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection::GatewayRequest;
 
-/// Bytes that are read from a client at a time.
+/// Bytes of one read from a client. Larger: memory per request. Smaller: system calls. Chosen.
 const CLIENT_READ_BYTES: usize = 16 << 10;
-/// Bytes of datagrams that are handed to the client's side together.
+/// Bytes of datagrams encoded into one write to the client. Larger: delay behind them. Smaller: system calls. Chosen.
 const MAX_DATAGRAM_BATCH_BYTES: usize = 16 << 10;
-/// Parts of a tunnel that are moved before others have their turn.
+/// Steps of one direction before other tasks get their turn. Chosen.
 const MAX_STEPS_PER_POLL: usize = 64;
 
-/// What a stream carries.
+/// The content of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// The bytes of a TCP connection.
@@ -40,22 +40,22 @@ pub(super) enum Content {
     Chunks,
 }
 
-/// The client's side of a tunnel.
+/// The client's side of a relay.
 pub(super) trait ClientSide {
-    /// What is read and written.
+    /// The byte stream.
     type Stream: AsyncRead + AsyncWrite;
 
-    /// The stream.
+    /// The byte stream.
     fn stream(&mut self) -> Pin<&mut Self::Stream>;
 
-    /// Breaks it off, so that it does not look like an end; `code` is what HTTP/3 would say.
+    /// Aborts the stream, so that it does not look like an end; `code` is the HTTP/3 error code.
     fn abort(&mut self, code: u64);
 
-    /// Ready when the client has given it up, also where nothing is read or written now.
+    /// Ready when the client has reset the stream, even if nothing is read or written.
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
 }
 
-/// Carries bytes both tcp_transports until both have ended, or something breaks.
+/// Relays in both directions until both have ended, or one aborts.
 pub(super) async fn run(mut client: impl ClientSide, request: GatewayRequest, content: Content) {
     let (mut up, mut down) = (Upstream::new(content), Downstream::new(content));
     let result = poll_fn(|cx| {
@@ -66,21 +66,21 @@ pub(super) async fn run(mut client: impl ClientSide, request: GatewayRequest, co
         let down = down.poll(cx, &mut client, &request)?;
         match content {
             Content::Bytes if up.is_pending() => Poll::Pending,
-            // Without a way back there is nobody to send datagrams for.
+            // When the server has ended, nothing receives the client's datagrams any more.
             _ => down.map(Ok::<_, RelayError>),
         }
     });
     match result.await {
         Ok(()) => request.cancel(code::NO_ERROR),
         Err(error) => {
-            tracing::debug!(reason = %error.reason, "a request of a client of HTTP/1.1 or HTTP/2 is broken off");
+            tracing::debug!(reason = %error.reason, "aborted a request over HTTP/1.1 or HTTP/2");
             request.cancel(error.code);
             client.abort(error.code);
         }
     }
 }
 
-/// Why a tunnel ends before its end, with the HTTP/3 code that the server is told.
+/// Why a relay is aborted, with the HTTP/3 error code for the server.
 struct RelayError {
     code: u64,
     reason: String,
@@ -102,7 +102,7 @@ impl RelayError {
 struct Upstream {
     content: Content,
     sieve: CapsuleDemux,
-    /// What waits for room.
+    /// Bytes that wait until the server's stream accepts them.
     waiting: Bytes,
     read_buffer: BytesMut,
     ended: bool,
@@ -114,7 +114,7 @@ impl Upstream {
         Self { content, sieve, waiting, read_buffer: BytesMut::new(), ended: false }
     }
 
-    /// Moves what there is; ready once the client has sent all.
+    /// Moves what it can; ready when the client has sent everything.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -148,13 +148,13 @@ impl Upstream {
         Poll::Pending
     }
 
-    /// Handles the next part of what was read; whether there was one.
+    /// Handles the next capsule or part of one. Returns whether there was one.
     fn next_capsule(&mut self, request: &GatewayRequest) -> Result<bool, RelayError> {
         let sifted = self.sieve.next().map_err(|error| RelayError::malformed(error.code(), error))?;
         match sifted {
             None => return Ok(false),
             Some(CapsulePart::Other(bytes)) if self.content == Content::Capsules => self.waiting = bytes,
-            // Chunks of other types mean nothing here.
+            // Chunks of other types have no meaning here.
             Some(CapsulePart::Other(_)) => {}
             Some(CapsulePart::Datagram(value)) => {
                 let value = match self.content {
@@ -175,7 +175,7 @@ impl Upstream {
         Ok(true)
     }
 
-    /// The next bytes of the client; none at their end.
+    /// The next bytes from the client; empty at the end.
     fn read(&mut self, cx: &mut Context<'_>, client: &mut impl ClientSide) -> Poll<io::Result<Bytes>> {
         if !self.read_buffer.try_reclaim(CLIENT_READ_BYTES) {
             self.read_buffer = BytesMut::with_capacity(4 * CLIENT_READ_BYTES);
@@ -193,11 +193,11 @@ impl Upstream {
 /// From the server to the client.
 struct Downstream {
     content: Content,
-    /// What the client's side has not taken yet.
+    /// Bytes that the client's stream has not accepted yet.
     waiting: Bytes,
-    /// Tells where capsules end, and others fit between.
+    /// Finds the ends of capsules, between which datagrams are inserted.
     sieve: CapsuleDemux,
-    /// Something was written that may wait in a buffer.
+    /// Whether written bytes may wait in a buffer.
     unflushed: bool,
     stage: Stage,
 }
@@ -205,7 +205,7 @@ struct Downstream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Open,
-    /// The server has sent all; the client is to be told.
+    /// The server has ended its half; the client's stream is to be shut down.
     Ending,
     Ended,
 }
@@ -216,7 +216,7 @@ impl Downstream {
         Self { content, waiting, sieve, unflushed: false, stage: Stage::Open }
     }
 
-    /// Moves what there is; ready once the client has got all.
+    /// Moves what it can; ready when the client has received everything.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -255,7 +255,7 @@ impl Downstream {
         Poll::Pending
     }
 
-    /// Takes the next thing from the server.
+    /// Takes the next bytes or datagrams from the server.
     fn next(&mut self, cx: &mut Context<'_>, request: &GatewayRequest) -> Poll<Result<(), RelayError>> {
         if self.content == Content::Bytes {
             match ready!(request.poll_read(cx))? {
@@ -300,7 +300,7 @@ impl Downstream {
         Poll::Ready(Ok(()))
     }
 
-    /// Datagrams as the client wants them.
+    /// Encodes datagrams as the client expects them.
     fn encode_datagrams(&self, values: &[Bytes]) -> Bytes {
         match self.content {
             Content::Chunks => capsule_of(values.iter().filter_map(payload_of)),
@@ -309,7 +309,7 @@ impl Downstream {
     }
 }
 
-/// DATAGRAM capsules with these values, one after the other.
+/// Concatenated DATAGRAM capsules with these values.
 fn capsule_of(values: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Bytes {
     let mut capsules = BytesMut::new();
     for value in values {
@@ -319,7 +319,7 @@ fn capsule_of(values: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Bytes {
     capsules.freeze()
 }
 
-/// A payload behind the context ID that all payloads have.
+/// A UDP payload with context ID 0 in front (RFC 9298 §5).
 fn with_context(payload: &[u8]) -> Bytes {
     let mut value = BytesMut::with_capacity(1 + payload.len());
     varint::encode(CONTEXT_PAYLOAD, &mut value);
@@ -327,7 +327,7 @@ fn with_context(payload: &[u8]) -> Bytes {
     value.freeze()
 }
 
-/// The payload behind that context ID; `None` in another context.
+/// The UDP payload behind context ID 0; `None` for other contexts.
 fn payload_of(value: &Bytes) -> Option<Bytes> {
     let (context, at) = varint::decode(value)?;
     (context == CONTEXT_PAYLOAD).then(|| value.slice(at..))

@@ -1,7 +1,8 @@
-//! A site of files, by tower-http: GET and HEAD, `index.html` for a folder, dates, entity tags, ranges (RFC 9110).
+//! Serves files by tower-http's `ServeDir`: GET and HEAD, `index.html` of folders, dates, entity tags, ranges (RFC
+//! 9110).
 //!
-//! Always holds: no file or folder whose name starts with a dot is shown, and none outside of the folder; as much is sent as was
-//! promised, whatever becomes of the file meanwhile; disks are waited for on a few threads beside this one.
+//! Always holds: names that start with a dot, and files outside of the folder, are not served; a response has as many
+//! bytes as its Content-Length, even if the file changes; other threads wait for the disk.
 
 use std::{
     fs::Metadata,
@@ -52,7 +53,7 @@ pub(super) async fn answer<B>(
     *asked.method_mut() = method.clone();
     *asked.headers_mut() = request.headers().clone();
     *asked.uri_mut() = request.uri().clone();
-    // `ServeDir` does not look at the condition, and would send a part of another version of the file (RFC 9110 §13.1.5).
+    // `ServeDir` ignores If-Range, and would send a part of another version of the file (RFC 9110 §13.1.5).
     if asked.headers_mut().remove(IF_RANGE).is_some() {
         asked.headers_mut().remove(RANGE);
     }
@@ -61,7 +62,7 @@ pub(super) async fn answer<B>(
         Ok(found) if found.status() == StatusCode::TEMPORARY_REDIRECT => redirect_to_folder(method, path),
         Ok(found) if found.status() != StatusCode::NOT_FOUND => found.map(|body| {
             let held = body.map_frame(move |frame| {
-                // The room is taken until all has been read.
+                // Holds the permit until the whole body has been read.
                 let _held = &permit;
                 frame
             });
@@ -71,7 +72,7 @@ pub(super) async fn answer<B>(
     }
 }
 
-/// The links of a folder's page are relative to the folder.
+/// Redirects to the name with a slash, to which the relative links of a folder's page refer.
 fn redirect_to_folder(method: &Method, path: &str) -> Response<Body> {
     let mut response = status_page(method, StatusCode::MOVED_PERMANENTLY).map(full_body);
     // With two slashes in front it would name another host (RFC 3986 §4.2).
@@ -82,7 +83,7 @@ fn redirect_to_folder(method: &Method, path: &str) -> Response<Body> {
     response
 }
 
-/// What `ServeDir` finds files by.
+/// The backend of `ServeDir`: files beneath the folder that are not hidden.
 #[derive(Clone, Debug)]
 struct VisibleFiles(Folder);
 
@@ -126,7 +127,7 @@ impl Backend for VisibleFiles {
     }
 }
 
-/// What is known of a file, or that it is a folder.
+/// The metadata of a file, or `None` for a folder.
 struct EntryMetadata(Option<Metadata>);
 
 impl fs::Metadata for EntryMetadata {
@@ -143,7 +144,7 @@ impl fs::Metadata for EntryMetadata {
     }
 }
 
-/// An open file, of which as many bytes are read as it had when it was opened.
+/// An open file, read up to the length it had when it was opened.
 struct OpenFile {
     file: Take<File>,
     metadata: Metadata,
@@ -167,7 +168,7 @@ impl AsyncRead for OpenFile {
         let before = buf.filled().len();
         task::ready!(Pin::new(&mut self.file).poll_read(cx, buf))?;
         match buf.filled().len() == before && self.file.limit() > 0 && buf.remaining() > 0 {
-            // A file that has become shorter cannot be what was promised.
+            // The file has become shorter than its Content-Length.
             true => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
             false => Poll::Ready(Ok(())),
         }

@@ -1,7 +1,7 @@
-//! The pages of another HTTP server, mostly on the same machine: each request is made there anew.
+//! Serves the pages of another HTTP server, usually on the same machine, as a reverse proxy.
 //!
-//! Always holds: fields about the connection stay on theirs (RFC 9110 §7.6.1); a server that does not answer costs a
-//! stranger's request, no more.
+//! Always holds: connection-specific fields are not forwarded (RFC 9110 §7.6.1); an upstream that does not answer
+//! costs one request, nothing else.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 use super::{BoxError, status_page};
 use crate::https_server::{Body, full_body};
 
-/// How long connecting may take.
+/// How long connecting to the upstream may take. Chosen.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the head of the answer may take, the client's content included.
+/// How long the upstream may take to answer, including the client's upload. Chosen, as nginx's `proxy_read_timeout`.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a head of the server's.
+/// The largest head of a response (bytes).
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Answers with what the server at `authority` answers.
+/// Answers with the response of the server at `authority`.
 pub(super) async fn answer<B>(
     authority: &str,
     request: Request<B>,
@@ -45,14 +45,14 @@ where
     match timeout(RESPONSE_TIMEOUT, forward(authority, request, peer)).await {
         Ok(Ok(response)) => response.map(|body| {
             let held = body.map_frame(move |frame| {
-                // The room is taken until all has been read.
+                // Holds the permit until the whole body has been read.
                 let _held = &permit;
                 frame
             });
             held.boxed_unsync()
         }),
         Ok(Err(error)) => {
-            tracing::debug!(%error, authority, "the site's own server does not answer");
+            tracing::debug!(%error, authority, "the upstream of the site does not answer");
             status_page(&method, StatusCode::BAD_GATEWAY).map(full_body)
         }
         Err(_) => status_page(&method, StatusCode::GATEWAY_TIMEOUT).map(full_body),
@@ -71,10 +71,10 @@ where
     let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(authority)).await??;
     let (mut client, connection) =
         http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer that is read from it.
+    // The connection ends when its response has been read.
     tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "the connection to the site's own server has broken");
+            tracing::debug!(%error, "the connection to the upstream of the site failed");
         }
     });
     let mut response = client.send_request(forwarded_request(request, peer)?).await?;
@@ -82,7 +82,7 @@ where
     Ok(response.map(|body| body.map_err(std::io::Error::other).boxed_unsync()))
 }
 
-/// The request as the server gets it.
+/// The request as it is sent to the upstream.
 fn forwarded_request<B>(request: Request<B>, peer: SocketAddr) -> Result<Request<B>, BoxError> {
     let (mut head, body) = request.into_parts();
     let host = match (head.uri.authority(), head.headers.get(HOST)) {
@@ -104,7 +104,7 @@ fn forwarded_request<B>(request: Request<B>, peer: SocketAddr) -> Result<Request
     Ok(Request::from_parts(head, body))
 }
 
-/// Takes out what is about one connection.
+/// Removes connection-specific fields.
 fn remove_connection_fields(headers: &mut HeaderMap) {
     let named = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let named: Vec<HeaderName> =

@@ -1,13 +1,13 @@
-//! Those who mean harm, and those who are behind a load balancer.
+//! Floods, slow clients, and clients behind a load balancer.
 
 use super::*;
 
-/// Connects, and says nothing.
+/// Connects without sending anything.
 async fn silent(server: &TestServer) -> TcpStream {
     TcpStream::connect(server.address).await.unwrap()
 }
 
-/// Whether the server has closed a connection, waiting for it up to [`SOON`].
+/// Whether the server closes a connection within [`SOON`].
 async fn closes(mut stream: impl AsyncRead + Unpin) -> bool {
     let mut buffer = [0; 1024];
     let end = async {
@@ -20,7 +20,7 @@ async fn closes(mut stream: impl AsyncRead + Unpin) -> bool {
     timeout(SOON, end).await.is_ok()
 }
 
-/// How many places strangers have taken.
+/// The number of slots in use.
 fn used_slots(room: &Arc<ConnectionLimiter<ClientNetwork>>) -> usize {
     room.len()
 }
@@ -36,14 +36,14 @@ async fn ten_thousand_that_never_finish_tls_leave_the_others_alone() {
         client.send_request(server.self_target_request(Some(&server.token)), false).unwrap();
     let response = timeout(SOON, response).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::OK);
-    // From everywhere, a thousand at a time, as a process may not have as many descriptors.
+    // From many addresses, a thousand at a time, because the process may not have more descriptors.
     for round in 0..10_u8 {
         let mut waiting = Vec::new();
         for number in 0..1000_u16 {
             let mut stream = silent(&server).await;
             let [high, low] = number.to_be_bytes();
             let line = format!("PROXY TCP4 10.{round}.{high}.{low} 192.0.2.2 1000 443\r\n");
-            // Who is closed already has no use for it.
+            // An evicted connection may be closed already.
             let _ = stream.write_all(line.as_bytes()).await;
             waiting.push(stream);
             assert!(used_slots(&context.handshakes) <= MAX_HANDSHAKES);
@@ -68,7 +68,7 @@ async fn one_source_does_not_take_all_the_places() {
     }
     assert_eq!(used_slots(&server.context.handshakes), MAX_HANDSHAKES_PER_NETWORK);
     drop(streams);
-    // Places are free again as soon as the server has seen that.
+    // Slots are released as soon as the server has seen the close.
     let asked = Instant::now();
     while used_slots(&server.context.handshakes) > 0 {
         assert!(asked.elapsed() < SOON, "places are not given back");
@@ -98,11 +98,11 @@ async fn streams_that_are_reset_at_once_end_the_connection() {
     let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     flood.extend(frame(SETTINGS, 0, 0, &[]));
     for stream in (1..20_000).step_by(2) {
-        // GET https://x/ with its end, and then nobody wants it.
+        // GET https://x/ with END_STREAM, then a reset.
         flood.extend(frame(HEADERS, 5, stream, b"\x82\x87\x84\x01\x01x"));
         flood.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
     }
-    // The server may have enough before it has read all.
+    // The server may close before it has read everything.
     let _ = tls.write_all(&flood).await;
     let mut said = Vec::new();
     let mut buffer = [0; 4096];
@@ -161,7 +161,7 @@ async fn behind_a_load_balancer_the_clients_count_and_nobody_else_is_believed() 
         config.proxy_protocol_from = vec!["127.0.0.0/8".parse().unwrap()];
     });
     server.http2_of("192.0.2.1:1000").await;
-    // From there, nobody comes without an address.
+    // From a load balancer's network, the header is required.
     assert!(closes(silent_with(&server, b"\x16\x03\x01\x02\x00").await).await);
 
     let server = TestServer::start(|config| {

@@ -1,4 +1,4 @@
-//! What strangers see.
+//! The site that clients without credentials see.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -7,7 +7,7 @@ use tokio::{io::AsyncBufReadExt, net::TcpListener};
 
 use super::*;
 
-/// Status, fields and content of a request over HTTP/2.
+/// Status, fields and content of a response over HTTP/2.
 async fn get(
     client: &mut h2::client::SendRequest<Bytes>,
     request: http::request::Builder,
@@ -68,7 +68,7 @@ async fn files_are_shown_and_nothing_beside_them() {
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\r\ncontent-length: 8\r\n"), "{answer}");
 }
 
-/// Answers requests with what was asked, one a connection.
+/// Answers each connection with the request that it received.
 async fn echo_head(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(async move {
@@ -122,7 +122,7 @@ async fn the_pages_of_another_server_are_shown_as_its_own() {
     answering.abort();
     let _ = answering.await;
     assert_eq!(get(&mut client, Request::get(&uri)).await.0, 502);
-    // What is no page is not passed on.
+    // Requests that are not for pages are not forwarded.
     let (response, _send) = client.send_request(server.self_target_request(None), true).unwrap();
     assert_eq!(timeout(SOON, response).await.unwrap().unwrap().status(), 405);
 }

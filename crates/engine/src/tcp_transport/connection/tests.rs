@@ -1,4 +1,4 @@
-//! Connections to a real front, whose QUIC is a socket that sends back what it gets.
+//! TCP connections to a real HTTPS server, whose QUIC socket is an echo server.
 
 use std::{net::Ipv4Addr, sync::mpsc};
 
@@ -8,10 +8,10 @@ use tokio::net::UdpSocket;
 use super::*;
 use crate::https_server::tests::TestServer;
 
-/// Whatever is waited for comes within this time.
+/// The longest wait for anything.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A client of a server in this process.
+/// A client, and the sockets of its data plane.
 struct Stage {
     config: Arc<TcpTransportConfig>,
     to: SocketAddr,
@@ -22,7 +22,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// With so many classes.
+    /// With this number of classes.
     async fn new(server: &TestServer, token: &str, classes: usize) -> Self {
         let (host, port) = (server.address.ip().to_string(), server.address.port());
         let server_addr = ServerAddr { host, port };
@@ -61,7 +61,7 @@ impl Stage {
         TcpConnection::start(&self.config, request, before, move |news| drop(tell.send(news)))
     }
 
-    /// The next news.
+    /// The next event.
     async fn next(&self) -> ConnectionEvent {
         let next = async {
             loop {
@@ -81,7 +81,7 @@ impl Stage {
         }
     }
 
-    /// What the socket of a class gets back of what it sends.
+    /// Sends from a class's socket, and checks that the same comes back.
     async fn send_and_receive_echo(&self, class: usize, entry: SocketAddr, text: &[u8]) {
         self.data_plane_sockets[class].send_to(text, entry).await.unwrap();
         let mut buffer = [0; 100];
@@ -127,7 +127,7 @@ async fn what_went_wrong_is_told_in_words() {
 async fn the_end_of_a_server_is_told() {
     let server = TestServer::start(|config| config.auth = AuthMode::None);
     let stage = Stage::new(&server, "", 1).await;
-    // Somebody on the way, who will be gone.
+    // A relay in between, which is going to disappear.
     let way = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stage = Stage { to: way.local_addr().unwrap(), ..stage };
     let server = server.address;

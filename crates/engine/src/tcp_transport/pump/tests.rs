@@ -8,13 +8,13 @@ use tokio::{
 
 use super::*;
 
-/// Whatever is waited for comes within this time.
+/// The longest wait for anything.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A pump that runs, with what is at its ends.
+/// A running pump, and its two ends.
 struct Stage {
     peer: UdpSocket,
-    /// Where the pump's socket is.
+    /// The address of the pump's socket.
     pump: SocketAddr,
     far: DuplexStream,
     counters: Arc<PumpCounters>,
@@ -22,7 +22,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// The stream holds `room` bytes in each direction.
+    /// `room` is the capacity of the stream in each direction (bytes).
     fn new(room: usize) -> Self {
         let options =
             UdpOptions { recv_buffer: Some(8 << 20), ..UdpOptions::new((Ipv4Addr::LOCALHOST, 0).into()) };
@@ -42,7 +42,7 @@ impl Stage {
         self.peer.send(&out).unwrap();
     }
 
-    /// The next messages that reach the peer: the size of their datagrams, and their bytes.
+    /// The next messages at the peer: segment size and bytes.
     async fn next(&self) -> Vec<(usize, Vec<u8>)> {
         let mut batch = RecvBatch::new(16);
         let arrive = async {
@@ -75,7 +75,7 @@ impl Stage {
         timeout(SOON, self.far.write_all(bytes)).await.unwrap().unwrap();
     }
 
-    /// How the pump ends.
+    /// The pump's result.
     async fn end(self) -> Result<(), PumpError> {
         timeout(SOON, self.task).await.unwrap().unwrap()
     }
@@ -115,7 +115,7 @@ fn capsules_become_datagrams_and_equal_ones_leave_together() {
         let mut bytes = Vec::new();
         (0..10).for_each(|i| bytes.extend(capsule(0, &[i; 1200])));
         bytes.extend(capsule(0, &[10; 500]));
-        // A type that nobody knows, a context that nobody has opened, and nothing at all.
+        // An unknown capsule type, an unknown context, and an empty payload.
         bytes.extend([0x17, 3, 1, 2, 3]);
         bytes.extend(capsule(1, &[66; 1200]));
         bytes.extend(capsule(0, &[]));
@@ -172,7 +172,7 @@ fn malformed_and_endless_capsules_end_the_pump_without_costing_memory() {
             let error = stage.end().await.unwrap_err().to_string();
             assert!(error.contains(needle), "{error}");
         }
-        // One of an unknown type is passed over as it comes, however large it says that it is.
+        // A capsule of an unknown type is skipped as it arrives, whatever its length.
         let mut stage = Stage::new(1 << 16);
         stage.write(&[&[0x17][..], &[0xff; 8]].concat()).await;
         for _ in 0..100 {
