@@ -178,8 +178,8 @@ fn flow_of_report(now: Instant, report: &FlowReport) -> Flow {
         mode: lane,
         why: reason_text(report.why),
         state,
-        up_bytes: report.up,
-        down_bytes: report.down,
+        up_bytes: report.up_bytes,
+        down_bytes: report.down_bytes,
         age_s: seconds(now, report.since),
         idle_s: seconds(now, report.active),
     }
@@ -255,8 +255,8 @@ mod tests {
                 FlowTransport::Stream(ConnectionState::Open)
             },
             why: FlowModeReason::Rule(3),
-            up: 1,
-            down: 2,
+            up_bytes: 1,
+            down_bytes: 2,
             since: start,
             active: start + Duration::from_secs(u64::from(port)),
         };

@@ -1,28 +1,31 @@
-//! What the far end has to know of a class: the field in which a client says it.
+//! The properties of a class that a client sends to the server, and their header field `mpvpn-class`.
+//!
+//! In: a [`ClassProfile`], or the value of the field. Out: the other of the two. Always holds: a value that does not
+//! parse counts as absent, and unknown parameters are ignored.
 
 use mpvpn_class::Share;
 use mpvpn_masque::structured;
 use mpvpn_types::{BitRate, ClassId, ClassName, CongestionControl, Portion, Weight};
 
-/// A class of traffic, as both ends of its connection know it.
+/// A class of traffic, as known to both ends of its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassProfile {
-    /// What it is called, a [`ClassName`].
+    /// Its name, a [`ClassName`].
     pub name: String,
-    /// What it may have of each link, in either direction.
+    /// Its share of each link, in either direction.
     pub share: Share,
-    /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63; `None` leaves them that of the link.
+    /// DSCP of the outer packets (RFC 2474), 0 to 63; `None`: that of the link.
     pub dscp: Option<u8>,
-    /// Its congestion controller, if it has one of its own.
+    /// Its congestion controller; `None`: that of the client.
     pub cc: Option<CongestionControl>,
 }
 
-/// What the classes of a client may not exceed, however it describes them.
+/// Limits that a server sets for the classes of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimits {
-    /// How many classes a session has, that of what belongs to no other included.
+    /// Most classes of a session, the default class included.
     pub max_classes: u8,
-    /// What each class that goes before others gets of a link, of what is sent to the client.
+    /// The most that each priority class may use of a link, towards the client.
     pub max_priority_share: Option<Portion>,
 }
 
@@ -33,13 +36,13 @@ impl Default for ClassLimits {
 }
 
 impl ClassLimits {
-    /// What is left of a share.
+    /// A share as the limits allow it.
     pub(crate) fn bound(&self, share: Share) -> Share {
         let Some(limit) = self.max_priority_share.filter(|_| share.first) else { return share };
         let least = match (share.max, limit) {
             (Some(Portion::Rate(asked)), Portion::Rate(limit)) => Portion::Rate(asked.min(limit)),
             (Some(Portion::Percent(asked)), Portion::Percent(limit)) => Portion::Percent(asked.min(limit)),
-            // Which is less depends on the link.
+            // A rate and a percentage cannot be compared without the link: the limit of the server applies.
             (_, limit) => limit,
         };
         Share { max: Some(least), min: None, ..share }
@@ -47,7 +50,7 @@ impl ClassLimits {
 }
 
 impl ClassProfile {
-    /// As a String with parameters (RFC 9651).
+    /// The value of the header field: a String with parameters (RFC 9651).
     pub(crate) fn header(&self) -> String {
         let Share { first, weight, min, max } = self.share;
         let mut text = structured::encode_string(&self.name);
@@ -71,7 +74,7 @@ impl ClassProfile {
         text
     }
 
-    /// `None` if it cannot be understood. Parameters that are not known are ignored.
+    /// Parses the value of the header field; `None` if it is malformed. Unknown parameters are ignored.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let (name, parameters) = structured::string(value)?;
         let name: ClassName = name.parse().ok()?;
@@ -90,7 +93,7 @@ impl ClassProfile {
                 "max-kbps" => share.max = Some(rate()?),
                 "max-percent" => share.max = Some(percent()?),
                 "dscp" => profile.dscp = Some(u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?),
-                // One that is not known here is no reason to carry nothing.
+                // An unknown controller does not make the class invalid.
                 "cc" => profile.cc = value.as_token().and_then(|cc| cc.as_str().parse().ok()),
                 _ => {}
             }
@@ -107,7 +110,7 @@ mod tests {
     use crate::vectors::{check, number};
 
     #[test]
-    fn what_is_said_of_a_class_is_read_back() {
+    fn a_profile_that_was_written_is_read_back() {
         let share = Share {
             first: true,
             weight: Weight::new(4).unwrap(),
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_no_class() {
+    fn malformed_values_are_no_class() {
         for text in [
             r#""""#,
             r#""Calls""#,
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_first_gets_no_more_than_is_allowed() {
+    fn a_priority_class_gets_no_more_than_the_limit() {
         let limits = |first| ClassLimits { max_priority_share: Some(first), ..ClassLimits::default() };
         let share = |max| Share { first: true, max, ..Share::default() };
         let rate = |mbit: u64| Portion::Rate(BitRate::from_bps(mbit * 1_000_000));

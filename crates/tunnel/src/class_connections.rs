@@ -301,11 +301,11 @@ impl ClassConnections {
             }
             _ => Some(0),
         };
-        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.ends(&key)) {
+        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.terminates(&key)) {
             return wanted;
         }
         // A TCP flow that another connection's split-TCP proxy has accepted stays there.
-        let ends = self.all.iter().position(|connection| connection.client.ends(&key));
+        let ends = self.all.iter().position(|connection| connection.client.terminates(&key));
         if ends.is_none() && wanted.is_none() {
             self.all[own].keep(hdr, packet, &key);
         }

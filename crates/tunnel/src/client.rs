@@ -1,22 +1,26 @@
-//! The client of a tunnel.
+//! The client of a tunnel: one QUIC connection over all links, which carries the packets and streams of apps.
+//!
+//! In: UDP payloads, TUN packets, links, relay requests, the time. Out: UDP payloads, TUN packets, events, the next
+//! deadline. Always holds: at most one connection is in use; while it is lost, the client reconnects and asks for the
+//! same session.
 
 mod addresses;
-mod by_flows;
+mod app_tcp;
+mod app_udp;
 mod connector;
-mod dialogue;
+mod events;
+mod flow_table;
 mod flows;
-mod lane;
+mod join;
 mod links;
-mod member;
 mod packets;
-mod reach;
+mod per_flow;
+mod reachability;
 mod relays;
 mod reports;
-mod seen;
+mod requests;
 mod session;
-mod told;
 mod udp;
-mod udp_lane;
 
 use std::net::SocketAddr;
 
@@ -36,49 +40,50 @@ use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
     ClassProfile, RelayId,
-    attempt::is_answer,
     events::{ClassChange, ClientChange},
+    handshake::answers_probe,
     http::Http,
     multipath::{MultipathConnection, Role},
     udp::PayloadInbox,
 };
-use connector::{Connector, Wanted};
+use app_tcp::AppTcp;
+use connector::{Connector, DesiredState};
+pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
+pub(crate) use flow_table::FlowTable;
 pub use flows::{FlowReport, FlowTransport};
-use lane::Lane;
+use join::{Membership, SessionRole};
 pub(crate) use links::Links;
-use member::{Membership, Part};
-use packets::Apps;
+use packets::AppTraffic;
 pub(crate) use packets::{clamp_received, is_link_local};
-use reach::REVIVE;
-use relays::Own;
+use reachability::RECONNECT_AFTER;
+use relays::EdgeRelays;
 use reports::Reports;
-pub(crate) use seen::Seen;
 use session::Session;
-pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
 pub use udp::UdpFlowEvent;
 
-/// The server answers a request within this time, or the connection is given up.
-const ANSWER: Duration = Duration::from_secs(10);
+/// The connection is closed if the server has not answered the request for a tunnel after this time. Chosen. Larger: a
+/// client waits longer at a server that hangs; smaller: fails over links with round trips of seconds.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a client or a server is there for.
+/// What the tunnels of a client or a server carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TunnelMode {
-    /// The packets of a TUN, by CONNECT-IP, and relays.
+    /// IP packets of a TUN, by CONNECT-IP, and relays.
     #[default]
     Packets,
-    /// Relays only: a client is up as soon as the server speaks HTTP/3, and gets no addresses; a server refuses
+    /// Relays only: a client gets no addresses and is up once the server has sent its HTTP/3 SETTINGS; a server refuses
     /// CONNECT-IP.
     RelaysOnly,
 }
 
-/// What a client needs to know.
+/// Configuration of a [`Client`].
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// What it is there for.
+    /// Packets and relays, or relays only.
     pub mode: TunnelMode,
     /// TLS and transport.
     pub setup: ClientSetup,
-    /// The name that the certificate must have.
+    /// The name that the server's certificate must have.
     pub server_name: String,
     /// Host and port for the `:authority` of the request.
     pub authority: String,
@@ -86,27 +91,27 @@ pub struct ClientConfig {
     pub path: String,
     /// Bearer token.
     pub token: Option<String>,
-    /// What its class is, if the client has several.
+    /// The class of this connection, if the client has several.
     pub class: Option<ClassProfile>,
-    /// How many addresses of each family it asks for beyond the first.
+    /// How many addresses of each family to request beyond the first.
     pub additional_addresses: usize,
-    /// How packets are spread over paths.
+    /// Distributes packets over paths.
     pub scheduler: Scheduler,
-    /// Repair that is sent beside packets, in both directions, where the server knows it.
+    /// Forward error correction in both directions, if the server supports it.
     pub fec: Fec,
-    /// How often each packet is sent, each time over another link, in both directions: 1 to 4. More than once keeps TCP
-    /// connections that no rule takes out of streams, of which there are no copies.
+    /// Copies of each packet, each over another link, in both directions: 1 to 4. With more than 1, TCP connections
+    /// that no rule names travel as packets: streams have no copies.
     pub copies: u8,
     /// Which TCP connections travel as streams.
     pub flow_rules: Rules,
-    /// Random bits, which make sequence numbers of these hard to guess.
+    /// Random bits that make the initial sequence numbers of split TCP connections hard to guess (RFC 6528).
     pub isn_secret: [u64; 2],
 }
 
-/// A client: takes packets from a TUN, keeps a connection over all links, survives its loss.
+/// A client of a tunnel.
 pub struct Client {
     config: ClientConfig,
-    /// The credentials, as header fields have them.
+    /// The value of `authorization` header fields.
     authorization: Option<String>,
     endpoint: Endpoint,
     connector: Connector,
@@ -114,10 +119,10 @@ pub struct Client {
     /// The connection in use.
     session: Option<Session>,
     membership: Membership,
-    apps: Apps,
-    own: Own,
+    apps: AppTraffic,
+    edge_relays: EdgeRelays,
     udp_template: Template,
-    /// Payloads from targets.
+    /// UDP payloads from targets.
     udp_in: PayloadInbox,
     reports: Reports,
     was_up: bool,
@@ -126,7 +131,7 @@ pub struct Client {
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let lane = Lane::new(now, lane_of(&config), config.isn_secret);
+        let tcp = AppTcp::new(now, flow_rules_of(&config), config.isn_secret);
         Self {
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             endpoint: Endpoint::client(&config.setup),
@@ -134,9 +139,9 @@ impl Client {
             connector: Connector::new(now),
             links: Links::default(),
             session: None,
-            membership: Membership::new(Part::Only),
-            apps: Apps::new(lane),
-            own: Own::default(),
+            membership: Membership::new(SessionRole::Only),
+            apps: AppTraffic::new(tcp),
+            edge_relays: EdgeRelays::default(),
             udp_template: connect_udp::default_template(),
             udp_in: PayloadInbox::default(),
             reports: Reports::default(),
@@ -144,7 +149,7 @@ impl Client {
         }
     }
 
-    /// This end did not run for a while: silence until now proves nothing.
+    /// This process got no processor for a while: silence until `now` says nothing about paths.
     pub fn on_local_stall(&mut self, now: Instant) {
         if let Some(session) = &mut self.session {
             session.multipath.on_local_stall(now);
@@ -160,8 +165,8 @@ impl Client {
         ecn: u8,
         data: BytesMut,
     ) {
-        if is_answer(link, &data) {
-            if self.links.on_answer(link, remote) {
+        if answers_probe(link, &data) {
+            if self.links.on_probe_answer(link, remote) {
                 self.open_paths(now);
             }
             return;
@@ -170,11 +175,11 @@ impl Client {
             self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data)
             && self.session.as_ref().is_none_or(|session| session.connection != id)
         {
-            // The session is looked at once a batch, in `handle_batch`.
-            if let Some(attempt) = self.connector.attempt(id) {
-                attempt.heard = Some(now);
+            // Events of the session are handled once a batch, in `handle_batch`.
+            if let Some(handshake) = self.connector.handshake(id) {
+                handshake.last_received = Some(now);
             }
-            self.drive_attempt(now, id);
+            self.drive_handshake(now, id);
         }
     }
 
@@ -183,7 +188,7 @@ impl Client {
         self.drive_session(now);
     }
 
-    fn connected(&mut self, now: Instant, id: ConnectionHandle) {
+    fn use_connection(&mut self, now: Instant, id: ConnectionHandle) {
         if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
             let class = self.class_name();
             tracing::warn!(
@@ -192,19 +197,19 @@ impl Client {
             );
         }
         self.close_session(now, "replaced by a new connection");
-        self.connector.give_up(now, &mut self.endpoint, |_| true, "another link was quicker");
-        self.connector.backoff.trying();
+        self.connector.abandon(now, &mut self.endpoint, |_| true, "another link was quicker");
+        self.connector.backoff.cancel();
         let Some(connection) = self.endpoint.get(id) else { return };
         let http = match Http::start(Side::Client, connection) {
             Ok(http) => http,
             Err(error) => {
                 tracing::warn!(class = self.class_name(), %error, "the server allows no HTTP/3 control streams");
                 self.connector.close(now, &mut self.endpoint, id, "no control streams");
-                self.attempts_over(now);
+                self.back_off_if_all_failed(now);
                 return;
             }
         };
-        // Replaced by the tunnel's own once the number of the request stream is known.
+        // Replaced in `send_request`, once the ID of the request stream is known.
         let mut multipath = MultipathConnection::new(now, Role::Client, None, self.config.scheduler);
         multipath.set_class(self.config.class.as_ref());
         multipath.path_opened(now, connection, PathId(0));
@@ -217,15 +222,15 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let id = session.connection;
         let Some(connection) = self.endpoint.get(id) else {
-            // It ended in a moment when nobody asked what happened to it.
-            return self.lost(now, &LostReason::TimedOut);
+            // The connection was reaped between two calls.
+            return self.on_lost(now, &LostReason::TimedOut);
         };
         session.multipath.note_path_arrivals(now, connection);
         let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Lost(reason) => {
-                    self.lost(now, &reason);
+                    self.on_lost(now, &reason);
                     return;
                 }
                 QuicEvent::PathOpened(path) => {
@@ -237,33 +242,35 @@ impl Client {
                 }
                 QuicEvent::PathClosed(path) => {
                     if let Some(link) = session.multipath.path_closed(now, path) {
-                        self.links.ask_again(now, link);
+                        self.links.probe_again(now, link);
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => session.multipath.on_peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) if session.relays.has(stream) => {
                     let relay = RelayId::new(id, stream);
-                    if session.relays.wake(stream) && !self.own.readable(relay, &mut self.reports.events) {
-                        self.apps.lane.readable(stream);
+                    if session.relays.wake(stream)
+                        && !self.edge_relays.readable(relay, &mut self.reports.events)
+                    {
+                        self.apps.tcp.readable(stream);
                     }
                 }
                 QuicEvent::StreamReadable(stream) => session.http.readable(stream),
                 QuicEvent::StreamWritable(stream) => {
-                    if !self.own.writable(RelayId::new(id, stream), &mut self.reports.events) {
-                        self.apps.lane.writable(stream);
+                    if !self.edge_relays.writable(RelayId::new(id, stream), &mut self.reports.events) {
+                        self.apps.tcp.writable(stream);
                     }
                 }
                 QuicEvent::StreamsAvailable => {
-                    self.apps.lane.streams_available();
-                    self.own.allowed(&mut self.reports.events);
+                    self.apps.tcp.streams_available();
+                    self.edge_relays.notify_if_waiting(&mut self.reports.events);
                 }
-                QuicEvent::StreamStopped(stream, _) if self.apps.lane.stopped(&session.relays, stream) => {}
-                QuicEvent::StreamStopped(stream, _) if self.own.has(stream) => stopped.push(stream),
-                // A server that refuses stops reading the request, too: the answer says why.
+                QuicEvent::StreamStopped(stream, _) if self.apps.tcp.on_stopped(&session.relays, stream) => {}
+                QuicEvent::StreamStopped(stream, _) if self.edge_relays.has(stream) => stopped.push(stream),
+                // A server that refuses the request stops reading it, too: its response says why.
                 QuicEvent::StreamStopped(stream, _)
                     if Some(stream) == session.request && session.accepted =>
                 {
-                    self.gone(now, "the server has ended the tunnel".to_owned());
+                    self.on_tunnel_lost(now, "the server has ended the tunnel".to_owned());
                     return;
                 }
                 QuicEvent::Connected
@@ -274,32 +281,32 @@ impl Client {
         }
         self.receive(now);
         self.drive_http(now);
-        self.drive_lane(now);
-        stopped.into_iter().for_each(|stream| self.own_stopped(stream));
-        self.drive_own(now);
-        self.tell_links();
-        self.connector.settle(&mut self.endpoint, id);
+        self.drive_app_tcp(now);
+        stopped.into_iter().for_each(|stream| self.on_relay_stopped(stream));
+        self.drive_edge_relays(now);
+        self.send_link_notices();
+        self.connector.reap(&mut self.endpoint, id);
     }
 
-    /// The server said what HTTP/3 does not allow.
-    fn broken(&mut self, now: Instant, error: &H3Error) {
+    /// The server violated HTTP/3: closes the connection.
+    fn close_on_h3_error(&mut self, now: Instant, error: &H3Error) {
         if let Some(session) = &self.session
             && let Some(connection) = self.endpoint.get(session.connection)
         {
             connection.close(now, error.code, &error.reason);
         }
-        self.lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
+        self.on_lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
     }
 
     fn close_session(&mut self, now: Instant, reason: &str) {
         if let Some(mut session) = self.session.take() {
             self.reports.take_path_events(&mut session.multipath);
-            self.reports.count(&session.multipath);
-            self.apps.lane.end_streams();
-            self.own.end(session.connection, &mut self.reports.events);
+            self.reports.add_closed(&session.multipath);
+            self.apps.tcp.end_streams();
+            self.edge_relays.end(session.connection, &mut self.reports.events);
             session.udp.end(
                 session.connection,
-                &std::mem::take(&mut self.apps.udp_lane),
+                &std::mem::take(&mut self.apps.udp),
                 &mut self.reports.events,
             );
             self.connector.close(now, &mut self.endpoint, session.connection, reason);
@@ -309,45 +316,45 @@ impl Client {
     /// Closes the connection in use, and gives up all handshakes.
     fn close_all(&mut self, now: Instant, reason: &str) {
         self.close_session(now, reason);
-        self.connector.give_up(now, &mut self.endpoint, |_| true, reason);
+        self.connector.abandon(now, &mut self.endpoint, |_| true, reason);
     }
 
-    fn lost(&mut self, now: Instant, reason: &LostReason) {
+    fn on_lost(&mut self, now: Instant, reason: &LostReason) {
         let (id, was_up) = self.session.as_ref().map_or((None, false), |s| (Some(s.connection), s.up));
         self.close_session(now, "lost");
         if let Some(id) = id {
-            self.connector.settle(&mut self.endpoint, id);
+            self.connector.reap(&mut self.endpoint, id);
         }
         self.reports.down(reason.to_string());
-        if self.connector.attempts().is_empty() {
+        if self.connector.handshakes().is_empty() {
             match reason {
-                LostReason::Reset | LostReason::TimedOut if was_up => self.connector.backoff.now(now),
+                LostReason::Reset | LostReason::TimedOut if was_up => self.connector.backoff.reset(now),
                 _ => self.connector.backoff.failed(now),
             }
         }
     }
 
     fn fail(&mut self, now: Instant, error: ClientError) {
-        if self.membership.part.is_member() {
-            // Whether going on makes sense is for the home to say.
+        if self.membership.role.is_joined() {
+            // Only the initial connection reports fatal errors.
             let reason = error.to_string();
-            if self.reports.why_down() != reason {
+            if self.reports.down_reason() != reason {
                 let refused = ClassChange::Refused(reason.clone());
-                self.reports.changes.push(ClientChange::Class(self.membership.part.class(), refused));
+                self.reports.changes.push(ClientChange::Class(self.membership.role.class(), refused));
             }
-            return self.lost(now, &LostReason::Transport(reason));
+            return self.on_lost(now, &LostReason::Transport(reason));
         }
         self.close(now, "giving up");
         self.reports.events.push_back(ClientEvent::Fatal(error));
     }
 
-    /// Ends the tunnel; what [`Self::poll_transmit`] still gives tells the server.
+    /// LocalEnd the tunnel; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
     pub fn close(&mut self, now: Instant, reason: &str) {
         self.connector.end();
         self.close_all(now, reason);
     }
 
-    /// Whether the server has said that it knows this client, by the answer to what it was asked first.
+    /// Whether the server has accepted the credentials with its response to the first request.
     pub fn is_authenticated(&self) -> bool {
         let answered = |session: &Session| session.accepted && session.request.is_some();
         self.session.as_ref().is_some_and(answered)
@@ -358,26 +365,25 @@ impl Client {
         self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
     }
 
-    /// What its class is called, where there are several.
+    /// The name of its class, if the client has several.
     pub(crate) fn class_name(&self) -> Option<&str> {
         self.config.class.as_ref().map(|class| class.name.as_str())
     }
 
-    /// Takes another configuration: the connection is closed, and made anew for the same session. The links, and what
-    /// was counted, stay.
+    /// Takes another configuration: reconnects for the same session. Links and counters stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
         const REASON: &str = "configured in another way";
-        self.apps.lane.set_rules(lane_of(&config));
+        self.apps.tcp.set_rules(flow_rules_of(&config));
         self.config = config;
-        self.connector.give_up(now, &mut self.endpoint, |_| true, REASON);
+        self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);
         if self.session.is_some() {
             self.close_session(now, REASON);
             self.reports.events.push_back(ClientEvent::Down(REASON.to_owned()));
         }
-        self.connector.backoff.now(now);
+        self.connector.backoff.reset(now);
     }
 
-    /// The next thing that the edge must act on.
+    /// The next event that needs an action of the edge.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         self.reports.events.pop_front()
     }
@@ -390,7 +396,7 @@ impl Client {
         self.reports.changes.pop()
     }
 
-    /// How often the session was taken up again.
+    /// How often the session was resumed.
     pub fn resumed(&self) -> u32 {
         self.reports.resumed
     }
@@ -398,7 +404,7 @@ impl Client {
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the
     /// token of a link.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        self.drive_lane(now);
+        self.drive_app_tcp(now);
         if let Some(transmit) = self.links.poll_transmit(buf) {
             return Some(transmit);
         }
@@ -408,7 +414,7 @@ impl Client {
             if let Some(transmit) = session.multipath.poll_transmit(now, connection, buf) {
                 return Some(transmit);
             }
-            // Room on a stream shows as its bytes leave.
+            // Streams become writable as their bytes leave.
             if connection.has_events() {
                 self.drive_session(now);
                 continue;
@@ -420,19 +426,20 @@ impl Client {
         self.connector.poll_transmit(now, &mut self.endpoint, buf)
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let useless = self.useless_since(now).map(|since| (since + REVIVE).max(now + REVIVE / 8));
-        let mut next = if self.may_connect() { self.connector.backoff.next } else { None };
-        let lane = self.apps.lane.poll_timeout();
+        let unusable =
+            self.unusable_since(now).map(|since| (since + RECONNECT_AFTER).max(now + RECONNECT_AFTER / 8));
+        let mut next = if self.may_connect() { self.connector.backoff.next_try } else { None };
+        let app_tcp = self.apps.tcp.poll_timeout();
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
         };
-        at_most(lane);
-        at_most(self.apps.udp_lane.poll_timeout());
+        at_most(app_tcp);
+        at_most(self.apps.udp.poll_timeout());
         at_most(self.connector.poll_timeout(now, &mut self.endpoint, &self.links, self.session.is_some()));
         if let Some(session) = &self.session
             && self.endpoint.get(session.connection).is_none()
@@ -444,49 +451,49 @@ impl Client {
         {
             at_most(connection.poll_timeout());
             at_most(session.multipath.poll_timeout(now, connection));
-            at_most(useless);
+            at_most(unusable);
             if !session.accepted {
-                at_most(Some(session.since + ANSWER));
+                at_most(Some(session.since + RESPONSE_TIMEOUT));
             }
             at_most(self.links.poll_timeout(&session.multipath));
         }
         next
     }
 
-    /// Lets time pass.
+    /// Handles timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.apps.lane.handle_timeout(now);
+        self.apps.tcp.handle_timeout(now);
         self.expire_udp(now);
         if self.may_connect()
-            && self.connector.backoff.next.is_some_and(|at| now >= at)
+            && self.connector.backoff.next_try.is_some_and(|at| now >= at)
             && self.session.is_none()
         {
-            self.connector.backoff.trying();
+            self.connector.backoff.cancel();
             self.try_all_links(now);
-            self.attempts_over(now);
+            self.back_off_if_all_failed(now);
         }
-        if self.session.is_none() && !self.connector.attempts().is_empty() {
+        if self.session.is_none() && !self.connector.handshakes().is_empty() {
             self.try_all_links(now);
         }
-        self.expire_attempts(now);
+        self.expire_handshakes(now);
         self.connector.handle_timeout(now, &mut self.endpoint);
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return self.drive_session(now) };
         connection.handle_timeout(now);
         session.multipath.handle_timeout(now, connection);
         self.apps.release(now, &mut session.multipath);
-        if !session.accepted && now.saturating_duration_since(session.since) >= ANSWER {
-            self.lost(now, &LostReason::TimedOut);
+        if !session.accepted && now.saturating_duration_since(session.since) >= RESPONSE_TIMEOUT {
+            self.on_lost(now, &LostReason::TimedOut);
             return;
         }
         self.drive_session(now);
         self.open_paths(now);
-        self.revive(now);
+        self.reconnect_if_unusable(now);
         if let Some(session) = &mut self.session
             && session.up
             && let Some(mtu) = session.multipath.take_mtu_change()
         {
-            self.apps.lane.set_mtu(mtu);
+            self.apps.tcp.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         self.check_up();
@@ -494,14 +501,14 @@ impl Client {
 
     /// Figures for status output.
     pub fn report(&mut self, now: Instant) -> ClientReport {
-        let state = match self.connector.wanted {
-            Wanted::Asleep => ClientState::Asleep,
-            Wanted::Yes | Wanted::Ended => ClientState::Connecting,
+        let state = match self.connector.desired {
+            DesiredState::Asleep => ClientState::Asleep,
+            DesiredState::Connected | DesiredState::Closed => ClientState::Connecting,
         };
         let mut report = self.reports.report(state);
-        report.per_flow = self.session.as_ref().is_some_and(|session| session.by_flows);
-        report.stream_flows = self.apps.lane.flows() + self.own.len();
-        report.datagram_flows = self.apps.seen.flows(now).count();
+        report.per_flow = self.session.as_ref().is_some_and(|session| session.per_flow);
+        report.stream_flows = self.apps.tcp.flows() + self.edge_relays.len();
+        report.datagram_flows = self.apps.flow_table.flows(now).count();
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {
@@ -521,7 +528,7 @@ impl Client {
     }
 }
 
-/// The connection in use, as long as it is there.
+/// The session and its connection, if there is one.
 fn in_use<'a>(
     session: &'a mut Option<Session>,
     endpoint: &'a mut Endpoint,
@@ -531,11 +538,11 @@ fn in_use<'a>(
     Some((session, connection))
 }
 
-/// Which TCP connections travel as streams: of those there are no copies.
-fn lane_of(config: &ClientConfig) -> Rules {
-    let mut lane = config.flow_rules.clone();
-    if config.copies > 1 && lane.mode == FlowMode::Auto {
-        lane.mode = FlowMode::Datagram;
+/// The rules for TCP connections. With copies the mode `auto` means datagrams: streams have no copies.
+fn flow_rules_of(config: &ClientConfig) -> Rules {
+    let mut rules = config.flow_rules.clone();
+    if config.copies > 1 && rules.mode == FlowMode::Auto {
+        rules.mode = FlowMode::Datagram;
     }
-    lane
+    rules
 }

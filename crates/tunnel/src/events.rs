@@ -1,7 +1,7 @@
 //! Changes of a tunnel that need no action of the edge: of paths, classes, capacity and sessions.
 //!
 //! In: the state machines of client and server. Out: changes for the event log, by `poll_change`. Always holds: at most
-//! [`MOST`] changes wait; further ones are dropped.
+//! [`MAX_WAITING`] changes wait; further ones are dropped.
 
 use std::{
     collections::VecDeque,
@@ -138,7 +138,7 @@ pub struct ClientTag {
     /// The first tunnel address of the session, if it has one.
     pub address: Option<IpAddr>,
     /// Which connection of the session.
-    pub member: ConnectionNumber,
+    pub connection: ConnectionNumber,
     /// The name of its class; empty without classes.
     pub class: String,
 }
@@ -147,9 +147,9 @@ pub struct ClientTag {
 #[derive(Debug)]
 pub(crate) struct Changes<T>(VecDeque<T>);
 
-/// Changes that may wait, about 200 bytes each. The edge polls them in every iteration of its loop; with fewer, changes
-/// would be dropped when all clients of a server disconnect at once.
-const MOST: usize = 4096;
+/// Changes that may wait for the edge, about 200 bytes each. The edge polls them in every iteration of its event loop.
+/// Larger: memory; smaller: changes are dropped when all clients of a server disconnect at once.
+const MAX_WAITING: usize = 4096;
 
 impl<T> Default for Changes<T> {
     fn default() -> Self {
@@ -159,7 +159,7 @@ impl<T> Default for Changes<T> {
 
 impl<T> Changes<T> {
     pub(crate) fn push(&mut self, change: T) {
-        if self.0.len() < MOST {
+        if self.0.len() < MAX_WAITING {
             self.0.push_back(change);
         }
     }

@@ -231,7 +231,7 @@ impl Forwarder {
             return Err(error);
         }
         // Events of other streams need no action.
-        while http.next(connection, &self.relays)?.is_some() {}
+        while http.poll_event(connection, &self.relays)?.is_some() {}
         if !self.ready && http.masque_allowed() {
             self.ready = true;
             self.events.push_back(ForwardEvent::Ready);

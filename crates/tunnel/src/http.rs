@@ -1,3 +1,8 @@
+//! HTTP/3 on one QUIC connection.
+//!
+//! In: streams that are readable, and their bytes. Out: HTTP/3 events in the order of arrival. Always holds: a request
+//! is not read before the peer's SETTINGS have arrived, and the streams of relays are never read here.
+
 use std::collections::VecDeque;
 
 use bytes::Bytes;
@@ -6,48 +11,49 @@ use mpvpn_quic::{Connection, Read, StreamError, StreamId};
 
 use crate::relay::Relays;
 
-/// Streams with state: more than the transport allows.
-const MAX_STREAMS: usize = 20_000;
+/// Streams that the HTTP/3 layer keeps state of: more than the 16,384 requests that the transport allows a peer.
+/// Smaller: requests within the limit of the transport fail; larger: no effect.
+const MAX_TRACKED_STREAMS: usize = 20_000;
 
-/// HTTP/3 on one connection: moves bytes between its streams and the framing.
+/// Moves bytes between the streams of a connection and the HTTP/3 framing.
 #[derive(Debug)]
 pub(crate) struct Http {
     h3: H3,
-    /// Request streams that came before the peer's SETTINGS, which decide what may be answered. They are
-    /// not read until then, so that flow control bounds what waits.
-    early: Vec<StreamId>,
-    /// Streams that have something to read. One is read only until it says something: what follows may be for a
-    /// relay, which reads at its own pace.
+    /// Request streams that arrived before the peer's SETTINGS, which decide what may be answered. They are not read
+    /// until then, so flow control bounds their bytes.
+    before_settings: Vec<StreamId>,
+    /// Readable streams. Each is read up to its next event only: bytes after it may belong to a relay, which reads at
+    /// its own pace.
     unread: VecDeque<StreamId>,
 }
 
 impl Http {
     /// Opens the control and QPACK streams (RFC 9114 §6.2, RFC 9204 §4.2).
     pub(crate) fn start(side: Side, connection: &mut Connection) -> Result<Self, StreamError> {
-        let h3 = H3::new(side, Settings { max_streams: MAX_STREAMS, ..Settings::default() });
+        let h3 = H3::new(side, Settings { max_streams: MAX_TRACKED_STREAMS, ..Settings::default() });
         let [encoder, decoder] = h3.qpack_prefaces();
         for preface in [h3.control_preface(), encoder, decoder] {
             let stream = connection.open_uni()?;
             connection.write(stream, preface);
         }
-        Ok(Self { h3, early: Vec::new(), unread: VecDeque::new() })
+        Ok(Self { h3, before_settings: Vec::new(), unread: VecDeque::new() })
     }
 
-    /// A stream has something to read.
+    /// Marks a stream as readable.
     pub(crate) fn readable(&mut self, id: StreamId) {
         let waits = self.h3.peer_settings().is_none() && id.is_multiple_of(4);
         if !waits {
             self.unread.push_back(id);
-        } else if !self.early.contains(&id) {
-            self.early.push(id);
+        } else if !self.before_settings.contains(&id) {
+            self.before_settings.push(id);
         }
     }
 
-    /// The next thing that the peer said.
+    /// Reads streams up to the next HTTP/3 event.
     ///
     /// # Errors
-    /// If it breaks HTTP/3: the connection is to be closed.
-    pub(crate) fn next(
+    /// If the peer violates HTTP/3: the connection must be closed.
+    pub(crate) fn poll_event(
         &mut self,
         connection: &mut Connection,
         relays: &Relays,
@@ -57,7 +63,7 @@ impl Http {
                 return Ok(Some(event));
             }
             if self.h3.peer_settings().is_some() {
-                self.unread.extend(self.early.drain(..));
+                self.unread.extend(self.before_settings.drain(..));
             }
             let Some(id) = self.unread.front().copied() else { return Ok(None) };
             let read = if relays.has(id) { Read::Blocked } else { connection.read(id) };
@@ -74,32 +80,32 @@ impl Http {
         }
     }
 
-    /// Takes bytes of a stream that somebody else has read; what they say comes out of [`Self::poll`].
-    pub(crate) fn take(&mut self, id: StreamId, data: Bytes, fin: bool) -> Result<(), H3Error> {
+    /// Takes bytes of a stream that a relay has read; [`Self::poll_pushed`] returns their events.
+    pub(crate) fn push_stream_data(&mut self, id: StreamId, data: Bytes, fin: bool) -> Result<(), H3Error> {
         self.h3.handle_stream(id, data, fin)
     }
 
-    /// What bytes that were taken said.
-    pub(crate) fn poll(&mut self) -> Option<Event> {
+    /// The next event of the bytes from [`Self::push_stream_data`].
+    pub(crate) fn poll_pushed(&mut self) -> Option<Event> {
         self.h3.poll()
     }
 
-    /// Drops what is known of a stream that was given up.
+    /// Drops the state of a stream that was reset or ended early.
     pub(crate) fn forget(&mut self, id: StreamId) {
         self.h3.forget(id);
     }
 
-    /// Whether the peer, a server, takes extended CONNECT (RFC 9220 §3).
+    /// Whether the peer, a server, accepts extended CONNECT (RFC 9220 §3).
     pub(crate) fn extended_connect_allowed(&self) -> bool {
         self.h3.peer_settings().is_some_and(|settings| settings.enable_connect_protocol)
     }
 
-    /// Whether requests with datagrams can be made: by extended CONNECT (RFC 9220), and with HTTP datagrams (RFC 9297).
+    /// Whether MASQUE requests are possible: extended CONNECT (RFC 9220) with HTTP datagrams (RFC 9297).
     pub(crate) fn masque_allowed(&self) -> bool {
         self.extended_connect_allowed() && self.datagrams_allowed()
     }
 
-    /// Whether HTTP datagrams may be sent: both ends have said so (RFC 9297 §2.1.1).
+    /// Whether HTTP datagrams may be sent: both ends have sent SETTINGS_H3_DATAGRAM (RFC 9297 §2.1.1).
     pub(crate) fn datagrams_allowed(&self) -> bool {
         self.h3.datagrams_allowed()
     }

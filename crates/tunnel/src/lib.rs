@@ -1,31 +1,29 @@
 //! The client and the server of the tunnel, as state machines.
 //!
-//! In: UDP payloads with the place where they arrived, packets read from the TUN, what the kernel
-//! says about links, and the time. Out: UDP payloads to send, packets for the TUN, events that the
-//! edge turns into addresses and routes, and the time of the next call.
+//! In: UDP payloads with their link or local address, packets read from the TUN, link state, and the time. Out: UDP
+//! payloads to send, packets for the TUN, events that the edge turns into addresses and routes, and the next deadline.
 //!
 //! Use it in batches: any number of `handle_datagram`, then `handle_batch`, then `poll_tun` until
 //! it is empty; any number of `handle_tun`; `handle_timeout` when it is time; then `poll_transmit`
 //! until it is empty.
 //!
 //! Always holds:
-//! - No I/O, no clock, no thread: two ends can be run against each other in a test, as fast as the
-//!   machine goes, and every run gives the same.
+//! - No I/O, no clock, no thread: a test runs two ends against each other in simulated time, and every run is the same.
 //! - A client accepts only packets for its own addresses, a server only packets from the addresses
 //!   that it gave to that client (BCP 38).
 //! - A client that loses its connection keeps its addresses, and gets the same ones back while the
 //!   server remembers it.
-//! - What waits is bounded: per session by its queues, per connection by flow control.
+//! - Everything stored is bounded: by the queues of a session and the flow control of a connection.
 #![forbid(unsafe_code)]
-// Tests need a moment to count from.
+// Tests need a start time.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
-mod attempt;
 mod class;
 mod class_connections;
 mod client;
 mod events;
 mod forward;
+mod handshake;
 mod http;
 mod mtu;
 mod multipath;

@@ -1,90 +1,104 @@
+//! The MTU that a tunnel announces.
+//!
+//! In: the largest packet that fits a datagram now, and the time. Out: the MTU to announce, seldom. Always holds: it is
+//! at least [`MIN_MTU`]; growth is announced after [`GROWTH_HOLD`], a smaller value after [`SHRINK_HOLD`]
+//! (docs/design/mtu.md).
+
 use mpvpn_types::{Duration, Instant, target::TRANSPORT};
 
-/// What a path certainly carries before it was probed; IPv6 asks for it (RFC 8200 §5).
-const FLOOR: usize = 1280;
-/// A larger MTU is promised once it has not grown for this long.
-const SETTLE: Duration = Duration::from_millis(80);
-/// A smaller one is promised once it has been smaller for this long: a new path starts small.
-const SHRINK: Duration = Duration::from_millis(2500);
-/// The first promise is made after this time, settled or not.
-const FIRST: Duration = Duration::from_millis(1500);
+/// The least MTU that is announced (bytes): what IPv6 requires (RFC 8200 §5).
+const MIN_MTU: usize = 1280;
+/// A larger MTU is announced once it has not changed for this long: path MTU discovery takes several steps. Larger:
+/// small packets for longer; smaller: the MTU of the interface changes at each step.
+const GROWTH_HOLD: Duration = Duration::from_millis(80);
+/// A smaller MTU is announced once it has lasted for this long: a new path starts small, and a black hole that the QUIC
+/// library detected by mistake lasts a second or two. Larger: packets travel in parts for longer; smaller: the MTU
+/// flaps.
+const SHRINK_HOLD: Duration = Duration::from_millis(2500);
+/// The first MTU is announced after this time at the latest, steady or not. Chosen. Larger: the tunnel is up later;
+/// smaller: the first MTU is changed soon.
+const MAX_FIRST_DELAY: Duration = Duration::from_millis(1500);
 
-/// Follows the MTU that datagrams allow, without handing every twitch of path MTU discovery on to
-/// the applications.
+/// Follows the MTU that datagrams allow, without announcing each step of path MTU discovery.
 #[derive(Clone, Debug)]
 pub(crate) struct MtuFollower {
-    since: Instant,
+    started_at: Instant,
+    /// The largest packet that fits a datagram now (bytes), and since when.
     limit: Option<usize>,
     limit_since: Instant,
     announced: Option<usize>,
-    taken: Option<usize>,
+    /// The announced MTU that [`Self::take_change`] returned last.
+    last_taken: Option<usize>,
 }
 
 impl MtuFollower {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { since: now, limit: None, limit_since: now, announced: None, taken: None }
+        Self { started_at: now, limit: None, limit_since: now, announced: None, last_taken: None }
     }
 
-    /// Takes the largest packet that fits a datagram now (bytes).
+    /// Sets the largest packet that fits a datagram now (bytes).
     pub(crate) fn update(&mut self, now: Instant, limit: Option<usize>) {
         if limit != self.limit {
             self.limit = limit;
             self.limit_since = now;
         }
-        self.tick(now);
+        self.update_announced(now);
     }
 
-    /// Lets time pass.
-    pub(crate) fn tick(&mut self, now: Instant) {
+    /// Announces another MTU if it is time.
+    pub(crate) fn update_announced(&mut self, now: Instant) {
         let Some(limit) = self.limit else { return };
         let steady = now.saturating_duration_since(self.limit_since);
-        let promise = match self.announced {
-            None => steady >= SETTLE || now.saturating_duration_since(self.since) >= FIRST,
-            Some(announced) if limit > announced => steady >= SETTLE,
-            Some(announced) if limit < announced => steady >= SHRINK,
+        let announce = match self.announced {
+            None => {
+                steady >= GROWTH_HOLD || now.saturating_duration_since(self.started_at) >= MAX_FIRST_DELAY
+            }
+            Some(announced) if limit > announced => steady >= GROWTH_HOLD,
+            Some(announced) if limit < announced => steady >= SHRINK_HOLD,
             Some(_) => false,
         };
-        if promise {
-            // A device with less loses its IPv6 addresses; what does not fit is cut or answered.
-            let mtu = limit.max(FLOOR);
+        if announce {
+            // Linux removes the IPv6 addresses of an interface with a smaller MTU. Packets that do not fit are split,
+            // or answered with an ICMP error.
+            let mtu = limit.max(MIN_MTU);
             tracing::debug!(
                 target: TRANSPORT,
                 mtu,
                 before = self.announced,
                 limit,
                 ?steady,
-                "another MTU is promised"
+                "the tunnel announces another MTU"
             );
             self.announced = Some(mtu);
         }
     }
 
-    /// The largest packet that fits a datagram now.
+    /// The largest packet that fits a datagram now (bytes).
     pub(crate) fn limit(&self) -> Option<usize> {
         self.limit
     }
 
-    /// What was promised last.
+    /// The MTU announced last (bytes).
     pub(crate) fn announced(&self) -> usize {
-        self.announced.unwrap_or(FLOOR)
+        self.announced.unwrap_or(MIN_MTU)
     }
 
-    /// A promise that has not been taken yet.
+    /// The announced MTU, if it changed since the last call.
     pub(crate) fn take_change(&mut self) -> Option<usize> {
-        if self.announced == self.taken {
+        if self.announced == self.last_taken {
             return None;
         }
-        self.taken = self.announced;
+        self.last_taken = self.announced;
         self.announced
     }
 
-    /// When [`Self::tick`] may have something to say.
+    /// When to call [`Self::update_announced`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let limit = self.limit?;
         match self.announced {
-            None => Some((self.limit_since + SETTLE).min(self.since + FIRST)),
-            Some(announced) if limit > announced => Some(self.limit_since + SETTLE),
-            Some(announced) if limit < announced => Some(self.limit_since + SHRINK),
+            None => Some((self.limit_since + GROWTH_HOLD).min(self.started_at + MAX_FIRST_DELAY)),
+            Some(announced) if limit > announced => Some(self.limit_since + GROWTH_HOLD),
+            Some(announced) if limit < announced => Some(self.limit_since + SHRINK_HOLD),
             Some(_) => None,
         }
     }
@@ -97,7 +111,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn growth_is_promised_when_it_has_settled() {
+    fn growth_is_announced_when_it_is_steady() {
         let start = Instant::now();
         let mut mtu = MtuFollower::new(start);
         for (at, limit) in [(0, 1280), (30, 1350), (60, 1400), (90, 1430)] {
@@ -105,22 +119,22 @@ mod tests {
             assert_eq!(mtu.take_change(), None, "at {at} ms");
         }
         assert_eq!(mtu.poll_timeout(), Some(start + 170 * MS));
-        mtu.tick(start + 170 * MS);
+        mtu.update_announced(start + 170 * MS);
         assert_eq!((mtu.take_change(), mtu.take_change()), (Some(1430), None));
     }
 
     #[test]
-    fn a_new_path_that_starts_small_changes_no_promise() {
+    fn a_new_path_that_starts_small_changes_nothing() {
         let start = Instant::now();
         let mut mtu = MtuFollower::new(start);
         mtu.update(start, Some(1430));
-        mtu.tick(start + 100 * MS);
+        mtu.update_announced(start + 100 * MS);
         assert_eq!(mtu.take_change(), Some(1430));
         mtu.update(start + 200 * MS, Some(1280));
-        mtu.tick(start + 900 * MS);
+        mtu.update_announced(start + 900 * MS);
         assert_eq!((mtu.limit(), mtu.announced()), (Some(1280), 1430));
         mtu.update(start + 1000 * MS, Some(1430));
-        mtu.tick(start + 9000 * MS);
+        mtu.update_announced(start + 9000 * MS);
         assert_eq!(mtu.take_change(), None);
     }
 
@@ -129,10 +143,10 @@ mod tests {
         let start = Instant::now();
         let mut mtu = MtuFollower::new(start);
         mtu.update(start, Some(1430));
-        mtu.tick(start + 100 * MS);
+        mtu.update_announced(start + 100 * MS);
         mtu.take_change();
         mtu.update(start + 200 * MS, Some(1300));
-        mtu.tick(start + 2700 * MS);
+        mtu.update_announced(start + 2700 * MS);
         assert_eq!(mtu.take_change(), Some(1300));
     }
 }

@@ -323,7 +323,7 @@ impl MultipathConnection {
                 sequencer.trim();
             }
         }
-        self.mtu.tick(now);
+        self.mtu.update_announced(now);
     }
 
     /// Sends heartbeats on the paths `due`, whose liveness asked for one, and further reports and probes.

@@ -1,9 +1,7 @@
-//! What the shards of a server must agree on: who has which addresses, and which shard serves whom.
-//!
-//! In: connections that are granted a tunnel, and their ends. Out: sessions with their addresses, and
-//! the shard that can reach an address. Always holds: it is asked when a session comes, goes or
-//! changes, and for packets whose session has no connection on the shard that read them; never for
-//! other packets.
+//! The sessions of a server, shared by its shards: secret, user, addresses, and the shard of each connection. In:
+//! connections that ask for a tunnel, and their ends. Out: sessions with their addresses, and a shard that can reach an
+//! address. Always holds: its lock is taken when a session is made, changed or removed, and for packets whose session
+//! has no connection on the shard that read them; never for other packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,29 +16,29 @@ use rustc_hash::FxHashMap;
 
 use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
 
-/// The number of a connection within its session: a client that spreads its work over several threads has a connection
-/// of each, and of each of its classes.
+/// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class in each of
+/// its shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionNumber(u8);
 
 impl ConnectionNumber {
-    /// The connection that makes the session, and the only one of most clients.
+    /// The initial connection, which makes the session; the only one of most clients.
     pub const INITIAL: Self = Self(0);
-    /// Connections of one session, at most.
+    /// Most connections of a session.
     pub const MAX: u8 = mpvpn_quic::MAX_SHARDS * ClassId::MAX;
 
-    /// The member with this number, if there can be one.
+    /// The connection with this number; `None` if it is not below [`Self::MAX`].
     pub fn new(number: u8) -> Option<Self> {
         (number < Self::MAX).then_some(Self(number))
     }
 
-    /// The connection of a class in a thread of the client, if there can be such.
+    /// The connection of a class in a shard of the client; `None` if either is out of range.
     pub fn of(shard: u8, class: ClassId) -> Option<Self> {
         let fits = shard < mpvpn_quic::MAX_SHARDS && class.0 < ClassId::MAX;
         fits.then(|| Self(class.0 * mpvpn_quic::MAX_SHARDS + shard))
     }
 
-    /// Its number, from 0.
+    /// The number, from 0.
     pub fn number(self) -> u8 {
         self.0
     }
@@ -50,52 +48,52 @@ impl ConnectionNumber {
         ClassId(self.0 / mpvpn_quic::MAX_SHARDS)
     }
 
-    /// The thread of the client that it is in, from 0.
+    /// The shard of the client that has it, from 0.
     pub fn shard(self) -> u8 {
         self.0 % mpvpn_quic::MAX_SHARDS
     }
 }
 
-/// A tunnel of a member, at the shard that has its connection.
+/// The place of a connection of a session at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSlot {
     /// The number of the shard.
     pub shard: u8,
     /// The connection at that shard.
     pub connection: ConnectionHandle,
-    /// Tells this tunnel from a later one of the same connection number.
+    /// Distinguishes this tunnel from a later one with the same connection ID.
     pub serial: u64,
 }
 
-/// Why a tunnel is not granted.
+/// Why a tunnel is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denial {
-    /// As many sessions as are allowed.
-    Full,
-    /// A member of a session that nobody knows.
+pub(crate) enum AdmissionError {
+    /// The server has its maximum of sessions.
+    ServerFull,
+    /// A joined connection of an unknown session.
     UnknownSession,
-    /// One class more than its user may have.
-    Classes,
+    /// The session would have more classes than its user may have.
+    TooManyClasses,
 }
 
-/// What a connection is given when it enters.
+/// The session that a connection was admitted to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct Admission {
     pub(crate) session: SessionId,
     pub(crate) secret: SessionSecret,
-    /// The addresses, if they are known already.
+    /// The addresses, if the session has them already.
     pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
-    /// The earlier tunnel of the same member, to be closed.
+    /// The earlier connection with the same number, which must be closed.
     pub(crate) replaced: Option<ConnectionSlot>,
 }
 
-/// Who enters.
-pub(crate) struct Visitor<'a> {
+/// A connection that asks for a tunnel.
+pub(crate) struct AdmissionRequest<'a> {
     pub(crate) user: &'a str,
-    pub(crate) shown: Option<SessionSecret>,
-    pub(crate) member: ConnectionNumber,
-    /// How many classes its session may have.
+    pub(crate) secret: Option<SessionSecret>,
+    pub(crate) number: ConnectionNumber,
+    /// Most classes of its session.
     pub(crate) classes: u8,
     pub(crate) shard: u8,
     pub(crate) connection: ConnectionHandle,
@@ -104,7 +102,7 @@ pub(crate) struct Visitor<'a> {
 #[derive(Debug)]
 struct Session {
     id: SessionId,
-    members: BTreeMap<ConnectionNumber, ConnectionSlot>,
+    connections: BTreeMap<ConnectionNumber, ConnectionSlot>,
 }
 
 #[derive(Debug)]
@@ -115,16 +113,16 @@ struct Inner {
     max_sessions: usize,
     last_session: u32,
     last_serial: u64,
-    /// What each shard's clients can take, if it has any (bytes).
+    /// The largest MTU of the clients of each shard that has clients (bytes).
     mtus: BTreeMap<u8, usize>,
 }
 
-/// The sessions of a server. Clones are the same one.
+/// The sessions of a server. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Registry(Arc<Mutex<Inner>>);
 
 impl Registry {
-    /// No sessions, and addresses from these subnets for at most `max_sessions`.
+    /// A registry without sessions, for at most `max_sessions` with addresses from these subnets.
     pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>, max_sessions: usize) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             pool: AddressPool::new(v4, v6),
@@ -138,21 +136,21 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing here panics half-way.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sessions now.
+    /// Number of sessions.
     pub fn sessions(&self) -> usize {
         self.lock().sessions.len()
     }
 
-    /// The largest packet that some client can take (bytes), if there is a client.
+    /// The largest MTU of any client (bytes); `None` without clients.
     pub fn mtu(&self) -> Option<usize> {
         self.lock().mtus.values().max().copied()
     }
 
-    /// Notes what the clients of a shard can take, and returns the same for all.
+    /// Sets the largest MTU of the clients of a shard (bytes), and returns the largest of all shards.
     pub(crate) fn set_mtu(&self, shard: u8, mtu: Option<usize>) -> Option<usize> {
         let mut inner = self.lock();
         match mtu {
@@ -163,88 +161,87 @@ impl Registry {
     }
 
     /// The server's own addresses.
-    pub(crate) fn own(&self) -> Addresses {
+    pub(crate) fn server_addresses(&self) -> Addresses {
         self.lock().pool.server_addresses()
     }
 
-    /// The networks that addresses are given from.
+    /// The networks from which addresses are assigned.
     pub(crate) fn networks(&self) -> (Ipv4Net, Option<Ipv6Net>) {
         let inner = self.lock();
         (inner.pool.v4_net(), inner.pool.v6_net())
     }
 
-    /// A shard with a connection of the session that has this address.
+    /// A shard that has a connection of the session with this address.
     pub(crate) fn shard_of(&self, ip: IpAddr) -> Option<u8> {
         let inner = self.lock();
         let session = inner.sessions.get(inner.by_ip.get(&ip)?)?;
-        session.members.values().next().map(|seat| seat.shard)
+        session.connections.values().next().map(|slot| slot.shard)
     }
 
-    /// Grants a tunnel to a connection: of the session whose secret it shows, or of a new one with
-    /// the secret that `fresh` makes.
-    pub(crate) fn enter(
+    /// Admits a connection to the session whose secret it shows, or to a new session with a secret from `new_secret`.
+    pub(crate) fn admit(
         &self,
-        visitor: &Visitor<'_>,
-        fresh: impl FnOnce() -> SessionSecret,
-    ) -> Result<Entry, Denial> {
+        request: &AdmissionRequest<'_>,
+        new_secret: impl FnOnce() -> SessionSecret,
+    ) -> Result<Admission, AdmissionError> {
         let inner = &mut *self.lock();
         let known =
-            visitor.shown.and_then(|secret| Some((secret, inner.pool.resume(&secret, visitor.user)?)));
-        if known.is_none() && visitor.member != ConnectionNumber::INITIAL {
-            return Err(Denial::UnknownSession);
+            request.secret.and_then(|secret| Some((secret, inner.pool.resume(&secret, request.user)?)));
+        if known.is_none() && request.number != ConnectionNumber::INITIAL {
+            return Err(AdmissionError::UnknownSession);
         }
         if known.is_none() && inner.sessions.len() >= inner.max_sessions {
-            return Err(Denial::Full);
+            return Err(AdmissionError::ServerFull);
         }
-        // The default class carries what others cannot, and is always let in.
-        let class = visitor.member.class();
+        // The default class carries the traffic of refused classes, and is always admitted.
+        let class = request.number.class();
         if class != ClassId::DEFAULT
             && let Some(session) = known.and_then(|(secret, _)| inner.sessions.get(&secret))
         {
-            let others = session.members.keys().map(|member| member.class());
+            let others = session.connections.keys().map(|number| number.class());
             let others: BTreeSet<_> = others.filter(|id| ![class, ClassId::DEFAULT].contains(id)).collect();
-            if others.len() + 2 > usize::from(visitor.classes) {
-                return Err(Denial::Classes);
+            if others.len() + 2 > usize::from(request.classes) {
+                return Err(AdmissionError::TooManyClasses);
             }
         }
         let (secret, addresses) = match known {
             Some((secret, addresses)) => (secret, Some(addresses)),
-            None => (fresh(), None),
+            None => (new_secret(), None),
         };
         inner.last_serial += 1;
         let serial = inner.last_serial;
         let last_session = &mut inner.last_session;
         let session = inner.sessions.entry(secret).or_insert_with(|| {
             *last_session = last_session.wrapping_add(1);
-            Session { id: SessionId(*last_session), members: BTreeMap::new() }
+            Session { id: SessionId(*last_session), connections: BTreeMap::new() }
         });
-        let seat = ConnectionSlot { shard: visitor.shard, connection: visitor.connection, serial };
-        let replaced = session.members.insert(visitor.member, seat);
+        let slot = ConnectionSlot { shard: request.shard, connection: request.connection, serial };
+        let replaced = session.connections.insert(request.number, slot);
         let id = session.id;
         for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
-        Ok(Entry { session: id, secret, addresses, serial, replaced })
+        Ok(Admission { session: id, secret, addresses, serial, replaced })
     }
 
-    /// Gives a session its addresses: one of each family, and as many further ones as there are `wishes` for and may be.
-    /// What it has it keeps.
+    /// Assigns addresses to a session: one of each family, and additional ones as far as `wishes` asks for them and the
+    /// pool allows. Addresses that the session already has stay.
     pub(crate) fn assign(
         &self,
         secret: SessionSecret,
         user: &str,
-        wishes: &[Vec<IpAddr>],
+        preferred: &[Vec<IpAddr>],
     ) -> Result<AddressSet, PoolExhausted> {
         let inner = &mut *self.lock();
         let count = match inner.pool.addresses(&secret) {
             Some(known) => known.count(),
             None => {
-                inner.pool.assign(secret, user, wishes.first().map_or(&[], Vec::as_slice))?;
+                inner.pool.assign(secret, user, preferred.first().map_or(&[], Vec::as_slice))?;
                 1
             }
         };
-        for wish in wishes.iter().skip(count) {
-            if !inner.pool.assign_additional(&secret, wish) {
+        for wanted in preferred.iter().skip(count) {
+            if !inner.pool.assign_additional(&secret, wanted) {
                 break;
             }
         }
@@ -256,22 +253,22 @@ impl Registry {
     }
 
     /// The connections of a session.
-    pub(crate) fn seats(&self, secret: &SessionSecret) -> Vec<ConnectionSlot> {
+    pub(crate) fn connections(&self, secret: &SessionSecret) -> Vec<ConnectionSlot> {
         let inner = self.lock();
-        let members = inner.sessions.get(secret).map(|session| session.members.values().copied());
-        members.into_iter().flatten().collect()
+        let slots = inner.sessions.get(secret).map(|session| session.connections.values().copied());
+        slots.into_iter().flatten().collect()
     }
 
-    /// A tunnel has ended. The session ends with its last one; its addresses stay reserved while
-    /// others are free.
-    pub(crate) fn leave(&self, now: Instant, secret: &SessionSecret, member: ConnectionNumber, serial: u64) {
+    /// Removes a connection. The session ends with its last connection; its addresses stay reserved while others are
+    /// free.
+    pub(crate) fn remove(&self, now: Instant, secret: &SessionSecret, number: ConnectionNumber, serial: u64) {
         let inner = &mut *self.lock();
         let Some(session) = inner.sessions.get_mut(secret) else { return };
-        if session.members.get(&member).is_none_or(|seat| seat.serial != serial) {
+        if session.connections.get(&number).is_none_or(|slot| slot.serial != serial) {
             return;
         }
-        session.members.remove(&member);
-        if !session.members.is_empty() {
+        session.connections.remove(&number);
+        if !session.connections.is_empty() {
             return;
         }
         inner.sessions.remove(secret);
@@ -290,23 +287,35 @@ mod tests {
         Registry::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()), 3)
     }
 
-    fn visitor(shown: Option<SessionSecret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
-        let member = ConnectionNumber::new(member).unwrap();
-        Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionHandle(connection) }
+    fn request(
+        secret: Option<SessionSecret>,
+        number: u8,
+        shard: u8,
+        connection: usize,
+    ) -> AdmissionRequest<'static> {
+        let number = ConnectionNumber::new(number).unwrap();
+        AdmissionRequest {
+            user: "alice",
+            secret,
+            number,
+            classes: 8,
+            shard,
+            connection: ConnectionHandle(connection),
+        }
     }
 
-    /// A session with addresses whose home is connection 1 of shard 0.
-    fn home(registry: &Registry, secret: SessionSecret) -> (Entry, AddressSet) {
-        let entry = registry.enter(&visitor(None, 0, 0, 1), || secret).unwrap();
+    /// A session with addresses; its initial connection is number 1 at shard 0.
+    fn home(registry: &Registry, secret: SessionSecret) -> (Admission, AddressSet) {
+        let entry = registry.admit(&request(None, 0, 0, 1), || secret).unwrap();
         let addresses = registry.assign(secret, "alice", &[]).unwrap();
         (entry, addresses)
     }
 
     #[test]
-    fn a_member_joins_without_taking_the_others_place() {
+    fn a_joined_connection_replaces_no_other() {
         let registry = registry();
         let (first, addresses) = home(&registry, [1; 16]);
-        let joined = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || panic!("no new session")).unwrap();
+        let joined = registry.admit(&request(Some([1; 16]), 1, 1, 7), || panic!("no new session")).unwrap();
         assert_eq!((joined.session, joined.addresses), (first.session, Some(addresses)));
         assert_eq!(joined.replaced, None);
         assert_eq!(registry.sessions(), 1);
@@ -314,52 +323,52 @@ mod tests {
     }
 
     #[test]
-    fn a_later_connection_of_a_member_replaces_the_earlier_one_and_only_that() {
+    fn a_later_connection_with_the_same_number_replaces_the_earlier_one() {
         let registry = registry();
         let (first, addresses) = home(&registry, [1; 16]);
-        let one = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
-        let two = registry.enter(&visitor(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
+        let one = registry.admit(&request(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
+        let two = registry.admit(&request(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
         let replaced = ConnectionSlot { shard: 1, connection: ConnectionHandle(7), serial: one.serial };
         assert_eq!(two.replaced, Some(replaced));
         // The end of the replaced one must not end its successor.
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), one.serial);
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), one.serial);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         assert_eq!(registry.sessions(), 1);
         assert_eq!(registry.shard_of(addresses.first().v6.unwrap().into()), Some(0));
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), two.serial);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), two.serial);
         assert_eq!(registry.sessions(), 0);
     }
 
     #[test]
-    fn a_session_lives_until_its_last_member_leaves() {
+    fn a_session_ends_with_its_last_connection() {
         let registry = registry();
         let (first, addresses) = home(&registry, [1; 16]);
         let ip = addresses.first().v4.unwrap().into();
-        let other = registry.enter(&visitor(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        let other = registry.admit(&request(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         assert_eq!((registry.sessions(), registry.shard_of(ip)), (1, Some(2)));
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(3).unwrap(), other.serial);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::new(3).unwrap(), other.serial);
         assert_eq!((registry.sessions(), registry.shard_of(ip)), (0, None));
-        let back = registry.enter(&visitor(Some([1; 16]), 0, 1, 2), || unreachable!()).unwrap();
+        let back = registry.admit(&request(Some([1; 16]), 0, 1, 2), || unreachable!()).unwrap();
         assert_eq!(back.addresses, Some(addresses));
         assert_ne!(back.session, first.session);
         assert_eq!(registry.shard_of(ip), Some(1));
     }
 
     #[test]
-    fn members_of_unknown_sessions_and_of_others_are_denied() {
+    fn joins_of_unknown_sessions_and_of_other_users_are_refused() {
         let registry = registry();
         home(&registry, [1; 16]);
-        let stranger = visitor(Some([9; 16]), 1, 0, 5);
-        assert_eq!(registry.enter(&stranger, || unreachable!()).unwrap_err(), Denial::UnknownSession);
-        let bob = Visitor { user: "bob", ..visitor(Some([1; 16]), 1, 0, 5) };
-        assert_eq!(registry.enter(&bob, || unreachable!()).unwrap_err(), Denial::UnknownSession);
-        let bob = Visitor { member: ConnectionNumber::INITIAL, ..bob };
-        assert_eq!(registry.enter(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
+        let stranger = request(Some([9; 16]), 1, 0, 5);
+        assert_eq!(registry.admit(&stranger, || unreachable!()).unwrap_err(), AdmissionError::UnknownSession);
+        let bob = AdmissionRequest { user: "bob", ..request(Some([1; 16]), 1, 0, 5) };
+        assert_eq!(registry.admit(&bob, || unreachable!()).unwrap_err(), AdmissionError::UnknownSession);
+        let bob = AdmissionRequest { number: ConnectionNumber::INITIAL, ..bob };
+        assert_eq!(registry.admit(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
     }
 
     #[test]
-    fn further_addresses_lead_to_the_session_and_stay_its_own() {
+    fn additional_addresses_lead_to_the_session_and_stay_its_own() {
         let registry = registry();
         let (first, addresses) = home(&registry, [1; 16]);
         assert_eq!(addresses.count(), 1);
@@ -367,17 +376,17 @@ mod tests {
         assert_eq!((more.first(), more.count()), (addresses.first(), 2));
         assert_eq!(registry.assign([1; 16], "alice", &[]).unwrap(), more, "nothing is taken away");
         assert_eq!(registry.shard_of("10.0.0.9".parse().unwrap()), Some(0));
-        let joined = registry.enter(&visitor(Some([1; 16]), 16, 1, 7), || unreachable!()).unwrap();
+        let joined = registry.admit(&request(Some([1; 16]), 16, 1, 7), || unreachable!()).unwrap();
         assert_eq!(joined.addresses, Some(more));
-        assert_eq!(registry.seats(&[1; 16]).iter().map(|seat| seat.shard).collect::<Vec<_>>(), [0, 1]);
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(16).unwrap(), joined.serial);
+        assert_eq!(registry.connections(&[1; 16]).iter().map(|slot| slot.shard).collect::<Vec<_>>(), [0, 1]);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::new(16).unwrap(), joined.serial);
         assert_eq!(registry.shard_of("10.0.0.9".parse().unwrap()), None);
-        assert_eq!(registry.seats(&[1; 16]), []);
+        assert_eq!(registry.connections(&[1; 16]), []);
     }
 
     #[test]
-    fn a_member_is_a_class_in_a_thread() {
+    fn a_connection_number_is_a_class_in_a_shard() {
         let member = ConnectionNumber::of(3, ClassId(2)).unwrap();
         assert_eq!((member.number(), member.class(), member.shard()), (35, ClassId(2), 3));
         assert_eq!(ConnectionNumber::of(0, ClassId::DEFAULT), Some(ConnectionNumber::INITIAL));
@@ -392,34 +401,38 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_no_more_classes_than_its_user_may_have_in_however_many_threads() {
+    fn a_session_has_no_more_classes_than_its_user_may_have_over_all_shards() {
         let registry = registry();
         home(&registry, [1; 16]);
         let enter = |shard, class, classes| {
             let member = ConnectionNumber::of(shard, ClassId(class)).unwrap().number();
-            let visitor = Visitor { classes, ..visitor(Some([1; 16]), member, shard, usize::from(member)) };
-            registry.enter(&visitor, || unreachable!()).map(|entry| entry.serial)
+            let request =
+                AdmissionRequest { classes, ..request(Some([1; 16]), member, shard, usize::from(member)) };
+            registry.admit(&request, || unreachable!()).map(|entry| entry.serial)
         };
         assert!(enter(0, 1, 2).is_ok() && enter(1, 0, 2).is_ok() && enter(1, 1, 2).is_ok());
-        assert_eq!(enter(0, 2, 2), Err(Denial::Classes));
+        assert_eq!(enter(0, 2, 2), Err(AdmissionError::TooManyClasses));
         assert!(enter(0, 1, 2).is_ok(), "one that comes again");
         let third = enter(0, 2, 3).unwrap();
-        assert_eq!(enter(1, 3, 3), Err(Denial::Classes));
-        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::of(0, ClassId(2)).unwrap(), third);
+        assert_eq!(enter(1, 3, 3), Err(AdmissionError::TooManyClasses));
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::of(0, ClassId(2)).unwrap(), third);
         assert!(enter(1, 3, 3).is_ok(), "another one in its place");
-        assert_eq!(enter(0, 4, 1), Err(Denial::Classes));
+        assert_eq!(enter(0, 4, 1), Err(AdmissionError::TooManyClasses));
         assert!(enter(2, 0, 1).is_ok(), "no limit keeps the default class out");
     }
 
     #[test]
-    fn members_do_not_count_as_sessions() {
+    fn joined_connections_do_not_count_as_sessions() {
         let registry = registry();
         for n in 1..=3 {
             home(&registry, [n; 16]);
-            registry.enter(&visitor(Some([n; 16]), 1, 1, 7), || unreachable!()).unwrap();
+            registry.admit(&request(Some([n; 16]), 1, 1, 7), || unreachable!()).unwrap();
         }
-        assert_eq!(registry.enter(&visitor(None, 0, 0, 1), || [4; 16]).unwrap_err(), Denial::Full);
-        assert!(registry.enter(&visitor(Some([1; 16]), 2, 1, 8), || unreachable!()).is_ok());
+        assert_eq!(
+            registry.admit(&request(None, 0, 0, 1), || [4; 16]).unwrap_err(),
+            AdmissionError::ServerFull
+        );
+        assert!(registry.admit(&request(Some([1; 16]), 2, 1, 8), || unreachable!()).is_ok());
     }
 
     #[test]

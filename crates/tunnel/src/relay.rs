@@ -150,8 +150,8 @@ impl Relays {
         while self.relays.get(&id).is_some_and(idle) {
             let mut problem = None;
             let end = connection.read_bulk(id, MAX_READ_BYTES, |bytes| {
-                problem = problem.take().or(http.take(id, bytes, false).err());
-                while let Some(event) = http.poll() {
+                problem = problem.take().or(http.push_stream_data(id, bytes, false).err());
+                while let Some(event) = http.poll_pushed() {
                     self.handle(event);
                 }
             });
@@ -162,8 +162,8 @@ impl Relays {
                 ReadStatus::More => continue,
                 ReadStatus::Blocked => break,
                 ReadStatus::Finished => {
-                    http.take(id, Bytes::new(), true)?;
-                    while let Some(event) = http.poll() {
+                    http.push_stream_data(id, Bytes::new(), true)?;
+                    while let Some(event) = http.poll_pushed() {
                         self.handle(event);
                     }
                 }

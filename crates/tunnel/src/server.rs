@@ -1,18 +1,21 @@
-//! The server of a tunnel, or one shard of it.
+//! The server of tunnels, or one shard of it.
+//!
+//! In: UDP payloads, TUN packets, bytes of relays, the time. Out: UDP payloads, TUN packets, events, the next deadline.
+//! Always holds: a client sends packets only from addresses of its session, and gets only packets for these.
 
 mod addresses;
-mod bare;
 mod capsules;
+mod client_mtus;
 mod config;
-mod dialogue;
-mod groups;
-mod mtus;
+mod connect_mpvpn;
 mod packets;
 mod peer;
 mod peers;
 mod relays;
 mod report;
+mod requests;
 mod routes;
+mod session_connections;
 mod sessions;
 mod udp;
 
@@ -37,15 +40,15 @@ use crate::{
     udp::PayloadInbox,
 };
 
+use client_mtus::ClientMtus;
 pub use config::{Authenticate, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
-use mtus::Mtus;
 use peer::Peer;
 use peers::Peers;
 pub use report::{ClosedConnection, SessionReport};
 use routes::Routes;
 use sessions::Sessions;
 
-/// A server: gives addresses to clients and moves packets between them and a TUN.
+/// A server: assigns addresses to clients, and moves packets between them and a TUN.
 pub struct Server {
     config: ServerConfig,
     template: Template,
@@ -59,12 +62,13 @@ pub struct Server {
     joiner: GroCoalescer,
     events: VecDeque<ServerEvent>,
     changes: Changes<ServerChange>,
-    departed: VecDeque<ClosedConnection>,
-    /// Payloads from clients.
+    closed: VecDeque<ClosedConnection>,
+    /// UDP payloads from clients.
     udp_in: PayloadInbox,
-    mtus: Mtus,
-    /// Silence until then proves nothing; each session learns it before it is judged.
-    forgiven: Option<Instant>,
+    mtus: ClientMtus,
+    /// The end of the last local stall: silence until then says nothing about paths. Passed to each connection before
+    /// its timers.
+    stalled_until: Option<Instant>,
 }
 
 impl Server {
@@ -77,8 +81,8 @@ impl Server {
         Self::shard(config, registry, Shard::ONLY)
     }
 
-    /// One of several that share a registry, which alone knows the subnets and how many clients may
-    /// come. What arrives must be steered by connection ID ([`mpvpn_quic::shard_of`]).
+    /// A shard of a server. The shards share the registry, which has the subnets and the limit of clients. UDP payloads
+    /// must be steered to shards by connection ID ([`mpvpn_quic::shard_of`]).
     ///
     /// # Errors
     /// If the URI template is malformed.
@@ -88,7 +92,7 @@ impl Server {
             endpoint: Endpoint::server(&config.setup.for_shard(shard)),
             template,
             udp_template: connect_udp::default_template(),
-            routes: Routes::new(&config.routes, registry.own(), registry.networks()),
+            routes: Routes::new(&config.routes, registry.server_addresses(), registry.networks()),
             config,
             shard,
             registry,
@@ -97,19 +101,19 @@ impl Server {
             joiner: GroCoalescer::new(),
             events: VecDeque::new(),
             changes: Changes::default(),
-            departed: VecDeque::new(),
+            closed: VecDeque::new(),
             udp_in: PayloadInbox::default(),
-            mtus: Mtus::default(),
-            forgiven: None,
+            mtus: ClientMtus::default(),
+            stalled_until: None,
         })
     }
 
     /// The server's own addresses in the tunnel.
     pub fn own_addresses(&self) -> Addresses {
-        self.routes.own()
+        self.routes.server_addresses()
     }
 
-    /// Whether both addresses are of clients: such packets leave the TUN and come back through it.
+    /// Whether both addresses belong to clients: such packets are written to the TUN and come back through it.
     pub fn are_clients(&self, src: IpAddr, dst: IpAddr) -> bool {
         self.routes.is_client(src) && self.routes.is_client(dst)
     }
@@ -133,7 +137,7 @@ impl Server {
         }
     }
 
-    /// To be called after every batch of [`Self::handle_datagram`].
+    /// Must be called after each batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
         while let Some(id) = self.peers.next_received() {
             self.drive(now, id);
@@ -158,17 +162,17 @@ impl Server {
         }
         for stream in happened.stopped {
             match self.peers.get(id).is_some_and(|peer| peer.udp.has(stream)) {
-                true => self.udp_broken(id, stream, h3::code::REQUEST_CANCELLED),
-                false => self.relay_broken(id, stream),
+                true => self.on_udp_stream_broken(id, stream, h3::code::REQUEST_CANCELLED),
+                false => self.on_relay_broken(id, stream),
             }
         }
         self.receive(now, id);
         self.drive_http(now, id);
-        self.after(now, id);
+        self.reap_or_mark(now, id);
     }
 
-    /// Lets the endpoint know what changed, and puts the connection where it is found again.
-    fn after(&mut self, now: Instant, id: ConnectionHandle) {
+    /// Removes a connection that the endpoint has dropped, or queues it to send.
+    fn reap_or_mark(&mut self, now: Instant, id: ConnectionHandle) {
         if !self.endpoint.process_endpoint_events(id) {
             return self.forget(now, id);
         }
@@ -178,7 +182,7 @@ impl Server {
     fn lost(&mut self, now: Instant, id: ConnectionHandle, reason: &LostReason) {
         tracing::debug!(%reason, "connection lost");
         self.end_all(now, id, &reason.to_string());
-        self.after(now, id);
+        self.reap_or_mark(now, id);
     }
 
     fn close_peer(&mut self, now: Instant, id: ConnectionHandle, code: u64, reason: &str) {
@@ -190,28 +194,28 @@ impl Server {
             self.endpoint.on_handshake_ended();
         }
         self.end_all(now, id, reason);
-        self.after(now, id);
+        self.reap_or_mark(now, id);
     }
 
-    /// A later connection of the same member has taken this one's place.
-    fn replace(&mut self, now: Instant, seat: ConnectionSlot) {
-        if seat.shard == self.shard.index() {
-            self.close_replaced(now, seat);
+    /// Closes a connection that a later one with the same number has replaced.
+    fn replace(&mut self, now: Instant, slot: ConnectionSlot) {
+        if slot.shard == self.shard.index() {
+            self.close_replaced(now, slot);
         } else {
-            self.events.push_back(ServerEvent::Replaced(seat));
+            self.events.push_back(ServerEvent::Replaced(slot));
         }
     }
 
-    /// Closes the connection of a tunnel of this shard, if it is still there.
-    pub fn close_replaced(&mut self, now: Instant, seat: ConnectionSlot) {
-        let tunnel = self.peers.get_mut(seat.connection).and_then(Peer::tunnel_mut);
-        if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.serial == seat.serial) {
+    /// Closes a replaced connection of this shard, if it still exists.
+    pub fn close_replaced(&mut self, now: Instant, slot: ConnectionSlot) {
+        let tunnel = self.peers.get_mut(slot.connection).and_then(Peer::tunnel_mut);
+        if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.serial == slot.serial) {
             tunnel.replaced = true;
-            self.close_peer(now, seat.connection, h3::code::NO_ERROR, "the client came back");
+            self.close_peer(now, slot.connection, h3::code::NO_ERROR, "the client came back");
         }
     }
 
-    /// Ends all that a connection was granted.
+    /// LocalEnd the tunnel, relays and UDP flows of a connection.
     fn end_all(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
         let Some(peer) = self.peers.get_mut(id) else { return };
@@ -221,40 +225,44 @@ impl Server {
         self.events.extend(flows.map(|stream| ServerEvent::UdpGone(UdpId::new(id, stream))));
     }
 
-    /// Takes a tunnel out of use, and with the session's last one its addresses.
+    /// LocalEnd the tunnel of a connection; the session ends with its last tunnel.
     fn end_tunnel(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.take_path_events(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let Some(granted) = peer.granted.take_if(|granted| granted.tunnel.is_some()) else { return };
-        self.departed.push_back(granted.departed());
-        let client = granted.tag();
-        let Some(tunnel) = granted.tunnel else { return };
+        let Some(authenticated) = peer.authenticated.take_if(|authenticated| authenticated.tunnel.is_some())
+        else {
+            return;
+        };
+        self.closed.push_back(authenticated.closed_report());
+        let client = authenticated.tag();
+        let Some(tunnel) = authenticated.tunnel else { return };
         // A replaced connection is reported as resumed, and one without addresses was not reported as connected.
         if tunnel.addresses.is_some() && !tunnel.replaced {
             self.changes.push(ServerChange::Left { client, reason: reason.to_owned() });
         }
-        self.sessions.leave(tunnel.secret, tunnel.member, id);
-        self.serve(&tunnel.secret, tunnel.addresses.unwrap_or_default());
+        self.sessions.remove(tunnel.secret, tunnel.number, id);
+        self.update_downlink(&tunnel.secret, tunnel.addresses.unwrap_or_default());
         self.count_mtu(tunnel.counted_mtu, None);
-        self.registry.leave(now, &tunnel.secret, tunnel.member, tunnel.serial);
+        self.registry.remove(now, &tunnel.secret, tunnel.number, tunnel.serial);
     }
 
-    /// Lets what goes to the addresses of a session go down the connections of its members here.
-    fn serve(&mut self, secret: &SessionSecret, addresses: AddressSet) {
-        let serves = |id| self.peers.get(id).and_then(Peer::tunnel).is_some_and(|tunnel| tunnel.serves);
-        self.sessions.serve(secret, addresses, serves);
+    /// Sends packets for the addresses of a session down the connections of this shard that are ready for it.
+    fn update_downlink(&mut self, secret: &SessionSecret, addresses: AddressSet) {
+        let is_ready =
+            |id| self.peers.get(id).and_then(Peer::tunnel).is_some_and(|tunnel| tunnel.downlink_ready);
+        self.sessions.update_downlink(secret, addresses, is_ready);
     }
 
     fn forget(&mut self, now: Instant, id: ConnectionHandle) {
         self.end_all(now, id, "its connection has ended");
         let Some(peer) = self.peers.remove(id) else { return };
-        self.departed.extend(peer.granted.map(|granted| granted.departed()));
+        self.closed.extend(peer.authenticated.map(|authenticated| authenticated.closed_report()));
         if peer.handshaking {
             self.endpoint.on_handshake_ended();
         }
     }
 
-    /// The next thing that the edge must act on. What it does then may be worth another [`Self::poll_transmit`].
+    /// The next event that needs an action of the edge, after which [`Self::poll_transmit`] must be called again.
     pub fn poll_event(&mut self) -> Option<ServerEvent> {
         self.events.pop_front()
     }
@@ -265,13 +273,13 @@ impl Server {
     }
 
     fn take_path_events(&mut self, id: ConnectionHandle) {
-        let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
-        let Some(granted) = granted else { return };
-        let events = granted.multipath.take_events();
+        let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
+        let Some(authenticated) = authenticated else { return };
+        let events = authenticated.multipath.take_events();
         if events.is_empty() {
             return;
         }
-        let client = granted.tag();
+        let client = authenticated.tag();
         for event in events {
             self.changes.push(ServerChange::Path { client: client.clone(), event });
         }
@@ -296,7 +304,7 @@ impl Server {
                     self.peers.pass_turn();
                     return Some(Transmit { dscp, ..transmit });
                 }
-                // Room on a stream shows as its bytes leave.
+                // Streams become writable as their bytes leave.
                 has_events = connection.has_events();
             }
             self.peers.end_turn();
@@ -314,7 +322,7 @@ impl Server {
         None
     }
 
-    /// Notes when the connection wants to be looked at again.
+    /// Sets the timer of a connection, and counts its MTU.
     fn arm(&mut self, now: Instant, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
@@ -327,12 +335,12 @@ impl Server {
         }
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.peers.poll_timeout()
     }
 
-    /// Lets time pass.
+    /// Handles timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.peers.next_due(now) {
             let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else {
@@ -340,14 +348,14 @@ impl Server {
             };
             connection.handle_timeout(now);
             if let Some(multipath) = peer.multipath() {
-                if let Some(at) = self.forgiven {
+                if let Some(at) = self.stalled_until {
                     multipath.on_local_stall(at);
                 }
                 multipath.handle_timeout(now, connection);
                 let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
                 multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
             }
-            if peer.tunnel().is_some_and(|tunnel| tunnel.is_unasked(now)) {
+            if peer.tunnel().is_some_and(|tunnel| tunnel.has_missed_address_request(now)) {
                 self.address(now, id, &[]);
             } else if peer.is_idle(now) && !connection.is_closed() {
                 self.close_peer(now, id, h3::code::NO_ERROR, "no request came");
@@ -356,26 +364,26 @@ impl Server {
         }
     }
 
-    /// Counts what a client can take, instead of what it could before.
+    /// Counts the MTU of a client instead of its previous one.
     fn count_mtu(&mut self, before: Option<usize>, after: Option<usize>) {
         if let Some(mtu) = self.mtus.count(before, after) {
             self.events.extend(self.registry.set_mtu(self.shard.index(), mtu).map(ServerEvent::Mtu));
         }
     }
 
-    /// This end did not run for a while: silence until now proves nothing.
+    /// This process got no processor for a while: silence until `now` says nothing about paths.
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.forgiven = Some(now);
+        self.stalled_until = Some(now);
     }
 
-    /// Ends all sessions; what [`Self::poll_transmit`] still gives tells the clients.
+    /// LocalEnd all sessions; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
     pub fn close(&mut self, now: Instant, reason: &str) {
         for id in self.peers.ids() {
             self.close_peer(now, id, h3::code::NO_ERROR, reason);
         }
     }
 
-    /// Sessions now, of all shards.
+    /// Number of sessions of all shards.
     pub fn sessions(&self) -> usize {
         self.registry.sessions()
     }

@@ -1,4 +1,7 @@
-//! The shapers in front of the links of a client, which all its connections at this end share.
+//! The shapers of the links of a client, shared by all its connections at this end.
+//!
+//! In: shares of classes, capacities of links. Out: a [`ShaperHandle`] for each class and link. Always holds: a link
+//! has one shaper, whichever connection asks.
 
 use std::{
     collections::BTreeMap,
@@ -11,21 +14,21 @@ use mpvpn_types::{BitRate, ClassId, Instant};
 #[derive(Debug, Default)]
 struct Inner {
     shares: BTreeMap<ClassId, Share>,
-    /// By the client's number of the link; the capacity as it was given.
+    /// Configured capacity and shaper, by the client's number of the link.
     links: BTreeMap<u16, (Option<BitRate>, Arc<Mutex<Shaper>>)>,
 }
 
-/// The shapers of one client. Clones are the same.
+/// The shapers of one client. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shapers(Arc<Mutex<Inner>>);
 
 impl Shapers {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing here panics half-way.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what a class may have of each link.
+    /// Sets the share of a class on each link.
     pub(crate) fn set_share(&self, now: Instant, class: ClassId, share: Share) {
         let mut inner = self.lock();
         inner.shares.insert(class, share);
@@ -34,8 +37,8 @@ impl Shapers {
         }
     }
 
-    /// The place of a class at the shaper of a link that carries `capacity`; `None`: that is to be measured.
-    pub(crate) fn seat(
+    /// The handle of a class at the shaper of a link with this `capacity`; `None`: the shaper measures it.
+    pub(crate) fn handle(
         &self,
         now: Instant,
         link: u16,
@@ -50,11 +53,11 @@ impl Shapers {
             }
             (capacity, Arc::new(Mutex::new(shaper)))
         });
-        let seat = ShaperHandle::new(shaper.clone(), class);
+        let handle = ShaperHandle::new(shaper.clone(), class);
         if std::mem::replace(given, capacity) != capacity {
-            seat.shaper().set_capacity(now, capacity);
+            handle.shaper().set_capacity(now, capacity);
         }
-        seat
+        handle
     }
 }
 
@@ -63,13 +66,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_meet_at_the_shaper_of_a_link() {
+    fn classes_share_the_shaper_of_a_link() {
         let (shapers, now) = (Shapers::default(), Instant::now());
         let rate = |mbit: u64| Some(BitRate::from_bps(mbit * 1_000_000));
-        let one = shapers.seat(now, 3, ClassId(0), rate(10));
-        let two = shapers.clone().seat(now, 3, ClassId(1), rate(20));
-        assert!(!one.is_same(&shapers.seat(now, 4, ClassId(0), None)));
-        assert_eq!(one.shaper().capacity(), rate(20), "what was said last counts");
+        let one = shapers.handle(now, 3, ClassId(0), rate(10));
+        let two = shapers.clone().handle(now, 3, ClassId(1), rate(20));
+        assert!(!one.is_same(&shapers.handle(now, 4, ClassId(0), None)));
+        assert_eq!(one.shaper().capacity(), rate(20), "the last capacity applies");
         assert_eq!(two.shaper().capacity(), rate(20));
     }
 }

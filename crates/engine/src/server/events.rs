@@ -14,10 +14,10 @@ use crate::{
 
 /// The event for a change, if it is reported.
 pub(super) fn event_of(change: ServerChange) -> Option<Event> {
-    let is_first = |client: &ClientTag| client.member.class() == ClassId::DEFAULT;
+    let is_first = |client: &ClientTag| client.connection.class() == ClassId::DEFAULT;
     match change {
         ServerChange::Joined { client, .. } | ServerChange::Left { client, .. }
-            if client.member.shard() != 0 =>
+            if client.connection.shard() != 0 =>
         {
             None
         }
@@ -37,7 +37,7 @@ pub(super) fn event_of(change: ServerChange) -> Option<Event> {
         }
         ServerChange::Path { client, event } => {
             let class = if client.class.is_empty() { DEFAULT_CLASS } else { &client.class };
-            let path = path_name(event.path, class, "", None, client.member).into();
+            let path = path_name(event.path, class, "", None, client.connection).into();
             let (class, link) = (class.into(), "".into());
             let path = PathName { client: Some(client_name(client)), class, link, path };
             Some(path_event(path, &event.change))
@@ -65,7 +65,7 @@ mod tests {
         ClientTag {
             user: "alice".to_owned(),
             address: Some(IpAddr::from([10, 0, 0, 2])),
-            member: ConnectionNumber::of(shard, ClassId(class)).unwrap(),
+            connection: ConnectionNumber::of(shard, ClassId(class)).unwrap(),
             class: if class == 0 { String::new() } else { "bulk".to_owned() },
         }
     }

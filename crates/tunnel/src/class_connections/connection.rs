@@ -169,7 +169,7 @@ impl ClassConnection {
                 PacketOwner::DefaultClass
             }
             ConnectionState::Ready(since)
-                if now < since + MAX_FLOW_MIGRATION && default_client.is_followed_by(now, flow) =>
+                if now < since + MAX_FLOW_MIGRATION && default_client.may_be_overtaken(now, flow) =>
             {
                 PacketOwner::DefaultClass
             }
@@ -275,7 +275,8 @@ impl ClassConnection {
         let may =
             self.id != ClassId::DEFAULT && self.state != ConnectionState::Asleep && !self.client.has_flows();
         may.then(|| {
-            self.client.moved().map_or(self.last_used, |at| at.max(self.last_used)) + IDLE_BEFORE_CLOSE
+            self.client.last_activity().map_or(self.last_used, |at| at.max(self.last_used))
+                + IDLE_BEFORE_CLOSE
         })
     }
 

@@ -1,4 +1,4 @@
-//! The addresses that a client asks for, and those that it gets.
+//! The addresses that a client requests, and the assignment it makes of the server's answer.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use mpvpn_masque::capsule::{AssignedAddress, Family, RequestedAddress};
 
 use super::{Assignment, session::Session};
 
-/// What is asked for: the addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference"), and as many of
-/// each family as `more` says beyond the first.
-pub(super) fn wishes(known: Option<&Assignment>, more: usize) -> Vec<RequestedAddress> {
+/// The addresses to request: the previous ones, or any (RFC 9484 §4.7.2: all zero means "no preference"), and `more`
+/// additional ones of each family.
+pub(super) fn requested_addresses(known: Option<&Assignment>, more: usize) -> Vec<RequestedAddress> {
     let place = |place: usize| {
         let before = match place.checked_sub(1) {
             None => known.map(|known| &known.addresses),
@@ -27,10 +27,9 @@ pub(super) fn wishes(known: Option<&Assignment>, more: usize) -> Vec<RequestedAd
     (0..=more).flat_map(place).collect()
 }
 
-/// What the server gave, where `more` addresses of each family were asked for beyond the first.
+/// The assignment, if `more` additional addresses of each family were requested.
 pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
-    // A host address with the length of the network that it is in: the kernel then knows the
-    // neighbours.
+    // The prefix length is that of the network, so that the kernel adds a route to it.
     let in_network = |net: IpNet| {
         let network = session.agreed.networks.iter().find(|network| network.contains(&net.addr()));
         network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
@@ -47,14 +46,14 @@ pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
     Assignment { addresses, additional: beyond, routes, dns }
 }
 
-/// The number of the request for the address of a family at this place: 0 for the first.
+/// The request ID for the address of a family at this index; index 0 is the first address.
 fn request_id(place: usize, family: Family) -> u64 {
     2 * place as u64 + if family == Family::V4 { 1 } else { 2 }
 }
 
-/// The places of addresses where `more` were asked for beyond the first of each family. One that answers a request has
-/// the place of that, and another the next one that is left: servers name all that a session has in the same order. What
-/// no place is left for goes with the first.
+/// The index of each assigned address, if `more` additional ones of each family were requested. An address that answers
+/// a request has the index of the request, any other the next free one: servers list the addresses of a session in the
+/// same order each time. Without a free index it counts as a first address.
 fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
     let family = |entry: &AssignedAddress| Family::of(entry.net.addr());
     let answered = |entry: &AssignedAddress| {
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_the_place_of_the_request_that_it_answers() {
+    fn an_address_has_the_index_of_the_request_that_it_answers() {
         let entry = |(request_id, net): &(u64, &str)| AssignedAddress {
             request_id: *request_id,
             net: net.parse::<IpAddr>().map(IpNet::from).unwrap(),

@@ -1,8 +1,7 @@
-//! The connections of a client beside the one in use: handshakes, and those that are closing.
-//!
-//! In: links that lead to the server, what comes of handshakes, the time. Out: connections, and when to try again. Always
-//! holds: a link has a few handshakes at a time, the oldest among them; after failures it is waited ever longer; a
-//! connection that was closed is kept until it has told the server.
+//! The connections of a client that are not in use: handshakes, and connections that are closing. In: links to the
+//! server, results of handshakes, the time. Out: connections, and when to try again. Always holds: a link has at most
+//! [`MAX_HANDSHAKES_PER_LINK`] handshakes, the oldest among them; the pause grows with each failure; a closed
+//! connection is kept until its CONNECTION_CLOSE was sent.
 
 use std::net::SocketAddr;
 
@@ -10,78 +9,85 @@ use mpvpn_quic::{ConnectionHandle, Endpoint, LocalAddress, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use super::{ClientConfig, links::Links};
-use crate::attempt::{ATTEMPT, Attempt, Backoff, GRACE};
+use crate::handshake::{Backoff, HANDSHAKE_TIMEOUT, Handshake, REPLACEMENT_DELAY};
 
-/// A handshake that is not answered within this time gets another one beside it: the library repeats lost
-/// packets ever less often, and a link may work again at any moment.
-const RENEW: Duration = Duration::from_secs(1);
-/// The same where every packet costs.
-const RENEW_METERED: Duration = Duration::from_secs(4);
-/// Handshakes on one link at a time: the oldest, for links on which answers take long, and the newest.
-const MOST_ATTEMPTS: usize = 3;
+/// A handshake without an answer for this long gets another one beside it on its link: the pause between
+/// retransmissions doubles (RFC 9002 §6.2), and a link may work again at any moment. Chosen. Larger: slower after an
+/// outage; smaller: more packets over dead links.
+const ADDITIONAL_HANDSHAKE_AFTER: Duration = Duration::from_secs(1);
+/// The same on a metered link, where each packet costs money. Chosen.
+const ADDITIONAL_HANDSHAKE_AFTER_METERED: Duration = Duration::from_secs(4);
+/// Handshakes on a link at a time: the oldest, for links with round trips of seconds, and the newest. Larger: state and
+/// packets for each link; smaller: one of these two is missing.
+const MAX_HANDSHAKES_PER_LINK: usize = 3;
 
-/// Whether the client is to have a connection.
+/// Whether the client shall have a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
-    Yes,
-    /// Not until it is woken.
+pub(super) enum DesiredState {
+    Connected,
+    /// None until [`Connector::wake`].
     Asleep,
-    /// Never again.
-    Ended,
+    /// None any more.
+    Closed,
 }
 
-/// Makes connections, and closes them.
+/// Opens connections, and closes them.
 #[derive(Debug)]
 pub(super) struct Connector {
-    pub(super) wanted: Wanted,
-    attempts: Vec<Attempt>,
+    pub(super) desired: DesiredState,
+    handshakes: Vec<Handshake>,
     pub(super) backoff: Backoff,
     closing: Vec<ConnectionHandle>,
 }
 
 impl Connector {
     pub(super) fn new(now: Instant) -> Self {
-        Self { wanted: Wanted::Yes, attempts: Vec::new(), backoff: Backoff::new(now), closing: Vec::new() }
+        Self {
+            desired: DesiredState::Connected,
+            handshakes: Vec::new(),
+            backoff: Backoff::new(now),
+            closing: Vec::new(),
+        }
     }
 
-    /// No connection is wanted until [`Self::wake`].
+    /// Makes no connection until [`Self::wake`].
     pub(super) fn sleep(&mut self) {
-        if self.wanted == Wanted::Yes {
-            self.wanted = Wanted::Asleep;
+        if self.desired == DesiredState::Connected {
+            self.desired = DesiredState::Asleep;
         }
-        self.backoff.trying();
+        self.backoff.cancel();
     }
 
-    /// A connection is wanted again.
+    /// Makes connections again.
     pub(super) fn wake(&mut self, now: Instant) {
-        if self.wanted == Wanted::Asleep {
-            self.wanted = Wanted::Yes;
+        if self.desired == DesiredState::Asleep {
+            self.desired = DesiredState::Connected;
         }
-        self.backoff.now(now);
+        self.backoff.reset(now);
     }
 
-    /// No connection is wanted any more.
+    /// Makes no connection any more.
     pub(super) fn end(&mut self) {
-        self.wanted = Wanted::Ended;
-        self.backoff.trying();
+        self.desired = DesiredState::Closed;
+        self.backoff.cancel();
     }
 
-    /// Handshakes now.
-    pub(super) fn attempts(&self) -> &[Attempt] {
-        &self.attempts
+    /// Handshakes under way.
+    pub(super) fn handshakes(&self) -> &[Handshake] {
+        &self.handshakes
     }
 
-    /// The handshake of a connection, if it is one.
-    pub(super) fn attempt(&mut self, id: ConnectionHandle) -> Option<&mut Attempt> {
-        self.attempts.iter_mut().find(|attempt| attempt.connection == id)
+    /// The handshake of a connection.
+    pub(super) fn handshake(&mut self, id: ConnectionHandle) -> Option<&mut Handshake> {
+        self.handshakes.iter_mut().find(|handshake| handshake.connection == id)
     }
 
-    /// The same; it is over.
-    pub(super) fn take(&mut self, id: ConnectionHandle) -> Option<Attempt> {
-        self.attempts.extract_if(.., |attempt| attempt.connection == id).next()
+    /// Removes the handshake of a connection.
+    pub(super) fn take(&mut self, id: ConnectionHandle) -> Option<Handshake> {
+        self.handshakes.extract_if(.., |handshake| handshake.connection == id).next()
     }
 
-    /// Begins a handshake over a link that leads to `remote`, unless one is there that may still be answered.
+    /// Begins a handshake over a link with the server at `remote`, unless the link has one that may still be answered.
     pub(super) fn connect(
         &mut self,
         now: Instant,
@@ -90,20 +96,26 @@ impl Connector {
         links: &Links,
         (id, remote): (LinkId, SocketAddr),
     ) {
-        let own = self.attempts.iter().filter(|attempt| attempt.link == id);
-        if own.clone().any(|attempt| now < renewal(attempt, links)) {
+        let own = self.handshakes.iter().filter(|handshake| handshake.link == id);
+        if own.clone().any(|handshake| now < next_handshake_at(handshake, links)) {
             return;
         }
-        // Neither the first, which has waited longest, nor the last.
-        let superfluous = own.clone().nth(1).filter(|_| own.count() >= MOST_ATTEMPTS);
-        if let Some(connection) = superfluous.map(|attempt| attempt.connection) {
+        // Closes the second: the first has waited longest, the last is the newest.
+        let superfluous = own.clone().nth(1).filter(|_| own.count() >= MAX_HANDSHAKES_PER_LINK);
+        if let Some(connection) = superfluous.map(|handshake| handshake.connection) {
             self.take(connection);
             self.close(now, endpoint, connection, "tried anew");
         }
         match endpoint.connect(now, &config.setup, LocalAddress::link(id), remote, &config.server_name) {
             Ok(connection) => {
-                self.attempts.push(Attempt { connection, link: id, since: now, heard: None, ready: None });
-                self.backoff.trying();
+                self.handshakes.push(Handshake {
+                    connection,
+                    link: id,
+                    started_at: now,
+                    last_received: None,
+                    completed_at: None,
+                });
+                self.backoff.cancel();
             }
             Err(error) => {
                 let class = config.class.as_ref().map(|class| class.name.as_str());
@@ -112,16 +124,16 @@ impl Connector {
         }
     }
 
-    /// Where no handshake is left, and no connection is `in_use`, it is tried again later.
-    pub(super) fn wait_if_all_failed(&mut self, now: Instant, in_use: bool) {
-        if self.attempts.is_empty() && !in_use && self.backoff.next.is_none() {
+    /// Schedules the next try if no handshake is left and no connection is `in_use`.
+    pub(super) fn back_off_if_all_failed(&mut self, now: Instant, in_use: bool) {
+        if self.handshakes.is_empty() && !in_use && self.backoff.next_try.is_none() {
             self.backoff.failed(now);
         }
     }
 
-    /// When a handshake that succeeded takes the place of the connection in use, or becomes that.
-    pub(super) fn replaces_at(attempt: &Attempt, in_use: bool) -> Option<Instant> {
-        attempt.ready.map(|at| if in_use { at + GRACE } else { at })
+    /// When a completed handshake becomes the connection in use.
+    pub(super) fn replaces_at(handshake: &Handshake, in_use: bool) -> Option<Instant> {
+        handshake.completed_at.map(|at| if in_use { at + REPLACEMENT_DELAY } else { at })
     }
 
     /// Closes a connection.
@@ -138,44 +150,44 @@ impl Connector {
         }
     }
 
-    /// Gives up the handshakes over the links that `of` says.
-    pub(super) fn give_up(
+    /// Closes the handshakes over the links for which `on` holds.
+    pub(super) fn abandon(
         &mut self,
         now: Instant,
         endpoint: &mut Endpoint,
-        of: impl Fn(LinkId) -> bool,
+        on: impl Fn(LinkId) -> bool,
         reason: &str,
     ) {
-        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| of(attempt.link)).collect();
-        lost.into_iter().for_each(|attempt| self.close(now, endpoint, attempt.connection, reason));
+        let lost: Vec<_> = self.handshakes.extract_if(.., |handshake| on(handshake.link)).collect();
+        lost.into_iter().for_each(|handshake| self.close(now, endpoint, handshake.connection, reason));
     }
 
-    /// Lets the endpoint know what changed about a connection.
-    pub(super) fn settle(&mut self, endpoint: &mut Endpoint, id: ConnectionHandle) {
+    /// Lets the endpoint drop a connection that is over.
+    pub(super) fn reap(&mut self, endpoint: &mut Endpoint, id: ConnectionHandle) {
         if !endpoint.process_endpoint_events(id) {
             self.closing.retain(|closing| *closing != id);
         }
     }
 
-    /// The next UDP payload of one of these connections.
+    /// The next UDP payload of these connections.
     pub(super) fn poll_transmit(
         &mut self,
         now: Instant,
         endpoint: &mut Endpoint,
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
-        let attempts = self.attempts.iter().map(|attempt| attempt.connection);
-        for id in attempts.chain(self.closing.iter().copied()).collect::<Vec<_>>() {
+        let handshakes = self.handshakes.iter().map(|handshake| handshake.connection);
+        for id in handshakes.chain(self.closing.iter().copied()).collect::<Vec<_>>() {
             let transmit = endpoint.get(id).and_then(|connection| connection.poll_transmit(now, buf));
             if transmit.is_some() {
                 return transmit;
             }
-            self.settle(endpoint, id);
+            self.reap(endpoint, id);
         }
         None
     }
 
-    /// When something is to be done: for these connections, or to get one that is `in_use` where there is none.
+    /// The next deadline of these connections, and of further handshakes while no connection is `in_use`.
     pub(super) fn poll_timeout(
         &self,
         now: Instant,
@@ -184,31 +196,32 @@ impl Connector {
         in_use: bool,
     ) -> Option<Instant> {
         let closing = self.closing.iter().copied();
-        let all = self.attempts.iter().map(|attempt| attempt.connection).chain(closing);
+        let all = self.handshakes.iter().map(|handshake| handshake.connection).chain(closing);
         let connections = all.filter_map(|id| endpoint.get(id)?.poll_timeout()).min();
-        let own = self.attempts.iter().flat_map(|attempt| {
-            let renewal = Some(renewal(attempt, links)).filter(|at| !in_use && *at > now);
-            [Self::replaces_at(attempt, in_use), Some(attempt.since + ATTEMPT), renewal]
+        let own = self.handshakes.iter().flat_map(|handshake| {
+            let next = Some(next_handshake_at(handshake, links)).filter(|at| !in_use && *at > now);
+            [Self::replaces_at(handshake, in_use), Some(handshake.started_at + HANDSHAKE_TIMEOUT), next]
         });
         own.flatten().chain(connections).min()
     }
 
-    /// Lets time pass for connections that are closing.
+    /// Handles timers of connections that are closing.
     pub(super) fn handle_timeout(&mut self, now: Instant, endpoint: &mut Endpoint) {
         for id in self.closing.clone() {
             if let Some(connection) = endpoint.get(id) {
                 connection.handle_timeout(now);
                 while connection.poll_event(now).is_some() {}
             }
-            self.settle(endpoint, id);
+            self.reap(endpoint, id);
         }
     }
 }
 
-/// When the handshake is old enough for another one on its link.
-fn renewal(attempt: &Attempt, links: &Links) -> Instant {
-    let metered = links.policy(attempt.link).metered;
-    attempt.heard.unwrap_or(attempt.since) + if metered { RENEW_METERED } else { RENEW }
+/// When another handshake may start beside this one on its link.
+fn next_handshake_at(handshake: &Handshake, links: &Links) -> Instant {
+    let metered = links.policy(handshake.link).metered;
+    handshake.last_received.unwrap_or(handshake.started_at)
+        + if metered { ADDITIONAL_HANDSHAKE_AFTER_METERED } else { ADDITIONAL_HANDSHAKE_AFTER }
 }
 
 #[cfg(test)]
@@ -270,17 +283,17 @@ mod tests {
         }
 
         fn since(&self, link: LinkId) -> Vec<Duration> {
-            let own = self.connector.attempts().iter().filter(|attempt| attempt.link == link);
-            own.map(|attempt| attempt.since - self.now).collect()
+            let own = self.connector.handshakes().iter().filter(|handshake| handshake.link == link);
+            own.map(|handshake| handshake.started_at - self.now).collect()
         }
     }
 
     #[test]
     fn a_link_has_the_oldest_handshake_and_the_newest_ones() {
         let mut stage = Stage::new();
-        let second = |number: u32| RENEW * number;
+        let second = |number: u32| ADDITIONAL_HANDSHAKE_AFTER * number;
         stage.connect(Duration::ZERO, LINK);
-        stage.connect(RENEW / 2, LINK);
+        stage.connect(ADDITIONAL_HANDSHAKE_AFTER / 2, LINK);
         assert_eq!(stage.since(LINK), [Duration::ZERO], "the first may still be answered");
         for number in 1..=4 {
             stage.connect(second(number), LINK);
@@ -290,37 +303,37 @@ mod tests {
         let policy = mpvpn_masque::capsule::LinkPolicy { metered: true, ..Default::default() };
         stage.links.set_policy(LINK, policy);
         stage.connect(second(6), LINK);
-        assert_eq!(stage.since(LINK).len(), MOST_ATTEMPTS, "every packet costs");
+        assert_eq!(stage.since(LINK).len(), MAX_HANDSHAKES_PER_LINK, "every packet costs");
         assert_eq!(stage.since(LINK)[2], second(4));
     }
 
     #[test]
-    fn handshakes_that_are_given_up_close_and_those_of_other_links_go_on() {
+    fn handshakes_of_one_link_are_abandoned_and_others_go_on() {
         let mut stage = Stage::new();
         stage.connect(Duration::ZERO, LINK);
         stage.connect(Duration::ZERO, OTHER);
         let Stage { now, endpoint, connector, .. } = &mut stage;
-        connector.give_up(*now, endpoint, |link| link == LINK, "the link is down");
-        assert_eq!((connector.attempts().len(), connector.closing.len()), (1, 1));
-        connector.wait_if_all_failed(*now, false);
-        assert_eq!(connector.backoff.next, None, "one is left");
-        connector.give_up(*now, endpoint, |_| true, "none is wanted");
-        connector.wait_if_all_failed(*now, true);
-        assert_eq!(connector.backoff.next, None, "a connection is in use");
-        connector.wait_if_all_failed(*now, false);
-        assert!(connector.backoff.next.is_some_and(|at| at > *now));
+        connector.abandon(*now, endpoint, |link| link == LINK, "the link is down");
+        assert_eq!((connector.handshakes().len(), connector.closing.len()), (1, 1));
+        connector.back_off_if_all_failed(*now, false);
+        assert_eq!(connector.backoff.next_try, None, "one is left");
+        connector.abandon(*now, endpoint, |_| true, "none is wanted");
+        connector.back_off_if_all_failed(*now, true);
+        assert_eq!(connector.backoff.next_try, None, "a connection is in use");
+        connector.back_off_if_all_failed(*now, false);
+        assert!(connector.backoff.next_try.is_some_and(|at| at > *now));
     }
 
     #[test]
-    fn one_that_has_ended_is_not_woken() {
+    fn a_connector_that_has_ended_is_not_woken() {
         let mut connector = Connector::new(Instant::now());
         connector.sleep();
-        assert_eq!(connector.wanted, Wanted::Asleep);
+        assert_eq!(connector.desired, DesiredState::Asleep);
         connector.wake(Instant::now());
-        assert_eq!(connector.wanted, Wanted::Yes);
+        assert_eq!(connector.desired, DesiredState::Connected);
         connector.end();
         connector.sleep();
         connector.wake(Instant::now());
-        assert_eq!(connector.wanted, Wanted::Ended);
+        assert_eq!(connector.desired, DesiredState::Closed);
     }
 }

@@ -1,17 +1,17 @@
-//! The flows of a client one by one, for people and programs that ask.
+//! The list of a client's flows, for `mpvpn flows` and the local API.
 
 use mpvpn_flow::{rules::FlowModeReason, split_tcp::ConnectionState, udp::UdpFlowSummary};
 use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 
-use super::{Client, seen::Flow};
+use super::{Client, flow_table::Flow};
 
 /// How a flow travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTransport {
     /// As bytes of a stream, in this state.
     Stream(ConnectionState),
-    /// As packets, whose connections nobody follows here.
+    /// As IP packets, whose connections are not tracked.
     Packets,
     /// As UDP payloads.
     UdpPayloads,
@@ -20,62 +20,55 @@ pub enum FlowTransport {
 /// A flow of an app.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowReport {
-    /// From the app to where it wants.
+    /// The 5-tuple, from the app to its destination.
     pub key: FlowKey,
     /// How it travels.
     pub transport: FlowTransport,
-    /// What decided that.
+    /// Why it travels so.
     pub why: FlowModeReason,
-    /// From the app: bytes of its connection; where packets travel, of those.
-    pub up: u64,
-    /// To the app, likewise.
-    pub down: u64,
-    /// Since when it is known.
+    /// Bytes from the app: payload of a stream or UDP payloads; otherwise whole IP packets.
+    pub up_bytes: u64,
+    /// Bytes to the app, likewise.
+    pub down_bytes: u64,
+    /// When it was first seen.
     pub since: Instant,
-    /// When something of it was seen last.
+    /// When it was last active.
     pub active: Instant,
 }
 
 impl Client {
-    /// All flows that travel as streams, and of those that travel as packets the ones that were seen in the last two
-    /// minutes, as far as they are remembered; none while there is no tunnel. The server's word on each is the one of
-    /// now, as is what the rules say.
+    /// All flows that travel as streams, and the flows that travel as packets and were active in the last two minutes;
+    /// none while there is no tunnel. The reasons are those of the current rules and extensions, not those of the first
+    /// packet.
     pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
         let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
-        let (reach, apps) = (session.reach(), &self.apps);
-        let streams = apps.lane.summaries().map(|flow| FlowReport {
+        let (targets, apps) = (session.stream_targets(), &self.apps);
+        let streams = apps.tcp.summaries().map(|flow| FlowReport {
             key: flow.key,
             transport: FlowTransport::Stream(flow.state),
-            why: if session.by_flows {
+            why: if session.per_flow {
                 FlowModeReason::ServerWithoutPackets
             } else {
-                apps.lane.why(&flow.key, reach, true)
+                apps.tcp.why(&flow.key, targets, true)
             },
-            up: flow.up_bytes,
-            down: flow.down_bytes,
+            up_bytes: flow.up_bytes,
+            down_bytes: flow.down_bytes,
             since: flow.started,
             active: flow.last_active,
         });
-        let packets = apps.seen.flows(now).map(|Flow { key, up, down, since, active }| {
-            let why = apps.lane.why(&key, reach, false);
-            FlowReport { key, transport: FlowTransport::Packets, why, up, down, since, active }
+        let packets = apps.flow_table.flows(now).map(|Flow { key, up_bytes, down_bytes, since, active }| {
+            let why = apps.tcp.why(&key, targets, false);
+            FlowReport { key, transport: FlowTransport::Packets, why, up_bytes, down_bytes, since, active }
         });
-        let payloads = apps.udp_lane.flows().map(
-            |UdpFlowSummary {
-                 key,
-                 up_bytes: up,
-                 down_bytes: down,
-                 started: since,
-                 last_active: active,
-                 ..
-             }| FlowReport {
+        let payloads = apps.udp.flows().map(
+            |UdpFlowSummary { key, up_bytes, down_bytes, started, last_active, .. }| FlowReport {
                 key,
                 transport: FlowTransport::UdpPayloads,
                 why: FlowModeReason::ServerWithoutPackets,
-                up,
-                down,
-                since,
-                active,
+                up_bytes,
+                down_bytes,
+                since: started,
+                active: last_active,
             },
         );
         streams.chain(packets).chain(payloads).collect()

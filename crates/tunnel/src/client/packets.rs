@@ -1,4 +1,7 @@
-//! The packets of a TUN: those that go into the tunnel, and what comes for apps in datagrams.
+//! The packets of the TUN: from apps into the tunnel, and from datagrams to apps.
+//!
+//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors to apps. Always holds: only packets with
+//! an assigned source are sent, and only packets for an assigned address are delivered.
 
 use std::net::IpAddr;
 
@@ -8,38 +11,38 @@ use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, icmp
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::{Client, Seen, UdpFlowEvent, in_use, lane::Lane, udp_lane::UdpLane};
+use super::{Client, FlowTable, UdpFlowEvent, app_tcp::AppTcp, app_udp::AppUdp, in_use};
 use crate::{
     UdpId,
     multipath::{DecodedDatagram, MultipathConnection},
 };
 
-/// The packets of apps: those that end here, and those that come for them.
+/// The traffic of apps: flows that the client terminates, and packets for the TUN.
 #[derive(Debug)]
-pub(super) struct Apps {
+pub(super) struct AppTraffic {
     /// TCP connections that travel as streams.
-    pub(super) lane: Lane,
+    pub(super) tcp: AppTcp,
     /// UDP flows that travel by CONNECT-UDP.
-    pub(super) udp_lane: UdpLane,
-    pub(super) seen: Seen,
+    pub(super) udp: AppUdp,
+    pub(super) flow_table: FlowTable,
     /// Packets for the TUN.
     pub(super) joiner: GroCoalescer,
 }
 
-impl Apps {
-    pub(super) fn new(lane: Lane) -> Self {
-        Self { lane, udp_lane: UdpLane::default(), seen: Seen::default(), joiner: GroCoalescer::new() }
+impl AppTraffic {
+    pub(super) fn new(tcp: AppTcp) -> Self {
+        Self { tcp, udp: AppUdp::default(), flow_table: FlowTable::default(), joiner: GroCoalescer::new() }
     }
 
-    /// Gives an app a packet that was made here, if there is one.
-    pub(super) fn answer(&mut self, packet: Option<Vec<u8>>) {
+    /// Queues a packet that the client made, such as an ICMP error, for the TUN.
+    pub(super) fn push_reply(&mut self, packet: Option<Vec<u8>>) {
         if let Some(packet) = packet {
             self.joiner.push(Bytes::from(packet));
             self.joiner.flush();
         }
     }
 
-    /// Gives apps what has waited for long enough.
+    /// Delivers packets whose reorder timeout has expired.
     pub(super) fn release(&mut self, now: Instant, multipath: &mut MultipathConnection) {
         let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
         multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
@@ -48,9 +51,9 @@ impl Apps {
 
     /// The next packet for the TUN.
     pub(super) fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
+        let Some(joined) = self.joiner.pop() else { return self.tcp.poll_packet(now) };
         if let Some(flow) = joined.flow_hash() {
-            self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
+            self.flow_table.record_received(now, flow, joined.len() - VNET_HDR_LEN);
         }
         Some(joined)
     }
@@ -61,7 +64,7 @@ impl Client {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         let mut bytes = 0;
         let mut malformed = None;
-        let Apps { joiner, udp_lane, .. } = &mut self.apps;
+        let AppTraffic { joiner, udp: app_udp, .. } = &mut self.apps;
         let multipath = &mut session.multipath;
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
         let (id, mut payload_bytes) = (session.connection, 0);
@@ -71,7 +74,7 @@ impl Client {
                 Ok(DecodedDatagram::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;
                     let id = UdpId::new(id, stream);
-                    if !udp_lane.arrived(now, id, &payload, joiner) {
+                    if !app_udp.arrived(now, id, &payload, joiner) {
                         udp.arrived(id, payload, inbox);
                     }
                     return;
@@ -80,7 +83,7 @@ impl Client {
                 Err(error) => return malformed = Some(error),
             };
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
-                // What is not for this client was misrouted, or is an attempt to get past its firewall.
+                // A packet for another address was misrouted, or tries to get past the firewall of this machine.
                 let dst = ip::dst_of(&arrived.packet);
                 if !dst.is_some_and(|dst| addresses.iter().any(|assigned| assigned.net.contains(&dst))) {
                     continue;
@@ -100,16 +103,19 @@ impl Client {
         {
             let flow = UdpId::new(session.connection, stream_id);
             if session.udp.flows.has(stream_id) {
-                self.udp_over(flow, Err(h3::code::DATAGRAM_ERROR));
-                self.udp_news(now, flow, UdpFlowEvent::Closed);
+                self.end_udp_flow(flow, Err(h3::code::DATAGRAM_ERROR));
+                self.on_udp_flow_event(now, flow, UdpFlowEvent::Closed);
             }
         } else if let Some(error) = malformed {
             connection.close(now, error.code(), &error.to_string());
-            self.lost(now, &LostReason::Transport(format!("the server sent a malformed datagram: {error}")));
+            self.on_lost(
+                now,
+                &LostReason::Transport(format!("the server sent a malformed datagram: {error}")),
+            );
         }
     }
 
-    /// Takes what was read from the TUN. Answers for it (ICMP errors) come out of [`Self::poll_tun`].
+    /// Takes a packet read from the TUN. [`Self::poll_tun`] returns the ICMP errors that answer it.
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
@@ -117,29 +123,30 @@ impl Client {
         if !session.may_send(&view) {
             return;
         }
-        if !session.reaches(view.dst()) {
-            return self
-                .tell(packet, |packet, from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
+        if !session.has_route_to(view.dst()) {
+            return self.send_icmp_error(packet, |packet, from| {
+                icmp::unreachable(packet, icmp::Unreachable::NoRoute, from)
+            });
         }
-        if session.by_flows {
-            return self.take_flow(now, hdr, &view);
+        if session.per_flow {
+            return self.take_packet_of_flow(now, hdr, &view);
         }
         let apps = &mut self.apps;
-        if apps.lane.takes(now, &view, session.reach()) {
+        if apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
             return;
         }
-        let answer = session.multipath.send_packet(now, hdr, packet, gateway, Some(&mut apps.seen));
-        apps.answer(answer);
+        let answer = session.multipath.send_packet(now, hdr, packet, gateway, Some(&mut apps.flow_table));
+        apps.push_reply(answer);
     }
 
-    /// Whether a packet of an app would go into the tunnel.
+    /// Whether the tunnel accepts a packet of an app.
     pub(crate) fn admits(&self, packet: &ip::IpPacket<'_>) -> bool {
         let session = self.session.as_ref().filter(|session| session.up);
-        session.is_some_and(|session| session.may_send(packet) && session.reaches(packet.dst()))
+        session.is_some_and(|session| session.may_send(packet) && session.has_route_to(packet.dst()))
     }
 
-    /// When a packet or a byte of a stream was last on its way through this connection.
-    pub(crate) fn moved(&self) -> Option<Instant> {
+    /// When a packet or stream byte was last sent or received on this connection.
+    pub(crate) fn last_activity(&self) -> Option<Instant> {
         self.session.as_ref().and_then(|session| session.multipath.last_data_at())
     }
 
@@ -149,42 +156,46 @@ impl Client {
         self.endpoint.get(connection)?.rtt(PathId(0))
     }
 
-    /// Whether it has something that ends with its connection.
+    /// Whether the connection has flows that would end with it: streams, relays, CONNECT-UDP flows.
     pub(crate) fn has_flows(&self) -> bool {
         let udp = self.session.as_ref().map_or(0, |session| session.udp.flows.len());
-        self.apps.lane.flows() + self.own.len() + udp > 0
+        self.apps.tcp.flows() + self.edge_relays.len() + udp > 0
     }
 
-    /// Whether a packet of this flow, either way, was here so lately that one which takes another connection over the
-    /// same links might overtake it.
-    pub(crate) fn is_followed_by(&mut self, now: Instant, flow: &FlowKey) -> bool {
-        let Some(last) = self.apps.seen.last(flow) else { return false };
+    /// Whether a packet of this flow passed so recently that the next one, over another connection on the same links,
+    /// could overtake it.
+    pub(crate) fn may_be_overtaken(&mut self, now: Instant, flow: &FlowKey) -> bool {
+        let Some(last) = self.apps.flow_table.last_packet(flow) else { return false };
         let Some(session) = &self.session else { return false };
         let Some(connection) = self.endpoint.get(session.connection) else { return false };
         now.saturating_duration_since(last) < session.multipath.max_reordering_delay(connection)
     }
 
     /// Sends an ICMP error to the source of a packet.
-    pub(super) fn tell(&mut self, packet: &[u8], error: impl FnOnce(&[u8], IpAddr) -> Option<Vec<u8>>) {
+    pub(super) fn send_icmp_error(
+        &mut self,
+        packet: &[u8],
+        error: impl FnOnce(&[u8], IpAddr) -> Option<Vec<u8>>,
+    ) {
         let from = self
             .session
             .as_ref()
             .zip(ip::src_of(packet))
             .and_then(|(session, source)| session.gateway().for_source(source));
-        self.apps.answer(from.and_then(|from| error(packet, from)));
+        self.apps.push_reply(from.and_then(|from| error(packet, from)));
     }
 
-    /// Whether a TCP connection of an app ends here, and travels as a stream.
-    pub(crate) fn ends(&self, flow: &FlowKey) -> bool {
-        self.apps.lane.ends(flow)
+    /// Whether the client terminates this TCP connection of an app, so that it travels as a stream.
+    pub(crate) fn terminates(&self, flow: &FlowKey) -> bool {
+        self.apps.tcp.terminates(flow)
     }
 
-    /// Whether the server answers by any path, as far as this end can tell.
+    /// Whether the tunnel is up and a path works.
     pub fn works(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
     }
 
-    /// Bytes that wait for a path.
+    /// Bytes queued for a path.
     pub fn backlog(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
     }
@@ -194,15 +205,15 @@ impl Client {
         self.apps.poll_tun(now)
     }
 
-    /// Gives the memory of a written packet back.
+    /// Returns the buffer of a written packet for reuse.
     pub fn recycle(&mut self, joined: TunPacket) {
         self.apps.joiner.recycle(joined);
     }
 }
 
-/// Lowers the MSS of a SYN that came through the tunnel; every other packet passes untouched.
+/// Lowers the MSS of a received SYN to the MTU of the tunnel; other packets stay unchanged.
 pub(crate) fn clamp_received(packet: Bytes, mtu: usize) -> Bytes {
-    // A SYN has no payload to speak of: longer packets need no look inside.
+    // A SYN is at most 120 bytes of headers plus a small TCP Fast Open cookie; longer packets are not inspected.
     if packet.len() > 160 || !mss::is_syn(&packet) {
         return packet;
     }

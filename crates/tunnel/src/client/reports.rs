@@ -1,6 +1,7 @@
-//! What a client tells its edge: events, changes, and what its connections have come to.
+//! Events, changes and counters of a client for its edge.
 //!
-//! Always holds: an assignment is told once, until it changes; what was counted on a connection counts on after it.
+//! In: events of the tunnel, counters of connections that were closed. Out: [`ClientEvent`]s, [`ClientChange`]s and the
+//! [`ClientReport`]. Always holds: an assignment is reported once, until it changes; counters go on after a reconnect.
 
 use std::collections::VecDeque;
 
@@ -16,25 +17,25 @@ use mpvpn_types::Duration;
 pub(super) struct Reports {
     pub(super) events: VecDeque<ClientEvent>,
     pub(super) changes: Changes<ClientChange>,
-    /// What the server gave last.
+    /// The last assignment.
     pub(super) assignment: Option<Assignment>,
-    /// How often the session was taken up again.
+    /// How often the session was resumed.
     pub(super) resumed: u32,
-    /// Of connections that are over.
-    before: TrafficCounters,
-    drops_before: u64,
-    /// Why there was no connection last.
-    down: String,
+    /// Totals of closed connections.
+    closed_counters: TrafficCounters,
+    closed_drops: u64,
+    /// Why the last connection was lost; empty if no reason is known.
+    down_reason: String,
 }
 
 impl Reports {
-    /// The tunnel works.
+    /// Reports that the tunnel is up.
     pub(super) fn up(&mut self, assignment: Assignment) {
         self.assignment = Some(assignment.clone());
         self.events.push_back(ClientEvent::Up(assignment));
     }
 
-    /// What the server gives to a tunnel that works.
+    /// Reports an assignment that changed while the tunnel is up.
     pub(super) fn reassign(&mut self, assignment: Assignment) {
         if self.assignment.as_ref() != Some(&assignment) {
             self.assignment = Some(assignment.clone());
@@ -42,44 +43,44 @@ impl Reports {
         }
     }
 
-    /// There is no connection, for this reason.
+    /// Reports that the connection is lost, for this reason.
     pub(super) fn down(&mut self, reason: String) {
         self.events.push_back(ClientEvent::Down(reason.clone()));
-        self.down = reason;
+        self.down_reason = reason;
     }
 
-    /// Why there was no connection last; empty if nothing is known.
-    pub(super) fn why_down(&self) -> &str {
-        &self.down
+    /// Why the last connection was lost; empty if no reason is known.
+    pub(super) fn down_reason(&self) -> &str {
+        &self.down_reason
     }
 
-    /// There is no connection because none is wanted.
+    /// Forgets the reason: no connection is wanted.
     pub(super) fn clear_reason(&mut self) {
-        self.down.clear();
+        self.down_reason.clear();
     }
 
-    /// What has changed about the paths of the connection in use.
+    /// Takes the path events of the connection in use.
     pub(super) fn take_path_events(&mut self, multipath: &mut MultipathConnection) {
         multipath.take_events().into_iter().for_each(|event| self.changes.push(ClientChange::Path(event)));
     }
 
-    /// A connection is over.
-    pub(super) fn count(&mut self, multipath: &MultipathConnection) {
-        self.before.tx_bytes += multipath.counters().tx_bytes;
-        self.before.rx_bytes += multipath.counters().rx_bytes;
-        self.drops_before += multipath.drops();
+    /// Adds the counters of a connection that is closed.
+    pub(super) fn add_closed(&mut self, multipath: &MultipathConnection) {
+        self.closed_counters.tx_bytes += multipath.counters().tx_bytes;
+        self.closed_counters.rx_bytes += multipath.counters().rx_bytes;
+        self.closed_drops += multipath.drops();
     }
 
-    /// What is known while there is no connection.
+    /// The report while there is no connection.
     pub(super) fn report(&self, state: ClientState) -> ClientReport {
         ClientReport {
             state,
-            reason: self.down.clone(),
+            reason: self.down_reason.clone(),
             assignment: self.assignment.clone(),
             resumed: self.resumed,
-            counters: self.before,
+            counters: self.closed_counters,
             rates: TrafficRates::default(),
-            drops: self.drops_before,
+            drops: self.closed_drops,
             sojourn: Duration::ZERO,
             resequencing: None,
             peer_cc: None,
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assignment_is_told_again_only_when_it_changes() {
+    fn an_assignment_is_reported_again_only_when_it_changes() {
         let mut reports = Reports::default();
         reports.up(assignment("10.0.0.2/24"));
         reports.reassign(assignment("10.0.0.2/24"));

@@ -1,4 +1,7 @@
-//! The connection of a client that is in use, and what the server said on it.
+//! The connection of a client that is in use, and what was negotiated on it.
+//!
+//! In: capsules of the server, policies of links. Out: addresses, routes, LINK capsules. Always holds: a session
+//! belongs to one connection; the next connection has another one.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,10 +15,10 @@ use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::{Instant, PathId, Tier};
 
 use super::{
+    app_tcp::{StreamContext, StreamTargets},
     is_link_local,
-    lane::{Far, Reach},
     links::Links,
-    udp::Udp,
+    udp::ConnectionUdp,
 };
 use crate::{
     http::Http,
@@ -23,33 +26,34 @@ use crate::{
     relay::Relays,
 };
 
-/// The MTU where no datagram travels (bytes): that of most links.
-const STREAMS_MTU: usize = 1500;
+/// The MTU of the TUN where the server accepts no datagrams (bytes): that of Ethernet. Only streams work there, so the
+/// value does not matter.
+const MTU_WITHOUT_DATAGRAMS: usize = 1500;
 
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) connection: ConnectionHandle,
     pub(super) http: Http,
-    /// The tunnel's request, or without packets the one on which was agreed what both ends know.
+    /// The stream of CONNECT-IP; without packets that of `connect-mpvpn`, once the server accepted it.
     pub(super) request: Option<StreamId>,
-    /// Without packets: where the server was asked whether it knows more than the RFCs, until it answers.
-    pub(super) asked: Option<StreamId>,
-    /// Streams that carry the bytes of connections.
+    /// The stream of `connect-mpvpn`, until the server responds.
+    pub(super) mpvpn_request: Option<StreamId>,
+    /// Streams of CONNECT requests.
     pub(super) relays: Relays,
-    /// Flows of UDP payloads.
-    pub(super) udp: Udp,
+    /// Flows of CONNECT-UDP requests.
+    pub(super) udp: ConnectionUdp,
     pub(super) since: Instant,
     pub(super) accepted: bool,
     pub(super) up: bool,
     pub(super) capsules: CapsuleReader,
     pub(super) addresses: Vec<AssignedAddress>,
     pub(super) routes: Vec<IpRange>,
-    /// What the server has said it knows.
+    /// Extensions that the server agreed to.
     pub(super) agreed: NegotiatedExtensions,
-    /// It carries no packets: the addresses are made up, and each flow travels by itself.
-    pub(super) by_flows: bool,
-    /// What the server was told about the links under the paths.
-    told: BTreeMap<PathId, LinkNotice>,
+    /// Whether the server has no CONNECT-IP: the addresses are made up, and each flow has a request of its own.
+    pub(super) per_flow: bool,
+    /// The LINK capsule sent last for each path.
+    sent_notices: BTreeMap<PathId, LinkNotice>,
     pub(super) multipath: MultipathConnection,
 }
 
@@ -64,9 +68,9 @@ impl Session {
             connection,
             http,
             request: None,
-            asked: None,
+            mpvpn_request: None,
             relays: Relays::default(),
-            udp: Udp::default(),
+            udp: ConnectionUdp::default(),
             since: now,
             accepted: false,
             up: false,
@@ -74,29 +78,29 @@ impl Session {
             addresses: Vec::new(),
             routes: Vec::new(),
             agreed: NegotiatedExtensions::default(),
-            by_flows: false,
-            told: BTreeMap::new(),
+            per_flow: false,
+            sent_notices: BTreeMap::new(),
             multipath,
         }
     }
 
-    /// Whether the sender has an address of this client, and the receiver may be beyond this link.
+    /// Whether a packet of the TUN may enter the tunnel: its source is assigned, and its destination is not link-local.
     pub(super) fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
         let src = packet.src();
         self.addresses.iter().any(|entry| entry.net.contains(&src)) && !is_link_local(packet.dst())
     }
 
-    /// Whether the server leads there.
-    pub(super) fn reaches(&self, ip: IpAddr) -> bool {
+    /// Whether an advertised route contains the address.
+    pub(super) fn has_route_to(&self, ip: IpAddr) -> bool {
         self.routes.iter().any(|range| range.contains(ip))
     }
 
-    /// Where the server makes TCP connections.
-    pub(super) fn reach(&self) -> Reach<'_> {
-        Reach { translated: self.agreed.streams, networks: &self.agreed.networks }
+    /// The targets of TCP connections that the server opens.
+    pub(super) fn stream_targets(&self) -> StreamTargets<'_> {
+        StreamTargets { is_supported: self.agreed.streams, networks: &self.agreed.networks }
     }
 
-    /// The addresses that errors of the tunnel come from.
+    /// The source addresses of ICMP errors.
     pub(super) fn gateway(&self) -> Gateway {
         let first = |v4: bool| -> Option<IpAddr> {
             self.addresses.iter().map(|entry| entry.net.addr()).find(|ip| ip.is_ipv4() == v4)
@@ -104,38 +108,40 @@ impl Session {
         Gateway { v4: first(true), v6: first(false) }
     }
 
-    /// The far end of its connection, for streams of apps; `credentials` are for `proxy-authorization`.
-    pub(super) fn far<'a>(
+    /// The parts of the session that streams of apps need; `credentials` are the value of `proxy-authorization`.
+    pub(super) fn stream_context<'a>(
         &'a mut self,
         connection: &'a mut Connection,
         credentials: Option<&'a str>,
-    ) -> Far<'a> {
-        Far {
+    ) -> StreamContext<'a> {
+        StreamContext {
             gateway: self.gateway(),
             connection,
             http: &mut self.http,
             relays: &mut self.relays,
             multipath: &mut self.multipath,
             credentials,
-            packets: !self.by_flows,
+            packets: !self.per_flow,
         }
     }
 
-    /// What packets of apps may have (bytes), once it is known. Where only streams work it does not matter.
+    /// The MTU of the TUN (bytes), once it is known.
     pub(super) fn known_mtu(&mut self) -> Option<usize> {
-        self.multipath.take_mtu_change().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
+        self.multipath
+            .take_mtu_change()
+            .or_else(|| (!self.http.datagrams_allowed()).then_some(MTU_WITHOUT_DATAGRAMS))
     }
 
-    /// Takes what came on the stream of its request.
+    /// Takes bytes of the request stream: capsules.
     ///
     /// # Errors
-    /// If it is malformed: the connection is to be closed.
+    /// If a capsule is malformed: the connection must be closed.
     pub(super) fn take_capsules(&mut self, data: &[u8]) -> Result<(), CapsuleError> {
         self.capsules.push(data);
         while let Some(capsule) = self.capsules.next()? {
             match capsule {
-                Capsule::AddressAssign(assigned) if !self.by_flows => self.take_addresses(assigned),
-                Capsule::RouteAdvertisement(routes) if !self.by_flows => self.routes = routes,
+                Capsule::AddressAssign(assigned) if !self.per_flow => self.take_addresses(assigned),
+                Capsule::RouteAdvertisement(routes) if !self.per_flow => self.routes = routes,
                 _ => {}
             }
         }
@@ -143,7 +149,7 @@ impl Session {
     }
 
     fn take_addresses(&mut self, assigned: Vec<AssignedAddress>) {
-        // Two capsules, one a family, is how some servers send what belongs together.
+        // Some servers send an ADDRESS_ASSIGN capsule for each family.
         let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
         let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
         if !self.up {
@@ -154,12 +160,12 @@ impl Session {
         }
     }
 
-    /// Tells the server what it does not know yet about the links under the paths, with the numbers of links where other
-    /// connections are `beside` this one.
-    pub(super) fn tell_links(&mut self, connection: &mut Connection, links: &Links, beside: bool) {
+    /// Sends a LINK capsule for each path whose link changed; with the number of the link if there are other
+    /// connections `beside` this one.
+    pub(super) fn send_link_notices(&mut self, connection: &mut Connection, links: &Links, beside: bool) {
         let Some(stream) = self.request.filter(|_| self.agreed.links) else { return };
-        let (told, multipath) = (&mut self.told, &self.multipath);
-        told.retain(|path, _| multipath.has_path(*path));
+        let (sent, multipath) = (&mut self.sent_notices, &self.multipath);
+        sent.retain(|path, _| multipath.has_path(*path));
         for (path, link) in multipath.links() {
             let is_same = |other: mpvpn_types::LinkId| {
                 other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp()
@@ -170,11 +176,11 @@ impl Session {
             let policy = links.policy(link);
             let number = beside.then_some(link.uplink().0);
             let notice = LinkNotice { path, policy: policy.for_peer(), with, link: number };
-            let known = told.get(&path).copied().unwrap_or(LinkNotice::with_defaults(path));
+            let known = sent.get(&path).copied().unwrap_or(LinkNotice::with_defaults(path));
             if policy.tier == Tier::Never || known == notice {
                 continue;
             }
-            told.insert(path, notice);
+            sent.insert(path, notice);
             let mut capsule = BytesMut::new();
             Capsule::Link(notice).encode(&mut capsule);
             connection.write(stream, h3::encode_data(&capsule));

@@ -1,4 +1,7 @@
-//! UDP payloads that the server carries because the edge asks for it.
+//! CONNECT-UDP flows of a client (RFC 9298), for the edge and for apps.
+//!
+//! In: payloads to send, responses and payloads of the server. Out: [`UdpFlowEvent`]s and payloads. Always holds: at
+//! most [`MAX_UNANSWERED_BYTES`] are sent or kept for a flow before the server has responded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,56 +14,57 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, in_use, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
+use super::{Client, ClientEvent, app_udp::AppUdp, in_use, relays::refuses_credentials, session::Session};
 use crate::{
     UdpId,
     udp::{PayloadInbox, UdpFlows},
 };
 
-/// Bytes of a flow before the server has granted it. "Clients MAY optimistically start sending UDP packets in HTTP
-/// Datagrams before receiving the response" (RFC 9298 §5), but a server may throw them away. One of ours keeps them; for
-/// others they wait here.
-const UNANSWERED: usize = 32 << 10;
+/// Bytes of a flow before the server has responded. "Clients MAY optimistically start sending UDP packets in HTTP
+/// Datagrams before receiving the response" (RFC 9298 §5), but a server may drop them. A server with the extension
+/// `mpvpn-udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory; smaller: first packets are
+/// lost.
+const MAX_UNANSWERED_BYTES: usize = 32 << 10;
 
-/// What becomes of a flow.
+/// An event of a CONNECT-UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpFlowEvent {
-    /// The server carries its payloads.
+    /// The server has accepted the flow.
     Opened,
-    /// The server does not; the flow is over.
+    /// The server has refused the flow, which is closed.
     Refused(ProxyError),
-    /// The server has ended it, or is lost; the flow is over.
+    /// The server has ended the flow, or the connection is lost.
     Closed,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// The server has not answered yet; so many bytes may still come until it has, and these wait for it.
-    Asked(usize, Vec<Bytes>),
+    /// The server has not responded yet: bytes that may still be sent until it does, and payloads that wait for it.
+    Requested(usize, Vec<Bytes>),
     Open,
 }
 
 /// The flows of the connection in use.
 #[derive(Debug, Default)]
-pub(super) struct Udp {
+pub(super) struct ConnectionUdp {
     pub(super) flows: UdpFlows,
     stages: BTreeMap<StreamId, Stage>,
 }
 
-impl Udp {
-    /// The connection is over.
+impl ConnectionUdp {
+    /// Reports all flows of the edge as closed, because their connection is lost.
     pub(super) fn end(
         self,
         connection: ConnectionHandle,
-        of_apps: &UdpLane,
+        app_udp: &AppUdp,
         events: &mut VecDeque<ClientEvent>,
     ) {
         let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
-        let gone = gone.filter(|id| !of_apps.has(*id));
+        let gone = gone.filter(|id| !app_udp.has(*id));
         events.extend(gone.map(|id| ClientEvent::Udp(id, UdpFlowEvent::Closed)));
     }
 
-    /// A payload came on a stream.
+    /// Takes a payload of the server.
     pub(super) fn arrived(&self, id: UdpId, payload: Bytes, inbox: &mut PayloadInbox) {
         if self.flows.has(id.stream) {
             inbox.push(id, payload);
@@ -69,49 +73,49 @@ impl Udp {
 }
 
 impl Client {
-    /// Whether the server has said that it can carry UDP payloads: it takes extended CONNECT (RFC 9220) and HTTP
-    /// datagrams (RFC 9297).
+    /// Whether CONNECT-UDP is possible: the server accepts extended CONNECT (RFC 9220) and HTTP datagrams (RFC 9297).
     pub fn udp_possible(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.up && session.http.masque_allowed())
     }
 
-    /// Whether the server carries UDP payloads to every address to which it would translate packets.
+    /// Whether the server agreed to the extension `mpvpn-udp`: it accepts CONNECT-UDP for every target for which it
+    /// would translate addresses.
     pub fn has_udp_extension(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.agreed.udp)
     }
 
-    /// Asks the server to carry UDP payloads to `target` and back. `None` while the server is not reached or allows no
-    /// more streams ([`ClientEvent::RelaysAllowed`] says when to ask again), and where it cannot
-    /// ([`Self::udp_possible`]). What comes of it is told by [`ClientEvent::Udp`]; payloads may be sent at once.
+    /// Opens a CONNECT-UDP flow to `target`. `None` while there is no session or stream for it
+    /// ([`ClientEvent::RelaysAllowed`] reports when to retry), and if [`Self::udp_possible`] is `false`.
+    /// [`ClientEvent::Udp`] reports the outcome; payloads may be sent at once.
     pub fn udp_open(&mut self, now: Instant, target: &Authority) -> Option<UdpId> {
-        self.own.want();
+        self.edge_relays.begin_open();
         if !self.udp_possible() {
             return None;
         }
         let session = self.session.as_mut()?;
         let connection = self.endpoint.get(session.connection)?;
         let stream = connection.open_bi().ok()?;
-        self.own.got();
+        self.edge_relays.opened();
         let path = connect_udp::path(&self.udp_template, target);
         let request = connect_udp::request(&self.config.authority, &path, self.authorization.as_deref());
         connection.write(stream, h3::encode_headers(&request));
         session.udp.flows.insert(now, stream);
-        session.udp.stages.insert(stream, Stage::Asked(UNANSWERED, Vec::new()));
+        session.udp.stages.insert(stream, Stage::Requested(MAX_UNANSWERED_BYTES, Vec::new()));
         Some(UdpId::new(session.connection, stream))
     }
 
-    /// Bytes of the largest payload that can be sent now; 0 if there is no such flow.
+    /// The largest payload that can be sent now (bytes); 0 if there is no such flow.
     pub fn udp_room(&mut self, id: UdpId) -> usize {
         let Some((session, connection)) = self.udp_session(id) else { return 0 };
         session.udp.flows.max_payload_bytes(connection, id.stream)
     }
 
-    /// Sends a payload. What is larger than [`Self::udp_room`] is dropped and counted, and so is what is too much before
-    /// the server has answered.
+    /// Sends a payload. It is dropped and counted if it is larger than [`Self::udp_room`], and dropped beyond
+    /// [`MAX_UNANSWERED_BYTES`] before the server has responded.
     pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
         let Some((session, connection)) = self.udp_session(id) else { return };
-        if let Some(Stage::Asked(left, waiting)) = session.udp.stages.get_mut(&id.stream) {
-            // An empty one takes memory, too.
+        if let Some(Stage::Requested(left, waiting)) = session.udp.stages.get_mut(&id.stream) {
+            // An empty payload takes memory, too.
             let Some(rest) = left.checked_sub(payload.len().max(64)) else { return };
             *left = rest;
             if !session.agreed.udp {
@@ -121,37 +125,37 @@ impl Client {
         session.udp.flows.send(now, connection, &mut session.multipath, id.stream, payload);
     }
 
-    /// Ends a flow. Nothing more is told about it.
+    /// Closes a flow. No event follows.
     pub fn udp_close(&mut self, id: UdpId) {
-        self.udp_over(id, Ok(()));
+        self.end_udp_flow(id, Ok(()));
     }
 
-    /// The next payload from a target, and the flow that it came in.
+    /// The next payload from a target, and its flow.
     pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
         self.udp_in.pop()
     }
 
-    /// What came on the stream of a flow.
-    pub(super) fn udp_said(&mut self, now: Instant, stream: StreamId, event: HttpEvent) {
+    /// Handles an HTTP/3 event of the stream of a flow.
+    pub(super) fn on_udp_stream_event(&mut self, now: Instant, stream: StreamId, event: HttpEvent) {
         let Some(session) = &mut self.session else { return };
         let id = UdpId::new(session.connection, stream);
         let is_open = session.udp.stages.get(&stream) == Some(&Stage::Open);
         let (news, ended) = match event {
             HttpEvent::Headers { headers, .. } if !is_open => match connect_udp::check_response(&headers) {
                 Ok(()) => {
-                    if let Some(Stage::Asked(_, waiting)) = session.udp.stages.insert(stream, Stage::Open)
+                    if let Some(Stage::Requested(_, waiting)) = session.udp.stages.insert(stream, Stage::Open)
                         && let Some(connection) = self.endpoint.get(session.connection)
                     {
                         for payload in waiting {
                             session.udp.flows.send(now, connection, &mut session.multipath, stream, &payload);
                         }
                     }
-                    self.udp_news(now, id, UdpFlowEvent::Opened);
+                    self.on_udp_flow_event(now, id, UdpFlowEvent::Opened);
                     return;
                 }
                 Err(failure) => {
-                    self.udp_over(id, Ok(()));
-                    self.udp_news(now, id, UdpFlowEvent::Refused(failure));
+                    self.end_udp_flow(id, Ok(()));
+                    self.on_udp_flow_event(now, id, UdpFlowEvent::Refused(failure));
                     if let Some(status) = refuses_credentials(&headers) {
                         self.unauthorized(now, status);
                     }
@@ -174,12 +178,12 @@ impl Client {
             }
             _ => return,
         };
-        self.udp_over(id, ended);
-        self.udp_news(now, id, news);
+        self.end_udp_flow(id, ended);
+        self.on_udp_flow_event(now, id, news);
     }
 
-    /// Ends the stream of a flow, in peace or with a code.
-    pub(super) fn udp_over(&mut self, id: UdpId, ended: Result<(), u64>) {
+    /// LocalEnd the stream of a flow: cleanly, or with an HTTP/3 error code.
+    pub(super) fn end_udp_flow(&mut self, id: UdpId, ended: Result<(), u64>) {
         let Some((session, connection)) = self.udp_session(id) else { return };
         session.udp.stages.remove(&id.stream);
         session.udp.flows.remove(id.stream);
@@ -191,7 +195,7 @@ impl Client {
         session.http.forget(id.stream);
     }
 
-    /// The session of a flow that is there.
+    /// The session and connection of a flow, if the flow exists.
     fn udp_session(&mut self, id: UdpId) -> Option<(&mut Session, &mut Connection)> {
         in_use(&mut self.session, &mut self.endpoint)
             .filter(|(session, _)| session.connection == id.connection && session.udp.flows.has(id.stream))

@@ -179,7 +179,7 @@ impl PolicyInForce {
         // Inside TCP, the send queue of TCP hides the queue of the link, so only a configured rate can be shaped.
         let measured = !inside_tcp || cap.is_some();
         let handle = shared.zip(link.filter(|_| measured));
-        let handle = handle.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
+        let handle = handle.map(|(shared, link)| shared.shapers.handle(now, link, shared.class, cap));
         self.shaper.clone_from(&handle);
         Some(PathSettings { shaper: handle, cap, dscp })
     }

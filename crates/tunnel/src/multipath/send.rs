@@ -19,7 +19,7 @@ use super::{
     MultipathConnection, flow_order::needs_order, log_context::enter_connection, packetizer::PacketLimits,
     pass::Pass,
 };
-use crate::client::Seen;
+use crate::client::FlowTable;
 
 /// The source addresses of ICMP errors.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl MultipathConnection {
         hdr: VnetHdr,
         packet: &mut [u8],
         gateway: Gateway,
-        seen: Option<&mut Seen>,
+        flow_table: Option<&mut FlowTable>,
     ) -> Option<Vec<u8>> {
         let (mut mtu, announced) = (self.mtu.limit()?, self.mtu.announced());
         let view = ip::parse(packet).ok()?;
@@ -69,8 +69,8 @@ impl MultipathConnection {
             }
         };
         let hash = flow.hash32();
-        if let Some(seen) = seen {
-            seen.sent(now, &flow, hash, len);
+        if let Some(flow_table) = flow_table {
+            flow_table.record_sent(now, &flow, hash, len);
         }
         for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);

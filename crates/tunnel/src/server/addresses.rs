@@ -1,4 +1,4 @@
-//! The addresses of sessions: which a client asks for, which it gets, and what it is told of them.
+//! The addresses of sessions: requests of clients, and ADDRESS_ASSIGN capsules (RFC 9484 §4.7).
 
 use std::net::IpAddr;
 
@@ -15,16 +15,18 @@ use super::{Server, ServerEvent};
 use crate::{AddressSet, SessionSecret, events::ServerChange};
 
 impl Server {
-    /// Gives a session its addresses and tells the client, answering the requests of `asked`.
+    /// Assigns addresses to a session and sends them to the client, in answer to the requests `asked`.
     pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
-        let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
-        let Some(granted) = granted else { return };
-        let (Some(tunnel), Some(request)) = (&mut granted.tunnel, &granted.request) else { return };
+        let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
+        let Some(authenticated) = authenticated else { return };
+        let (Some(tunnel), Some(request)) = (&mut authenticated.tunnel, &authenticated.request) else {
+            return;
+        };
         let (stream, secret, resumed) = (request.id, tunnel.secret, tunnel.resumed);
         if tunnel.addresses.replace(addresses).is_none() {
-            self.changes.push(ServerChange::Joined { client: granted.tag(), resumed });
+            self.changes.push(ServerChange::Joined { client: authenticated.tag(), resumed });
         }
-        self.serve(&secret, addresses);
+        self.update_downlink(&secret, addresses);
         let entries = answers(addresses, asked);
         let mut capsule = BytesMut::new();
         Capsule::AddressAssign(entries).encode(&mut capsule);
@@ -33,16 +35,18 @@ impl Server {
         }
     }
 
-    /// Gives a client the addresses that it asks for, or those that its session has.
+    /// Assigns the addresses that a client requests, or those that its session has.
     pub(super) fn address(&mut self, now: Instant, id: ConnectionHandle, asked: &[(u64, IpNet)]) {
-        let Some(granted) = self.peers.get(id).and_then(|peer| peer.granted.as_ref()) else { return };
-        let Some(tunnel) = &granted.tunnel else { return };
-        let (known, wishes) = (tunnel.addresses, wishes(asked));
-        if let Some(addresses) = known.filter(|known| known.count() >= wishes.len()) {
+        let Some(authenticated) = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref()) else {
+            return;
+        };
+        let Some(tunnel) = &authenticated.tunnel else { return };
+        let (known, preferred) = (tunnel.addresses, preferred_addresses(asked));
+        if let Some(addresses) = known.filter(|known| known.count() >= preferred.len()) {
             return self.grant(id, addresses, asked);
         }
         let secret = tunnel.secret;
-        let addresses = match self.registry.assign(secret, &granted.user, &wishes) {
+        let addresses = match self.registry.assign(secret, &authenticated.user, &preferred) {
             Ok(addresses) => addresses,
             Err(error) => {
                 tracing::warn!(%error, "a client got no address");
@@ -51,40 +55,45 @@ impl Server {
         };
         self.grant(id, addresses, asked);
         if known.is_some_and(|known| known != addresses) {
-            self.tell_members(id, &secret, addresses);
+            self.update_joined_connections(id, &secret, addresses);
         }
     }
 
-    /// The session of this connection has more addresses than its others know.
-    fn tell_members(&mut self, id: ConnectionHandle, secret: &SessionSecret, addresses: AddressSet) {
+    /// Sends new addresses of a session to its other connections.
+    fn update_joined_connections(
+        &mut self,
+        id: ConnectionHandle,
+        secret: &SessionSecret,
+        addresses: AddressSet,
+    ) {
         let here: Vec<_> =
-            self.sessions.members(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
+            self.sessions.connections(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
         here.into_iter().for_each(|other| self.grant(other, addresses, &[]));
         let own = self.shard.index();
-        // Those of other shards learn it when they come back.
-        let elsewhere = self.registry.seats(secret).into_iter().filter(|seat| seat.shard != own);
+        // Connections of other shards are closed; they get the addresses when they reconnect.
+        let elsewhere = self.registry.connections(secret).into_iter().filter(|slot| slot.shard != own);
         self.events.extend(elsewhere.map(ServerEvent::Replaced));
     }
 }
 
-/// The addresses that a client would like: those of each family in the order in which it asks for them, as many as a
-/// session may have.
-fn wishes(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
-    let mut wishes: Vec<Vec<IpAddr>> = Vec::new();
+/// The addresses that a client prefers, by index: those of each family in the order of the requests, at most
+/// [`AddressSet::MAX`].
+fn preferred_addresses(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
+    let mut preferred: Vec<Vec<IpAddr>> = Vec::new();
     for v4 in [true, false] {
         let family = asked.iter().map(|(_, net)| net.addr()).filter(|ip| ip.is_ipv4() == v4);
         for (at, ip) in family.take(AddressSet::MAX).enumerate() {
-            match wishes.get_mut(at) {
-                Some(wish) => wish.push(ip),
-                None => wishes.push(vec![ip]),
+            match preferred.get_mut(at) {
+                Some(wanted) => wanted.push(ip),
+                None => preferred.push(vec![ip]),
             }
         }
     }
-    wishes
+    preferred
 }
 
-/// All addresses of a session. Each answers the request for just that one, or else the next one of its family; a request
-/// for which none is left is refused (RFC 9484 §4.7.2).
+/// All addresses of a session. Each answers the request for this very address, or else the next request of its family;
+/// requests without an address are refused (RFC 9484 §4.7.2).
 fn answers(addresses: AddressSet, asked: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
     let (mut known, mut open): (Vec<_>, Vec<_>) =
         asked.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));
@@ -146,8 +155,11 @@ mod tests {
             ])
         );
         let many: Vec<_> = (1..100).map(|id| (id, net("0.0.0.0"))).chain([(100, net("fd00::7"))]).collect();
-        assert_eq!(wishes(&many).len(), AddressSet::MAX);
-        assert_eq!(wishes(&many)[0], ["0.0.0.0", "fd00::7"].map(|ip| ip.parse::<IpAddr>().unwrap()));
-        assert_eq!(wishes(&[]), Vec::<Vec<IpAddr>>::new());
+        assert_eq!(preferred_addresses(&many).len(), AddressSet::MAX);
+        assert_eq!(
+            preferred_addresses(&many)[0],
+            ["0.0.0.0", "fd00::7"].map(|ip| ip.parse::<IpAddr>().unwrap())
+        );
+        assert_eq!(preferred_addresses(&[]), Vec::<Vec<IpAddr>>::new());
     }
 }

@@ -1,4 +1,7 @@
-//! What clients say on the stream of their request, with packets or without them: capsules, and its end.
+//! The request streams of clients: capsules, and the end of the stream.
+//!
+//! In: HTTP/3 events of a request stream. Out: address assignments, policies of links. Always holds: with its request
+//! stream a tunnel and its negotiated extensions end.
 
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleError, CapsuleReader},
@@ -9,7 +12,7 @@ use mpvpn_types::Instant;
 
 use super::Server;
 
-/// The stream of a request that was granted.
+/// The stream of an accepted CONNECT-IP or `connect-mpvpn` request.
 #[derive(Debug)]
 pub(super) struct RequestStream {
     pub(super) id: StreamId,
@@ -23,8 +26,8 @@ impl RequestStream {
 }
 
 impl Server {
-    /// Takes what came on the stream of the client's request. With its end everything that was agreed on there ends.
-    pub(super) fn request_said(&mut self, now: Instant, id: ConnectionHandle, event: HttpEvent) {
+    /// Handles an HTTP/3 event of the client's request stream.
+    pub(super) fn on_request_stream_event(&mut self, now: Instant, id: ConnectionHandle, event: HttpEvent) {
         let Some(request) = self.peers.get_mut(id).and_then(|peer| peer.request_mut()) else { return };
         let stream = request.id;
         match event {
@@ -50,7 +53,7 @@ impl Server {
                 self.end_request(now, id, "the client has broken its tunnel off");
             }
             HttpEvent::StreamError { code, .. } => {
-                self.break_off(id, stream, code);
+                self.reset_stream(id, stream, code);
                 self.end_request(now, id, "an error on the stream of its tunnel");
             }
             _ => {}
@@ -58,7 +61,7 @@ impl Server {
     }
 
     fn take_capsules(&mut self, now: Instant, id: ConnectionHandle) -> Result<(), CapsuleError> {
-        // An address that is not free ends the tunnel.
+        // Looked up anew each time: without a free address the connection is closed.
         while let Some(peer) = self.peers.get_mut(id)
             && let Some(request) = peer.request_mut()
         {
@@ -83,12 +86,12 @@ impl Server {
 
     fn malformed(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, error: &CapsuleError) {
         tracing::info!(%error, "a client sent a malformed capsule");
-        self.break_off(id, stream, error.code());
+        self.reset_stream(id, stream, error.code());
         self.end_request(now, id, "the client sent a malformed capsule");
     }
 
-    /// Ends a stream in both directions with an HTTP/3 error code.
-    pub(super) fn break_off(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
+    /// LocalEnd both directions of a stream with an HTTP/3 error code.
+    pub(super) fn reset_stream(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
         if let Some(connection) = self.endpoint.get(id) {
             connection.reset(stream, code);
             connection.stop(stream, code);
@@ -100,11 +103,11 @@ impl Server {
 
     fn end_request(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
-        // Relays of a client without packets go on.
-        if let Some(granted) = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut())
+        // Relays of a client without packets continue.
+        if let Some(authenticated) = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut())
             && let Some(connection) = self.endpoint.get(id)
         {
-            granted.restart(now, connection);
+            authenticated.restart(now, connection);
         }
     }
 }

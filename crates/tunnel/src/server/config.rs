@@ -1,4 +1,4 @@
-//! What a server is told, and what it asks of its edge.
+//! Configuration of a server, and its events for the edge.
 
 use std::net::IpAddr;
 
@@ -11,95 +11,96 @@ use mpvpn_quic::ServerSetup;
 use super::Server;
 use crate::{ClassLimits, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpId};
 
-/// An answer to anybody: its head and its content.
+/// A response of the web site: header section and content.
 pub type SiteResponse = (Headers, Bytes);
 
-/// Decides who may use the server.
+/// Checks credentials.
 pub trait Authenticate: Send {
-    /// The name of the user whose credentials these are (the value of the `authorization` header).
+    /// The name of the user with these credentials, the value of the `authorization` field.
     ///
     /// # Errors
-    /// A sentence for the log if nobody's.
+    /// A sentence for the log if the credentials are missing or wrong.
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String>;
 
-    /// What a user may not exceed.
+    /// The limits of a user.
     fn limits(&self, user: &str) -> ClassLimits {
         let _ = user;
         ClassLimits::default()
     }
 }
 
-/// What a server needs to know.
+/// Configuration of a [`Server`].
 pub struct ServerConfig {
     /// TLS and transport.
     pub setup: ServerSetup,
-    /// What it is there for. Without packets, nobody gets an address.
+    /// Packets and relays, or relays only. Without packets no client gets an address.
     pub mode: TunnelMode,
-    /// IPv4 addresses for clients; the first is the server's own.
+    /// The network of IPv4 addresses for clients; the first address is the server's own.
     pub subnet: Ipv4Net,
-    /// IPv6 addresses for clients.
+    /// The network of IPv6 addresses for clients.
     pub subnet6: Option<Ipv6Net>,
-    /// Where their packets may go, beside `subnet` and `subnet6`: what clients are told. Others are refused.
+    /// Networks to which clients may send packets, besides `subnet` and `subnet6`. They are advertised to clients;
+    /// packets to other addresses are refused.
     pub routes: Vec<IpNet>,
-    /// Whether it says to clients that their TCP connections and UDP payloads should come by CONNECT and CONNECT-UDP: it
-    /// then answers [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] wherever packets could go.
+    /// Whether it announces CONNECT and CONNECT-UDP to clients (`mpvpn-streams`, `mpvpn-udp`): the edge must then
+    /// answer [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] for every target that packets could reach.
     pub offers_streams: bool,
-    /// Resolvers that it suggests to clients, the best first.
+    /// Resolvers that it suggests to clients, in order of preference.
     pub dns: Vec<IpAddr>,
-    /// Who may use it.
+    /// Checks credentials.
     pub auth: Box<dyn Authenticate>,
-    /// What everybody else sees: the answer to a request of this method, with its content.
+    /// The response to requests without credentials, by method.
     pub site: Box<dyn Fn(&str) -> SiteResponse + Send>,
-    /// Whether wrong credentials are answered as none at all, instead of by saying so.
+    /// Whether wrong credentials are answered with the site, as missing ones are, instead of 401 or 407.
     pub hide_wrong_credentials: bool,
-    /// Sessions at a time.
+    /// Most sessions at a time.
     pub max_clients: usize,
-    /// Makes a secret for a new session, from a cryptographic random number generator.
+    /// Returns the secret for a new session, from a cryptographic random number generator.
     pub new_secret: Box<dyn FnMut() -> SessionSecret + Send>,
 }
 
-/// Something that the edge must act on.
+/// An event that needs an action of the edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEvent {
-    /// The largest packet that some client of any shard can take (bytes) has changed.
+    /// The largest MTU of the clients of all shards has changed (bytes).
     Mtu(usize),
-    /// A tunnel of another shard was replaced: [`Server::close_replaced`] is to be called there.
+    /// A connection at another shard was replaced: call [`Server::close_replaced`] there.
     Replaced(ConnectionSlot),
-    /// A client wants a TCP connection: [`Server::relay_opened`] or [`Server::relay_failed`] answers it.
+    /// A client requests a TCP connection: answer with [`Server::relay_opened`] or [`Server::relay_failed`].
     Connect {
-        /// The stream that will be the connection.
+        /// The relay that is requested.
         relay: RelayId,
-        /// Who wants it.
+        /// The user.
         user: String,
-        /// Where to.
+        /// The target.
         to: Authority,
     },
-    /// [`Server::relay_read`] has something to say again.
+    /// A relay is readable: call [`Server::relay_read`].
     RelayReadable(RelayId),
-    /// [`Server::relay_room`] is there again.
+    /// A relay is writable: [`Server::relay_room`] is not 0.
     RelayWritable(RelayId),
-    /// The client has broken it off, or is gone; there is no such relay any more.
+    /// A relay is closed: the client reset it, or its connection is lost.
     RelayGone(RelayId),
-    /// A client wants UDP payloads to be carried: [`Server::udp_opened`] or [`Server::udp_failed`] answers it. Its payloads
-    /// may come before that ([`Server::poll_udp`]).
+    /// A client requests a UDP flow: answer with [`Server::udp_opened`] or [`Server::udp_failed`]. Payloads may arrive
+    /// before that ([`Server::poll_udp`]).
     ConnectUdp {
-        /// The flow.
+        /// The flow that is requested.
         udp: UdpId,
-        /// Who wants it.
+        /// The user.
         user: String,
-        /// Where to.
+        /// The target.
         to: Authority,
     },
-    /// The client has ended it, or is gone; there is no such flow any more.
+    /// A UDP flow is closed: the client ended it, or its connection is lost.
     UdpGone(UdpId),
 }
 
-/// What became of a packet that was read from the TUN.
+/// The outcome of a packet that was read from the TUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum TunOutcome {
-    /// It is on its way to a client, or answered, or dropped.
+    /// Queued for a client, answered, or dropped.
     Consumed,
-    /// It is for a client of the shard with this number, for [`Server::handle_handed_over`] there.
+    /// For a client of another shard: call [`Server::handle_handed_over`] at the shard with this number.
     ForShard(u8),
 }

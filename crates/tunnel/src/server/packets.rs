@@ -1,4 +1,7 @@
-//! The packets of a TUN: what goes to clients, and what comes from them in datagrams, UDP payloads included.
+//! The packets of the TUN: to clients, and from their datagrams, UDP payloads included.
+//!
+//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors. Always holds: a packet of a client has
+//! a source address of its session and a destination that is advertised.
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
@@ -6,14 +9,14 @@ use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, TunOutcome, peer::Granted};
+use super::{Peer, Server, TunOutcome, peer::AuthenticatedPeer};
 use crate::{
     UdpId,
     client::{clamp_received, is_link_local},
     multipath::{DecodedDatagram, Gateway, decode_payload},
 };
 
-/// The answer to a packet for a destination that was not advertised (RFC 9484 §7.2.1).
+/// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1).
 fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
     let from = gateway.for_source(ip::parse(packet).ok()?.src())?;
     icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
@@ -24,15 +27,15 @@ impl Server {
         let gateway = self.routes.gateway();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
-        let Peer { granted, udp, early, .. } = peer;
+        let Peer { authenticated, udp, early, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
         let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
-        let tunnel = granted.as_ref().and_then(|granted| granted.tunnel.as_ref());
-        let mut group = tunnel.map(|tunnel| self.sessions.group(&tunnel.secret));
+        let tunnel = authenticated.as_ref().and_then(|authenticated| authenticated.tunnel.as_ref());
+        let mut group = tunnel.map(|tunnel| self.sessions.session(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
-            let opened = match granted {
-                Some(granted) => granted.multipath.decode_datagram(now, datagram),
+            let opened = match authenticated {
+                Some(authenticated) => authenticated.multipath.decode_datagram(now, datagram),
                 None => decode_payload(&datagram),
             };
             let mut next = match opened {
@@ -45,7 +48,9 @@ impl Server {
                 Ok(DecodedDatagram::Ignored) => None,
                 Err(error) => return malformed = Some(error),
             };
-            let Some(Granted { multipath, tunnel: Some(tunnel), .. }) = granted.as_deref_mut() else {
+            let Some(AuthenticatedPeer { multipath, tunnel: Some(tunnel), .. }) =
+                authenticated.as_deref_mut()
+            else {
                 return;
             };
             let addresses = tunnel.addresses;
@@ -56,26 +61,26 @@ impl Server {
                 {
                     continue;
                 }
-                if !routes.lead_to(view.dst()) {
+                if !routes.contain(view.dst()) {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
                         multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None);
                     }
                     continue;
                 }
                 if let Some(group) = &mut group {
-                    group.came_up(now, tunnel.member.class(), &view);
+                    group.record_uplink(now, tunnel.number.class(), &view);
                 }
                 bytes += arrived.packet.len() as u64;
                 let mtu = multipath.announced_mtu();
                 multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
-        let mut starts_to_serve = None;
+        let mut downlink_started = None;
         if let Some(tunnel) = peer.tunnel_mut()
             && bytes > 0
-            && !std::mem::replace(&mut tunnel.serves, true)
+            && !std::mem::replace(&mut tunnel.downlink_ready, true)
         {
-            starts_to_serve = Some((tunnel.secret, tunnel.addresses));
+            downlink_started = Some((tunnel.secret, tunnel.addresses));
         }
         if let Some(multipath) = peer.multipath() {
             multipath.deliver_reinjected(now, connection);
@@ -83,19 +88,19 @@ impl Server {
                 multipath.on_data_received(now, bytes + payload_bytes);
             }
         }
-        if let Some((secret, addresses)) = starts_to_serve {
-            self.serve(&secret, addresses.unwrap_or_default());
+        if let Some((secret, addresses)) = downlink_started {
+            self.update_downlink(&secret, addresses.unwrap_or_default());
         }
         match malformed {
             Some(DatagramError::NoContextId { stream_id }) if !self.is_tunnel(id, stream_id) => {
-                self.udp_broken(id, stream_id, h3::code::DATAGRAM_ERROR);
+                self.on_udp_stream_broken(id, stream_id, h3::code::DATAGRAM_ERROR);
             }
             Some(error) => self.close_peer(now, id, error.code(), &error.to_string()),
             None => {}
         }
     }
 
-    /// Takes what was read from the TUN. Answers for it come out of [`Self::poll_tun`].
+    /// Takes a packet read from the TUN. [`Self::poll_tun`] returns ICMP errors that answer it.
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> TunOutcome {
         let Ok(view) = ip::parse(packet) else { return TunOutcome::Consumed };
         let (src, dst) = (view.src(), view.dst());
@@ -105,7 +110,7 @@ impl Server {
         if self.shard.count() > 1
             && let Some(shard) = self.registry.shard_of(dst)
         {
-            // Just leaving this one: nobody can reach it now.
+            // The session is ending at this shard: its client cannot be reached now.
             return if shard == self.shard.index() {
                 TunOutcome::Consumed
             } else {
@@ -119,20 +124,20 @@ impl Server {
         TunOutcome::Consumed
     }
 
-    /// Takes a packet that another shard read and could not carry. Returns whether this one can.
+    /// Takes a packet that another shard read for a client of this one. Returns whether the client is still here.
     pub fn handle_handed_over(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
         self.deliver(now, hdr, packet)
     }
 
-    /// Queues a packet for the client that it is for, if one of this shard is.
+    /// Queues a packet for its client. Returns whether the client is at this shard.
     fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
         let Ok(view) = ip::parse(packet) else { return false };
         let works = |id| {
-            let granted = self.peers.get(id).and_then(|peer| peer.granted.as_ref());
-            granted.is_some_and(|granted| granted.multipath.any_path_works())
+            let authenticated = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
+            authenticated.is_some_and(|authenticated| authenticated.multipath.any_path_works())
         };
-        let group = self.sessions.group_at(view.dst());
-        let Some(id) = group.and_then(|group| group.down(now, &view, works)) else { return false };
+        let group = self.sessions.session_at(view.dst());
+        let Some(id) = group.and_then(|group| group.downlink(now, &view, works)) else { return false };
         let gateway = self.routes.gateway();
         let Some(multipath) = self.peers.get_mut(id).and_then(Peer::multipath) else { return false };
         let answer = multipath.send_packet(now, hdr, packet, gateway, None);
@@ -156,7 +161,7 @@ impl Server {
         self.joiner.pop()
     }
 
-    /// Gives the memory of a written packet back.
+    /// Returns the buffer of a written packet for reuse.
     pub fn recycle(&mut self, joined: TunPacket) {
         self.joiner.recycle(joined);
     }

@@ -1,4 +1,7 @@
-//! A connection of a client, and what it was granted.
+//! A connection of a client, and its tunnel, relays and UDP flows.
+//!
+//! In: events of the connection. Out: [`PeerEvents`] for the server. Always holds: a connection without an
+//! authenticated request is closed after [`REQUEST_TIMEOUT`].
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -17,10 +20,13 @@ use crate::{
     udp::{EarlyPayloads, UdpFlows},
 };
 
-/// A connection that has not asked for a tunnel after this time is closed.
-const REQUEST: Duration = Duration::from_secs(15);
-/// A client that asks for no address gets one after this time.
-const UNASKED: Duration = Duration::from_millis(30);
+/// A connection without an authenticated request after this time is closed. Chosen. Larger: connections of strangers
+/// take memory; smaller: fails over links with round trips of seconds.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// A client that sends no ADDRESS_REQUEST (RFC 9484 §4.7.2) gets an address of each family after this time. Chosen:
+/// requests follow CONNECT-IP in the same packet or the next. Larger: such clients wait; smaller: a client whose
+/// request is late gets addresses that it does not want.
+const ADDRESS_REQUEST_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// A connection, from its first packet on.
 #[derive(Debug)]
@@ -28,55 +34,55 @@ pub(super) struct Peer {
     pub(super) http: Option<Http>,
     pub(super) handshaking: bool,
     pub(super) since: Instant,
-    pub(super) granted: Option<Box<Granted>>,
+    pub(super) authenticated: Option<Box<AuthenticatedPeer>>,
     pub(super) relays: Relays,
     pub(super) udp: UdpFlows,
     pub(super) early: EarlyPayloads,
-    /// Credentials that were looked at before, and whose they are.
-    pub(super) known: Option<(String, String)>,
+    /// The last credentials that were checked, and their user.
+    pub(super) checked_credentials: Option<(String, String)>,
 }
 
-/// What the server must act on of what has happened to a connection.
+/// Events of a connection that need an action of the server.
 #[derive(Debug, Default)]
-pub(super) struct Happened {
+pub(super) struct PeerEvents {
     pub(super) handshake_over: bool,
     pub(super) lost: Option<LostReason>,
-    /// It is of no use, for this reason.
+    /// The connection cannot be used, for this reason.
     pub(super) broken: Option<String>,
-    /// Streams of relays and flows that the client reads no more.
+    /// Streams of relays and UDP flows for which the client sent STOP_SENDING.
     pub(super) stopped: Vec<StreamId>,
 }
 
-/// What watches and uses the paths of a client to which something was granted: a tunnel, or only relays.
+/// State of a connection with an authenticated request: for a tunnel, or for relays only.
 #[derive(Debug)]
-pub(super) struct Granted {
-    /// Whose connection it is.
+pub(super) struct AuthenticatedPeer {
+    /// The user of the credentials.
     pub(super) user: String,
     pub(super) multipath: MultipathConnection,
-    /// The stream on which the two ends agreed on more than the RFCs say; a tunnel has one.
+    /// The request stream on which extensions were negotiated; each tunnel has one.
     pub(super) request: Option<RequestStream>,
     pub(super) tunnel: Option<Tunnel>,
 }
 
-/// A session that was granted.
+/// The tunnel of a connection.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     pub(super) session: SessionId,
     pub(super) secret: SessionSecret,
-    pub(super) member: ConnectionNumber,
-    /// What its client says of its class, if it has classes.
+    pub(super) number: ConnectionNumber,
+    /// The class of the connection, if its client has classes.
     pub(super) class: Option<ClassProfile>,
     pub(super) serial: u64,
     /// Whether it resumed a session.
     pub(super) resumed: bool,
-    /// A later connection of the same client has replaced it.
+    /// Whether a later connection with the same number has replaced it.
     pub(super) replaced: bool,
     pub(super) addresses: Option<AddressSet>,
     pub(super) since: Instant,
-    /// Whether packets for the client may go down here. A connection that joined a session must have
-    /// brought some up first: then its thread at the client is ready.
-    pub(super) serves: bool,
-    /// What it counts for among the MTUs of the clients.
+    /// Whether packets for the client may be sent here. A joined connection must have delivered packets first: then the
+    /// shard of the client that has it is ready.
+    pub(super) downlink_ready: bool,
+    /// The MTU with which it is counted in `ClientMtus` (bytes).
     pub(super) counted_mtu: Option<usize>,
 }
 
@@ -86,23 +92,23 @@ impl Peer {
             http: None,
             handshaking: true,
             since: now,
-            granted: None,
+            authenticated: None,
             relays: Relays::default(),
             udp: UdpFlows::default(),
             early: EarlyPayloads::default(),
-            known: None,
+            checked_credentials: None,
         }
     }
 
-    /// Takes what has happened to its connection, the number of which is `id`.
+    /// Handles the events of its connection `id`.
     pub(super) fn poll_events(
         &mut self,
         now: Instant,
         id: ConnectionHandle,
         connection: &mut Connection,
         events: &mut VecDeque<ServerEvent>,
-    ) -> Happened {
-        let mut happened = Happened::default();
+    ) -> PeerEvents {
+        let mut happened = PeerEvents::default();
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Connected => {
@@ -159,53 +165,54 @@ impl Peer {
         happened
     }
 
-    /// What watches and uses its paths; `None` while nothing was granted.
+    /// The multipath data plane; `None` before an authenticated request.
     pub(super) fn multipath(&mut self) -> Option<&mut MultipathConnection> {
-        self.granted.as_mut().map(|granted| &mut granted.multipath)
+        self.authenticated.as_mut().map(|authenticated| &mut authenticated.multipath)
     }
 
     pub(super) fn tunnel(&self) -> Option<&Tunnel> {
-        self.granted.as_ref()?.tunnel.as_ref()
+        self.authenticated.as_ref()?.tunnel.as_ref()
     }
 
     pub(super) fn tunnel_mut(&mut self) -> Option<&mut Tunnel> {
-        self.granted.as_mut()?.tunnel.as_mut()
+        self.authenticated.as_mut()?.tunnel.as_mut()
     }
 
-    /// The stream of its request, while that is granted.
+    /// The stream of its accepted request.
     pub(super) fn request_mut(&mut self) -> Option<&mut RequestStream> {
-        self.granted.as_mut()?.request.as_mut()
+        self.authenticated.as_mut()?.request.as_mut()
     }
 
     /// The stream of its tunnel.
     pub(super) fn tunnel_stream(&self) -> Option<StreamId> {
-        let granted = self.granted.as_ref().filter(|granted| granted.tunnel.is_some())?;
-        granted.request.as_ref().map(|request| request.id)
+        let authenticated =
+            self.authenticated.as_ref().filter(|authenticated| authenticated.tunnel.is_some())?;
+        authenticated.request.as_ref().map(|request| request.id)
     }
 
-    /// The mark of its packets where its class has one, whatever path they take.
+    /// The DSCP of its outer packets, if its class sets one for all paths.
     pub(super) fn dscp(&self) -> Option<u8> {
         self.tunnel()?.class.as_ref()?.dscp
     }
 
-    /// Whether it has asked for nothing for too long.
+    /// Whether it has sent no authenticated request in time.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
-        self.granted.is_none() && now.saturating_duration_since(self.since) >= REQUEST
+        self.authenticated.is_none() && now.saturating_duration_since(self.since) >= REQUEST_TIMEOUT
     }
 
-    /// When something is to be done for it, beside what its connection says.
+    /// Its next deadline, besides those of its connection.
     pub(super) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
-        let Some(granted) = &self.granted else {
-            return Some(self.since + REQUEST).filter(|at| *at > now);
+        let Some(authenticated) = &self.authenticated else {
+            return Some(self.since + REQUEST_TIMEOUT).filter(|at| *at > now);
         };
-        let unasked = self.tunnel().filter(|tunnel| tunnel.addresses.is_none());
-        let unasked = unasked.map(|tunnel| tunnel.since + UNASKED);
-        granted.multipath.poll_timeout(now, connection).into_iter().chain(unasked).min()
+        let address_due = self.tunnel().filter(|tunnel| tunnel.addresses.is_none());
+        let address_due = address_due.map(|tunnel| tunnel.since + ADDRESS_REQUEST_TIMEOUT);
+        authenticated.multipath.poll_timeout(now, connection).into_iter().chain(address_due).min()
     }
 }
 
-impl Granted {
-    /// On a connection whose paths are used by what is agreed on `stream`, if anything is.
+impl AuthenticatedPeer {
+    /// The state of a connection whose extensions are negotiated on `stream`, if there is such a request.
     pub(super) fn new(
         now: Instant,
         connection: &mut Connection,
@@ -219,33 +226,33 @@ impl Granted {
         Self { user, multipath, request: stream.map(RequestStream::new), tunnel: None }
     }
 
-    /// Forgets what was agreed on.
+    /// Drops the tunnel and the negotiated extensions; counters and user stay.
     pub(super) fn restart(&mut self, now: Instant, connection: &mut Connection) {
         let user = std::mem::take(&mut self.user);
         let before = std::mem::replace(self, Self::new(now, connection, user, None));
         self.multipath.continue_counters_from(&before.multipath);
     }
 
-    /// The name of its client in events.
+    /// The client as events name it.
     pub(super) fn tag(&self) -> ClientTag {
         let tunnel = self.tunnel.as_ref();
         let first = tunnel.and_then(|tunnel| tunnel.addresses).map(|all| all.first()).unwrap_or_default();
         ClientTag {
             user: self.user.clone(),
             address: first.v4.map(IpAddr::V4).or(first.v6.map(IpAddr::V6)),
-            member: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.member),
+            connection: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.number),
             class: self.class_name(),
         }
     }
 
-    /// Empty where the client has no classes.
+    /// The name of its class; empty if the client has no classes.
     pub(super) fn class_name(&self) -> String {
         let class = self.tunnel.as_ref().and_then(|tunnel| tunnel.class.as_ref());
         class.map_or(String::new(), |class| class.name.clone())
     }
 
-    /// What it has come to.
-    pub(super) fn departed(&self) -> ClosedConnection {
+    /// Its final report.
+    pub(super) fn closed_report(&self) -> ClosedConnection {
         let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
         ClosedConnection {
             class: self.class_name(),
@@ -257,8 +264,8 @@ impl Granted {
 }
 
 impl Tunnel {
-    /// Whether its client has not asked for an address in time.
-    pub(super) fn is_unasked(&self, now: Instant) -> bool {
-        self.addresses.is_none() && now.saturating_duration_since(self.since) >= UNASKED
+    /// Whether its client has sent no ADDRESS_REQUEST in time.
+    pub(super) fn has_missed_address_request(&self, now: Instant) -> bool {
+        self.addresses.is_none() && now.saturating_duration_since(self.since) >= ADDRESS_REQUEST_TIMEOUT
     }
 }

@@ -1,10 +1,7 @@
-//! The connections of a server, found by their numbers in one step, however many there are, and which of them
-//! is looked at next.
-//!
-//! In: connections, what happened to them, when each has something to do. Out: the next one that received
-//! something, that may have something to send, or whose time has come. Numbers are small and used again (see
-//! [`ConnectionHandle`]), so a list with gaps does; it is as long as there were ever connections at a time. Always
-//! holds: a connection waits once in each queue; those that send take turns.
+//! The connections of a server, and which of them is handled next. In: connections, with marks that one has received
+//! packets, may have some to send, or has a timer. Out: the next one to handle for each. Always holds: a connection is
+//! at most once in each queue; those with packets to send take turns. IDs are small and reused (see [`ConnectionHandle`]),
+//! so they index a list that is as long as the most connections at a time.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -16,7 +13,7 @@ struct Slot<P> {
     peer: P,
     received: bool,
     sends: bool,
-    /// Its place in the queue of timers.
+    /// Its time in `timers`.
     armed: Option<Instant>,
 }
 
@@ -65,19 +62,19 @@ impl<P> Peers<P> {
         Some(slot.peer)
     }
 
-    /// All, in the order of their numbers.
+    /// All connections, in the order of their IDs.
     pub(super) fn ids(&self) -> Vec<ConnectionHandle> {
         let taken = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         taken.map(|(number, _)| ConnectionHandle(number)).collect()
     }
 
-    /// All, in the order of their numbers.
+    /// All connections, in the order of their IDs.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionHandle, &mut P)> {
         let slots = self.slots.iter_mut().enumerate();
         slots.filter_map(|(number, slot)| Some((ConnectionHandle(number), &mut slot.as_mut()?.peer)))
     }
 
-    /// A connection received something.
+    /// Marks a connection that received packets.
     pub(super) fn mark_received(&mut self, id: ConnectionHandle) {
         if let Some(slot) = self.slot(id)
             && !std::mem::replace(&mut slot.received, true)
@@ -86,7 +83,7 @@ impl<P> Peers<P> {
         }
     }
 
-    /// The next one that did.
+    /// The next connection that received packets.
     pub(super) fn next_received(&mut self) -> Option<ConnectionHandle> {
         while let Some(id) = self.received.pop_front() {
             if let Some(slot) = self.slot(id) {
@@ -97,7 +94,7 @@ impl<P> Peers<P> {
         None
     }
 
-    /// A connection may have something to send.
+    /// Marks a connection that may have packets to send.
     pub(super) fn mark_sends(&mut self, id: ConnectionHandle) {
         if let Some(slot) = self.slot(id)
             && !std::mem::replace(&mut slot.sends, true)
@@ -106,17 +103,17 @@ impl<P> Peers<P> {
         }
     }
 
-    /// The one whose turn it is to send.
+    /// The connection whose turn it is to send.
     pub(super) fn sender(&self) -> Option<ConnectionHandle> {
         self.sending.front().copied()
     }
 
-    /// It has sent something: the next one is another client's turn.
+    /// It has sent a packet: passes the turn on.
     pub(super) fn pass_turn(&mut self) {
         self.sending.rotate_left(1);
     }
 
-    /// It has nothing more to send.
+    /// It has no more packets to send: removes it from the queue.
     pub(super) fn end_turn(&mut self) {
         if let Some(id) = self.sending.pop_front()
             && let Some(slot) = self.slot(id)
@@ -125,7 +122,7 @@ impl<P> Peers<P> {
         }
     }
 
-    /// Notes when a connection has something to do.
+    /// Sets the timer of a connection.
     pub(super) fn arm(&mut self, id: ConnectionHandle, next: Option<Instant>) {
         let Some(slot) = self.slot(id) else { return };
         if slot.armed == next {
@@ -137,12 +134,12 @@ impl<P> Peers<P> {
         self.timers.extend(next.map(|at| (at, id)));
     }
 
-    /// When the first one has.
+    /// The earliest timer.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// The next one whose time has come; it has no other time then.
+    /// The next connection whose timer has expired; its timer is cleared.
     pub(super) fn next_due(&mut self, now: Instant) -> Option<ConnectionHandle> {
         let (_, id) = self.timers.first().copied().filter(|(at, _)| *at <= now)?;
         self.timers.pop_first();
@@ -164,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_send_take_turns_until_they_have_nothing_more() {
+    fn connections_take_turns_to_send_until_they_have_no_more_packets() {
         let mut peers = peers(2);
         [1, 0, 1].into_iter().for_each(|number| peers.mark_sends(ConnectionHandle(number)));
         let mut turns = Vec::new();
@@ -178,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connection_received_is_looked_at_once_and_not_when_it_is_gone() {
+    fn a_connection_that_received_packets_is_handled_once_unless_removed() {
         let mut peers = peers(3);
         [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionHandle(number)));
         assert_eq!(peers.remove(ConnectionHandle(1)), Some(1));
@@ -189,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_one_time_and_none_when_it_is_gone() {
+    fn a_connection_has_one_timer_and_none_when_removed() {
         let (mut peers, start) = (peers(3), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         for (number, ms) in [(0, 30), (1, 10), (2, 20), (1, 40)] {

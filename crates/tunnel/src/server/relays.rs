@@ -1,4 +1,7 @@
-//! TCP connections that the server makes for clients.
+//! Relays of a server: TCP connections that the edge opens for clients by CONNECT.
+//!
+//! In: CONNECT requests, bytes from the edge. Out: [`ServerEvent`]s and bytes for the edge. Always holds: a relay is
+//! closed with the connection of its client.
 
 use bytes::Bytes;
 use mpvpn_masque::{
@@ -14,7 +17,7 @@ use super::{Peer, Server, ServerEvent};
 use crate::{RelayId, RelayRead, http::Http};
 
 impl Server {
-    /// A client asks for a TCP connection.
+    /// Handles a CONNECT request.
     pub(super) fn connect(
         &mut self,
         now: Instant,
@@ -26,7 +29,7 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, connection)) = self.watched(now, id, &user) else { return };
+        let Some((peer, connection)) = self.authenticate_peer(now, id, &user) else { return };
         peer.relays.insert(connection, stream);
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }
@@ -40,13 +43,13 @@ impl Server {
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 
-    /// What a relay needs, if it is still there.
+    /// The peer and connection of a relay, if it exists.
     fn relay(&mut self, relay: RelayId) -> Option<(&mut Peer, &mut Connection)> {
         let peer = self.peers.get_mut(relay.connection).filter(|peer| peer.relays.has(relay.stream))?;
         Some((peer, self.endpoint.get(relay.connection)?))
     }
 
-    /// Lets `work` on a relay, after which the connection may have something to send.
+    /// Runs `work` on a relay, and marks its connection as having data to send.
     fn on_relay<T>(
         &mut self,
         relay: RelayId,
@@ -58,14 +61,14 @@ impl Server {
         Some(done)
     }
 
-    /// The connection stands.
+    /// The edge has connected to the target.
     pub fn relay_opened(&mut self, relay: RelayId) {
         self.on_relay(relay, |_, connection| {
             connection.write(relay.stream, h3::encode_headers(&connect::accept()));
         });
     }
 
-    /// There is no connection; `reason` is for people.
+    /// The edge could not connect; `reason` is a sentence for people.
     pub fn relay_failed(&mut self, relay: RelayId, failure: ProxyError, reason: String) {
         self.on_relay(relay, |peer, connection| {
             connection.write(relay.stream, h3::encode_headers(&failure.rejection(reason).headers()));
@@ -87,7 +90,7 @@ impl Server {
         };
         match self.on_relay(relay, read) {
             Some(Ok(RelayRead::Broken)) => {
-                self.relay_broken(relay.connection, relay.stream);
+                self.on_relay_broken(relay.connection, relay.stream);
                 RelayRead::Broken
             }
             Some(Ok(read)) => read,
@@ -114,7 +117,7 @@ impl Server {
         });
     }
 
-    /// Nothing more comes for the client.
+    /// LocalEnd the direction to the client (FIN).
     pub fn relay_finish(&mut self, relay: RelayId) {
         let finish = |peer: &mut Peer, connection: &mut Connection, http: &mut Http| {
             peer.relays.finish(connection, http, relay.stream);
@@ -122,7 +125,7 @@ impl Server {
         self.with_http(relay, finish);
     }
 
-    /// The connection is broken.
+    /// The connection to the target was reset.
     pub fn relay_abort(&mut self, relay: RelayId) {
         self.with_http(relay, |peer, connection, http| {
             peer.relays.abort(connection, http, relay.stream, h3::code::CONNECT_ERROR);
@@ -138,8 +141,8 @@ impl Server {
         });
     }
 
-    /// The client has broken a relay off.
-    pub(super) fn relay_broken(&mut self, id: ConnectionHandle, stream: StreamId) {
+    /// The client has reset a relay.
+    pub(super) fn on_relay_broken(&mut self, id: ConnectionHandle, stream: StreamId) {
         let relay = RelayId::new(id, stream);
         self.with_http(relay, |peer, connection, http| {
             peer.relays.abort(connection, http, stream, h3::code::REQUEST_CANCELLED);

@@ -1,4 +1,4 @@
-//! What a server tells about its connections, those that are over included.
+//! Status reports of a server's connections, and final reports of closed ones.
 
 use mpvpn_quic::Connection;
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
@@ -6,31 +6,31 @@ use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 use super::Server;
 use crate::{AddressSet, ConnectionNumber, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
 
-/// Figures of one connection of a client for status output.
+/// Status of one connection of a client.
 #[derive(Clone, Debug)]
 pub struct SessionReport {
-    /// The number of its session; one with several connections has a report for each, with the same number. `None`
-    /// for a client that sends no packets, only relays.
+    /// Its session; a session with several connections has a report for each. `None` for a client that uses relays
+    /// only.
     pub session: Option<SessionId>,
-    /// Which of its connections this is.
-    pub member: ConnectionNumber,
+    /// The number of this connection in its session.
+    pub connection: ConnectionNumber,
     /// The name of its class; empty where the client has none.
     pub class: String,
-    /// The congestion controller that this end uses on its paths; `None` where there is no path.
+    /// The congestion controller of this end; `None` without a path.
     pub cc: Option<CongestionControl>,
-    /// Whose it is.
+    /// The user.
     pub user: String,
     /// Its addresses.
     pub addresses: AddressSet,
-    /// Since when it is connected.
+    /// When it connected.
     pub since: Instant,
     /// Bytes of inner packets.
     pub counters: TrafficCounters,
-    /// How much moves now.
+    /// Current rates.
     pub rates: TrafficRates,
     /// Packets dropped in its queues.
     pub drops: u64,
-    /// How long packets wait in its queues.
+    /// Time that packets wait in its queues (CoDel's sojourn time).
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub resequencing: Option<ResequencingCounters>,
@@ -38,7 +38,7 @@ pub struct SessionReport {
     pub paths: Vec<PathReport>,
 }
 
-/// What a connection that is over has come to.
+/// The final report of a closed connection.
 #[derive(Clone, Debug)]
 pub struct ClosedConnection {
     /// The name of its class; empty where the client had none.
@@ -52,19 +52,19 @@ pub struct ClosedConnection {
 }
 
 impl Server {
-    /// Figures for status output.
+    /// The status of all connections.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
         let mut reports = Vec::new();
         for (id, peer) in self.peers.iter_mut() {
-            let Some(granted) = &peer.granted else { continue };
-            let (tunnel, multipath) = (granted.tunnel.as_ref(), &granted.multipath);
+            let Some(authenticated) = &peer.authenticated else { continue };
+            let (tunnel, multipath) = (authenticated.tunnel.as_ref(), &authenticated.multipath);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
             let paths = multipath.report(now, connection);
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
-                member: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.member),
-                class: granted.class_name(),
-                user: granted.user.clone(),
+                connection: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.number),
+                class: authenticated.class_name(),
+                user: authenticated.user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
                 since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
                 counters: multipath.counters(),
@@ -79,9 +79,8 @@ impl Server {
         reports
     }
 
-    /// A connection that is over, told once each. [`Self::report`] tells of the others, so that both together count on
-    /// whoever comes and goes.
+    /// The final report of the next closed connection, once each. Totals are the sum of these and [`Self::report`].
     pub fn poll_closed_connection(&mut self) -> Option<ClosedConnection> {
-        self.departed.pop_front()
+        self.closed.pop_front()
     }
 }

@@ -1,8 +1,7 @@
-//! Where a server carries its clients' packets.
-//!
-//! In: the networks of the configuration, and those that clients' addresses are from. Out: the ROUTE_ADVERTISEMENT capsule
-//! (RFC 9484 §4.7.3), and whether a packet's destination is in it. Always holds: both say the same. The tunnel's own networks
-//! are always among them, so that clients reach the server and each other.
+//! The routes of a server: the destinations to which it forwards packets of its clients. In: the configured networks,
+//! and those of clients' addresses. Out: the ROUTE_ADVERTISEMENT capsule (RFC 9484 §4.7.3), and whether it contains an
+//! address. Always holds: both agree, and contain the networks of clients, so that clients reach the server and each
+//! other.
 
 use std::net::IpAddr;
 
@@ -11,18 +10,18 @@ use mpvpn_masque::capsule::{Capsule, IpRange, routes_sorted};
 
 use crate::{Addresses, multipath::Gateway};
 
-/// The networks on the server's side.
+/// The routes of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Routes {
-    /// The server's own addresses, and the networks that clients' addresses are from.
+    /// The server's own addresses, and the networks of clients' addresses.
     own: Addresses,
     networks: (Ipv4Net, Option<Ipv6Net>),
-    /// The advertised ranges of addresses, for all protocols, in order and without overlaps.
+    /// The advertised ranges, for all protocols, sorted and without overlaps.
     ranges: Vec<IpRange>,
 }
 
 impl Routes {
-    /// `networks` are those that clients' addresses are from; a family that they lack is left out.
+    /// `networks` are those of clients' addresses; routes of a family without such a network are left out.
     pub(super) fn new(given: &[IpNet], own: Addresses, networks: (Ipv4Net, Option<Ipv6Net>)) -> Self {
         let (v4, v6) = networks;
         let tunnel = [IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6));
@@ -33,16 +32,16 @@ impl Routes {
     }
 
     /// The server's own addresses.
-    pub(super) fn own(&self) -> Addresses {
+    pub(super) fn server_addresses(&self) -> Addresses {
         self.own
     }
 
-    /// The networks that clients' addresses are from.
+    /// The networks of clients' addresses.
     pub(super) fn networks(&self) -> (Ipv4Net, Option<Ipv6Net>) {
         self.networks
     }
 
-    /// Whether an address is for clients.
+    /// Whether an address can belong to a client.
     pub(super) fn is_client(&self, ip: IpAddr) -> bool {
         let (v4, v6) = self.networks;
         match ip {
@@ -52,20 +51,20 @@ impl Routes {
         }
     }
 
-    /// The addresses that errors of the tunnel come from.
+    /// The source addresses of ICMP errors.
     #[inline]
     pub(super) fn gateway(&self) -> Gateway {
         Gateway { v4: self.own.v4.map(IpAddr::V4), v6: self.own.v6.map(IpAddr::V6) }
     }
 
-    /// What clients are told.
+    /// The ROUTE_ADVERTISEMENT capsule.
     pub(super) fn capsule(&self) -> Capsule {
         Capsule::RouteAdvertisement(self.ranges.clone())
     }
 
-    /// Whether the server carries packets there.
+    /// Whether an advertised range contains the address.
     #[inline]
-    pub(super) fn lead_to(&self, ip: IpAddr) -> bool {
+    pub(super) fn contain(&self, ip: IpAddr) -> bool {
         // `IpAddr` orders IPv4 before IPv6, as the ranges are.
         let at = self.ranges.partition_point(|range| range.end() < ip);
         self.ranges.get(at).is_some_and(|range| range.contains(ip))
@@ -120,16 +119,16 @@ mod tests {
     fn packets_go_where_the_capsule_says_and_nowhere_else() {
         let some = routes(&["192.168.8.0/24", "198.51.100.7/32"], Some("fd00::/64"));
         for ip in ["10.0.0.1", "192.168.8.0", "192.168.8.255", "198.51.100.7", "fd00::1"] {
-            assert!(some.lead_to(ip.parse().unwrap()), "{ip}");
+            assert!(some.contain(ip.parse().unwrap()), "{ip}");
         }
         for ip in
             ["9.255.255.255", "10.0.1.0", "192.168.9.0", "198.51.100.8", "255.255.255.255", "::", "fd01::"]
         {
-            assert!(!some.lead_to(ip.parse().unwrap()), "{ip}");
+            assert!(!some.contain(ip.parse().unwrap()), "{ip}");
         }
         let all = routes(&["0.0.0.0/0", "::/0"], Some("fd00::/64"));
         for ip in ["0.0.0.0", "255.255.255.255", "::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"] {
-            assert!(all.lead_to(ip.parse().unwrap()), "{ip}");
+            assert!(all.contain(ip.parse().unwrap()), "{ip}");
         }
     }
 }

@@ -1,7 +1,6 @@
-//! The sessions of a shard: which connections each has here, and which of them reach its addresses.
-//!
-//! In: connections that come and go, with the addresses of their sessions. Out: the connections of a session, and for an
-//! address those that what goes there may go down. Always holds: nothing is kept of a session without connections here.
+//! The sessions of a shard: the connections of each, and those that carry packets to its addresses. In: connections
+//! that are added and removed, with the addresses of their sessions. Out: the connections of a session or an address.
+//! Always holds: a session without connections at this shard has no state here.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -11,26 +10,26 @@ use std::{
 use mpvpn_quic::ConnectionHandle;
 use rustc_hash::FxHashMap;
 
-use super::groups::Group;
+use super::session_connections::SessionConnections;
 use crate::{AddressSet, ConnectionNumber, SessionSecret};
 
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// The session that has an address.
+    /// The session of an address, if a connection here is ready for its packets.
     by_ip: FxHashMap<IpAddr, SessionSecret>,
-    groups: FxHashMap<SessionSecret, Group>,
-    by_member: BTreeMap<(SessionSecret, ConnectionNumber), ConnectionHandle>,
+    by_secret: FxHashMap<SessionSecret, SessionConnections>,
+    by_number: BTreeMap<(SessionSecret, ConnectionNumber), ConnectionHandle>,
 }
 
 impl Sessions {
-    /// A member of a session has this connection from now on.
-    pub(super) fn enter(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionHandle) {
-        self.by_member.insert((secret, member), id);
+    /// Adds a connection; it replaces an earlier one with the same number.
+    pub(super) fn add(&mut self, secret: SessionSecret, number: ConnectionNumber, id: ConnectionHandle) {
+        self.by_number.insert((secret, number), id);
     }
 
-    /// The connection is over; a later one of the same member stays.
-    pub(super) fn leave(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionHandle) {
-        if let Entry::Occupied(entry) = self.by_member.entry((secret, member))
+    /// Removes a connection; a later one with the same number stays.
+    pub(super) fn remove(&mut self, secret: SessionSecret, number: ConnectionNumber, id: ConnectionHandle) {
+        if let Entry::Occupied(entry) = self.by_number.entry((secret, number))
             && *entry.get() == id
         {
             entry.remove();
@@ -38,26 +37,26 @@ impl Sessions {
     }
 
     /// The connections of a session.
-    pub(super) fn members(
+    pub(super) fn connections(
         &self,
         secret: &SessionSecret,
     ) -> impl Iterator<Item = (ConnectionNumber, ConnectionHandle)> {
-        let from = self.by_member.range((*secret, ConnectionNumber::INITIAL)..);
-        from.take_while(move |((other, _), _)| other == secret).map(|((_, member), id)| (*member, *id))
+        let from = self.by_number.range((*secret, ConnectionNumber::INITIAL)..);
+        from.take_while(move |((other, _), _)| other == secret).map(|((_, number), id)| (*number, *id))
     }
 
-    /// Lets what goes to the addresses of a session go down those of its connections that serve.
-    pub(super) fn serve(
+    /// Sends packets for the addresses of a session down those of its connections that are ready.
+    pub(super) fn update_downlink(
         &mut self,
         secret: &SessionSecret,
         addresses: AddressSet,
-        serves: impl Fn(ConnectionHandle) -> bool,
+        is_ready: impl Fn(ConnectionHandle) -> bool,
     ) {
-        let members: Vec<_> = self.members(secret).collect();
-        let serving = members.iter().filter(|(_, id)| serves(*id));
-        let reached = self.group(secret).set(serving.map(|(member, id)| (member.class(), *id)));
-        if members.is_empty() {
-            self.groups.remove(secret);
+        let connections: Vec<_> = self.connections(secret).collect();
+        let serving = connections.iter().filter(|(_, id)| is_ready(*id));
+        let reached = self.session(secret).set(serving.map(|(number, id)| (number.class(), *id)));
+        if connections.is_empty() {
+            self.by_secret.remove(secret);
         }
         for ip in addresses.iter() {
             match reached {
@@ -67,15 +66,15 @@ impl Sessions {
         }
     }
 
-    /// What connects the connections of a session.
-    pub(super) fn group(&mut self, secret: &SessionSecret) -> &mut Group {
-        self.groups.entry(*secret).or_default()
+    /// The connections of a session that carry packets.
+    pub(super) fn session(&mut self, secret: &SessionSecret) -> &mut SessionConnections {
+        self.by_secret.entry(*secret).or_default()
     }
 
-    /// The same for the session that has an address, if one is reached here.
+    /// The same by an address of the session, if this shard can reach it.
     #[inline]
-    pub(super) fn group_at(&mut self, ip: IpAddr) -> Option<&mut Group> {
-        self.groups.get_mut(self.by_ip.get(&ip)?)
+    pub(super) fn session_at(&mut self, ip: IpAddr) -> Option<&mut SessionConnections> {
+        self.by_secret.get_mut(self.by_ip.get(&ip)?)
     }
 }
 
@@ -88,27 +87,27 @@ mod tests {
     const SECOND: ConnectionHandle = ConnectionHandle(1);
 
     #[test]
-    fn an_address_is_reached_while_a_connection_of_its_session_serves() {
+    fn an_address_is_reached_while_a_connection_of_its_session_is_ready() {
         let mut pool = crate::AddressPool::new("10.0.0.0/24".parse().unwrap(), None);
         pool.assign(SECRET, "a", &[]).unwrap();
         let addresses = pool.addresses(&SECRET).unwrap();
         let ip = addresses.iter().next().unwrap();
         let mut sessions = Sessions::default();
-        sessions.enter(SECRET, ConnectionNumber::INITIAL, FIRST);
-        sessions.serve(&SECRET, addresses, |_| false);
-        assert!(sessions.group_at(ip).is_none(), "it does not serve yet");
-        sessions.serve(&SECRET, addresses, |id| id == FIRST);
-        assert!(sessions.group_at(ip).is_some());
-        sessions.enter(SECRET, ConnectionNumber::INITIAL, SECOND);
-        sessions.leave(SECRET, ConnectionNumber::INITIAL, FIRST);
+        sessions.add(SECRET, ConnectionNumber::INITIAL, FIRST);
+        sessions.update_downlink(&SECRET, addresses, |_| false);
+        assert!(sessions.session_at(ip).is_none(), "it is not ready yet");
+        sessions.update_downlink(&SECRET, addresses, |id| id == FIRST);
+        assert!(sessions.session_at(ip).is_some());
+        sessions.add(SECRET, ConnectionNumber::INITIAL, SECOND);
+        sessions.remove(SECRET, ConnectionNumber::INITIAL, FIRST);
         assert_eq!(
-            sessions.members(&SECRET).collect::<Vec<_>>(),
+            sessions.connections(&SECRET).collect::<Vec<_>>(),
             [(ConnectionNumber::INITIAL, SECOND)],
             "the later one"
         );
-        sessions.leave(SECRET, ConnectionNumber::INITIAL, SECOND);
-        sessions.serve(&SECRET, addresses, |_| true);
-        assert!(sessions.group_at(ip).is_none());
-        assert!(sessions.groups.is_empty() && sessions.by_ip.is_empty(), "nothing is left of it");
+        sessions.remove(SECRET, ConnectionNumber::INITIAL, SECOND);
+        sessions.update_downlink(&SECRET, addresses, |_| true);
+        assert!(sessions.session_at(ip).is_none());
+        assert!(sessions.by_secret.is_empty() && sessions.by_ip.is_empty(), "nothing is left of it");
     }
 }

@@ -1,4 +1,7 @@
-//! UDP payloads that the server carries between clients and their targets.
+//! CONNECT-UDP flows of a server (RFC 9298): UDP payloads between clients and their targets.
+//!
+//! In: CONNECT-UDP requests, payloads of both sides. Out: [`ServerEvent`]s and payloads. Always holds: a flow is closed
+//! with the connection of its client.
 
 use bytes::Bytes;
 use mpvpn_masque::{
@@ -15,7 +18,7 @@ use super::{Peer, Server, ServerEvent};
 use crate::UdpId;
 
 impl Server {
-    /// A client asks for UDP payloads to be carried.
+    /// Handles a CONNECT-UDP request.
     pub(super) fn connect_udp(
         &mut self,
         now: Instant,
@@ -27,7 +30,7 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, _)) = self.watched(now, id, &user) else { return };
+        let Some((peer, _)) = self.authenticate_peer(now, id, &user) else { return };
         peer.udp.insert(now, stream);
         let early = peer.early.take(stream);
         let udp = UdpId::new(id, stream);
@@ -44,8 +47,8 @@ impl Server {
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 
-    /// What came on the stream of a flow.
-    pub(super) fn udp_said(&mut self, id: ConnectionHandle, stream: StreamId, event: HttpEvent) {
+    /// Handles an HTTP/3 event of the stream of a flow.
+    pub(super) fn on_udp_stream_event(&mut self, id: ConnectionHandle, stream: StreamId, event: HttpEvent) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let udp = UdpId::new(id, stream);
         let ended = match event {
@@ -60,20 +63,20 @@ impl Server {
             HttpEvent::StreamError { code, .. } => Err(code),
             _ => Err(code::REQUEST_CANCELLED),
         };
-        self.udp_over(udp, ended);
+        self.end_udp_flow(udp, ended);
         self.events.push_back(ServerEvent::UdpGone(udp));
     }
 
-    /// The client reads the stream of a flow no more, or has sent on it what is malformed.
-    pub(super) fn udp_broken(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
+    /// The client sent STOP_SENDING for a flow, or a malformed capsule or datagram.
+    pub(super) fn on_udp_stream_broken(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
         let udp = UdpId::new(id, stream);
-        if self.udp_over(udp, Err(code)) {
+        if self.end_udp_flow(udp, Err(code)) {
             self.events.push_back(ServerEvent::UdpGone(udp));
         }
     }
 
-    /// Ends the stream of a flow, in peace or with a code; whether there was one.
-    fn udp_over(&mut self, udp: UdpId, ended: Result<(), u64>) -> bool {
+    /// LocalEnd the stream of a flow, cleanly or with an HTTP/3 error code. Returns whether the flow existed.
+    fn end_udp_flow(&mut self, udp: UdpId, ended: Result<(), u64>) -> bool {
         let over = self.on_udp(udp, |peer, connection| {
             peer.udp.remove(udp.stream);
             let code = match ended {
@@ -94,7 +97,7 @@ impl Server {
         over.is_some()
     }
 
-    /// Lets `work` on a flow, if it is still there, after which the connection may have something to send.
+    /// Runs `work` on a flow, if it exists, and marks its connection as having data to send.
     fn on_udp<T>(&mut self, udp: UdpId, work: impl FnOnce(&mut Peer, &mut Connection) -> T) -> Option<T> {
         let peer = self.peers.get_mut(udp.connection).filter(|peer| peer.udp.has(udp.stream))?;
         let done = work(peer, self.endpoint.get(udp.connection)?);
@@ -102,36 +105,36 @@ impl Server {
         Some(done)
     }
 
-    /// The target's payloads may come.
+    /// The edge has a socket for the flow: accepts the request.
     pub fn udp_opened(&mut self, udp: UdpId) {
         self.on_udp(udp, |_, connection| {
             connection.write(udp.stream, h3::encode_headers(&connect_udp::accept()));
         });
     }
 
-    /// There will be none; `reason` is for people.
+    /// The edge could not open the flow; `reason` is a sentence for people.
     pub fn udp_failed(&mut self, udp: UdpId, failure: ProxyError, reason: String) {
         self.on_udp(udp, |_, connection| {
             connection.write(udp.stream, h3::encode_headers(&failure.rejection(reason).headers()));
         });
-        self.udp_over(udp, Ok(()));
+        self.end_udp_flow(udp, Ok(()));
     }
 
-    /// Sends a payload to the client. What is larger than its paths take is dropped and counted.
+    /// Sends a payload to the client. One that is too large for its paths is dropped and counted.
     pub fn udp_send(&mut self, now: Instant, udp: UdpId, payload: &[u8]) {
         self.on_udp(udp, |peer, connection| {
-            if let Some(granted) = &mut peer.granted {
-                peer.udp.send(now, connection, &mut granted.multipath, udp.stream, payload);
+            if let Some(authenticated) = &mut peer.authenticated {
+                peer.udp.send(now, connection, &mut authenticated.multipath, udp.stream, payload);
             }
         });
     }
 
-    /// Ends a flow. Nothing more is told about it.
+    /// Closes a flow. No event follows.
     pub fn udp_close(&mut self, udp: UdpId) {
-        self.udp_over(udp, Ok(()));
+        self.end_udp_flow(udp, Ok(()));
     }
 
-    /// The next payload from a client. To be taken after the events, which say what each is for.
+    /// The next payload from a client. Must be polled after the events, which announce its flow.
     pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
         self.udp_in.pop()
     }

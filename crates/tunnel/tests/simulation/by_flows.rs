@@ -63,7 +63,10 @@ fn udp_of_apps_goes_there_and_back() {
     assert_eq!((report.udp_flows, report.per_flow), (2, true));
     let flows = world.machines[client].client.flows(world.now);
     assert!(flows.iter().all(|flow| flow.transport == FlowTransport::UdpPayloads), "{flows:?}");
-    assert_eq!(flows.iter().map(|flow| (flow.up, flow.down)).collect::<Vec<_>>(), [(3, 3), (3, 3)]);
+    assert_eq!(
+        flows.iter().map(|flow| (flow.up_bytes, flow.down_bytes)).collect::<Vec<_>>(),
+        [(3, 3), (3, 3)]
+    );
     // A query of the DNS is soon forgotten, at both ends.
     world.run(30 * S);
     assert_eq!(world.machines[client].client.report(world.now).udp_flows, 0);

@@ -184,7 +184,7 @@ impl Stage {
 
     fn sessions(&mut self) -> Vec<SessionReport> {
         let mut sessions = self.world.servers[0].report(self.world.now);
-        sessions.sort_by_key(|session| session.member);
+        sessions.sort_by_key(|session| session.connection);
         sessions
     }
 
@@ -446,7 +446,7 @@ fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
     let theirs = |world: &mut World| {
         let now = world.now;
         let all = world.servers.iter_mut().flat_map(|server| server.report(now));
-        let mut all: Vec<_> = all.map(|session| (session.member.number(), session.class)).collect();
+        let mut all: Vec<_> = all.map(|session| (session.connection.number(), session.class)).collect();
         all.sort();
         all
     };

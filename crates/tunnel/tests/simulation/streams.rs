@@ -360,8 +360,10 @@ fills! {
 /// Which way each flow of a machine goes, and why, in the order of their ports there.
 fn ways(world: &World, client: usize) -> Vec<(u16, FlowTransport, FlowModeReason, u64, u64)> {
     let flows = world.machines[client].client.flows(world.now);
-    let mut ways: Vec<_> =
-        flows.iter().map(|flow| (flow.key.src_port, flow.transport, flow.why, flow.up, flow.down)).collect();
+    let mut ways: Vec<_> = flows
+        .iter()
+        .map(|flow| (flow.key.src_port, flow.transport, flow.why, flow.up_bytes, flow.down_bytes))
+        .collect();
     ways.sort_by_key(|way| way.0);
     ways
 }

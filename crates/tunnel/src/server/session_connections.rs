@@ -1,8 +1,7 @@
-//! The connections of one client at this shard: which of them takes what goes down.
-//!
-//! In: which connection carries which class, and the flows that come up. Out: the connection for what goes down, which is
-//! that of the class in which its flow came up last; the one of the default class, or any, where nothing is known or that
-//! is gone or reaches nobody. Always holds: what is kept of flows is bounded.
+//! The connections of a session at this shard, and which of them carries a packet to the client. In: the connection of
+//! each class, and the packets of flows from the client. Out: the connection for a packet to the client: that of the
+//! class in which its flow was last received; if the flow is unknown, or no path of that connection works, the one of
+//! the default class, or any. Always holds: the table of flows is bounded.
 
 use mpvpn_class::FlowClasses;
 use mpvpn_packet::{FlowKey, ip::IpPacket};
@@ -14,16 +13,16 @@ use crate::shapers::Shapers;
 const CLASSES: usize = ClassId::MAX as usize;
 
 #[derive(Debug, Default)]
-pub(super) struct Group {
-    /// The connections that carry packets down.
+pub(super) struct SessionConnections {
+    /// The connections that carry packets to the client.
     by_class: [Option<ConnectionHandle>; CLASSES],
     flows: FlowClasses,
     pub(super) shapers: Shapers,
 }
 
-impl Group {
-    /// Says which connections carry packets down, each with its class; of those of one class the first counts. Returns
-    /// whether there are any.
+impl SessionConnections {
+    /// Sets the connections that carry packets to the client, each with its class; of several of a class the first is
+    /// used. Returns whether there are any.
     pub(super) fn set(&mut self, all: impl Iterator<Item = (ClassId, ConnectionHandle)>) -> bool {
         self.by_class = [None; CLASSES];
         for (class, id) in all {
@@ -32,8 +31,8 @@ impl Group {
         self.by_class.iter().any(Option::is_some)
     }
 
-    /// A packet came up in a class.
-    pub(super) fn came_up(&mut self, now: Instant, class: ClassId, packet: &IpPacket<'_>) {
+    /// Records the class in which a packet of the client arrived.
+    pub(super) fn record_uplink(&mut self, now: Instant, class: ClassId, packet: &IpPacket<'_>) {
         // Most clients use one class only.
         if class == ClassId::DEFAULT && self.flows.is_empty() {
             return;
@@ -45,8 +44,8 @@ impl Group {
         }
     }
 
-    /// The connection for a packet that goes down; `works` tells which still reach the client.
-    pub(super) fn down(
+    /// The connection for a packet to the client; `works` tells whether a connection has a path that works.
+    pub(super) fn downlink(
         &mut self,
         now: Instant,
         packet: &IpPacket<'_>,
@@ -73,8 +72,8 @@ mod tests {
     const CALLS: ConnectionHandle = ConnectionHandle(9);
 
     #[test]
-    fn the_way_back_follows_the_way_up() {
-        let (mut group, now) = (Group::default(), Instant::now());
+    fn a_flow_is_answered_in_the_class_in_which_it_arrived() {
+        let (mut group, now) = (SessionConnections::default(), Instant::now());
         assert!(!group.set(std::iter::empty()));
         let (up, down) = {
             let up = Packet::v4();
@@ -82,19 +81,19 @@ mod tests {
             (up.udp(b"hello"), down.udp(b"there"))
         };
         let (up, down) = (ip::parse(&up).unwrap(), ip::parse(&down).unwrap());
-        assert_eq!(group.down(now, &down, |_| true), None);
+        assert_eq!(group.downlink(now, &down, |_| true), None);
         assert!(group.set([(ClassId(1), CALLS)].into_iter()));
-        assert_eq!(group.down(now, &down, |_| true), Some(CALLS), "the only one there is");
+        assert_eq!(group.downlink(now, &down, |_| true), Some(CALLS), "the only one there is");
         assert!(group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter()));
-        assert_eq!(group.down(now, &down, |_| true), Some(HOME));
-        group.came_up(now, ClassId(1), &up);
-        assert_eq!(group.down(now, &down, |_| true), Some(CALLS));
-        assert_eq!(group.down(now, &down, |id| id != CALLS), Some(HOME), "it reaches nobody");
-        assert_eq!(group.down(now, &down, |_| false), Some(CALLS), "none is better");
+        assert_eq!(group.downlink(now, &down, |_| true), Some(HOME));
+        group.record_uplink(now, ClassId(1), &up);
+        assert_eq!(group.downlink(now, &down, |_| true), Some(CALLS));
+        assert_eq!(group.downlink(now, &down, |id| id != CALLS), Some(HOME), "its paths are down");
+        assert_eq!(group.downlink(now, &down, |_| false), Some(CALLS), "none is better");
         group.set([(ClassId(0), HOME)].into_iter());
-        assert_eq!(group.down(now, &down, |_| true), Some(HOME), "its connection is gone");
+        assert_eq!(group.downlink(now, &down, |_| true), Some(HOME), "its connection is gone");
         group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter());
-        group.came_up(now, ClassId(0), &up);
-        assert_eq!(group.down(now, &down, |_| true), Some(HOME), "it is of another class now");
+        group.record_uplink(now, ClassId(0), &up);
+        assert_eq!(group.downlink(now, &down, |_| true), Some(HOME), "it is of another class now");
     }
 }

@@ -1,4 +1,7 @@
 //! TCP connections of apps that travel as streams.
+//!
+//! In: TCP packets of apps, events of streams. Out: CONNECT requests, stream bytes, TCP packets for apps. Always holds:
+//! a connection has at most one stream; bytes are read from either side only if the other has room for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -33,39 +36,41 @@ use crate::{
     relay::Relays,
 };
 
-/// Bytes that an app's connection hands over at a time.
-const PIECE: usize = 64 << 10;
-/// Destinations to which packets go although the rules say streams, at most.
-const MOST_FORBIDDEN: usize = 1024;
-/// The MTU of packets for apps until the tunnel's is known (bytes).
-const FIRST_MTU: usize = 1280;
+/// Bytes read from a connection of an app at a time. Chosen: the size of a GSO packet. Larger: others wait longer;
+/// smaller: more calls.
+const UPLOAD_CHUNK: usize = 64 << 10;
+/// Destinations kept for which the server refused a stream, so that packets are used; when full, the set is cleared.
+/// Chosen. Larger: memory; smaller: connections to forbidden targets are refused again first.
+const MAX_FORBIDDEN_TARGETS: usize = 1024;
+/// The MTU of packets for apps until the tunnel's is known (bytes): what IPv6 requires (RFC 8200 §5).
+const INITIAL_MTU: usize = 1280;
 
-/// Where the server makes TCP connections.
+/// The targets of TCP connections that the server opens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reach<'a> {
-    /// It does so wherever it would translate packets.
-    pub(super) translated: bool,
-    /// Its networks, into which it translates nothing.
+pub(super) struct StreamTargets<'a> {
+    /// The server opens connections to every target for which it would translate addresses (extension `mpvpn-streams`).
+    pub(super) is_supported: bool,
+    /// The networks of the server, into which it does not translate addresses.
     pub(super) networks: &'a [IpNet],
 }
 
-impl Reach<'_> {
-    fn translates(&self, ip: IpAddr) -> bool {
-        self.translated && !self.networks.iter().any(|net| net.contains(&ip))
+impl StreamTargets<'_> {
+    fn contains(&self, ip: IpAddr) -> bool {
+        self.is_supported && !self.networks.iter().any(|net| net.contains(&ip))
     }
 }
 
-/// The far end of the connection, for a moment.
-pub(super) struct Far<'a> {
+/// The parts of a session that a stream needs, borrowed for one call.
+pub(super) struct StreamContext<'a> {
     pub(super) connection: &'a mut Connection,
     pub(super) http: &'a mut Http,
     pub(super) relays: &'a mut Relays,
     pub(super) multipath: &'a mut MultipathConnection,
-    /// Where errors come from.
+    /// Source addresses of ICMP errors.
     pub(super) gateway: Gateway,
-    /// For `proxy-authorization`.
+    /// The value of `proxy-authorization`.
     pub(super) credentials: Option<&'a str>,
-    /// The server carries packets, too.
+    /// Whether the server carries packets, too.
     pub(super) packets: bool,
 }
 
@@ -73,33 +78,33 @@ pub(super) struct Far<'a> {
 struct Flow {
     id: FlowId,
     to: SocketAddr,
-    /// The server has agreed.
+    /// Whether the server has accepted the request.
     opened: bool,
 }
 
-/// Ends the TCP connections of apps, and moves their bytes.
+/// Terminates the TCP connections of apps, and moves their bytes over streams.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct AppTcp {
     rules: Rules,
     split_tcp: SplitTcpProxy,
     streams: FxHashMap<FlowId, StreamId>,
     flows: BTreeMap<StreamId, Flow>,
-    /// Connections that wait until the server allows another stream.
+    /// Connections that wait for a stream (MAX_STREAMS, RFC 9000 §4.6).
     waiting: VecDeque<(FlowId, SocketAddr)>,
-    /// It does.
+    /// Whether a stream may be opened.
     may_open: bool,
-    /// Streams that have something to read, or room to write.
+    /// Streams that are readable, and those that are writable.
     readable: VecDeque<StreamId>,
     writable: VecDeque<StreamId>,
-    /// Destinations to which the server makes no connections, but carries packets.
+    /// Destinations to which the server refused a stream; their connections travel as packets.
     forbidden: BTreeSet<SocketAddr>,
 }
 
-impl Lane {
+impl AppTcp {
     pub(super) fn new(now: Instant, rules: Rules, secret: [u64; 2]) -> Self {
         Self {
             rules,
-            split_tcp: SplitTcpProxy::new(now, ProxyLimits::default(), secret, FIRST_MTU),
+            split_tcp: SplitTcpProxy::new(now, ProxyLimits::default(), secret, INITIAL_MTU),
             streams: FxHashMap::default(),
             flows: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -110,44 +115,44 @@ impl Lane {
         }
     }
 
-    /// Other rules count for new connections.
+    /// Sets the rules for new connections.
     pub(super) fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
     }
 
-    /// Packets to apps fit so many bytes.
+    /// Sets the MTU of packets to apps (bytes).
     pub(super) fn set_mtu(&mut self, mtu: usize) {
         self.split_tcp.set_mtu(mtu);
     }
 
-    /// Connections now.
+    /// Number of connections.
     pub(super) fn flows(&self) -> usize {
         self.split_tcp.flow_count()
     }
 
-    /// All of them.
+    /// All connections, for the list of flows.
     pub(super) fn summaries(&self) -> impl Iterator<Item = ConnectionSummary> {
         self.split_tcp.summaries()
     }
 
-    /// Why a flow travels as a stream, or as packets.
-    pub(super) fn why(&self, key: &FlowKey, reach: Reach<'_>, streams: bool) -> FlowModeReason {
+    /// Why a flow travels as a stream (`streams`), or as packets.
+    pub(super) fn why(&self, key: &FlowKey, targets: StreamTargets<'_>, streams: bool) -> FlowModeReason {
         if key.protocol != protocol::TCP {
             return FlowModeReason::NotTcp;
         }
-        match self.rules.decide(key.destination(), |ip| reach.translates(ip)) {
+        match self.rules.decide(key.destination(), |ip| targets.contains(ip)) {
             (wants, why) if wants == streams => why,
             _ if self.forbidden.contains(&key.destination()) => FlowModeReason::ServerRefused,
             _ => FlowModeReason::BeganAsPackets,
         }
     }
 
-    /// A stream has something to read.
+    /// Marks a stream as readable.
     pub(super) fn readable(&mut self, stream: StreamId) {
         self.readable.push_back(stream);
     }
 
-    /// A stream has room again.
+    /// Marks a stream as writable.
     pub(super) fn writable(&mut self, stream: StreamId) {
         self.writable.push_back(stream);
     }
@@ -157,8 +162,9 @@ impl Lane {
         self.may_open = true;
     }
 
-    /// The server reads a stream no more; whether it is one of these. The answer to a request says why it was refused.
-    pub(super) fn stopped(&mut self, relays: &Relays, stream: StreamId) -> bool {
+    /// The server stopped reading a stream (STOP_SENDING). Returns whether the stream is one of these. Before the
+    /// response nothing is done: the response says why the request was refused.
+    pub(super) fn on_stopped(&mut self, relays: &Relays, stream: StreamId) -> bool {
         let Some(flow) = self.flows.get(&stream).copied() else { return false };
         if flow.opened && relays.breaks_when_stopped(stream) {
             self.split_tcp.abort(flow.id);
@@ -169,13 +175,18 @@ impl Lane {
         true
     }
 
-    /// Whether a connection of an app ends here.
-    pub(super) fn ends(&self, flow: &FlowKey) -> bool {
+    /// Whether the split-TCP proxy terminates this connection.
+    pub(super) fn terminates(&self, flow: &FlowKey) -> bool {
         self.split_tcp.has_flow(flow)
     }
 
-    /// Takes a packet of an app, if it is of a connection that travels as a stream.
-    pub(super) fn takes(&mut self, now: Instant, packet: &IpPacket<'_>, reach: Reach<'_>) -> bool {
+    /// Takes a packet of an app if its connection travels as a stream, and returns whether it does.
+    pub(super) fn take_if_stream(
+        &mut self,
+        now: Instant,
+        packet: &IpPacket<'_>,
+        targets: StreamTargets<'_>,
+    ) -> bool {
         if packet.protocol() != protocol::TCP || !packet.has_transport_header() {
             return false;
         }
@@ -185,20 +196,20 @@ impl Lane {
             return true;
         }
         let begins = Segment::of(packet).is_some_and(|segment| segment.has(SYN) && !segment.has(ACK));
-        if !begins || !self.wants(packet, key.destination(), reach) {
+        if !begins || !self.wants(packet, key.destination(), targets) {
             return false;
         }
         self.split_tcp.handle_packet(now, packet);
         true
     }
 
-    /// Takes a TCP packet of an app, where all its connections travel as streams.
-    pub(super) fn take(&mut self, now: Instant, packet: &IpPacket<'_>) {
+    /// Takes a TCP packet of an app, where all connections travel as streams.
+    pub(super) fn take_packet(&mut self, now: Instant, packet: &IpPacket<'_>) {
         self.split_tcp.handle_packet(now, packet);
     }
 
-    fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, reach: Reach<'_>) -> bool {
-        self.rules.takes_stream(to, |ip| reach.translates(ip))
+    fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, targets: StreamTargets<'_>) -> bool {
+        self.rules.takes_stream(to, |ip| targets.contains(ip))
             && (self.rules.mode == FlowMode::Stream
                 || !self.forbidden.contains(&to) && !tcp::wants_multipath(packet))
     }
@@ -208,19 +219,19 @@ impl Lane {
         self.split_tcp.poll_packet(now)
     }
 
-    /// When [`Self::handle_timeout`] has something to do.
+    /// When to call [`Self::handle_timeout`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.split_tcp.poll_timeout()
     }
 
-    /// Lets time pass.
+    /// Handles timers that have expired.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if self.split_tcp.poll_timeout().is_some_and(|at| now >= at) {
             self.split_tcp.handle_timeout(now);
         }
     }
 
-    /// All streams are gone, and the connections of the apps with them.
+    /// The connection to the server is lost: ends all streams and the connections of the apps.
     pub(super) fn end_streams(&mut self) {
         for flow in std::mem::take(&mut self.flows).into_values() {
             self.split_tcp.refuse(flow.id, if flow.opened { Refusal::Reset } else { Refusal::Silence });
@@ -234,7 +245,7 @@ impl Lane {
         self.may_open = true;
     }
 
-    /// Whether there is anything to move.
+    /// Whether [`Self::drive`] has something to do.
     fn has_work(&self) -> bool {
         self.split_tcp.has_events()
             || !self.readable.is_empty()
@@ -242,8 +253,8 @@ impl Lane {
             || self.may_open && !self.waiting.is_empty()
     }
 
-    /// Nothing can be reached now.
-    pub(super) fn idle(&mut self) {
+    /// Refuses new connections while there is no session: their SYN stays unanswered, and the app retransmits it.
+    pub(super) fn refuse_new(&mut self) {
         while let Some(event) = self.split_tcp.poll_event() {
             if let Event::ConnectRequested { id, .. } = event {
                 self.split_tcp.refuse(id, Refusal::Silence);
@@ -254,101 +265,121 @@ impl Lane {
     /// Moves bytes between apps and streams.
     ///
     /// # Errors
-    /// If the server breaks HTTP/3: the connection is to be closed.
-    pub(super) fn drive(&mut self, now: Instant, mut far: Far<'_>) -> Result<(), H3Error> {
+    /// If the server violates HTTP/3: the connection must be closed.
+    pub(super) fn drive(&mut self, now: Instant, mut context: StreamContext<'_>) -> Result<(), H3Error> {
         loop {
             if self.may_open
                 && let Some((id, to)) = self.waiting.pop_front()
             {
-                self.open(&mut far, id, to);
+                self.open(&mut context, id, to);
             } else if let Some(event) = self.split_tcp.poll_event() {
-                self.handle(now, &mut far, event)?;
+                self.on_event(now, &mut context, event)?;
             } else if let Some(stream) = self.readable.pop_front() {
-                self.download(now, &mut far, stream)?;
+                self.download(now, &mut context, stream)?;
             } else if let Some(stream) = self.writable.pop_front() {
-                self.upload(now, &mut far, stream);
+                self.upload(now, &mut context, stream);
             } else {
                 return Ok(());
             }
         }
     }
 
-    fn handle(&mut self, now: Instant, far: &mut Far<'_>, event: Event) -> Result<(), H3Error> {
+    fn on_event(
+        &mut self,
+        now: Instant,
+        context: &mut StreamContext<'_>,
+        event: Event,
+    ) -> Result<(), H3Error> {
         match event {
             Event::ConnectRequested { id, to, .. } => self.waiting.push_back((id, to)),
             Event::Readable(id) => {
                 if let Some(stream) = self.streams.get(&id).copied() {
-                    self.upload(now, far, stream);
+                    self.upload(now, context, stream);
                 }
             }
             Event::Writable(id) => {
                 if let Some(stream) = self.streams.get(&id).copied() {
-                    self.download(now, far, stream)?;
+                    self.download(now, context, stream)?;
                 }
             }
             Event::Aborted(id) => {
                 self.waiting.retain(|(waiting, _)| *waiting != id);
                 if let Some(stream) = self.streams.remove(&id) {
                     self.flows.remove(&stream);
-                    far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+                    context.relays.abort(
+                        context.connection,
+                        context.http,
+                        stream,
+                        h3::code::REQUEST_CANCELLED,
+                    );
                 }
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, far: &mut Far<'_>, id: FlowId, to: SocketAddr) {
-        let Ok(stream) = far.connection.open_bi() else {
+    fn open(&mut self, context: &mut StreamContext<'_>, id: FlowId, to: SocketAddr) {
+        let Ok(stream) = context.connection.open_bi() else {
             self.waiting.push_front((id, to));
             self.may_open = false;
             return;
         };
-        far.relays.insert(far.connection, stream);
-        let request = connect::request(&Authority::from(to), far.credentials);
-        far.connection.write(stream, h3::encode_headers(&request));
+        context.relays.insert(context.connection, stream);
+        let request = connect::request(&Authority::from(to), context.credentials);
+        context.connection.write(stream, h3::encode_headers(&request));
         self.streams.insert(id, stream);
         self.flows.insert(stream, Flow { id, to, opened: false });
     }
 
-    /// From the app to the server.
-    fn upload(&mut self, now: Instant, far: &mut Far<'_>, stream: StreamId) {
+    /// Moves bytes from the app to the server.
+    fn upload(&mut self, now: Instant, context: &mut StreamContext<'_>, stream: StreamId) {
         let Some(flow) = self.flows.get(&stream).copied() else { return };
-        while far.connection.writable_bytes(stream) > 0 {
-            match self.split_tcp.read(now, flow.id, PIECE) {
+        while context.connection.writable_bytes(stream) > 0 {
+            match self.split_tcp.read(now, flow.id, UPLOAD_CHUNK) {
                 Read::Data(data) => {
-                    far.multipath.count_sent(data.len() as u64);
-                    far.relays.write(far.connection, stream, data);
+                    context.multipath.count_sent(data.len() as u64);
+                    context.relays.write(context.connection, stream, data);
                 }
                 Read::Blocked => return,
                 Read::Finished => {
-                    far.relays.finish(far.connection, far.http, stream);
-                    return self.forget_if_over(far.relays, stream);
+                    context.relays.finish(context.connection, context.http, stream);
+                    return self.forget_if_over(context.relays, stream);
                 }
                 Read::UnknownFlow => return,
             }
         }
     }
 
-    /// From the server to the app.
-    fn download(&mut self, now: Instant, far: &mut Far<'_>, stream: StreamId) -> Result<(), H3Error> {
+    /// Moves bytes from the server to the app.
+    fn download(
+        &mut self,
+        now: Instant,
+        context: &mut StreamContext<'_>,
+        stream: StreamId,
+    ) -> Result<(), H3Error> {
         let Some(flow) = self.flows.get_mut(&stream) else {
-            // The server has stopped it.
-            far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+            // The server sent STOP_SENDING.
+            context.relays.abort(context.connection, context.http, stream, h3::code::REQUEST_CANCELLED);
             return Ok(());
         };
         let id = flow.id;
         if !flow.opened {
-            match far.relays.answer(far.connection, far.http, stream)?.as_ref().map(connect::check_response) {
+            match context
+                .relays
+                .answer(context.connection, context.http, stream)?
+                .as_ref()
+                .map(connect::check_response)
+            {
                 Some(Ok(())) => {
                     flow.opened = true;
                     self.split_tcp.accept(now, id);
                 }
                 Some(Err(failure)) => {
                     let to = flow.to;
-                    self.refused(far, stream, id, to, failure);
+                    self.on_refused(context, stream, id, to, failure);
                     return Ok(());
                 }
-                // An end without an answer is found below.
+                // A stream that ends without a response is handled below.
                 None => {}
             }
         }
@@ -357,43 +388,44 @@ impl Lane {
             if opened && self.split_tcp.writable_bytes(id) == 0 {
                 return Ok(());
             }
-            match far.relays.read(far.connection, far.http, stream)? {
+            match context.relays.read(context.connection, context.http, stream)? {
                 RelayRead::Data(data) => {
-                    far.multipath.on_data_received(now, data.len() as u64);
+                    context.multipath.on_data_received(now, data.len() as u64);
                     self.split_tcp.write(now, id, data);
                 }
                 RelayRead::Blocked => return Ok(()),
                 RelayRead::Finished if opened => {
                     self.split_tcp.finish(now, id);
-                    self.forget_if_over(far.relays, stream);
+                    self.forget_if_over(context.relays, stream);
                     return Ok(());
                 }
                 RelayRead::Finished | RelayRead::Broken => {
                     self.split_tcp.abort(id);
-                    self.give_up(far, stream, id);
+                    self.give_up(context, stream, id);
                     return Ok(());
                 }
             }
         }
     }
 
-    fn refused(
+    fn on_refused(
         &mut self,
-        far: &mut Far<'_>,
+        context: &mut StreamContext<'_>,
         stream: StreamId,
         id: FlowId,
         to: SocketAddr,
         failure: ProxyError,
     ) {
-        let from = far.gateway.for_source(to.ip());
+        let from = context.gateway.for_source(to.ip());
         let unreachable = |reason: Unreachable| match from {
             Some(from) => Refusal::Unreachable(reason, from),
             None => Refusal::Reset,
         };
         let refusal = match failure {
-            // What it forbids itself it may still carry as packets: the app asks again.
-            ProxyError::Prohibited if far.packets && self.rules.mode == FlowMode::Auto => {
-                if self.forbidden.len() >= MOST_FORBIDDEN {
+            // The server may still carry packets to this target: the app retransmits its SYN, which then travels as a
+            // packet.
+            ProxyError::Prohibited if context.packets && self.rules.mode == FlowMode::Auto => {
+                if self.forbidden.len() >= MAX_FORBIDDEN_TARGETS {
                     self.forbidden.clear();
                 }
                 self.forbidden.insert(to);
@@ -406,13 +438,13 @@ impl Lane {
         };
         tracing::debug!(%to, ?failure, "no connection");
         self.split_tcp.refuse(id, refusal);
-        self.give_up(far, stream, id);
+        self.give_up(context, stream, id);
     }
 
-    fn give_up(&mut self, far: &mut Far<'_>, stream: StreamId, id: FlowId) {
+    fn give_up(&mut self, context: &mut StreamContext<'_>, stream: StreamId, id: FlowId) {
         self.streams.remove(&id);
         self.flows.remove(&stream);
-        far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+        context.relays.abort(context.connection, context.http, stream, h3::code::REQUEST_CANCELLED);
     }
 
     fn forget_if_over(&mut self, relays: &Relays, stream: StreamId) {
@@ -426,17 +458,18 @@ impl Lane {
 
 impl Client {
     /// Moves bytes between apps and streams.
-    pub(super) fn drive_lane(&mut self, now: Instant) {
-        let lane = &mut self.apps.lane;
-        if !lane.has_work() {
+    pub(super) fn drive_app_tcp(&mut self, now: Instant) {
+        let tcp = &mut self.apps.tcp;
+        if !tcp.has_work() {
             return;
         }
         let Some(session) = self.session.as_mut().filter(|session| session.up) else {
-            return lane.idle();
+            return tcp.refuse_new();
         };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
-        if let Err(error) = lane.drive(now, session.far(connection, self.authorization.as_deref())) {
-            self.broken(now, &error);
+        if let Err(error) = tcp.drive(now, session.stream_context(connection, self.authorization.as_deref()))
+        {
+            self.close_on_h3_error(now, &error);
         }
     }
 }

@@ -1,4 +1,7 @@
-//! What a server answers on the request stream: whether a tunnel is granted, addresses and routes.
+//! Requests to a server: dispatch, authentication, and the admission of CONNECT-IP.
+//!
+//! In: HTTP/3 events. Out: responses, tunnels, events for relays. Always holds: without valid credentials a peer sees
+//! only the site.
 
 use bytes::BytesMut;
 use mpvpn_masque::{
@@ -12,14 +15,14 @@ use mpvpn_types::Instant;
 
 use super::{
     Server,
-    peer::{Granted, Peer, Tunnel},
+    peer::{AuthenticatedPeer, Peer, Tunnel},
 };
 use crate::{
     ConnectionNumber, SessionSecret, TunnelMode,
     events::ServerChange,
     http::Http,
     multipath::extensions::{self, AdmittedClient, LocalEnd, ServerNegotiation},
-    registry::{Denial, Visitor},
+    registry::{AdmissionError, AdmissionRequest},
 };
 
 impl Server {
@@ -27,7 +30,7 @@ impl Server {
         loop {
             let Some(peer) = self.peers.get_mut(id) else { return };
             let (Some(http), Some(connection)) = (&mut peer.http, self.endpoint.get(id)) else { return };
-            let event = match http.next(connection, &peer.relays) {
+            let event = match http.poll_event(connection, &peer.relays) {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
                 Err(error) => return self.close_peer(now, id, error.code, &error.reason),
@@ -35,33 +38,33 @@ impl Server {
             let request = peer.request_mut().map(|request| request.id);
             match event {
                 HttpEvent::Headers { stream, headers } if Some(stream) != request => {
-                    if self.is_stranger(id, &headers) {
-                        self.show_site(id, stream, &headers);
+                    if self.is_unauthenticated(id, &headers) {
+                        self.send_site_response(id, stream, &headers);
                         continue;
                     }
                     match request::classify(&headers) {
                         Ok(RequestKind::ConnectTcp) => self.connect(now, id, stream, &headers),
                         Ok(RequestKind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
-                        Ok(RequestKind::ConnectMpvpn) => self.paths_request(now, id, stream, &headers),
+                        Ok(RequestKind::ConnectMpvpn) => self.connect_mpvpn(now, id, stream, &headers),
                         Ok(RequestKind::ConnectIp) if self.config.mode == TunnelMode::RelaysOnly => {
                             self.refuse_packets(now, id, stream, &headers);
                         }
                         _ => self.request(now, id, stream, &headers),
                     }
                 }
-                event if stream_of(&event).is_some_and(|stream| peer.udp.has(stream)) => {
-                    if let Some(stream) = stream_of(&event) {
-                        self.udp_said(id, stream, event);
+                event if stream_of_event(&event).is_some_and(|stream| peer.udp.has(stream)) => {
+                    if let Some(stream) = stream_of_event(&event) {
+                        self.on_udp_stream_event(id, stream, event);
                     }
                 }
-                // Read together with the request.
-                event if stream_of(&event).is_some_and(|stream| peer.relays.has(stream)) => {
+                // Events of bytes that arrived together with the request of a relay.
+                event if stream_of_event(&event).is_some_and(|stream| peer.relays.has(stream)) => {
                     peer.relays.handle(event);
                 }
-                event if request.is_some() && stream_of(&event) == request => {
-                    self.request_said(now, id, event);
+                event if request.is_some() && stream_of_event(&event) == request => {
+                    self.on_request_stream_event(now, id, event);
                 }
-                HttpEvent::StreamError { stream, code, .. } => self.break_off(id, stream, code),
+                HttpEvent::StreamError { stream, code, .. } => self.reset_stream(id, stream, code),
                 _ => {}
             }
         }
@@ -73,8 +76,9 @@ impl Server {
         }
     }
 
-    /// Whether a request is answered as that of anybody: it is no CONNECT, or nothing shows that a user makes it.
-    fn is_stranger(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
+    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or wrong and
+    /// `hide_wrong_credentials` is set.
+    fn is_unauthenticated(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
         if headers.method() != Some("CONNECT") {
             return true;
         }
@@ -82,7 +86,7 @@ impl Server {
         (shown.is_none() || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
     }
 
-    fn show_site(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
+    fn send_site_response(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         let Some(connection) = self.endpoint.get(id) else { return };
         let (answer, content) = (self.config.site)(headers.method().unwrap_or_default());
         connection.write(stream, h3::encode_headers(&answer));
@@ -93,8 +97,8 @@ impl Server {
         connection.stop(stream, h3::code::NO_ERROR);
     }
 
-    /// A client wants to send packets, which nobody takes here. It learns that streams would do, and its connection
-    /// stays for them.
+    /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays open for
+    /// them.
     fn refuse_packets(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         let request = connect_ip::parse_request(headers, &self.template);
         let user = request.and_then(|request| self.user_of(id, request.authorization.as_deref()));
@@ -102,17 +106,17 @@ impl Server {
             Ok(user) => user,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        if self.watched(now, id, &user).is_some() {
+        if self.authenticate_peer(now, id, &user).is_some() {
             let (refusal, answer) = no_packets(self.config.offers_streams);
-            self.answer_and_end(id, stream, &refusal, &answer);
+            self.respond_and_end(id, stream, &refusal, &answer);
         }
     }
 
     pub(super) fn refuse(&mut self, id: ConnectionHandle, stream: StreamId, refusal: &Rejection) {
-        self.answer_and_end(id, stream, refusal, &refusal.headers());
+        self.respond_and_end(id, stream, refusal, &refusal.headers());
     }
 
-    fn answer_and_end(
+    fn respond_and_end(
         &mut self,
         id: ConnectionHandle,
         stream: StreamId,
@@ -126,12 +130,14 @@ impl Server {
         connection.stop(stream, h3::code::NO_ERROR);
     }
 
-    /// Refuses a client to which no datagrams may be sent.
-    pub(super) fn takes_datagrams(&self, id: ConnectionHandle) -> Result<(), Rejection> {
+    /// Refuses a client that has not enabled HTTP datagrams.
+    pub(super) fn require_datagrams(&self, id: ConnectionHandle) -> Result<(), Rejection> {
         let http = self.peers.get(id).and_then(|peer| peer.http.as_ref());
         match http.is_some_and(Http::datagrams_allowed) {
             true => Ok(()),
-            false => Err(Rejection::new(400, "the client has not switched HTTP datagrams on")),
+            false => {
+                Err(Rejection::new(400, "the client has not enabled HTTP datagrams (SETTINGS_H3_DATAGRAM)"))
+            }
         }
     }
 
@@ -145,64 +151,71 @@ impl Server {
         let reject = |status, reason: &'static str| Rejection::new(status, reason);
         let request = connect_ip::parse_request(headers, &self.template)?;
         let user = self.user_of(id, request.authorization.as_deref())?;
-        self.takes_datagrams(id)?;
+        self.require_datagrams(id)?;
         if self.peers.get(id).and_then(Peer::tunnel).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
-        let Some(member) = extensions::member_of(headers) else {
+        let Some(number) = extensions::member_of(headers) else {
             return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
-        let shown = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
+        let secret = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
         let limits = self.config.auth.limits(&user);
         let (shard, classes) = (self.shard.index(), limits.max_classes);
-        let visitor = Visitor { user: &user, shown, member, classes, shard, connection: id };
+        let admission = AdmissionRequest { user: &user, secret, number, classes, shard, connection: id };
         let entry =
-            self.registry.enter(&visitor, || (self.config.new_secret)()).map_err(|denial| match denial {
-                Denial::Full => reject(503, "the server is full"),
-                Denial::UnknownSession => reject(409, "no such session to be a member of"),
-                Denial::Classes => Rejection::new(403, format!("too many classes: allowed are {classes}")),
+            self.registry.admit(&admission, || (self.config.new_secret)()).map_err(|error| match error {
+                AdmissionError::ServerFull => reject(503, "the server is full"),
+                AdmissionError::UnknownSession => reject(409, "no such session to be a member of"),
+                AdmissionError::TooManyClasses => {
+                    Rejection::new(403, format!("too many classes: allowed are {classes}"))
+                }
             })?;
-        if let Some(seat) = entry.replaced {
-            self.replace(now, seat);
+        if let Some(slot) = entry.replaced {
+            self.replace(now, slot);
         }
         let mut routes = BytesMut::new();
         self.routes.capsule().encode(&mut routes);
         let Some(connection) = self.endpoint.get(id) else {
-            self.registry.leave(now, &entry.secret, member, entry.serial);
+            self.registry.remove(now, &entry.secret, number, entry.serial);
             return Err(reject(500, "the connection is gone"));
         };
-        let mut granted = Granted::new(now, connection, user, Some(stream));
+        let mut authenticated = AuthenticatedPeer::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(Some(&entry.secret));
-        granted.multipath.set_session(entry.session);
-        let shapers = self.sessions.group(&entry.secret).shapers.clone();
+        authenticated.multipath.set_session(entry.session);
+        let shapers = self.sessions.session(&entry.secret).shapers.clone();
         let server = ServerNegotiation {
             now,
             config: &self.config,
             connection,
-            admitted: Some(AdmittedClient { member, limits, shapers, networks: self.routes.networks() }),
-            local: LocalEnd::at_server(&mut granted.multipath, stream, member),
+            admitted: Some(AdmittedClient {
+                member: number,
+                limits,
+                shapers,
+                networks: self.routes.networks(),
+            }),
+            local: LocalEnd::at_server(&mut authenticated.multipath, stream, number),
             class: None,
         };
         let class = server.agree(headers, &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
-        self.sessions.enter(entry.secret, member, id);
-        granted.tunnel = Some(Tunnel {
+        self.sessions.add(entry.secret, number, id);
+        authenticated.tunnel = Some(Tunnel {
             session: entry.session,
             secret: entry.secret,
-            member,
+            number,
             class,
             serial: entry.serial,
             resumed: entry.addresses.is_some(),
             replaced: false,
             addresses: None,
             since: now,
-            serves: member == ConnectionNumber::INITIAL,
+            downlink_ready: number == ConnectionNumber::INITIAL,
             counted_mtu: None,
         });
         if let Some(peer) = self.peers.get_mut(id) {
-            let before = peer.granted.replace(Box::new(granted));
-            self.departed.extend(before.map(|before| before.departed()));
+            let before = peer.authenticated.replace(Box::new(authenticated));
+            self.closed.extend(before.map(|before| before.closed_report()));
         }
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);
@@ -210,31 +223,31 @@ impl Server {
         Ok(())
     }
 
-    /// Whose credentials these are. A client sends the same with every request.
+    /// The user of the credentials. A client sends the same ones with each request, so the last result is kept.
     pub(super) fn user_of(
         &mut self,
         id: ConnectionHandle,
         credentials: Option<&str>,
     ) -> Result<String, Rejection> {
         let peer = self.peers.get_mut(id);
-        let known = peer.as_ref().and_then(|peer| peer.known.as_ref());
+        let known = peer.as_ref().and_then(|peer| peer.checked_credentials.as_ref());
         if let Some((_, user)) = known.filter(|(shown, _)| Some(shown.as_str()) == credentials) {
             return Ok(user.clone());
         }
         let user = self.config.auth.authenticate(credentials).map_err(Rejection::unauthorized)?;
         if let (Some(peer), Some(shown)) = (peer, credentials) {
-            peer.known = Some((shown.to_owned(), user.clone()));
+            peer.checked_credentials = Some((shown.to_owned(), user.clone()));
         }
         Ok(user)
     }
 
-    /// Whether a stream is that of the tunnel.
+    /// Whether a stream is the request stream of the tunnel.
     pub(super) fn is_tunnel(&self, id: ConnectionHandle, stream: StreamId) -> bool {
         self.peers.get(id).and_then(Peer::tunnel_stream) == Some(stream)
     }
 }
 
-/// What a server without packets answers to CONNECT-IP; `streams` says whether it makes TCP connections instead.
+/// The response of a server without packets to CONNECT-IP; `streams`: it announces that it opens connections.
 fn no_packets(streams: bool) -> (Rejection, Headers) {
     let refusal = Rejection::new(501, "this server carries no IP packets, only TCP and UDP by CONNECT");
     let mut answer = refusal.headers();
@@ -244,8 +257,8 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
     (refusal, answer)
 }
 
-/// The stream of an event that may be of a relay or a flow.
-pub(super) fn stream_of(event: &HttpEvent) -> Option<StreamId> {
+/// The stream of an event that may belong to a relay or a UDP flow.
+pub(super) fn stream_of_event(event: &HttpEvent) -> Option<StreamId> {
     match event {
         HttpEvent::Data { stream, .. }
         | HttpEvent::Finished { stream }
@@ -260,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_for_packets_in_vain_learns_of_streams() {
+    fn a_refused_connect_ip_request_announces_streams() {
         let (_, answer) = no_packets(true);
         assert_eq!((answer.status(), answer.text("mpvpn-streams")), (Some(501), Some("?1")));
         assert!(answer.text("proxy-status").unwrap().contains("no IP packets"));

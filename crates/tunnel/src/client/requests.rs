@@ -1,5 +1,7 @@
-//! What client and server say to each other on the request stream: settings, the request and its
-//! answer, addresses and routes.
+//! The HTTP/3 requests of a client: CONNECT-IP, or `connect-mpvpn` without packets.
+//!
+//! In: HTTP/3 events. Out: requests, the negotiated extensions, addresses and routes; the tunnel is up when all of
+//! these are known. Always holds: one request for a tunnel a connection.
 
 use bytes::BytesMut;
 use mpvpn_flow::rules::FlowMode;
@@ -27,19 +29,19 @@ impl Client {
         loop {
             let Some(session) = &mut self.session else { return };
             let Some(connection) = self.endpoint.get(session.connection) else { break };
-            let event = match session.http.next(connection, &session.relays) {
+            let event = match session.http.poll_event(connection, &session.relays) {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
-                Err(error) => return self.broken(now, &error),
+                Err(error) => return self.close_on_h3_error(now, &error),
             };
             match event {
                 HttpEvent::Settings(_) if self.config.mode == TunnelMode::RelaysOnly => {
-                    let asks = session.http.masque_allowed();
-                    self.begin_streams(now, asks);
+                    let has_extensions = session.http.masque_allowed();
+                    self.start_without_packets(now, has_extensions);
                 }
                 HttpEvent::Settings(_) => {
-                    if !session.http.masque_allowed() && self.may_go_by_flows(None) {
-                        self.go_by_flows(now, false);
+                    if !session.http.masque_allowed() && self.may_run_per_flow(None) {
+                        self.run_per_flow(now, false);
                         continue;
                     }
                     let Some(session) = &self.session else { return };
@@ -49,7 +51,7 @@ impl Client {
                     if !session.http.datagrams_allowed() {
                         return self.fail(now, ClientError::Unsupported("HTTP datagrams (RFC 9297)"));
                     }
-                    self.request(now);
+                    self.send_request(now);
                 }
                 HttpEvent::Headers { stream, .. }
                 | HttpEvent::Data { stream, .. }
@@ -58,25 +60,28 @@ impl Client {
                 | HttpEvent::StreamError { stream, .. }
                     if session.udp.flows.has(stream) =>
                 {
-                    self.udp_said(now, stream, event);
+                    self.on_udp_stream_event(now, stream, event);
                 }
                 HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
-                    self.response(now, &headers);
+                    self.on_response(now, &headers);
                 }
-                HttpEvent::Headers { stream, headers } if Some(stream) == session.asked => {
-                    self.paths_response(now, &headers);
+                HttpEvent::Headers { stream, headers } if Some(stream) == session.mpvpn_request => {
+                    self.on_mpvpn_response(now, &headers);
                 }
                 HttpEvent::Data { stream, data } if Some(stream) == session.request => {
-                    self.capsules(now, &data);
+                    self.on_capsules(now, &data);
                 }
                 HttpEvent::Finished { stream } if Some(stream) == session.request => {
                     match session.capsules.finish() {
-                        Ok(()) => self.gone(now, "the server has ended the tunnel".to_owned()),
-                        Err(error) => self.malformed(now, &error),
+                        Ok(()) => self.on_tunnel_lost(now, "the server has ended the tunnel".to_owned()),
+                        Err(error) => self.on_malformed_capsule(now, &error),
                     }
                 }
                 HttpEvent::Reset { stream, code } if Some(stream) == session.request => {
-                    self.gone(now, format!("the server has reset the tunnel (HTTP/3 error {code:#x})"));
+                    self.on_tunnel_lost(
+                        now,
+                        format!("the server has reset the tunnel (HTTP/3 error {code:#x})"),
+                    );
                 }
                 HttpEvent::StreamError { stream, code, reason } => {
                     if let Some(connection) = self.endpoint.get(session.connection) {
@@ -86,13 +91,13 @@ impl Client {
                     session.http.forget(stream);
                     let reason = format!("the server sent a malformed answer: {reason}");
                     if Some(stream) == session.request {
-                        self.gone(now, reason);
+                        self.on_tunnel_lost(now, reason);
                     } else {
                         tracing::warn!(stream, code, reason);
                     }
                 }
                 HttpEvent::GoAway { .. } => {
-                    self.reports.changes.push(ClientChange::Stopping(self.membership.part.class()))
+                    self.reports.changes.push(ClientChange::Stopping(self.membership.role.class()))
                 }
                 _ => {}
             }
@@ -100,10 +105,13 @@ impl Client {
         self.check_up();
     }
 
-    fn request(&mut self, now: Instant) {
-        let wishes = addresses::wishes(self.reports.assignment.as_ref(), self.config.additional_addresses);
+    fn send_request(&mut self, now: Instant) {
+        let addresses = addresses::requested_addresses(
+            self.reports.assignment.as_ref(),
+            self.config.additional_addresses,
+        );
         let offers =
-            extensions::request_fields(TunnelMode::Packets, &self.config, self.membership.part.member());
+            extensions::request_fields(TunnelMode::Packets, &self.config, self.membership.role.number());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -117,13 +125,13 @@ impl Client {
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
-        Capsule::AddressRequest(wishes).encode(&mut capsule);
+        Capsule::AddressRequest(addresses).encode(&mut capsule);
         connection.write(stream, h3::encode_data(&capsule));
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.request = Some(stream);
         let mut multipath = MultipathConnection::new(now, Role::Client, Some(stream), self.config.scheduler);
         multipath.set_class(self.config.class.as_ref());
-        // Until the server agrees its heartbeats are those of any link.
+        // Until the server agrees, all links count as not metered.
         self.links.apply_policies(now, &mut multipath, false);
         for path in connection.paths().collect::<Vec<_>>() {
             multipath.path_opened(now, connection, path);
@@ -131,8 +139,8 @@ impl Client {
         session.multipath = multipath;
     }
 
-    /// Switches on what was offered and the server takes.
-    fn agree(&mut self, now: Instant, of: TunnelMode, headers: &Headers) {
+    /// Enables the extensions that were offered and that the response accepts.
+    fn apply_extensions(&mut self, now: Instant, of: TunnelMode, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
         let Some(stream) = session.request else { return };
         let client = ClientNegotiation {
@@ -140,45 +148,46 @@ impl Client {
             config: &self.config,
             links: &self.links,
             shapers: &self.membership.shapers,
-            class: self.membership.part.class(),
+            class: self.membership.role.class(),
             local: LocalEnd::at_client(&self.config, &mut session.multipath, stream),
             agreed: NegotiatedExtensions::default(),
         };
         session.agreed = client.agree(of, headers);
     }
 
-    /// The server speaks HTTP/3: that is all that streams need. `asks`: the server may know more than that, and is
-    /// asked; it sees the credentials then, rather than with the first stream.
-    pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
+    /// Starts a tunnel without packets: relays need no more than HTTP/3. `has_extensions`: sends a `connect-mpvpn`
+    /// request, which also shows the credentials before the first relay.
+    pub(super) fn start_without_packets(&mut self, now: Instant, has_extensions: bool) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;
         self.links.apply_policies(now, &mut session.multipath, false);
-        if asks && let Ok(stream) = connection.open_bi() {
+        if has_extensions && let Ok(stream) = connection.open_bi() {
             let offers = extensions::request_fields(
                 TunnelMode::RelaysOnly,
                 &self.config,
-                self.membership.part.member(),
+                self.membership.role.number(),
             );
             let request =
                 connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));
-            session.asked = Some(stream);
+            session.mpvpn_request = Some(stream);
         }
     }
 
-    /// A server that does not know what it was asked for may answer what it likes, unless it refuses the credentials.
-    fn paths_response(&mut self, now: Instant, headers: &Headers) {
+    /// Handles the response to `connect-mpvpn`. Servers without it may respond with any status; only refused
+    /// credentials are an error.
+    fn on_mpvpn_response(&mut self, now: Instant, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
-        let Some(stream) = session.asked.take() else { return };
+        let Some(stream) = session.mpvpn_request.take() else { return };
         match connect_ip::check_response(headers) {
             Ok(_) => {
                 session.request = Some(stream);
-                self.agree(now, TunnelMode::RelaysOnly, headers);
+                self.apply_extensions(now, TunnelMode::RelaysOnly, headers);
                 self.reassign();
             }
             Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
             Err(error) => {
-                tracing::debug!(%error, "the server is none of ours");
+                tracing::debug!(%error, "the server does not support connect-mpvpn");
                 if let Some(connection) = self.endpoint.get(session.connection) {
                     connection.finish(stream);
                 }
@@ -186,72 +195,73 @@ impl Client {
         }
     }
 
-    fn response(&mut self, now: Instant, headers: &Headers) {
+    fn on_response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
             Ok(accepted) => {
-                self.agree(now, TunnelMode::Packets, headers);
+                self.apply_extensions(now, TunnelMode::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
                 match self.membership.accepted(&session.agreed, accepted.session) {
                     Some(resumed) => self.reports.resumed += u32::from(resumed),
                     None => {
-                        let reason = "the server takes no second connection of a session".to_owned();
-                        self.lost(now, &LostReason::Transport(reason));
+                        let reason = "the server lets no further connection join the session".to_owned();
+                        self.on_lost(now, &LostReason::Transport(reason));
                     }
                 }
                 return;
             }
             Err(error) => error,
         };
-        if self.may_go_by_flows(Some((&error, headers))) {
-            return self.go_by_flows(now, true);
+        if self.may_run_per_flow(Some((&error, headers))) {
+            return self.run_per_flow(now, true);
         }
         match error {
-            // What a server cannot do now, it may be able to do later (RFC 9110 §15.6).
+            // A server error may be temporary (RFC 9110 §15.6).
             ResponseError::Busy { .. } | ResponseError::Refused { status: 500 | 502 | 504, .. } => {
-                self.gone(now, error.to_string());
+                self.on_tunnel_lost(now, error.to_string());
             }
             ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
             ResponseError::NotOffered { .. } if self.authorization.is_none() => {
-                let advice = "one that wants a token answers like this to who has none: `--token` gives it";
+                let advice =
+                    "a server that requires a token answers like this without one: set it with `--token`";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
             ResponseError::NotOffered { .. } if self.config.flow_rules.mode == FlowMode::Auto => {
-                let advice = "if it is a proxy for single connections, `--lane stream` uses it as one";
+                let advice = "if the server is a proxy for single connections, use `--lane stream`";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
             other => self.fail(now, ClientError::Refused(other.to_string())),
         }
     }
 
-    fn capsules(&mut self, now: Instant, data: &[u8]) {
+    fn on_capsules(&mut self, now: Instant, data: &[u8]) {
         let Some(session) = &mut self.session else { return };
         match session.take_capsules(data) {
             Ok(()) => self.reassign(),
-            Err(error) => self.malformed(now, &error),
+            Err(error) => self.on_malformed_capsule(now, &error),
         }
     }
 
-    /// Tells what has changed of what the server gave.
+    /// Reports an assignment that changed.
     fn reassign(&mut self) {
         if let Some(session) = self.session.as_ref().filter(|session| session.up) {
             self.reports.reassign(addresses::assignment(session, self.config.additional_addresses));
         }
     }
 
-    fn malformed(&mut self, now: Instant, error: &CapsuleError) {
+    fn on_malformed_capsule(&mut self, now: Instant, error: &CapsuleError) {
         let reason = format!("the server sent a malformed capsule: {error}");
         if let Some(session) = &self.session
             && let Some(connection) = self.endpoint.get(session.connection)
         {
             connection.close(now, error.code(), &reason);
         }
-        self.gone(now, reason);
+        self.on_tunnel_lost(now, reason);
     }
 
-    /// The tunnel is lost, though the connection may stand.
-    pub(super) fn gone(&mut self, now: Instant, reason: String) {
-        self.lost(now, &LostReason::Transport(reason));
+    /// The tunnel is lost, though the QUIC connection may work.
+    pub(super) fn on_tunnel_lost(&mut self, now: Instant, reason: String) {
+        self.on_lost(now, &LostReason::Transport(reason));
     }
 
     pub(super) fn check_up(&mut self) {
@@ -264,18 +274,18 @@ impl Client {
                 return;
             }
             let Some(mtu) = session.known_mtu() else { return };
-            self.apps.lane.set_mtu(mtu);
+            self.apps.tcp.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         session.up = true;
         self.was_up = true;
         self.connector.backoff.succeeded();
         self.reports.up(addresses::assignment(session, self.config.additional_addresses));
-        self.own.allowed(&mut self.reports.events);
-        if self.membership.part.has_members()
+        self.edge_relays.notify_if_waiting(&mut self.reports.events);
+        if self.membership.role.allows_joins()
             && let Some(secret) = &self.membership.secret
         {
-            let classes = self.membership.part.knows_classes();
+            let classes = self.membership.role.allows_class_joins();
             self.reports
                 .events
                 .push_back(ClientEvent::JoinsAllowed { secret: secret.clone(), other_classes: classes });

@@ -1,4 +1,7 @@
 //! UDP flows of apps that travel by CONNECT-UDP.
+//!
+//! In: UDP packets of apps, UDP payloads of the server. Out: the other of the two, and ICMP errors. Always holds: the
+//! number of flows is bounded; the flow that was idle longest is closed for a new one.
 
 use bytes::Bytes;
 use mpvpn_flow::udp::{MAX_UDP_FLOWS, UdpFlowState, UdpFlowSummary, UdpFlows};
@@ -13,25 +16,25 @@ use mpvpn_types::Instant;
 use super::{Client, ClientEvent, UdpFlowEvent};
 use crate::UdpId;
 
-/// The flows, and what comes for apps.
+/// The UDP flows of apps.
 #[derive(Debug)]
-pub(super) struct UdpLane {
+pub(super) struct AppUdp {
     flows: UdpFlows<UdpId>,
 }
 
-impl Default for UdpLane {
+impl Default for AppUdp {
     fn default() -> Self {
         Self { flows: UdpFlows::new(MAX_UDP_FLOWS) }
     }
 }
 
-impl UdpLane {
-    /// Whether a flow is one of these.
+impl AppUdp {
+    /// Whether a flow belongs to an app.
     pub(super) fn has(&self, id: UdpId) -> bool {
         self.flows.contains(id)
     }
 
-    /// A payload from a destination becomes a packet for an app; whether it is of one of these flows.
+    /// Makes a packet for an app of a payload. Returns whether the flow belongs to an app.
     pub(super) fn arrived(
         &mut self,
         now: Instant,
@@ -51,31 +54,32 @@ impl UdpLane {
         self.flows.summaries()
     }
 
-    /// When [`Client::expire_udp`] wants to be called.
+    /// When to call [`Client::expire_udp`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.flows.poll_timeout()
     }
 }
 
 impl Client {
-    /// Takes a UDP packet of an app. Fragments are dropped: what is too large for the TUN fits no datagram either.
+    /// Takes a UDP packet of an app. Fragments are dropped: a packet that is too large for the TUN fits no datagram
+    /// either.
     pub(super) fn take_udp(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
         let mut payloads = udp::payloads(hdr, packet).peekable();
         if payloads.peek().is_none() {
             return;
         }
         let (key, bytes) = (FlowKey::of(packet), packet.transport().len().saturating_sub(udp::UDP_HEADER));
-        let fate = match self.apps.udp_lane.flows.on_outgoing(now, &key, bytes) {
+        let fate = match self.apps.udp.flows.on_outgoing(now, &key, bytes) {
             Some(fate) => fate,
             None => {
                 if !self.udp_possible() {
-                    return self.tell(packet.bytes(), |packet, from| {
+                    return self.send_icmp_error(packet.bytes(), |packet, from| {
                         icmp::unreachable(packet, Unreachable::Prohibited, from)
                     });
                 }
-                // Without a stream for it the packet is lost: an app that uses UDP asks again.
+                // Without a stream the packet is dropped: apps that use UDP retransmit.
                 let Some(id) = self.udp_open(now, &Authority::from(key.destination())) else { return };
-                if let Some(silent) = self.apps.udp_lane.flows.insert(now, key, id, bytes) {
+                if let Some(silent) = self.apps.udp.flows.insert(now, key, id, bytes) {
                     self.udp_close(silent);
                 }
                 UdpFlowState::Relayed(id)
@@ -86,9 +90,10 @@ impl Client {
                 let mtu = self.session.as_ref().map_or(0, |session| session.multipath.announced_mtu());
                 let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
-                    // What is only for now too large is lost: kernels remember for minutes what they are told.
+                    // A payload that is too large only for the moment is dropped without an error: kernels keep a path
+                    // MTU for minutes.
                     if payload.len() + headers > mtu {
-                        return self.tell(packet.bytes(), |packet, from| {
+                        return self.send_icmp_error(packet.bytes(), |packet, from| {
                             icmp::packet_too_big(packet, mtu as u32, from)
                         });
                     }
@@ -96,19 +101,19 @@ impl Client {
                 }
             }
             UdpFlowState::Refused(reason) => {
-                self.tell(packet.bytes(), |packet, from| icmp::unreachable(packet, reason, from));
+                self.send_icmp_error(packet.bytes(), |packet, from| icmp::unreachable(packet, reason, from));
             }
         }
     }
 
-    /// What has become of a flow is for the app, or for the edge.
-    pub(super) fn udp_news(&mut self, now: Instant, id: UdpId, news: UdpFlowEvent) {
-        if !self.apps.udp_lane.has(id) {
+    /// Handles an event of a flow: here if the flow belongs to an app, else by the edge.
+    pub(super) fn on_udp_flow_event(&mut self, now: Instant, id: UdpId, news: UdpFlowEvent) {
+        if !self.apps.udp.has(id) {
             return self.reports.events.push_back(ClientEvent::Udp(id, news));
         }
         match news {
             UdpFlowEvent::Opened => {}
-            UdpFlowEvent::Closed => self.apps.udp_lane.flows.remove(id),
+            UdpFlowEvent::Closed => self.apps.udp.flows.remove(id),
             UdpFlowEvent::Refused(failure) => {
                 let reason = match failure {
                     ProxyError::Prohibited => Unreachable::Prohibited,
@@ -116,22 +121,22 @@ impl Client {
                     ProxyError::Dns | ProxyError::Unroutable | ProxyError::TimedOut => {
                         Unreachable::AddressUnreachable
                     }
-                    // Worth another try.
-                    ProxyError::Busy | ProxyError::Other => return self.apps.udp_lane.flows.remove(id),
+                    // A retry may succeed.
+                    ProxyError::Busy | ProxyError::Other => return self.apps.udp.flows.remove(id),
                 };
-                if let Some(key) = self.apps.udp_lane.flows.refuse(now, id, reason)
+                if let Some(key) = self.apps.udp.flows.refuse(now, id, reason)
                     && let Some(packet) = udp::build_packet(key.source(), key.destination(), &[])
                 {
                     tracing::debug!(to = %key.destination(), ?failure, "UDP is not carried");
-                    self.tell(&packet, |packet, from| icmp::unreachable(packet, reason, from));
+                    self.send_icmp_error(&packet, |packet, from| icmp::unreachable(packet, reason, from));
                 }
             }
         }
     }
 
-    /// Ends flows that have been silent for long.
+    /// Closes flows whose idle timeout has expired.
     pub(super) fn expire_udp(&mut self, now: Instant) {
-        for id in self.apps.udp_lane.flows.expire(now) {
+        for id in self.apps.udp.flows.expire(now) {
             self.udp_close(id);
         }
     }

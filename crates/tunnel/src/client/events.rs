@@ -1,4 +1,4 @@
-//! What a client tells its edge.
+//! Events and status reports of a client for its edge.
 
 use std::net::IpAddr;
 
@@ -9,22 +9,21 @@ use mpvpn_types::{CongestionControl, Duration};
 use super::UdpFlowEvent;
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
-/// What the server gave the client.
+/// Addresses, routes and resolvers from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// Addresses with the length of the prefix that was assigned.
+    /// Addresses with the prefix length of their network.
     pub addresses: Vec<IpNet>,
-    /// Those that were asked for beyond these, in the order of asking; nothing where the server gave none.
+    /// Additional addresses in the order of the requests; empty where the server assigned none.
     pub additional: Vec<Vec<IpNet>>,
-    /// What the server offers to reach.
+    /// Routes that the server advertises.
     pub routes: Vec<IpRange>,
-    /// Resolvers that it suggests, the best first; at most three.
+    /// Resolvers that the server suggests, in order of preference; at most three.
     pub dns: Vec<IpAddr>,
 }
 
 impl Assignment {
-    /// The addresses at a place of those beyond the first, counted from 0, and whether they are there: a server that
-    /// gives one of each family leaves every place the first ones.
+    /// The additional addresses at index `at` and `true`; without such, the first addresses and `false`.
     pub fn additional_or_first(&self, at: usize) -> (Vec<IpNet>, bool) {
         let own = self.additional.get(at).filter(|own| !own.is_empty());
         let host = |net: &IpNet| IpNet::from(net.addr());
@@ -32,45 +31,45 @@ impl Assignment {
     }
 }
 
-/// Something that the edge must act on.
+/// An event that needs an action of the edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
-    /// The tunnel works; addresses and routes are these, also when they are those of before. There are none where it
-    /// carries no packets.
+    /// The tunnel is up with this assignment, which may equal the previous one. It is empty in
+    /// [`TunnelMode::RelaysOnly`](super::TunnelMode).
     Up(Assignment),
     /// Addresses or routes have changed.
     AssignmentChanged(Assignment),
-    /// Packets up to this size (bytes) can be carried.
+    /// The MTU of the tunnel (bytes).
     Mtu(usize),
-    /// Other clients may now join this session as its members ([`Client::join`](super::Client::join)).
+    /// Other connections may join this session ([`Client::join`](super::Client::join)).
     JoinsAllowed {
-        /// With this secret.
+        /// The secret of the session.
         secret: Vec<u8>,
-        /// Also those of other classes.
+        /// Whether connections of other classes may join, too.
         other_classes: bool,
     },
-    /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) gave none, and
-    /// may give one now.
+    /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) returned
+    /// `None`, and may succeed now.
     RelaysAllowed,
-    /// The server has made the connection of a relay: bytes may be read and written.
+    /// The server has connected to the target of a relay: bytes may be read and written.
     RelayOpened(RelayId),
-    /// There is no connection, and no relay any more.
+    /// The server could not connect to the target: the relay is closed.
     RelayFailed(RelayId, ProxyError),
-    /// A relay has something to read.
+    /// A relay is readable.
     RelayReadable(RelayId),
-    /// A relay has room again.
+    /// A relay is writable again.
     RelayWritable(RelayId),
-    /// A relay is over: the destination has broken it off, or the server is lost.
+    /// A relay is closed: the target reset it, or the connection to the server is lost.
     RelayGone(RelayId),
-    /// What has become of a flow of UDP payloads.
+    /// An event of a CONNECT-UDP flow.
     Udp(UdpId, UdpFlowEvent),
-    /// The connection is lost; the client tries to make a new one by itself.
+    /// The connection is lost, for this reason; the client reconnects by itself.
     Down(String),
-    /// Going on makes no sense.
+    /// The client cannot continue.
     Fatal(ClientError),
 }
 
-/// Why a client ends.
+/// Why a client cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The credentials were refused.
@@ -82,52 +81,52 @@ pub enum ClientError {
     /// TLS failed.
     #[error("the secure connection to the server failed: {0}")]
     Tls(String),
-    /// The peer speaks HTTP/3 but not what a tunnel needs.
+    /// The server supports HTTP/3 but not an extension that a tunnel needs.
     #[error("the server does not offer {0}")]
     Unsupported(&'static str),
 }
 
-/// Whether the tunnel works.
+/// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientState {
-    /// No connection yet, or again.
+    /// Connecting or reconnecting.
     Connecting,
-    /// No connection, as nobody uses its class.
+    /// No connection, because its class has no traffic.
     Asleep,
-    /// Packets flow.
+    /// The tunnel is up.
     Up,
 }
 
-/// Figures for status output.
+/// Status of a client.
 #[derive(Clone, Debug)]
 pub struct ClientReport {
-    /// Whether the tunnel works.
+    /// State of the tunnel.
     pub state: ClientState,
-    /// Why it does not; empty if it does, or nothing is known.
+    /// Why the tunnel is not up; empty if it is, or if no reason is known.
     pub reason: String,
-    /// What the server gave.
+    /// The last assignment.
     pub assignment: Option<Assignment>,
-    /// How often the session was taken up again.
+    /// How often the session was resumed.
     pub resumed: u32,
     /// Bytes of inner packets.
     pub counters: TrafficCounters,
-    /// How much moves now.
+    /// Current rates.
     pub rates: TrafficRates,
     /// Packets dropped in queues.
     pub drops: u64,
-    /// How long packets wait.
+    /// Time that packets wait in queues (CoDel's sojourn time).
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub resequencing: Option<ResequencingCounters>,
-    /// The congestion controller that the server says it uses on the connection's paths; `None` where it says nothing.
+    /// The congestion controller of the server on this connection's paths; `None` if it reports none.
     pub peer_cc: Option<CongestionControl>,
-    /// The server carries no packets, and each flow travels by itself.
+    /// Whether the server has no CONNECT-IP, so that each flow travels by a request of its own.
     pub per_flow: bool,
     /// TCP connections that travel as streams.
     pub stream_flows: usize,
-    /// Flows of UDP payloads that travel by CONNECT-UDP.
+    /// UDP flows that travel by CONNECT-UDP.
     pub udp_flows: usize,
-    /// Flows that travel as packets and were seen in the last two minutes, as far as they are remembered.
+    /// Flows that travel as packets and were active in the last two minutes; the table of flows is bounded.
     pub datagram_flows: usize,
     /// Every path.
     pub paths: Vec<PathReport>,
@@ -140,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_for_which_the_server_gave_nothing_has_the_first_addresses() {
+    fn without_an_additional_address_the_first_ones_are_used() {
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let assignment = Assignment {
             addresses: nets(&["10.0.0.2/24", "fd00::2/64"]),

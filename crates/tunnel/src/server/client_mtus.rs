@@ -1,17 +1,20 @@
-//! The largest packet that some client of a shard can take.
+//! The largest MTU of the clients of a shard.
+//!
+//! In: the MTU of each client, as it changes. Out: the largest, when it changes. The MTU of the server's TUN follows
+//! it.
 
 use std::collections::BTreeMap;
 
-/// How many clients can take packets of a size (bytes).
+/// The number of clients with each MTU (bytes).
 #[derive(Debug, Default)]
-pub(super) struct Mtus {
+pub(super) struct ClientMtus {
     clients: BTreeMap<usize, u32>,
     largest: Option<usize>,
 }
 
-impl Mtus {
-    /// Counts what a client can take, instead of what it could before. Returns the largest size where that has changed;
-    /// it is `None` where no client is left.
+impl ClientMtus {
+    /// Counts a client with its MTU `after` instead of `before`. Returns the largest MTU if it has changed; that is
+    /// `None` if no client is left.
     pub(super) fn count(&mut self, before: Option<usize>, after: Option<usize>) -> Option<Option<usize>> {
         if before == after {
             return None;
@@ -34,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_largest_size_lasts_as_long_as_a_client_that_takes_it() {
-        let mut mtus = Mtus::default();
+        let mut mtus = ClientMtus::default();
         let steps = [
             (None, Some(1400), Some(Some(1400))),
             (None, Some(1400), None),
