@@ -44,7 +44,7 @@ pub struct Counters {
     pub dropped_down: u64,
 }
 
-/// What [`Channel::push`] did with a packet.
+/// The result of [`Channel::push`] for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Queued.

@@ -68,7 +68,7 @@ pub enum LabError {
     Scenario {
         /// The name of the scenario.
         name: &'static str,
-        /// What is wrong.
+        /// Why the file is invalid.
         reason: String,
     },
     /// The `mpvpn` binary was not found.

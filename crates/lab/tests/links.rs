@@ -275,11 +275,11 @@ fn nothing_is_left_of_a_dropped_lab_not_even_daemons() {
 
 /// Not a test of its own: the process that the next test starts from this binary and kills.
 #[test]
-#[ignore = "started by `a_killed_lab_is_swept_by_the_next`"]
+#[ignore = "started by `a_killed_lab_is_removed_by_the_next`"]
 fn killed_lab_process() {
     let lab = lab(&["1ms"]);
     assert!(!namespaces_of(lab.prefix()).is_empty());
-    std::fs::write(std::env::var_os("LAB_VICTIM").unwrap(), lab.prefix()).unwrap();
+    std::fs::write(std::env::var_os("LAB_PREFIX_FILE").unwrap(), lab.prefix()).unwrap();
     std::thread::sleep(Duration::from_secs(60));
 }
 
@@ -287,13 +287,13 @@ fn killed_lab_process() {
 fn a_killed_lab_is_removed_by_the_next() {
     let _alone = exclusive_lab();
     let own = lab(&["1ms"]);
-    let note = own.dir().join("killed_lab_process");
+    let prefix_file = own.dir().join("prefix");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "killed_lab_process"]).env("LAB_VICTIM", &note);
+    command.args(["--ignored", "--exact", "killed_lab_process"]).env("LAB_PREFIX_FILE", &prefix_file);
     let mut process = command.spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let prefix = loop {
-        let prefix = std::fs::read_to_string(&note).unwrap_or_default();
+        let prefix = std::fs::read_to_string(&prefix_file).unwrap_or_default();
         if !prefix.is_empty() || Instant::now() > deadline {
             break prefix;
         }

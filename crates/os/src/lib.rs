@@ -16,7 +16,7 @@
 //! - Messages of the kernel are parsed without panics; a message that cannot be parsed is skipped and logged.
 //! - Calls act on the network namespace of the calling thread.
 
-// The edge of the system: clocks, files and sockets are what this crate is for.
+// This crate is at the edge: it uses clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod dns;

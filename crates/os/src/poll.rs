@@ -134,7 +134,7 @@ impl Poller {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(error) => return Err(error),
         };
-        // SAFETY: the kernel wrote `count` events into the spare capacity, which it was told the size of.
+        // SAFETY: the kernel wrote `count` events into the spare capacity, whose size was passed.
         unsafe { events.list.set_len(count) };
         Ok(count)
     }

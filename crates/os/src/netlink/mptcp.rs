@@ -34,7 +34,7 @@ const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
-/// linux/mptcp_pm.h: commands, attributes and flags of the family.
+/// linux/mptcp_pm.h: name, version, commands, attributes and flags of the family, named as in that header.
 const MPTCP_PM_NAME: &[u8] = b"mptcp_pm\0";
 const MPTCP_PM_VERSION: u8 = 1;
 const MPTCP_PM_CMD_ADD_ADDR: u8 = 1;

@@ -3,7 +3,9 @@
 //! The kernel's layout: `size_t length, int level, int type`, then the data, padded to a multiple of the size of a `size_t`;
 //! `length` counts header and data without the padding after the data.
 
+/// Alignment of headers and data, in bytes.
 const CMSG_ALIGN: usize = size_of::<usize>();
+/// Bytes of a header (struct cmsghdr).
 const CMSG_HEADER_LEN: usize = size_of::<usize>() + 2 * size_of::<libc::c_int>();
 
 /// Bytes for all messages that one datagram can have: packet info, TOS or traffic class, and segment size take at most 80. In a

@@ -116,7 +116,7 @@ fn a_train_of_udp_datagrams_is_read_as_one_packet() {
     });
 }
 
-/// Two machines, each with a TUN, and a wire that copies what one reads to the other: TCP only works
+/// Two network namespaces, each with a TUN device, and a loop that copies packets between them: TCP only works
 /// if both reading and writing of unsegmented packets with unfinished checksums are right.
 #[test]
 fn tcp_runs_over_two_devices_in_packets_of_64_kib() {
