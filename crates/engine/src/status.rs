@@ -221,27 +221,27 @@ fn add_resequencing(sum: &mut Option<Resequencing>, other: Option<Resequencing>)
 
 fn resequencing_of(counters: ResequencingCounters) -> Resequencing {
     Resequencing {
-        on: counters.on,
+        on: counters.is_numbering,
         numbered: counters.numbered,
-        resent: counters.repairs,
+        resent: counters.retransmissions,
         copies: counters.copies,
-        restored: counters.arrived.held,
-        late: counters.arrived.late,
-        duplicates: counters.arrived.duplicates,
-        given_up: counters.arrived.given_up,
+        restored: counters.received.held,
+        late: counters.received.late,
+        duplicates: counters.received.duplicates,
+        given_up: counters.received.given_up,
         fec: counters.fec.map(repair_of).unwrap_or_default(),
     }
 }
 
 fn repair_of(counters: FecCounters) -> FecStats {
     FecStats {
-        percent: counters.percent,
+        percent: counters.max_repair_percent,
         protected: counters.protected,
-        sent: counters.repairs,
+        sent: counters.repair_packets,
         sent_bytes: counters.repair_bytes,
-        made_good: counters.made_good,
+        made_good: counters.recovered_by_peer,
         recovered: counters.recovered,
-        wasted: counters.wasted,
+        wasted: counters.unneeded_repairs,
         unrecoverable: counters.unrecoverable,
     }
 }

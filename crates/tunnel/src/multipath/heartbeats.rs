@@ -27,7 +27,7 @@ const fn heartbeats(count: u32) -> Duration {
 }
 
 /// Reports say "active" while data moved at this end within this time (1.5 s). It is five heartbeats shorter than
-/// `DENSE_FOR`, so the last dense heartbeats say that no data moves any more. Larger: both ends stay dense for longer.
+/// `LivenessConfig::DENSE_DURATION`, so the last dense heartbeats say that no data moves any more. Larger: both ends stay dense for longer.
 /// Smaller: heartbeats of the peer become sparse in short pauses.
 const ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
 /// How long a report that says "active" keeps this end's heartbeats dense: six heartbeats (0.6 s). Smaller: a few

@@ -40,19 +40,19 @@ const OUTCOME_WAIT: Duration = Duration::from_millis(15);
 pub struct FecCounters {
     /// Current share of repair packets on the path with the most, in percent of the data packets; 0 if no path is
     /// protected.
-    pub percent: u8,
+    pub max_repair_percent: u8,
     /// Data packets sent in FEC groups.
     pub protected: u64,
     /// Repair packets sent.
-    pub repairs: u64,
+    pub repair_packets: u64,
     /// Bytes of repair packets sent.
     pub repair_bytes: u64,
     /// Packets that were lost on the way to the peer and not retransmitted, because the peer recovered them.
-    pub made_good: u64,
+    pub recovered_by_peer: u64,
     /// Lost packets of the peer that this end recovered.
     pub recovered: u64,
     /// Received repair packets that were not needed.
-    pub wasted: u64,
+    pub unneeded_repairs: u64,
     /// Groups of the peer that lost more packets than could be recovered.
     pub unrecoverable: u64,
 }
@@ -267,16 +267,16 @@ impl Protection {
     }
 
     pub(super) fn counters(&self) -> FecCounters {
-        let (sent, came) = (self.encoder.stats(), self.decoder.stats());
+        let (sent, received) = (self.encoder.stats(), self.decoder.stats());
         FecCounters {
-            percent: self.encoder.max_repair_percent(),
+            max_repair_percent: self.encoder.max_repair_percent(),
             protected: sent.protected,
-            repairs: sent.repair_packets,
+            repair_packets: sent.repair_packets,
             repair_bytes: sent.repair_bytes,
-            made_good: self.outcomes.restored_losses(),
-            recovered: came.recovered,
-            wasted: came.wasted,
-            unrecoverable: came.unrecoverable,
+            recovered_by_peer: self.outcomes.restored_losses(),
+            recovered: received.recovered,
+            unneeded_repairs: received.wasted,
+            unrecoverable: received.unrecoverable,
         }
     }
 
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((label.number, &payload[..]), (1, &[1; 100][..]));
         sender.handle_timeout(now + 1000 * MS);
         assert_eq!((receiver.next_recovered(), sender.next_lost()), (None, None));
-        assert_eq!((sender.counters().made_good, receiver.counters().recovered), (1, 1));
+        assert_eq!((sender.counters().recovered_by_peer, receiver.counters().recovered), (1, 1));
     }
 
     #[test]

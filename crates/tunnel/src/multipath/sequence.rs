@@ -23,15 +23,15 @@ use super::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResequencingCounters {
     /// Whether packets are numbered now.
-    pub on: bool,
+    pub is_numbering: bool,
     /// Packets sent with a number.
     pub numbered: u64,
     /// Retransmitted packets.
-    pub repairs: u64,
+    pub retransmissions: u64,
     /// Copies sent beside the first datagram of a packet (option `copies`).
     pub copies: u64,
     /// Counters of the resequencer for received packets.
-    pub arrived: ReorderStats,
+    pub received: ReorderStats,
     /// Counters of FEC, if negotiated.
     pub fec: Option<FecCounters>,
 }
@@ -214,11 +214,11 @@ impl Sequencer {
 
     pub(super) fn counters(&self) -> ResequencingCounters {
         ResequencingCounters {
-            on: self.numbering.is_on(),
+            is_numbering: self.numbering.is_on(),
             numbered: self.numbering.numbered(),
-            repairs: self.retransmissions.sent(),
+            retransmissions: self.retransmissions.sent(),
             copies: self.copies,
-            arrived: self.resequencer.stats(),
+            received: self.resequencer.stats(),
             fec: self.protection.as_ref().map(|protection| protection.counters()),
         }
     }

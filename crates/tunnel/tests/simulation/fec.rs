@@ -121,7 +121,10 @@ fn what_a_lossy_link_loses_is_restored_without_asking() {
         assert!((0.05..=0.32).contains(&share), "{share} of the data is repair");
         let (here, there) = (after[way], after[1 - way]);
         assert!(there.recovered > 400, "{} were restored", there.recovered);
-        assert!(here.made_good > 400 && here.made_good <= there.recovered, "{here:?} {there:?}");
+        assert!(
+            here.recovered_by_peer > 400 && here.recovered_by_peer <= there.recovered,
+            "{here:?} {there:?}"
+        );
     }
 }
 
@@ -131,7 +134,7 @@ fn nothing_more_is_sent_on_links_that_lose_nothing() {
     let heard = talk(&mut world, client, Duration::from_secs(4), 2);
     for (heard, fec) in heard.iter().zip(fec(&mut world, client)) {
         assert_eq!((heard.share(), heard.twice), (1.0, 0));
-        assert_eq!((fec.repairs, fec.protected, fec.percent), (0, 0, 0));
+        assert_eq!((fec.repair_packets, fec.protected, fec.max_repair_percent), (0, 0, 0));
     }
 }
 
@@ -139,18 +142,18 @@ fn nothing_more_is_sent_on_links_that_lose_nothing() {
 fn repair_comes_with_the_loss_and_goes_with_it() {
     let (mut world, client) = world(Fec::Auto, 1, &[(50, 20 * MS)], 0.0);
     talk(&mut world, client, Duration::from_secs(5), 1);
-    assert_eq!(fec(&mut world, client).map(|fec| fec.percent), [0, 0]);
+    assert_eq!(fec(&mut world, client).map(|fec| fec.max_repair_percent), [0, 0]);
     lose(&mut world, client, 0.12);
     talk(&mut world, client, Duration::from_secs(4), 1);
     for fec in fec(&mut world, client) {
-        assert!(fec.percent >= 20, "{} % repair", fec.percent);
+        assert!(fec.max_repair_percent >= 20, "{} % repair", fec.max_repair_percent);
     }
     lose(&mut world, client, 0.0);
     talk(&mut world, client, Duration::from_secs(10), 1);
-    assert_eq!(fec(&mut world, client).map(|fec| fec.percent), [0, 0]);
-    let before = fec(&mut world, client).map(|fec| fec.repairs);
+    assert_eq!(fec(&mut world, client).map(|fec| fec.max_repair_percent), [0, 0]);
+    let before = fec(&mut world, client).map(|fec| fec.repair_packets);
     talk(&mut world, client, Duration::from_secs(2), 1);
-    assert_eq!(fec(&mut world, client).map(|fec| fec.repairs), before);
+    assert_eq!(fec(&mut world, client).map(|fec| fec.repair_packets), before);
 }
 
 #[test]
@@ -166,8 +169,8 @@ fn what_was_asked_for_is_sent_whatever_is_lost() {
     let (mut world, client) = world(Fec::Fixed { data: 8, repair: 2 }, 1, &[(50, 20 * MS)], 0.0);
     let heard = talk(&mut world, client, Duration::from_secs(2), 4);
     for (heard, fec) in heard.iter().zip(fec(&mut world, client)) {
-        assert_eq!((heard.share(), heard.twice, fec.percent), (1.0, 0, 25));
-        let share = fec.repairs as f64 / heard.sent as f64;
+        assert_eq!((heard.share(), heard.twice, fec.max_repair_percent), (1.0, 0, 25));
+        let share = fec.repair_packets as f64 / heard.sent as f64;
         assert!((0.24..0.26).contains(&share), "{share}");
         assert_eq!((fec.recovered, fec.unrecoverable), (0, 0));
     }
@@ -227,7 +230,7 @@ fn tcp_keeps_what_loss_and_repair_leave_of_several_links() {
     let (mut world, client) = world(Fec::Auto, 1, &[(30, 15 * MS), (30, 20 * MS), (30, 25 * MS)], 0.12);
     let mbit = download(&mut world, client, 4, Duration::from_secs(6), Duration::from_secs(6));
     let [_, fec] = fec(&mut world, client);
-    assert!(fec.repairs > 1000, "{fec:?}");
+    assert!(fec.repair_packets > 1000, "{fec:?}");
     // Less what the framing takes.
     let bar = 90.0 * 0.94 * (1.0 - 0.12 - 0.3) * 0.9;
     assert!(mbit >= bar, "{mbit} Mbit/s, expected {bar}");
@@ -256,8 +259,8 @@ fn a_full_path_gets_less_repair_and_keeps_its_mtu() {
     assert_eq!(world.machines[client].mtu, mtu);
     let each = |bytes: u64, packets: u64| bytes as f64 / packets as f64;
     // Where the MTU shrinks again and again it is half as long.
-    assert!(each(fec.repair_bytes, fec.repairs) > 1000.0, "{fec:?}");
-    assert!(each(fec.repairs, fec.protected) < 0.28, "{fec:?}");
+    assert!(each(fec.repair_bytes, fec.repair_packets) > 1000.0, "{fec:?}");
+    assert!(each(fec.repair_packets, fec.protected) < 0.28, "{fec:?}");
 }
 
 #[test]
@@ -266,8 +269,8 @@ fn a_full_link_that_loses_nothing_by_itself_is_left_to_the_congestion_controller
     let mbit = download(&mut world, client, 1, Duration::from_secs(2), Duration::from_secs(6));
     assert!(mbit > 16.0, "{mbit}");
     for fec in fec(&mut world, client) {
-        let share = fec.repairs as f64 / fec.protected.max(1) as f64;
-        assert!(fec.repairs < 100, "{share} {fec:?}");
+        let share = fec.repair_packets as f64 / fec.protected.max(1) as f64;
+        assert!(fec.repair_packets < 100, "{share} {fec:?}");
     }
 }
 
