@@ -1,37 +1,38 @@
 use bytes::BufMut;
 use mpvpn_types::Duration;
 
-/// Flows share this many sequences of numbers.
+/// Sequences of numbers, which flows share by their hash: 12 bits of the label. Fewer: flows wait for one another more often;
+/// more: memory.
 pub const BUCKETS: u32 = 1 << 12;
-/// Numbers are taken modulo this.
+/// Numbers wrap at this value: 3 bytes of the label.
 pub(crate) const MODULUS: u32 = 1 << 24;
 const ORDERED: u16 = 1 << 15;
-const IN_PARTS: u16 = 1 << 14;
+const HAS_PART: u16 = 1 << 14;
 /// The unit of [`Label::reorder_timeout`] on the wire.
 const REORDER_TIMEOUT_UNIT_MS: u64 = 4;
 
-/// What stands before a packet in the numbered context (docs/protocol.md, "Order").
+/// The header of a packet in the numbered context (docs/protocol.md, "Order").
 ///
 /// ```text
 /// bit 15      1 if the packet waits for its predecessors
 /// bit 14      1 if this is a part of the packet: a byte that says which one follows
 /// bits 12-13  0
 /// bits 0-11   bucket: which sequence the number belongs to
-/// 1 byte      patience in units of 4 ms
+/// 1 byte      reorder timeout in units of 4 ms
 /// 3 bytes     number
 /// 1 byte      only with bit 14: index of the part × 16 + index of the last part
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Which sequence; below [`BUCKETS`]. Flows with the same one are kept in order together.
+    /// The sequence, below [`BUCKETS`]. Packets of all flows with the same one are kept in one order.
     pub bucket: u16,
-    /// The packet is to be delivered after those before it.
+    /// Whether the packet is delivered only after the packets with lower numbers.
     pub ordered: bool,
-    /// How long it may be held for them, at most 1020 ms.
+    /// How long the packet may be held for them, at most 1020 ms.
     pub reorder_timeout: Duration,
-    /// Its place in the sequence, modulo 2^24.
+    /// The packet's number in the sequence, modulo 2^24.
     pub number: u32,
-    /// Which part of the packet this is, if it does not travel whole.
+    /// Which part of the packet this is; `None` for a whole packet.
     pub part: Option<Part>,
 }
 
@@ -45,20 +46,20 @@ pub struct Part {
 }
 
 impl Part {
-    /// Bytes that a label is longer with it.
+    /// Bytes by which a label with a part is longer.
     pub const LEN: usize = 1;
-    /// The greatest index.
+    /// The highest index: 4 bits of the label.
     pub const MAX_INDEX: u8 = 15;
 }
 
-/// What is no label.
+/// Why bytes are no valid label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
-    /// It ends inside its label.
+    /// The bytes end inside the label.
     #[error("a label has 6 bytes, 7 with a part; got {0}")]
     TooShort(usize),
-    /// There is no such part.
-    #[error("part {} of {}", .0.index, .0.last)]
+    /// The part index is above the last index.
+    #[error("part index {} is above the last index {}", .0.index, .0.last)]
     NoSuchPart(Part),
 }
 
@@ -66,40 +67,39 @@ impl Label {
     /// Bytes of a label of a whole packet.
     pub const LEN: usize = 6;
 
-    /// Writes the bytes to the end of `out`. Patience is rounded up, and cut to what fits.
+    /// Appends the encoded label to `out`. The reorder timeout is rounded up to 4 ms, and limited to 1020 ms.
     #[inline]
     pub fn encode(&self, out: &mut impl BufMut) {
         let mut first = self.bucket & (BUCKETS as u16 - 1);
         first |= if self.ordered { ORDERED } else { 0 };
-        first |= if self.part.is_some() { IN_PARTS } else { 0 };
-        let patience =
+        first |= if self.part.is_some() { HAS_PART } else { 0 };
+        let reorder_timeout =
             (self.reorder_timeout.as_millis() as u64).div_ceil(REORDER_TIMEOUT_UNIT_MS).min(255) as u8;
         let [_, a, b, c] = self.number.to_be_bytes();
         let [high, low] = first.to_be_bytes();
-        out.put_slice(&[high, low, patience, a, b, c]);
+        out.put_slice(&[high, low, reorder_timeout, a, b, c]);
         if let Some(Part { index, last }) = self.part {
             out.put_u8(index << 4 | last & Part::MAX_INDEX);
         }
     }
 
-    /// Reads the label at the start of `bytes`; also returns how long it is. Bits that have no meaning yet are
-    /// ignored.
+    /// Reads the label at the start of `bytes`; returns it with its length. Reserved bits are ignored.
     ///
     /// # Errors
-    /// If it is not whole, or of a part beyond the last.
+    /// If the label is incomplete, or its part index is above the last index.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<(Self, usize), LabelError> {
         let too_short = || LabelError::TooShort(bytes.len());
-        let [high, low, patience, a, b, c] = *bytes.first_chunk().ok_or_else(too_short)?;
+        let [high, low, reorder_timeout, a, b, c] = *bytes.first_chunk().ok_or_else(too_short)?;
         let first = u16::from_be_bytes([high, low]);
         let mut label = Self {
             bucket: first & (BUCKETS as u16 - 1),
             ordered: first & ORDERED != 0,
-            reorder_timeout: Duration::from_millis(u64::from(patience) * REORDER_TIMEOUT_UNIT_MS),
+            reorder_timeout: Duration::from_millis(u64::from(reorder_timeout) * REORDER_TIMEOUT_UNIT_MS),
             number: u32::from_be_bytes([0, a, b, c]),
             part: None,
         };
-        if first & IN_PARTS == 0 {
+        if first & HAS_PART == 0 {
             return Ok((label, Self::LEN));
         }
         let byte = bytes.get(Self::LEN).ok_or_else(too_short)?;
@@ -135,8 +135,8 @@ mod tests {
         fn a_label_is_read_back(
             bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS, part in any_part(),
         ) {
-            let patience = Duration::from_millis(units * REORDER_TIMEOUT_UNIT_MS);
-            let label = Label { bucket, ordered, reorder_timeout: patience, number, part };
+            let reorder_timeout = Duration::from_millis(units * REORDER_TIMEOUT_UNIT_MS);
+            let label = Label { bucket, ordered, reorder_timeout, number, part };
             let bytes = encoded(label);
             prop_assert_eq!(Label::decode(&bytes), Ok((label, bytes.len())));
             prop_assert_eq!(Label::decode(&bytes[..bytes.len() - 1]), Err(LabelError::TooShort(bytes.len() - 1)));
@@ -144,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_rounded_up_and_cut() {
+    fn the_reorder_timeout_is_rounded_up_and_limited() {
         let with =
-            |patience| Label { bucket: 1, ordered: true, reorder_timeout: patience, number: 2, part: None };
+            |reorder_timeout| Label { bucket: 1, ordered: true, reorder_timeout, number: 2, part: None };
         let back = |ms| Label::decode(&encoded(with(Duration::from_millis(ms)))).unwrap().0.reorder_timeout;
         assert_eq!(back(1), Duration::from_millis(4));
         assert_eq!(back(5000), Duration::from_millis(1020));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_beyond_the_last_is_refused() {
+    fn a_part_above_the_last_index_is_refused() {
         let beyond = Part { index: 3, last: 2 };
         let label = Label {
             bucket: 1,

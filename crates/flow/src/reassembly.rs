@@ -5,16 +5,17 @@ use rustc_hash::FxHashMap;
 
 use crate::label::{Label, Part};
 
-/// Packets of which parts are missing, at most: what paths of 100 Mbit/s have under way in 100 ms.
+/// Packets with missing parts that are kept at most: what a path of 100 Mbit/s has in flight in 100 ms. Fewer: packets are
+/// lost; more: memory.
 const MAX_INCOMPLETE_PACKETS: usize = 1 << 10;
-/// Bytes of their parts, at most.
+/// Bytes of parts that are kept at most. Fewer: packets are lost; more: memory of hostile peers.
 const MAX_INCOMPLETE_BYTES: usize = 4 << 20;
 
-/// Puts packets together that travel in parts, at the receiver.
+/// Reassembles packets that travel in parts, at the receiver.
 #[derive(Debug, Default)]
 pub struct PartReassembler {
     open: FxHashMap<(u16, u32), Parts>,
-    /// Those in `open` and some that are not any more, the oldest in front.
+    /// All packets in `open`, and some that are complete or were dropped, the oldest first.
     order: VecDeque<(u16, u32)>,
     bytes: usize,
 }
@@ -27,13 +28,13 @@ struct Parts {
 }
 
 impl PartReassembler {
-    /// No part has come.
+    /// Before the first part.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a packet or a part of one; returns the packet if it is whole now. What has waited for its other parts for
-    /// the longest time makes room.
+    /// Takes a packet or a part of one; returns the packet if it is complete. Where too much is kept, the packet that has
+    /// waited for its other parts for the longest time is dropped.
     pub fn push(&mut self, label: Label, bytes: Bytes) -> Option<Bytes> {
         let Some(Part { index, last }) = label.part else { return Some(bytes) };
         if bytes.is_empty() {
@@ -49,18 +50,18 @@ impl PartReassembler {
         if packet.last != last || !part.is_empty() {
             return None;
         }
-        // A copy: what arrived is a small part of a large buffer, which holding it would keep.
+        // A copy: the received slice would keep its whole receive buffer alive.
         *part = Bytes::copy_from_slice(&bytes);
         self.bytes += bytes.len();
-        let whole = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat().into());
-        if whole.is_some() {
+        let complete = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat().into());
+        if complete.is_some() {
             self.forget(key);
         }
         while self.order.len() > MAX_INCOMPLETE_PACKETS || self.bytes > MAX_INCOMPLETE_BYTES {
             let Some(oldest) = self.order.pop_front() else { break };
             self.forget(oldest);
         }
-        whole
+        complete
     }
 
     fn forget(&mut self, key: (u16, u32)) {
@@ -96,8 +97,8 @@ mod tests {
             let mut join = PartReassembler::new();
             for (came, index) in order.iter().enumerate() {
                 let part = Part { index: *index as u8, last };
-                let whole = push(&mut join, 7, part, parts[*index]);
-                prop_assert_eq!(whole, (came + 1 == parts.len()).then(|| packet.clone()));
+                let complete = push(&mut join, 7, part, parts[*index]);
+                prop_assert_eq!(complete, (came + 1 == parts.len()).then(|| packet.clone()));
                 if came + 1 < parts.len() {
                     prop_assert_eq!(push(&mut join, 7, part, parts[*index]), None, "a copy");
                 }
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_other_packets_are_kept_apart() {
+    fn parts_of_different_packets_are_kept_apart() {
         let mut join = PartReassembler::new();
         let part = |index| Part { index, last: 1 };
         assert_eq!(push(&mut join, 1, part(0), b"ab"), None);

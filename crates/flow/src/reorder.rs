@@ -6,23 +6,26 @@ use rustc_hash::FxHashMap;
 
 use crate::label::{Label, MODULUS};
 
-/// A number so far ahead of what is expected starts its sequence anew (packets).
+/// A number this far ahead of the expected one restarts its sequence: the sender has lost its state, or too much is missing.
+/// Smaller: a burst of losses restarts the sequence; larger: memory. Chosen (docs/design/reordering.md).
 const MAX_AHEAD: u32 = 1 << 14;
-/// Ranges of numbers that were given up and may still come, for each sequence.
+/// Ranges of given-up numbers that are remembered for each sequence, as their packets may still arrive. Fewer: late packets
+/// count as duplicates and are dropped; more: memory. Chosen.
 const MAX_GIVEN_UP_RANGES: usize = 64;
-/// Bytes of packets that are held for all sequences together.
+/// Bytes of packets that are held for all sequences together at most. Fewer: order is given up on fast paths; more: memory.
+/// Chosen.
 const MAX_HELD_BYTES: usize = 16 << 20;
 
-/// What became of packets.
+/// Packets by what happened to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReorderStats {
-    /// Held for a while and then delivered in their place.
+    /// Packets that were held for missing ones.
     pub held: u64,
-    /// Came after their place was given up, and were delivered late.
+    /// Packets that arrived after they were given up, and were delivered out of order.
     pub late: u64,
-    /// Came a second time, and were dropped.
+    /// Packets that arrived a second time, and were dropped.
     pub duplicates: u64,
-    /// Places that were given up.
+    /// Missing packets that were given up.
     pub given_up: u64,
 }
 
@@ -30,49 +33,49 @@ pub struct ReorderStats {
 #[derive(Debug, Default)]
 pub struct ReorderBuffer {
     sequences: FxHashMap<u16, Sequence>,
-    /// The sequences that wait for a packet: few, so a list.
+    /// The sequences with a missing packet; a list because they are few.
     waiting: Vec<u16>,
-    /// Bytes of packets that are held.
+    /// Bytes of held packets.
     bytes: usize,
     stats: ReorderStats,
 }
 
 #[derive(Debug, Default)]
 struct Sequence {
-    /// The lowest number that has neither been delivered nor given up.
+    /// The lowest number that was neither delivered nor given up.
     next: u32,
-    /// From `next` on. If it is not empty, its first place is missing.
-    places: VecDeque<Place>,
-    /// Numbers below `next` that were given up: first one and count, the oldest in front.
+    /// The state of the numbers from `next` on. If there are any, the first one is missing.
+    entries: VecDeque<Entry>,
+    /// Ranges of numbers below `next` that were given up: first number and count, the oldest first.
     given_up: VecDeque<(u32, u32)>,
 }
 
 #[derive(Debug)]
-enum Place {
-    /// Not here, and not waited for after this moment.
+enum Entry {
+    /// Not received; given up at this moment.
     Missing(Instant),
     Held(Bytes),
-    /// Delivered ahead of its turn.
+    /// Delivered before packets with lower numbers.
     Delivered,
 }
 
-/// How far `number` is ahead of `base`; negative if it is behind.
+/// How far `number` is ahead of `base` modulo 2^24; negative if it is behind.
 fn distance(base: u32, number: u32) -> i32 {
     let ahead = number.wrapping_sub(base) % MODULUS;
     if ahead < MODULUS / 2 { ahead as i32 } else { ahead as i32 - MODULUS as i32 }
 }
 
 impl ReorderBuffer {
-    /// Nothing is held.
+    /// Before the first packet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a packet that arrived, and hands out what may be delivered now.
+    /// Takes a received packet, and passes to `out` the packets to deliver now.
     pub fn push(&mut self, now: Instant, label: Label, packet: Bytes, mut out: impl FnMut(Bytes)) {
         let sequence = self.sequences.entry(label.bucket).or_default();
         let ahead = distance(sequence.next, label.number);
-        if ahead == 0 && sequence.places.is_empty() {
+        if ahead == 0 && sequence.entries.is_empty() {
             sequence.next = (sequence.next + 1) % MODULUS;
             return out(packet);
         }
@@ -85,7 +88,7 @@ impl ReorderBuffer {
                 number,
                 next = sequence.next,
                 late,
-                "a number that was passed: late, or a duplicate"
+                "a packet behind the expected number: late, or a duplicate"
             );
             if late {
                 self.stats.late += 1;
@@ -103,7 +106,7 @@ impl ReorderBuffer {
                 bucket,
                 number,
                 ahead,
-                "too far ahead: all that is missing is given up"
+                "a number too far ahead: missing packets are given up, the sequence restarts"
             );
             self.give_up_all(label.bucket, &mut out);
             if let Some(sequence) = self.sequences.get_mut(&label.bucket) {
@@ -112,20 +115,20 @@ impl ReorderBuffer {
             }
             return out(packet);
         }
-        let was_waiting = !sequence.places.is_empty();
+        let was_waiting = !sequence.entries.is_empty();
         let at = ahead as usize;
-        if at >= sequence.places.len() {
+        if at >= sequence.entries.len() {
             let deadline = now + label.reorder_timeout;
-            sequence.places.resize_with(at + 1, || Place::Missing(deadline));
-        } else if !matches!(sequence.places[at], Place::Missing(_)) {
+            sequence.entries.resize_with(at + 1, || Entry::Missing(deadline));
+        } else if !matches!(sequence.entries[at], Entry::Missing(_)) {
             self.stats.duplicates += 1;
             return;
         }
         if at == 0 || !label.ordered {
-            sequence.places[at] = Place::Delivered;
+            sequence.entries[at] = Entry::Delivered;
             out(packet);
         } else {
-            // A copy: what arrived is a small part of a large buffer, which holding it would keep.
+            // A copy: the received slice would keep its whole receive buffer alive.
             let copy = Bytes::copy_from_slice(&packet);
             self.bytes += copy.len();
             self.stats.held += 1;
@@ -138,12 +141,12 @@ impl ReorderBuffer {
                 timeout = ?patience,
                 "held for missing packets"
             );
-            sequence.places[at] = Place::Held(copy);
+            sequence.entries[at] = Entry::Held(copy);
         }
         if at == 0 {
             self.bytes -= sequence.release(&mut out);
         }
-        let waits = !sequence.places.is_empty();
+        let waits = !sequence.entries.is_empty();
         if waits && !was_waiting {
             self.waiting.push(label.bucket);
         } else if was_waiting && !waits {
@@ -154,13 +157,13 @@ impl ReorderBuffer {
                 target: REORDER,
                 bucket = label.bucket,
                 bytes = self.bytes,
-                "too much is held: what is missing is given up"
+                "too many bytes are held: missing packets are given up"
             );
             self.give_up_all(label.bucket, &mut out);
         }
     }
 
-    /// Hands out what was held long enough.
+    /// Gives up packets whose reorder timeout has passed, and passes to `out` the packets to deliver now.
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(Bytes)) {
         if self.waiting.is_empty() {
             return;
@@ -180,40 +183,40 @@ impl ReorderBuffer {
                 self.stats.given_up += u64::from(count);
                 self.bytes -= sequence.release(&mut out);
             }
-            !sequence.places.is_empty()
+            !sequence.entries.is_empty()
         });
         self.waiting = waiting;
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let deadlines = self.waiting.iter().filter_map(|bucket| self.sequences.get(bucket)?.deadline());
         deadlines.min()
     }
 
-    /// What became of packets so far.
+    /// The statistics since the start.
     pub fn stats(&self) -> ReorderStats {
         self.stats
     }
 
-    /// Bytes of packets that are held now.
+    /// Bytes of the packets that are held now.
     pub fn held_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forgets nothing that matters, and gives memory back that is not in use.
+    /// Frees memory that is not in use.
     pub fn trim_memory(&mut self) {
-        #[allow(clippy::disallowed_methods, reason = "each is treated alike, in any order")]
+        #[allow(clippy::disallowed_methods, reason = "all are treated alike, in any order")]
         for sequence in self.sequences.values_mut() {
-            if sequence.places.is_empty() {
-                sequence.places.shrink_to(0);
+            if sequence.entries.is_empty() {
+                sequence.entries.shrink_to(0);
             }
         }
     }
 
     fn give_up_all(&mut self, bucket: u16, out: &mut impl FnMut(Bytes)) {
         let Some(sequence) = self.sequences.get_mut(&bucket) else { return };
-        while !sequence.places.is_empty() {
+        while !sequence.entries.is_empty() {
             self.stats.given_up += u64::from(sequence.give_up_first());
             self.bytes -= sequence.release(out);
         }
@@ -224,17 +227,17 @@ impl ReorderBuffer {
 impl Sequence {
     /// When the first missing packet is given up.
     fn deadline(&self) -> Option<Instant> {
-        match self.places.front() {
-            Some(Place::Missing(deadline)) => Some(*deadline),
+        match self.entries.front() {
+            Some(Entry::Missing(deadline)) => Some(*deadline),
             _ => None,
         }
     }
 
-    /// Gives up the missing packets in front; returns how many they were.
+    /// Gives up the missing packets up to the first received one; returns their number.
     fn give_up_first(&mut self) -> u32 {
         let mut count = 0;
-        while let Some(Place::Missing(_)) = self.places.front() {
-            self.places.pop_front();
+        while let Some(Entry::Missing(_)) = self.entries.front() {
+            self.entries.pop_front();
             count += 1;
         }
         if count > 0 {
@@ -247,12 +250,12 @@ impl Sequence {
         count
     }
 
-    /// Hands out what is in front and not missing; returns the bytes that were held.
+    /// Passes to `out` the received packets up to the next missing one; returns the bytes that were held.
     fn release(&mut self, out: &mut impl FnMut(Bytes)) -> usize {
         let mut bytes = 0;
-        while let Some(place) = self.places.pop_front_if(|place| !matches!(place, Place::Missing(_))) {
+        while let Some(entry) = self.entries.pop_front_if(|entry| !matches!(entry, Entry::Missing(_))) {
             self.next = (self.next + 1) % MODULUS;
-            if let Place::Held(packet) = place {
+            if let Entry::Held(packet) = entry {
                 bytes += packet.len();
                 out(packet);
             }
@@ -260,7 +263,7 @@ impl Sequence {
         bytes
     }
 
-    /// Whether `number` was given up and has not come since; it counts as come now.
+    /// Whether `number` was given up and has not arrived since; marks it as arrived.
     fn take_given_up(&mut self, number: u32) -> bool {
         let inside = |(first, count): &(u32, u32)| (0..*count as i32).contains(&distance(*first, number));
         let Some(at) = self.given_up.iter().position(inside) else { return false };

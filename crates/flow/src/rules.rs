@@ -1,4 +1,7 @@
-//! Which TCP connections travel as streams, and which as packets.
+//! Which TCP connections travel as streams (the split-TCP proxy), and which as IP packets.
+//!
+//! In: the destination of a connection, the configured rules and flow mode, and whether the server translates addresses.
+//! Out: the flow mode of the connection, and why. Always holds: the first matching rule decides.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -9,66 +12,66 @@ use ipnet::IpNet;
 use mpvpn_packet::public::is_public;
 pub use mpvpn_types::FlowMode;
 
-/// A rule for the connections to some destinations.
+/// A rule for connections to some destinations (`[[lane-rule]]` of a configuration file).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// Networks that it is for; all if there are none.
+    /// Destination networks; any if empty.
     pub to: Vec<IpNet>,
-    /// Ports that it is for; all if there are none.
+    /// Destination ports; any if empty.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// Whether these connections travel as streams.
+    /// Whether matching connections travel as streams.
     pub streams: bool,
 }
 
 impl Rule {
-    fn is_for(&self, to: SocketAddr) -> bool {
+    fn matches(&self, to: SocketAddr) -> bool {
         (self.to.is_empty() || self.to.iter().any(|net| net.contains(&to.ip())))
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&to.port())))
     }
 }
 
-/// What decided how the packets of a flow travel.
+/// Why a flow has its flow mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowModeReason {
-    /// The rule with this number, counted from 1.
+    /// The rule with this number, counted from 1, matches.
     Rule(usize),
-    /// What decides where no rule does: streams everywhere, or nowhere.
+    /// No rule matches, and the configured flow mode is streams or packets for all.
     DefaultMode,
-    /// [`FlowMode::Auto`]: the server translates addresses of packets to there.
+    /// [`FlowMode::Auto`]: a stream, as the server translates the addresses of packets to this destination anyway.
     Translated,
-    /// [`FlowMode::Auto`]: the server translates nothing to there.
+    /// [`FlowMode::Auto`]: packets, as the server does not translate addresses to this destination.
     Untranslated,
-    /// [`FlowMode::Auto`]: the address is private.
+    /// [`FlowMode::Auto`]: packets, as the destination address is private.
     PrivateAddress,
-    /// The server does not connect to there, and so packets go there.
+    /// Packets, as the server refused to connect to this destination.
     ServerRefused,
-    /// Streams carry TCP only.
+    /// Packets, as streams carry only TCP.
     NotTcp,
-    /// The server carries no packets.
+    /// A stream, or UDP payloads, as the server carries no packets.
     ServerWithoutPackets,
-    /// It began as packets: before there was a tunnel, or with options that streams cannot carry.
+    /// Packets, as the flow began so: before there was a tunnel, or with TCP options that streams cannot carry.
     BeganAsPackets,
 }
 
-/// All that is known about it.
+/// The configured flow mode and its exceptions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Where no rule says anything.
+    /// The flow mode of connections that no rule matches.
     pub mode: FlowMode,
-    /// The first that is for a connection counts.
+    /// The rules; the first matching one decides.
     pub rules: Vec<Rule>,
 }
 
 impl Rules {
-    /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate
-    /// addresses of packets to there.
+    /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate the addresses
+    /// of packets to an address.
     pub fn takes_stream(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> bool {
         self.decide(to, translated).0
     }
 
-    /// The same, and what decides it.
+    /// As [`Self::takes_stream`], with the reason.
     pub fn decide(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> (bool, FlowModeReason) {
-        match (self.rules.iter().position(|rule| rule.is_for(to)), self.mode) {
+        match (self.rules.iter().position(|rule| rule.matches(to)), self.mode) {
             (Some(at), _) => (self.rules[at].streams, FlowModeReason::Rule(at + 1)),
             (None, FlowMode::Auto) if !is_public(to.ip()) => (false, FlowModeReason::PrivateAddress),
             (None, FlowMode::Auto) if translated(to.ip()) => (true, FlowModeReason::Translated),

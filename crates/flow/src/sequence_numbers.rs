@@ -1,9 +1,9 @@
 use crate::label::{BUCKETS, MODULUS};
 
-/// The next number of every sequence, at the sender.
+/// The next number of each sequence, at the sender.
 #[derive(Debug, Default)]
 pub struct SequenceNumbers {
-    /// Empty until the first packet is numbered: most tunnels of a server are idle.
+    /// Empty until the first packet is numbered, because most tunnels of a server are idle.
     next: Vec<u32>,
 }
 
@@ -13,10 +13,10 @@ impl SequenceNumbers {
         Self::default()
     }
 
-    /// The sequence of a flow with this hash.
+    /// The sequence (bucket) of a flow with this hash.
     #[inline]
     pub fn bucket(flow: u32) -> u16 {
-        // The upper bits, well mixed: the lower ones may have chosen a queue already.
+        // The upper bits of a multiplicative hash (Knuth): the lower ones may have chosen a FQ-CoDel queue already.
         (flow.wrapping_mul(0x9E37_79B1) >> (32 - BUCKETS.trailing_zeros())) as u16
     }
 

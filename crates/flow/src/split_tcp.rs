@@ -1,16 +1,16 @@
-//! The stream lane's end at the app: TCP connections end here, and their bytes travel as streams.
+//! The split-TCP proxy (RFC 3135): terminates the TCP connections of apps, whose bytes travel as streams.
 //!
-//! In: TCP packets of apps, up to 64 KiB each, as a TUN device gives them; what the far side said to a request, and
-//! the bytes that it sent; the time. Out: requests, bytes to send on streams, and packets for the apps.
+//! In: TCP packets of apps, up to 64 KiB each, as a TUN device delivers them; the server's answers to connection requests,
+//! and stream data; the time. Out: connection requests, stream data, and packets for the apps.
 //!
-//! It is the half of TCP (RFC 9293) that a local link needs: the app's kernel always begins, nothing is lost but by a
-//! full queue, and so there is neither a congestion window nor an estimate of round-trip times.
+//! It implements the part of TCP (RFC 9293) that a local link needs: the app always opens the connection, and packets are
+//! lost only in full queues, so there is neither a congestion window nor a round-trip time estimator.
 //!
 //! Always holds:
-//! - a connection is answered only when the far side has agreed, and refused as the far side refused it;
-//! - every byte comes out once and in order, in both directions, and so do the ends of both directions;
-//! - who does not read, app or stream, stops its own sender and nobody else;
-//! - memory is bounded for each flow and for all of them.
+//! - a SYN is answered only after the server has connected, and refused as the server refused it;
+//! - every byte is delivered once and in order, in both directions, and so is the end of each direction;
+//! - an app or stream that does not read stops its own sender and no other;
+//! - memory is bounded for each connection and for all of them.
 
 mod flow;
 mod inbound;
@@ -36,32 +36,35 @@ use rustc_hash::FxHashMap;
 use flow::{Flow, Phase, Verdict};
 use seq::Seq;
 
-/// Where memory is short, each flow may still hold so much (bytes).
-const LEAST: usize = 4096;
-/// A flow that is quiet for this time gives its memory back.
-const REST: Duration = Duration::from_secs(1);
-/// Pieces that wait for an app that does not read are copied into one when there are more.
-const MOST_PIECES: usize = 64;
+/// Bytes that a connection may hold in each direction when the memory of all connections is used up. Smaller: connections
+/// stall; larger: memory.
+const MIN_BUFFER: usize = 4096;
+/// A connection that was idle for this time frees its buffers. Shorter: allocations; longer: memory of idle connections.
+const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
+/// Buffers that wait for an app before they are copied into one, because each may keep a whole receive buffer alive. Fewer:
+/// copies; more: memory.
+const MAX_BUFFERS: usize = 64;
 
-/// What flows may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyLimits {
-    /// Connections at a time; further ones are not answered.
+    /// Connections at a time; further SYNs are not answered.
     pub max_flows: usize,
-    /// Bytes that may wait in each direction of a flow.
+    /// Bytes that may wait in each direction of a connection.
     pub max_flow_bytes: usize,
-    /// Bytes that may wait in all of them: beyond it, each may hold 4 KiB.
+    /// Bytes that may wait in all connections; beyond that, each may hold 4 KiB.
     pub max_total_bytes: usize,
-    /// The far side must agree or refuse within this time.
+    /// How long the server may take to accept or refuse a connection.
     pub connect_timeout: Duration,
-    /// A connection on which nothing moves ends after this time.
+    /// How long a connection may be idle.
     pub idle_timeout: Duration,
-    /// So does one of which one direction has ended.
+    /// How long a connection may be idle after one direction has ended.
     pub half_closed_timeout: Duration,
 }
 
 impl Default for ProxyLimits {
-    /// Idle connections end no sooner than at a NAT (RFC 5382 §5), and unanswered ones when Linux gives up.
+    /// Idle connections live as long as at a NAT (RFC 5382 §5: 2 h 4 min); unanswered ones as long as Linux retries SYNs
+    /// (127 s with tcp_syn_retries = 6).
     fn default() -> Self {
         Self {
             max_flows: 65_536,
@@ -74,199 +77,199 @@ impl Default for ProxyLimits {
     }
 }
 
-/// One connection of an app.
+/// Identifies one connection of an app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId {
     slot: u32,
-    /// How many had this slot before.
-    turn: u32,
+    /// How many connections used this slot before.
+    generation: u32,
 }
 
-/// Something that the stream of a flow must act on.
+/// Something that the owner of the stream has to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An app wants to talk to `to`: [`SplitTcpProxy::accept`] or [`SplitTcpProxy::refuse`] answers it.
+    /// An app connects to `to`; [`SplitTcpProxy::accept`] or [`SplitTcpProxy::refuse`] answers it.
     ConnectRequested {
         /// The new connection.
         id: FlowId,
         /// The app's address.
         from: SocketAddr,
-        /// Where it wants to.
+        /// The destination.
         to: SocketAddr,
     },
-    /// [`SplitTcpProxy::read`] has something to say again.
+    /// [`SplitTcpProxy::read`] returns data or the end again.
     Readable(FlowId),
-    /// [`SplitTcpProxy::writable_bytes`] is there again.
+    /// [`SplitTcpProxy::writable_bytes`] is above 0 again.
     Writable(FlowId),
-    /// The app broke the connection off, or is gone; the flow is no more.
+    /// The app reset the connection or does not answer any more; the connection is removed.
     Aborted(FlowId),
 }
 
-/// What an app sent.
+/// The result of reading the bytes of an app.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
     /// These bytes.
     Data(Bytes),
     /// Nothing now; [`Event::Readable`] follows.
     Blocked,
-    /// It sends nothing more, and everything was read.
+    /// The app has ended its direction, and everything was read.
     Finished,
-    /// There is no such flow.
+    /// There is no such connection.
     UnknownFlow,
 }
 
-/// Why an app gets no connection.
+/// How a connection of an app is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nobody listens there.
+    /// By RST: the destination does not listen.
     Reset,
-    /// Nothing leads there, says this address.
+    /// By an ICMP error from this address.
     Unreachable(Unreachable, IpAddr),
-    /// There is no answer: the app finds out by itself.
+    /// Without an answer: the app times out.
     Silence,
 }
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// The far side has not said yet whether it agrees, or the app has not heard.
+    /// The server has not answered yet, or the app has not acknowledged the SYN-ACK.
     Opening,
-    /// Bytes may move both ways.
+    /// Both directions are open.
     Open,
-    /// The app sends nothing more.
+    /// The app has ended its direction.
     AppEnded,
-    /// The far side sends nothing more.
+    /// The server has ended its direction.
     RemoteEnded,
-    /// Neither does.
+    /// Both directions have ended.
     Closing,
 }
 
-/// What there is to say about a connection.
+/// A connection, for status output.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionSummary {
-    /// From the app to where it wants.
+    /// The 5-tuple of the app's packets.
     pub key: FlowKey,
-    /// How far it is.
+    /// The state of the connection.
     pub state: ConnectionState,
-    /// Bytes of the app that the stream has taken.
+    /// Bytes from the app that were read.
     pub up_bytes: u64,
-    /// Bytes for the app that came on the stream.
+    /// Bytes for the app that were written.
     pub down_bytes: u64,
-    /// When it began.
+    /// When the SYN arrived.
     pub started: Instant,
-    /// When bytes moved, or the app was heard of, last.
+    /// When bytes last moved, or the app last sent a segment.
     pub last_active: Instant,
 }
 
 #[derive(Debug)]
 struct Slot {
-    turn: u32,
+    generation: u32,
     flow: Option<Box<Flow>>,
-    /// Its place in the queue of timers.
+    /// Its deadline in the queue of timers.
     armed: Option<Instant>,
-    /// It is among those that have packets to send.
+    /// Whether it is in the queue of connections that have packets to send.
     queued: bool,
-    /// The stream was told that it can read, and has not found the end of it since.
-    told_readable: bool,
-    /// The stream found no room.
-    full: bool,
-    /// What counts for it in the sum of all (bytes).
+    /// [`Event::Readable`] was reported, and the stream has not read everything since.
+    readable_reported: bool,
+    /// [`SplitTcpProxy::writable_bytes`] was 0, so [`Event::Writable`] has to follow.
+    writable_awaited: bool,
+    /// Its bytes in the sum of all connections.
     held: usize,
 }
 
-/// Ends the TCP connections of apps.
+/// Terminates the TCP connections of apps.
 #[derive(Debug)]
 pub struct SplitTcpProxy {
     limits: ProxyLimits,
     secret: [u64; 2],
-    born: Instant,
+    created: Instant,
     mtu: usize,
     slots: Vec<Slot>,
     free: Vec<u32>,
     by_key: FxHashMap<FlowKey, u32>,
     timers: BTreeSet<(Instant, u32)>,
     due: VecDeque<u32>,
-    /// Packets that belong to no flow, or not any more.
-    loose: VecDeque<TunPacket>,
+    /// Packets to send that belong to no connection any more.
+    detached_packets: VecDeque<TunPacket>,
     events: VecDeque<Event>,
-    /// What waits in all flows (bytes).
+    /// Bytes that wait in all connections.
     held: usize,
 }
 
 impl SplitTcpProxy {
-    /// One without flows. `secret` is random and makes sequence numbers hard to guess (RFC 6528); packets to apps fit
-    /// `mtu` bytes.
+    /// A proxy without connections. `secret` is random and makes sequence numbers unpredictable (RFC 6528); packets to apps
+    /// have at most `mtu` bytes.
     pub fn new(now: Instant, limits: ProxyLimits, secret: [u64; 2], mtu: usize) -> Self {
         Self {
             limits,
             secret,
-            born: now,
+            created: now,
             mtu,
             slots: Vec::new(),
             free: Vec::new(),
             by_key: FxHashMap::default(),
             timers: BTreeSet::new(),
             due: VecDeque::new(),
-            loose: VecDeque::new(),
+            detached_packets: VecDeque::new(),
             events: VecDeque::new(),
             held: 0,
         }
     }
 
-    /// Packets to apps fit so many bytes from now on.
+    /// Sets the largest size of packets to apps (bytes).
     pub fn set_mtu(&mut self, mtu: usize) {
         self.mtu = mtu;
     }
 
-    /// Whether a packet from an app belongs to a connection that ends here.
+    /// Whether a packet from an app belongs to a connection of this proxy.
     pub fn has_flow(&self, key: &FlowKey) -> bool {
         self.by_key.contains_key(key)
     }
 
-    /// Connections now.
+    /// The number of connections.
     pub fn flow_count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// All of them.
+    /// All connections.
     pub fn summaries(&self) -> impl Iterator<Item = ConnectionSummary> {
         self.slots.iter().filter_map(|slot| Some(slot.flow.as_ref()?.summary()))
     }
 
-    /// Bytes that wait in all of them.
+    /// Bytes that wait in all connections.
     pub fn held_bytes(&self) -> usize {
         self.held
     }
 
-    /// Whether [`Self::poll_event`] has something.
+    /// Whether [`Self::poll_event`] returns an event.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// What happened since.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Takes a packet of an app. What is not TCP is ignored; a segment of no connection is answered with a reset.
+    /// Takes a packet of an app. Packets other than TCP are ignored; a segment of no connection is answered with a RST.
     pub fn handle_packet(&mut self, now: Instant, packet: &IpPacket<'_>) {
         let Some(segment) = Segment::of(packet) else { return };
         let key = FlowKey::of(packet);
         let fresh = segment.has(SYN) && !segment.has(ACK | RST);
         if let Some(&at) = self.by_key.get(&key) {
             let Some(flow) = self.slots[at as usize].flow.as_mut() else { return };
-            if !(fresh && flow.gives_way_to(&segment)) {
+            if !(fresh && flow.is_replaced_by(&segment)) {
                 let verdict = flow.handle(now, &segment);
-                return self.conclude(now, at, verdict, Some((&key, &segment)));
+                return self.apply_verdict(now, at, verdict, Some((&key, &segment)));
             }
             let over = matches!(flow.phase, Phase::Over { .. });
             let verdict = if over { Verdict::Ended } else { Verdict::Broken };
-            self.conclude(now, at, verdict, None);
+            self.apply_verdict(now, at, verdict, None);
         }
         if fresh {
             self.open(now, key, &segment, packet);
         } else {
-            self.disown(&key, &segment);
+            self.answer_unknown(&key, &segment);
         }
     }
 
@@ -274,16 +277,16 @@ impl SplitTcpProxy {
         if self.flow_count() >= self.limits.max_flows {
             return;
         }
-        let first = self.first_number(now, &key);
+        let first = self.initial_sequence_number(now, &key);
         let flow = Flow::new(now, key, syn, packet.bytes(), first, self.limit());
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
-                turn: 0,
+                generation: 0,
                 flow: None,
                 armed: None,
                 queued: false,
-                told_readable: false,
-                full: false,
+                readable_reported: false,
+                writable_awaited: false,
                 held: 0,
             });
             (self.slots.len() - 1) as u32
@@ -295,24 +298,24 @@ impl SplitTcpProxy {
             from: key.source(),
             to: key.destination(),
         });
-        self.settle(now, at);
+        self.update(now, at);
     }
 
-    /// The number of the SYN of a connection: nobody else can guess it, and it grows with time (RFC 6528 §3).
-    fn first_number(&self, now: Instant, key: &FlowKey) -> Seq {
+    /// The initial sequence number of a connection: unpredictable, and growing with time (RFC 6528 §3).
+    fn initial_sequence_number(&self, now: Instant, key: &FlowKey) -> Seq {
         let mut hasher = DefaultHasher::new();
         (self.secret, key).hash(&mut hasher);
-        let ticks = now.saturating_duration_since(self.born).as_micros() / 4;
+        let ticks = now.saturating_duration_since(self.created).as_micros() / 4;
         Seq((hasher.finish() as u32).wrapping_add(ticks as u32))
     }
 
     fn id(&self, at: u32) -> FlowId {
-        FlowId { slot: at, turn: self.slots[at as usize].turn }
+        FlowId { slot: at, generation: self.slots[at as usize].generation }
     }
 
     fn at(&self, id: FlowId) -> Option<u32> {
         let slot = self.slots.get(id.slot as usize)?;
-        (slot.turn == id.turn && slot.flow.is_some()).then_some(id.slot)
+        (slot.generation == id.generation && slot.flow.is_some()).then_some(id.slot)
     }
 
     fn flow(&mut self, id: FlowId) -> Option<&mut Flow> {
@@ -320,17 +323,17 @@ impl SplitTcpProxy {
         self.slots[at as usize].flow.as_deref_mut()
     }
 
-    /// Bytes that may wait in one direction of a flow.
+    /// Bytes that may wait in one direction of a connection now, which depends on the bytes of all.
     fn limit(&self) -> usize {
         match self.held {
             held if held < self.limits.max_total_bytes / 2 => self.limits.max_flow_bytes,
             held if held < self.limits.max_total_bytes => self.limits.max_flow_bytes / 4,
-            _ => LEAST,
+            _ => MIN_BUFFER,
         }
     }
 
     /// Answers a segment that belongs to no connection (RFC 9293 §3.10.7.1).
-    fn disown(&mut self, key: &FlowKey, segment: &Segment<'_>) {
+    fn answer_unknown(&mut self, key: &FlowKey, segment: &Segment<'_>) {
         if segment.has(RST) {
             return;
         }
@@ -340,29 +343,35 @@ impl SplitTcpProxy {
             false => (0, Seq(segment.seq()).plus(segment.seq_len()).0, RST | ACK),
         };
         let head = TcpHeader { from, to, seq, ack, flags, window: 0, mss: None, window_scale: None };
-        self.loose.extend(tcp::build_packet(&head, Vec::new(), u16::MAX));
+        self.detached_packets.extend(tcp::build_packet(&head, Vec::new(), u16::MAX));
     }
 
-    /// Acts on what a segment or time meant for the flow at `at`.
-    fn conclude(&mut self, now: Instant, at: u32, verdict: Verdict, cause: Option<(&FlowKey, &Segment<'_>)>) {
+    /// Acts on the outcome of a segment or timeout for the connection at `at`.
+    fn apply_verdict(
+        &mut self,
+        now: Instant,
+        at: u32,
+        verdict: Verdict,
+        cause: Option<(&FlowKey, &Segment<'_>)>,
+    ) {
         match verdict {
-            Verdict::Goes => self.settle(now, at),
+            Verdict::Continue => self.update(now, at),
             Verdict::Ended => self.remove(at),
             Verdict::Broken => {
                 self.events.push_back(Event::Aborted(self.id(at)));
                 self.remove(at);
             }
-            Verdict::Strange => {
+            Verdict::WrongConnection => {
                 if let Some((key, segment)) = cause {
-                    self.disown(key, segment);
+                    self.answer_unknown(key, segment);
                 }
-                self.settle(now, at);
+                self.update(now, at);
             }
         }
     }
 
-    /// Sees to it that what a flow has to send, to say and to wait for is not forgotten.
-    fn settle(&mut self, now: Instant, at: u32) {
+    /// Updates the byte counts, events, send queue and timer of a connection after a change.
+    fn update(&mut self, now: Instant, at: u32) {
         let (limit, id) = (self.limit(), self.id(at));
         let limits = self.limits;
         let slot = &mut self.slots[at as usize];
@@ -371,20 +380,20 @@ impl SplitTcpProxy {
         self.held = self.held + held - slot.held;
         slot.held = held;
         let readable = flow.inbound.len() > 0 || flow.inbound.has_ended();
-        if readable && !slot.told_readable {
-            slot.told_readable = true;
+        if readable && !slot.readable_reported {
+            slot.readable_reported = true;
             self.events.push_back(Event::Readable(id));
         }
-        if slot.full && flow.outbound.held() <= limit / 2 {
-            slot.full = false;
+        if slot.writable_awaited && flow.outbound.held() <= limit / 2 {
+            slot.writable_awaited = false;
             self.events.push_back(Event::Writable(id));
         }
         if flow.is_due() && !slot.queued {
             slot.queued = true;
             self.due.push_back(at);
         }
-        let rests = flow.has_spare().then_some(now + REST);
-        let deadline = [flow.ends_at(&limits), rests, flow.poll_timeout()].into_iter().flatten().min();
+        let trims_at = flow.has_spare().then_some(now + IDLE_BEFORE_TRIM);
+        let deadline = [flow.expires_at(&limits), trims_at, flow.poll_timeout()].into_iter().flatten().min();
         if let Some(deadline) = deadline
             && slot.armed.is_none_or(|armed| deadline < armed)
         {
@@ -404,26 +413,26 @@ impl SplitTcpProxy {
         if let Some(armed) = slot.armed.take() {
             self.timers.remove(&(armed, at));
         }
-        slot.turn = slot.turn.wrapping_add(1);
-        (slot.told_readable, slot.full) = (false, false);
+        slot.generation = slot.generation.wrapping_add(1);
+        (slot.readable_reported, slot.writable_awaited) = (false, false);
         self.free.push(at);
     }
 
-    /// The far side has agreed to a connection.
+    /// The server has accepted a connection: answers the app's SYN.
     pub fn accept(&mut self, now: Instant, id: FlowId) {
         let Some(at) = self.at(id) else { return };
         if let Some(flow) = self.flow(id) {
             flow.answer();
         }
-        self.settle(now, at);
+        self.update(now, at);
     }
 
-    /// The far side has not.
+    /// The server has refused a connection: answers the app accordingly, and removes the connection.
     pub fn refuse(&mut self, id: FlowId, refusal: Refusal) {
         let Some(at) = self.at(id) else { return };
         let Some(flow) = self.flow(id) else { return };
         let error = match (&flow.phase, refusal) {
-            (Phase::Asked { syn }, Refusal::Unreachable(reason, from)) => {
+            (Phase::SynReceived { syn }, Refusal::Unreachable(reason, from)) => {
                 icmp::unreachable(syn, reason, from).map(|packet| TunPacket::single(packet.into()))
             }
             _ => None,
@@ -432,78 +441,78 @@ impl SplitTcpProxy {
             Refusal::Silence => None,
             _ => error.or_else(|| flow.reset()),
         };
-        self.loose.extend(answer);
+        self.detached_packets.extend(answer);
         self.remove(at);
     }
 
-    /// The stream was broken off: so is the app's connection.
+    /// The stream was reset: resets the app's connection.
     pub fn abort(&mut self, id: FlowId) {
         self.refuse(id, Refusal::Reset);
     }
 
-    /// Takes up to `most` bytes that the app sent.
-    pub fn read(&mut self, now: Instant, id: FlowId, most: usize) -> Read {
+    /// Reads up to `max` bytes that the app sent.
+    pub fn read(&mut self, now: Instant, id: FlowId, max: usize) -> Read {
         let limit = self.limit();
         let Some(at) = self.at(id) else { return Read::UnknownFlow };
         let slot = &mut self.slots[at as usize];
         let Some(flow) = slot.flow.as_mut() else { return Read::UnknownFlow };
         if flow.inbound.len() > 0 {
-            let data = flow.inbound.read(most);
+            let data = flow.inbound.read(max);
             flow.up += data.len() as u64;
             flow.active = now;
-            flow.ack_due |= flow.inbound.is_worth_telling(limit, flow.outbound.mss());
-            self.settle(now, at);
+            flow.ack_due |= flow.inbound.needs_window_update(limit, flow.outbound.mss());
+            self.update(now, at);
             return Read::Data(data);
         }
         if flow.inbound.read_end() {
             if flow.verdict(now) == Verdict::Ended {
                 self.remove(at);
             } else {
-                self.settle(now, at);
+                self.update(now, at);
             }
             return Read::Finished;
         }
-        slot.told_readable = false;
+        slot.readable_reported = false;
         Read::Blocked
     }
 
-    /// How many bytes for the app can be taken; 0 if there is no such flow. After 0, [`Event::Writable`] follows.
+    /// How many bytes for the app can be written now; 0 if there is no such connection. After 0, [`Event::Writable`] follows.
     pub fn writable_bytes(&mut self, id: FlowId) -> usize {
         let limit = self.limit();
         let Some(at) = self.at(id) else { return 0 };
         let slot = &mut self.slots[at as usize];
-        let room = slot.flow.as_ref().map_or(0, |flow| limit.saturating_sub(flow.outbound.held()));
-        slot.full |= room == 0;
-        room
+        let writable = slot.flow.as_ref().map_or(0, |flow| limit.saturating_sub(flow.outbound.held()));
+        slot.writable_awaited |= writable == 0;
+        writable
     }
 
-    /// Takes bytes for the app, not more than there is [`Self::writable_bytes`].
+    /// Writes bytes for the app, at most [`Self::writable_bytes`].
     pub fn write(&mut self, now: Instant, id: FlowId, bytes: Bytes) {
         let Some(at) = self.at(id) else { return };
         if let Some(flow) = self.flow(id) {
             flow.down += bytes.len() as u64;
             flow.active = now;
             flow.outbound.write(bytes);
-            if flow.outbound.pieces() > MOST_PIECES && !flow.outbound.is_due() {
+            if flow.outbound.buffers() > MAX_BUFFERS && !flow.outbound.is_due() {
                 flow.outbound.compact();
             }
             flow.outbound.arm(now);
         }
-        self.settle(now, at);
+        self.update(now, at);
     }
 
-    /// Nothing more comes for the app.
+    /// Ends the direction to the app after what was written.
     pub fn finish(&mut self, now: Instant, id: FlowId) {
         let Some(at) = self.at(id) else { return };
         if let Some(flow) = self.flow(id) {
             flow.outbound.finish();
         }
-        self.settle(now, at);
+        self.update(now, at);
     }
 
     /// The next packet for an app.
     pub fn poll_packet(&mut self, now: Instant) -> Option<TunPacket> {
-        if let Some(packet) = self.loose.pop_front() {
+        if let Some(packet) = self.detached_packets.pop_front() {
             return Some(packet);
         }
         while let Some(at) = self.due.pop_front() {
@@ -513,7 +522,7 @@ impl SplitTcpProxy {
             let Some(flow) = slot.flow.as_mut() else { continue };
             let packet = flow.poll_packet(now, mtu, limit);
             let verdict = flow.verdict(now);
-            self.conclude(now, at, verdict, None);
+            self.apply_verdict(now, at, verdict, None);
             if packet.is_some() {
                 return packet;
             }
@@ -521,12 +530,12 @@ impl SplitTcpProxy {
         None
     }
 
-    /// When [`Self::handle_timeout`] has something to do.
+    /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Lets time pass.
+    /// Handles the timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         let due: Vec<_> = self.timers.range(..=(now, u32::MAX)).copied().collect();
         for (when, at) in due {
@@ -535,21 +544,21 @@ impl SplitTcpProxy {
             let slot = &mut self.slots[at as usize];
             slot.armed = None;
             let Some(flow) = slot.flow.as_mut() else { continue };
-            if flow.ends_at(&limits).is_some_and(|at| now >= at) {
+            if flow.expires_at(&limits).is_some_and(|at| now >= at) {
                 if matches!(flow.phase, Phase::Open) {
-                    self.loose.extend(flow.reset());
+                    self.detached_packets.extend(flow.reset());
                 }
-                self.conclude(now, at, Verdict::Broken, None);
+                self.apply_verdict(now, at, Verdict::Broken, None);
                 continue;
             }
-            if now >= flow.heard + REST {
-                flow.rest();
+            if now >= flow.last_segment + IDLE_BEFORE_TRIM {
+                flow.trim_memory();
             }
             let verdict = flow.handle_timeout(now);
             if verdict == Verdict::Broken {
-                self.loose.extend(flow.reset());
+                self.detached_packets.extend(flow.reset());
             }
-            self.conclude(now, at, verdict, None);
+            self.apply_verdict(now, at, verdict, None);
         }
     }
 }

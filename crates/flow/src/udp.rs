@@ -1,198 +1,209 @@
-//! The UDP flows of a machine that travel one by one.
+//! UDP flows that travel as UDP payloads, each with a CONNECT-UDP request of its own (RFC 9298).
 //!
-//! In come the keys of packets and what becomes of the requests made for them, out go what to do with a packet and
-//! which requests to end. Bounded: where too many flows are alive, the one that was silent longest makes room.
+//! In: the 5-tuples of packets, and the outcome of requests. Out: which request carries a packet, or the ICMP error that
+//! answers it, and which requests to end. Always holds: the number of flows is bounded; for a new flow the one that was
+//! silent for the longest time is dropped.
 
 use std::collections::BTreeMap;
 
 use mpvpn_packet::{FlowKey, icmp::Unreachable};
 use mpvpn_types::{Duration, Instant};
 
-/// Flows that are remembered at most, unless told otherwise.
+/// The default bound of flows. Fewer: flows of busy machines end early; more: requests and memory. Chosen
+/// (docs/design/relay.md).
 pub const MAX_UDP_FLOWS: usize = 4096;
-/// A flow without a packet for so long is over ("two minutes" at least, RFC 4787 REQ-5 and RFC 9298 §3.1).
-const IDLE: Duration = Duration::from_secs(150);
-/// A query of the DNS is answered sooner, and its port not used again.
-const IDLE_DNS: Duration = Duration::from_secs(20);
-/// What was refused is not asked for again before.
-const REFUSED: Duration = Duration::from_secs(3);
-/// How often flows that are over are looked for.
-const SWEEP: Duration = Duration::from_secs(5);
+/// How long a flow lives without a packet: RFC 4787 REQ-5 and RFC 9298 §3.1 ask for two minutes at least. Longer: requests of
+/// flows that are over.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// How long a DNS flow (port 53) lives without a packet: a query is answered sooner, and its port is not reused. Shorter: late
+/// answers are dropped; longer: many useless requests.
+const DNS_IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long packets of a refused flow are answered with the error before another request is made. Shorter: load on the
+/// server; longer: a flow that would be accepted again waits. Chosen.
+const REFUSAL_TIME: Duration = Duration::from_secs(3);
+/// How often expired flows are removed. Shorter: processor time; longer: flows live up to this much longer.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What to do with a packet.
+/// How the packets of a flow travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpFlowState<Id> {
-    /// It belongs to this request.
+    /// In the datagrams of this request.
     Relayed(Id),
-    /// It is answered with this error.
+    /// Not at all: they are answered with this ICMP error.
     Refused(Unreachable),
 }
 
-/// What is known of a flow.
+/// The state of a flow, for status output.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpFlowSummary {
-    /// Of the packets that the app sends.
+    /// The 5-tuple of the packets that the app sends.
     pub key: FlowKey,
     /// Bytes from the app.
     pub up_bytes: u64,
     /// Bytes to the app.
     pub down_bytes: u64,
-    /// When it began.
+    /// When the flow began.
     pub started: Instant,
-    /// When something of it was seen last.
+    /// When a packet of the flow last passed.
     pub last_active: Instant,
 }
 
 #[derive(Debug)]
 struct Flow<Id> {
-    fate: UdpFlowState<Id>,
+    state: UdpFlowState<Id>,
     up: u64,
     down: u64,
     since: Instant,
-    last: Instant,
+    last_packet: Instant,
 }
 
 impl<Id> Flow<Id> {
-    fn ends(&self, key: &FlowKey) -> Instant {
+    fn expires_at(&self, key: &FlowKey) -> Instant {
         const DNS: u16 = 53;
-        self.last
-            + match self.fate {
-                UdpFlowState::Refused(_) => REFUSED,
-                UdpFlowState::Relayed(_) if key.dst_port == DNS => IDLE_DNS,
-                UdpFlowState::Relayed(_) => IDLE,
+        self.last_packet
+            + match self.state {
+                UdpFlowState::Refused(_) => REFUSAL_TIME,
+                UdpFlowState::Relayed(_) if key.dst_port == DNS => DNS_IDLE_TIMEOUT,
+                UdpFlowState::Relayed(_) => IDLE_TIMEOUT,
             }
     }
 }
 
-/// All flows, by the key of their packets and by their request.
+/// All flows, by 5-tuple and by request.
 #[derive(Debug)]
 pub struct UdpFlows<Id> {
-    most: usize,
+    max_flows: usize,
     flows: BTreeMap<FlowKey, Flow<Id>>,
-    keys: BTreeMap<Id, FlowKey>,
-    sweep: Option<Instant>,
+    keys_by_request: BTreeMap<Id, FlowKey>,
+    next_sweep: Option<Instant>,
 }
 
 impl<Id: Copy + Ord> UdpFlows<Id> {
-    /// None yet, and never more than `most`.
-    pub fn new(most: usize) -> Self {
-        Self { most, flows: BTreeMap::new(), keys: BTreeMap::new(), sweep: None }
+    /// No flows yet, and never more than `max_flows`.
+    pub fn new(max_flows: usize) -> Self {
+        Self { max_flows, flows: BTreeMap::new(), keys_by_request: BTreeMap::new(), next_sweep: None }
     }
 
-    /// Flows with a request.
+    /// The number of flows with a request.
     pub fn len(&self) -> usize {
-        self.keys.len()
+        self.keys_by_request.len()
     }
 
     /// Whether no flow has a request.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.keys_by_request.is_empty()
     }
 
-    /// Whether a request is that of a flow.
+    /// Whether a request belongs to a flow.
     pub fn contains(&self, id: Id) -> bool {
-        self.keys.contains_key(&id)
+        self.keys_by_request.contains_key(&id)
     }
 
-    /// Flows with a request, one by one.
+    /// The flows with a request.
     pub fn summaries(&self) -> impl Iterator<Item = UdpFlowSummary> + '_ {
-        let carried = self.flows.iter().filter(|(_, flow)| matches!(flow.fate, UdpFlowState::Relayed(_)));
+        let carried = self.flows.iter().filter(|(_, flow)| matches!(flow.state, UdpFlowState::Relayed(_)));
         carried.map(|(key, flow)| UdpFlowSummary {
             key: *key,
             up_bytes: flow.up,
             down_bytes: flow.down,
             started: flow.since,
-            last_active: flow.last,
+            last_active: flow.last_packet,
         })
     }
 
-    /// What becomes of a packet with so many bytes that goes out; `None` if a request has to be made for it first.
+    /// How a packet of `bytes` bytes from an app travels; `None` if a request has to be made first.
     pub fn on_outgoing(&mut self, now: Instant, key: &FlowKey, bytes: usize) -> Option<UdpFlowState<Id>> {
         let flow = self.flows.get_mut(key)?;
-        match flow.fate {
+        match flow.state {
             UdpFlowState::Relayed(_) => {
-                flow.last = now;
+                flow.last_packet = now;
                 flow.up += bytes as u64;
             }
-            // Who goes on asking must be able to succeed some day.
-            UdpFlowState::Refused(_) if now >= flow.ends(key) => {
+            // An app that keeps sending gets another request.
+            UdpFlowState::Refused(_) if now >= flow.expires_at(key) => {
                 self.flows.remove(key);
                 return None;
             }
             UdpFlowState::Refused(_) => {}
         }
-        Some(flow.fate)
+        Some(flow.state)
     }
 
-    /// A request has been made for a packet with so many bytes, and those like it. Returns a request that is to be ended
-    /// to make room.
+    /// Adds a flow whose request was made for a packet of `bytes` bytes. Returns the request of a flow that was dropped for
+    /// it, which is to be ended.
     pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id, bytes: usize) -> Option<Id> {
-        let room = (self.flows.len() >= self.most).then(|| self.drop_oldest()).flatten();
+        let dropped = (self.flows.len() >= self.max_flows).then(|| self.drop_oldest()).flatten();
         self.flows.insert(
             key,
-            Flow { fate: UdpFlowState::Relayed(id), up: bytes as u64, down: 0, since: now, last: now },
+            Flow {
+                state: UdpFlowState::Relayed(id),
+                up: bytes as u64,
+                down: 0,
+                since: now,
+                last_packet: now,
+            },
         );
-        self.keys.insert(id, key);
-        self.sweep.get_or_insert(now + SWEEP);
-        room
+        self.keys_by_request.insert(id, key);
+        self.next_sweep.get_or_insert(now + SWEEP_INTERVAL);
+        dropped
     }
 
     fn drop_oldest(&mut self) -> Option<Id> {
-        let key = *self.flows.iter().min_by_key(|(_, flow)| flow.last)?.0;
-        match self.flows.remove(&key)?.fate {
+        let key = *self.flows.iter().min_by_key(|(_, flow)| flow.last_packet)?.0;
+        match self.flows.remove(&key)?.state {
             UdpFlowState::Relayed(id) => {
-                self.keys.remove(&id);
+                self.keys_by_request.remove(&id);
                 Some(id)
             }
             UdpFlowState::Refused(_) => None,
         }
     }
 
-    /// So many bytes came for the flow of a request: the key of the packets that the app sends.
+    /// Counts a packet of `bytes` bytes for the app. Returns the 5-tuple of the packets that the app sends.
     pub fn on_incoming(&mut self, now: Instant, id: Id, bytes: usize) -> Option<FlowKey> {
-        let key = *self.keys.get(&id)?;
+        let key = *self.keys_by_request.get(&id)?;
         let flow = self.flows.get_mut(&key)?;
-        flow.last = now;
+        flow.last_packet = now;
         flow.down += bytes as u64;
         Some(key)
     }
 
-    /// A request was refused. Returns the key of the packets that the app sends.
+    /// Marks the flow of a request as refused. Returns the 5-tuple of the packets that the app sends.
     pub fn refuse(&mut self, now: Instant, id: Id, reason: Unreachable) -> Option<FlowKey> {
-        let key = self.keys.remove(&id)?;
+        let key = self.keys_by_request.remove(&id)?;
         let flow = self.flows.get_mut(&key)?;
-        (flow.fate, flow.last) = (UdpFlowState::Refused(reason), now);
+        (flow.state, flow.last_packet) = (UdpFlowState::Refused(reason), now);
         Some(key)
     }
 
-    /// A request has ended: the next packet makes another one.
+    /// Removes the flow of a request that has ended; its next packet needs another request.
     pub fn remove(&mut self, id: Id) {
-        if let Some(key) = self.keys.remove(&id) {
+        if let Some(key) = self.keys_by_request.remove(&id) {
             self.flows.remove(&key);
         }
     }
 
-    /// When [`Self::expire`] wants to be called.
+    /// When [`Self::expire`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.sweep
+        self.next_sweep
     }
 
-    /// Forgets flows that are over, and returns their requests, which are to be ended.
+    /// Removes expired flows, and returns their requests, which are to be ended.
     pub fn expire(&mut self, now: Instant) -> Vec<Id> {
-        if self.sweep.is_none_or(|at| now < at) {
+        if self.next_sweep.is_none_or(|at| now < at) {
             return Vec::new();
         }
-        let over = self.flows.extract_if(.., |key, flow| now >= flow.ends(key));
+        let over = self.flows.extract_if(.., |key, flow| now >= flow.expires_at(key));
         let ended: Vec<Id> = over
-            .filter_map(|(_, flow)| match flow.fate {
+            .filter_map(|(_, flow)| match flow.state {
                 UdpFlowState::Relayed(id) => Some(id),
                 UdpFlowState::Refused(_) => None,
             })
             .collect();
         for id in &ended {
-            self.keys.remove(id);
+            self.keys_by_request.remove(id);
         }
-        self.sweep = (!self.flows.is_empty()).then_some(now + SWEEP);
+        self.next_sweep = (!self.flows.is_empty()).then_some(now + SWEEP_INTERVAL);
         ended
     }
 }
@@ -234,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_of_the_dns_is_soon_forgotten() {
+    fn a_dns_flow_expires_soon() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
         flows.insert(start, key(1, 53), 1, 10);
@@ -244,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_asked_for_again_after_a_while() {
+    fn a_refused_flow_gets_another_request_after_a_while() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
         flows.insert(start, key(1, 9), 1, 10);
@@ -258,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_silent_flow_makes_room() {
+    fn the_flow_that_was_silent_longest_is_dropped() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(3);
         for n in 0..3 {

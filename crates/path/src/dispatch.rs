@@ -5,10 +5,11 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
 use crate::{PathState, Scheduler, flows::FlowTable};
 
-/// Bytes that one queue gives before the other of a path has its turn.
-const TURN: usize = 64 * 1024;
+/// Bytes that leave from one queue of a path before the other one has its turn: one read of a TUN device. Larger: one queue
+/// keeps the other waiting; what smaller ones cost is an open question (docs/design/scheduler.md).
+const TURN_BYTES: usize = 64 * 1024;
 
-/// What the dispatcher knows about a path.
+/// The state of a path, as the dispatcher sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
     /// The path's number in its connection.
@@ -21,29 +22,29 @@ pub struct PathInfo {
     pub rtt: Duration,
     /// Estimated delivery rate in bytes/s; 0 if not known yet.
     pub rate: u64,
-    /// How busy it is.
+    /// How much of its capacity is in use.
     pub utilization: Utilization,
 }
 
-/// How busy a path has been lately.
+/// How much of a path's capacity was in use lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Utilization {
-    /// It could carry more.
+    /// Packets hardly ever waited for the path: it could carry more.
     Spare,
-    /// Neither clearly.
+    /// Neither spare nor full.
     Partial,
-    /// Packets wait for it all the time.
+    /// Packets waited for the path all the time.
     Full,
 }
 
-/// Which packets a path may be given.
+/// Which of the waiting packets a path may carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EligiblePackets {
-    /// Every one that waits: nothing would arrive earlier on another path.
+    /// All: no other path would deliver earlier.
     Any,
-    /// Not those of flows that send little: they are left for the best path, which is another one.
+    /// Not those of flows that send little: they wait for the path that delivers first, which is another one.
     OldFlows,
-    /// Only those of flows that stay on this path.
+    /// Only those of flows that are pinned to this path.
     Pinned,
 }
 
@@ -58,10 +59,10 @@ impl EligiblePackets {
     }
 }
 
-/// Holds the packets of a session until a path has room for them.
+/// Holds the packets of a session until a path has available window.
 ///
-/// One shared queue for packets that may take any path, and one queue a path for flows that stay
-/// on it. Each is FQ-CoDel.
+/// One shared queue for packets that may take any path, and one queue a path for flows that are pinned to it. Each is
+/// FQ-CoDel (RFC 8290).
 #[derive(Debug)]
 pub struct Dispatcher {
     scheduler: Scheduler,
@@ -69,9 +70,9 @@ pub struct Dispatcher {
     shared: FqCodel,
     pinned: BTreeMap<PathId, PinnedQueue>,
     flows: FlowTable,
-    /// The far end restores the order of packets.
+    /// Packets are numbered, so that the peer restores their order.
     numbered: bool,
-    /// Packets dropped in queues of paths that are gone.
+    /// Packets dropped in queues of paths that were removed.
     pinned_drops: u64,
     /// The paths that may be used now, best first.
     eligible: Vec<PathInfo>,
@@ -80,12 +81,12 @@ pub struct Dispatcher {
 #[derive(Debug)]
 struct PinnedQueue {
     queue: FqCodel,
-    /// Bytes that the lane may still send before the shared queue has its turn.
+    /// Bytes that this queue may still send before the shared queue has its turn.
     turn: usize,
 }
 
 impl Dispatcher {
-    /// A dispatcher without paths: packets wait in it until there is one.
+    /// A dispatcher without paths; packets wait until there is one.
     pub fn new(scheduler: Scheduler, config: QueueConfig) -> Self {
         Self {
             scheduler,
@@ -109,8 +110,8 @@ impl Dispatcher {
         self.scheduler = scheduler;
     }
 
-    /// Sets how many bytes may wait for all paths together, and for each path that has a queue of its own; and how many
-    /// a flow may send a turn.
+    /// Sets how many bytes may wait in the shared queue and in each path's own queue, and the FQ-CoDel quantum: the bytes
+    /// that a flow may send in a turn.
     pub fn set_limits(&mut self, waiting: usize, turn: usize) {
         self.config.limit_bytes = waiting;
         for queue in
@@ -121,18 +122,17 @@ impl Dispatcher {
         }
     }
 
-    /// Says whether the far end restores the order of packets, so that a flow may take several paths.
+    /// Sets whether packets are numbered, so that the peer restores their order and a flow may take several paths.
     pub fn set_numbered(&mut self, now: Instant, numbered: bool) {
         if self.numbered != numbered {
             self.numbered = numbered;
-            tracing::debug!(target: SCHEDULER, numbered, "whether a flow may take several paths has changed");
+            tracing::debug!(target: SCHEDULER, numbered, "changed whether a flow may take several paths");
             let pinned = self.pinned.keys().copied().collect();
             self.move_packets_of(now, pinned);
         }
     }
 
-    /// Tells which paths there are. Packets that waited for a path that may no longer be used
-    /// move to another one.
+    /// Sets the paths. Packets that waited for a path that may no longer be used move to another one.
     pub fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
         let before: Vec<PathId> = self.paths_by_preference().collect();
         self.eligible.clear();
@@ -151,16 +151,16 @@ impl Dispatcher {
             self.report_eligible(&before);
         }
         if self.eligible.iter().any(|path| !before.contains(&path.id)) {
-            // Flows that were placed while this path was missing would leave it empty.
+            // Flows that were assigned while this path was missing would leave it empty.
             self.flows.clear();
         }
         self.move_stranded(now);
         if self.scheduler.policy().moves_flows_off_full_paths() {
-            self.relieve();
+            self.move_flow_off_full_path();
         }
     }
 
-    /// Says which paths are filled from now on.
+    /// Logs which paths carry packets from now on.
     fn report_eligible(&self, before: &[PathId]) {
         let state = self.eligible.first().map(|path| path.state.as_str());
         let paths = || self.eligible.iter().map(|path| (path.id.0, path.rtt, path.rate)).collect::<Vec<_>>();
@@ -179,19 +179,19 @@ impl Dispatcher {
             before = ?before.iter().map(|id| id.0).collect::<Vec<_>>(),
             state,
             paths = ?paths(),
-            "other paths are filled (number, round-trip time, bytes/s)"
+            "the set of usable paths has changed (number, round-trip time, bytes/s)"
         );
     }
 
-    /// Moves a flow from a path that is full to one that has room to spare.
-    fn relieve(&mut self) {
+    /// Moves one flow from a full path to one with spare capacity.
+    fn move_flow_off_full_path(&mut self) {
         let Some(spare) = self.eligible.iter().find(|path| path.utilization == Utilization::Spare) else {
             return;
         };
         let to = spare.id;
         let full = self.eligible.iter().filter(|path| path.utilization == Utilization::Full && path.id != to);
-        let crowded = full.max_by_key(|path| self.flows.on(path.id)).map(|path| path.id);
-        let Some(from) = crowded.filter(|from| self.flows.on(*from) > 1) else { return };
+        let crowded = full.max_by_key(|path| self.flows.count_on(path.id)).map(|path| path.id);
+        let Some(from) = crowded.filter(|from| self.flows.count_on(*from) > 1) else { return };
         if let Some(flow) = self.flows.any_on(from) {
             self.flows.put(flow, to);
             tracing::debug!(
@@ -199,7 +199,7 @@ impl Dispatcher {
                 flow,
                 from = from.0,
                 to = to.0,
-                "a flow moves from a full path to one with room"
+                "a flow moves from a full path to one with spare capacity"
             );
         }
     }
@@ -220,7 +220,7 @@ impl Dispatcher {
                 target: SCHEDULER,
                 path = id.0,
                 bytes = own.queue.bytes(),
-                "what waits for this path alone is moved"
+                "packets that were pinned to this path move to other paths"
             );
             while let Some(packet) = own.queue.pop(now) {
                 self.push(now, packet);
@@ -232,12 +232,12 @@ impl Dispatcher {
         self.eligible.iter().any(|path| path.id == id)
     }
 
-    /// The paths to fill, best first.
+    /// The paths that may be used, in the scheduler's order of preference.
     pub fn paths_by_preference(&self) -> impl Iterator<Item = PathId> + '_ {
         self.eligible.iter().map(|path| path.id)
     }
 
-    /// Takes a packet in; returns the bytes that were dropped to make room.
+    /// Queues a packet; returns the bytes of other packets that were dropped for it.
     pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
         let pin = self.scheduler.policy().pins(&packet, self.numbered);
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
@@ -246,7 +246,7 @@ impl Dispatcher {
                 let own = self
                     .pinned
                     .entry(path)
-                    .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), turn: TURN });
+                    .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), turn: TURN_BYTES });
                 own.queue.push(now, packet)
             }
             None => self.shared.push(now, packet),
@@ -259,7 +259,7 @@ impl Dispatcher {
         }
         let best = self.eligible.iter().min_by(|a, b| {
             let load = |path: &PathInfo| {
-                (f64::from(self.flows.on(path.id)) + 1.0) / (path.rate.max(self.floor_rate()) as f64)
+                (f64::from(self.flows.count_on(path.id)) + 1.0) / (path.rate.max(self.floor_rate()) as f64)
             };
             load(a).total_cmp(&load(b))
         })?;
@@ -268,21 +268,21 @@ impl Dispatcher {
             target: SCHEDULER,
             flow,
             path = path.0,
-            flows = self.flows.on(path),
+            flows = self.flows.count_on(path),
             rate = best.rate,
-            "a flow gets its path"
+            "a flow is pinned to a path"
         );
         self.flows.put(flow, path);
         Some(path)
     }
 
-    /// A path whose rate is not measured yet, or measured while it was idle, must not look
-    /// hopeless: it counts as a quarter of the best one.
+    /// The rate (bytes/s) that every path counts as at least, a quarter of the highest: a rate that was not measured, or
+    /// measured while the path was idle, must not keep flows away.
     fn floor_rate(&self) -> u64 {
         self.eligible.iter().map(|path| path.rate).max().unwrap_or(0).max(4) / 4
     }
 
-    /// The packet that `path` should carry next, of those that `want` leaves to it.
+    /// The packet that `path` carries next, among the eligible ones.
     pub fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {
         if !self.is_eligible(path) {
             return None;
@@ -298,29 +298,29 @@ impl Dispatcher {
         }
         let packet = want.of(&mut self.shared, now);
         match &packet {
-            // The lane's next turn is as long as what the shared queue was given in between.
-            Some(packet) => own.turn = (own.turn + packet.data.len()).min(TURN),
-            None => own.turn = TURN,
+            // The next turn of the path's own queue is as long as that of the shared queue was.
+            Some(packet) => own.turn = (own.turn + packet.data.len()).min(TURN_BYTES),
+            None => own.turn = TURN_BYTES,
         }
         packet
     }
 
-    /// Bytes that wait.
+    /// Bytes that wait in all queues.
     pub fn bytes(&self) -> usize {
         self.shared.bytes() + self.pinned.values().map(|own| own.queue.bytes()).sum::<usize>()
     }
 
-    /// Whether a packet waits that `path` could carry.
+    /// Whether a packet waits that `path` may carry.
     pub fn has_packet_for(&self, path: PathId) -> bool {
         !self.shared.is_empty() || self.pinned.get(&path).is_some_and(|own| !own.queue.is_empty())
     }
 
-    /// Whether nothing waits.
+    /// Whether no packet waits.
     pub fn is_empty(&self) -> bool {
         self.shared.is_empty() && self.pinned.values().all(|own| own.queue.is_empty())
     }
 
-    /// Gives back the memory that empty queues keep for the packets to come; for when none are expected.
+    /// Frees the memory that empty queues keep for further packets.
     pub fn trim_memory(&mut self) {
         self.shared.trim_memory();
         for own in self.pinned.values_mut() {
@@ -328,14 +328,14 @@ impl Dispatcher {
         }
     }
 
-    /// Packets that the queues dropped, since the start.
+    /// Packets that the queues have dropped since the start.
     pub fn drops(&self) -> u64 {
         self.pinned_drops
             + self.shared.drops()
             + self.pinned.values().map(|own| own.queue.drops()).sum::<u64>()
     }
 
-    /// How long the packet that left last had waited, in the queue where that was longest.
+    /// The longest sojourn time among the queues: how long the packet that left last had waited.
     pub fn sojourn(&self) -> Duration {
         let owns = self.pinned.values().filter(|own| !own.queue.is_empty());
         owns.map(|own| own.queue.sojourn()).fold(self.shared.sojourn(), Duration::max)
@@ -348,7 +348,7 @@ mod tests {
     use bytes::Bytes;
 
     const ORDERED: bool = true;
-    const FREE: bool = false;
+    const UNORDERED: bool = false;
 
     fn path(id: u32, rtt_ms: u64, state: PathState) -> PathInfo {
         PathInfo {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_nobody_puts_in_order_stays_on_a_path_beside_numbered_ones() {
+    fn a_flow_without_numbers_stays_on_a_path_beside_numbered_ones() {
         let paths = [path(1, 10, PathState::Active), path(2, 20, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         dispatcher.set_numbered(now, true);
@@ -427,7 +427,7 @@ mod tests {
     fn a_path_gets_its_own_packets_and_leaves_those_that_may_take_any() {
         let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
-        dispatcher.push(now, packet(1, 1, FREE));
+        dispatcher.push(now, packet(1, 1, UNORDERED));
         for flow in 2..4 {
             dispatcher.push(now, packet(flow, 1, ORDERED));
         }
@@ -468,19 +468,21 @@ mod tests {
         for flow in 0..8 {
             dispatcher.push(now, packet(flow, 1, ORDERED));
         }
-        let on = |id| dispatcher.flows.on(PathId(id));
+        let on = |id| dispatcher.flows.count_on(PathId(id));
         assert_eq!((on(0), on(1)), (4, 4));
     }
 
     #[test]
-    fn a_crowded_path_gives_flows_to_one_with_room() {
+    fn a_full_path_gives_flows_to_one_with_spare_capacity() {
         let mut paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
         paths[1].rate = 2_500_000;
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         for flow in 0..10 {
             dispatcher.push(now, packet(flow, 0, ORDERED));
         }
-        let on = |dispatcher: &Dispatcher| (dispatcher.flows.on(PathId(0)), dispatcher.flows.on(PathId(1)));
+        let on = |dispatcher: &Dispatcher| {
+            (dispatcher.flows.count_on(PathId(0)), dispatcher.flows.count_on(PathId(1)))
+        };
         assert_eq!(on(&dispatcher), (8, 2));
         (paths[0].utilization, paths[1].utilization) = (Utilization::Full, Utilization::Spare);
         for _ in 0..3 {
@@ -509,11 +511,11 @@ mod tests {
     }
 
     #[test]
-    fn pinned_and_free_packets_share_a_path() {
+    fn pinned_and_unordered_packets_share_a_path() {
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &[path(0, 20, PathState::Active)]);
         for n in 0..200 {
             dispatcher.push(now, packet(1, n, ORDERED));
-            dispatcher.push(now, packet(2, n, FREE));
+            dispatcher.push(now, packet(2, n, UNORDERED));
         }
         let first: Vec<u32> = std::iter::from_fn(|| dispatcher.pop(now, PathId(0), EligiblePackets::Any))
             .take(200)
@@ -542,12 +544,12 @@ mod tests {
         let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         for n in 0..50 {
-            dispatcher.push(now, packet(1, n, FREE));
+            dispatcher.push(now, packet(1, n, UNORDERED));
         }
         for _ in 0..4 {
             dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap();
         }
-        dispatcher.push(now, packet(2, 0, FREE));
+        dispatcher.push(now, packet(2, 0, UNORDERED));
         assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::OldFlows).unwrap().flow, 1);
         assert_eq!(dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap().flow, 2);
     }

@@ -1,28 +1,30 @@
 use mpvpn_types::{Duration, Instant, PathId};
 use rustc_hash::FxHashMap;
 
-/// A generation ends at this age, so an idle flow is forgotten after one to two of them.
+/// The age at which a generation ends: an idle flow is forgotten after one to two of them. Smaller: flows may change paths
+/// after short pauses; larger: more memory. Chosen.
 const GENERATION: Duration = Duration::from_secs(30);
-/// A generation also ends when it holds this many flows: the memory of a session stays bounded.
+/// The number of flows at which a generation also ends, which bounds the memory of a session. Smaller: busy sessions forget
+/// flows sooner; larger: more memory. Chosen.
 const MAX_FLOWS: usize = 4096;
 
-/// Which path each flow was given.
+/// The path that each flow is pinned to.
 ///
-/// Two generations: a flow that is looked up moves to the young one; what stays in the old one
-/// for a whole generation is forgotten with it. Constant time, no list to keep.
+/// Two generations: a flow that is looked up moves to the young one; a flow that stays in the old one for a whole
+/// generation is forgotten with it. Lookups take constant time.
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     young: FxHashMap<u32, PathId>,
     old: FxHashMap<u32, PathId>,
-    /// Flows a path has, both generations; few paths, so a list.
+    /// The number of flows of each path, in both generations; a list because there are few paths.
     counts: Vec<(PathId, u32)>,
     since: Option<Instant>,
 }
 
 impl FlowTable {
-    /// The path that `flow` has, if it is still known.
+    /// The path of `flow`, unless it was forgotten.
     pub(crate) fn get(&mut self, now: Instant, flow: u32) -> Option<PathId> {
-        self.turn(now);
+        self.start_generation_if_due(now);
         if let Some(path) = self.young.get(&flow) {
             return Some(*path);
         }
@@ -31,7 +33,7 @@ impl FlowTable {
         Some(path)
     }
 
-    /// Gives `flow` the path `path`, instead of the one that it may have had.
+    /// Pins `flow` to `path`, instead of to any other one.
     pub(crate) fn put(&mut self, flow: u32, path: PathId) {
         if let Some(before) = self.old.remove(&flow) {
             self.count(before, -1);
@@ -42,18 +44,18 @@ impl FlowTable {
         self.count(path, 1);
     }
 
-    /// How many flows `path` has.
-    pub(crate) fn on(&self, path: PathId) -> u32 {
+    /// The number of flows that are pinned to `path`.
+    pub(crate) fn count_on(&self, path: PathId) -> u32 {
         self.counts.iter().find(|(id, _)| *id == path).map_or(0, |(_, n)| *n)
     }
 
-    /// A flow that is on `path` and was used lately: any, but always the same for the same table.
-    #[allow(clippy::disallowed_methods, reason = "the least of all is the same in any order")]
+    /// A flow that is pinned to `path` and was used lately: the same one for the same table, so that simulations repeat.
+    #[allow(clippy::disallowed_methods, reason = "the minimum is the same in any order")]
     pub(crate) fn any_on(&self, path: PathId) -> Option<u32> {
         self.young.iter().filter(|(_, on)| **on == path).map(|(flow, _)| *flow).min()
     }
 
-    /// Forgets every placement.
+    /// Forgets all flows.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -67,7 +69,7 @@ impl FlowTable {
         self.counts.retain(|(_, n)| *n > 0);
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn start_generation_if_due(&mut self, now: Instant) {
         let since = *self.since.get_or_insert(now);
         if now.saturating_duration_since(since) < GENERATION && self.young.len() < MAX_FLOWS {
             return;
@@ -94,7 +96,7 @@ mod tests {
             assert_eq!(table.get(start + Duration::from_secs(second), 1), Some(PathId(0)));
         }
         assert_eq!(table.get(start + Duration::from_secs(200), 2), None);
-        assert_eq!((table.on(PathId(0)), table.on(PathId(1))), (1, 0));
+        assert_eq!((table.count_on(PathId(0)), table.count_on(PathId(1))), (1, 0));
     }
 
     #[test]
@@ -102,7 +104,7 @@ mod tests {
         let mut table = FlowTable::default();
         table.put(1, PathId(0));
         table.put(1, PathId(3));
-        assert_eq!((table.on(PathId(0)), table.on(PathId(3))), (0, 1));
+        assert_eq!((table.count_on(PathId(0)), table.count_on(PathId(3))), (0, 1));
     }
 
     #[test]

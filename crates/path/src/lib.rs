@@ -1,16 +1,14 @@
-//! Which path a packet takes, and which paths may be taken at all.
+//! The packet scheduler, and the states of paths.
 //!
-//! In: what is known about every path (round-trip time, delivery rate, what was received on it and
-//! when, what the kernel says about its link) and the packets of a session. Out: heartbeats to
-//! send, verdicts about paths, and for each path the packets that it should carry next.
+//! In: the state of every path (round-trip time, delivery rate, arrivals, carrier of its link) and the packets of a session.
+//! Out: which path carries which packet next, when to send heartbeats, which paths are alive, whether a link uses UDP or TCP,
+//! and how many paths it has.
 //!
 //! Always holds:
-//! - A path is judged by what arrives on it, never by the progress of acknowledgements: those
+//! - A path counts as alive because packets arrive on it, never because its packets are acknowledged: acknowledgements
 //!   travel on other paths too ([`Liveness`]).
-//! - While any path is left, packets have somewhere to go: if every path looks dead, all of them
-//!   are tried ([`Dispatcher`]).
-//! - Where the far end does not restore order, the packets of one flow that needs it leave on one path,
-//!   in the order they came.
+//! - While there is any path, packets may leave: if every path looks dead, all of them are tried ([`Dispatcher`]).
+//! - Where packets are not numbered, those of a flow that needs order leave on one path, in order.
 //! - Time is an argument. Nothing here reads a clock, sleeps or touches a socket.
 #![forbid(unsafe_code)]
 // Tests need a moment to count from.
@@ -39,21 +37,21 @@ pub use selector::{
 pub use tiers::{Placement, TieredPath, Tiers};
 pub use transport::{LinkSigns, PathTransport, TcpAction, TransportHealth, TransportSelector};
 
-/// How a path may be used for sending.
+/// Whether a path carries data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathState {
     /// Carries data.
     Active,
-    /// Works, and is kept for when no active path is left.
+    /// Works, and carries data only when no active path is left.
     Standby,
-    /// Opened, or heard of again, but not yet trusted with data.
+    /// Just opened, or receiving again, and does not carry data yet.
     Probing,
     /// Nothing arrives on it.
     Down,
 }
 
 impl PathState {
-    /// The word that status output uses for this state.
+    /// The word for this state in status output.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Active => "active",

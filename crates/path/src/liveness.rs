@@ -1,34 +1,36 @@
-//! Whether a path works, judged by what arrives on it.
+//! Whether a path works, judged by the packets that arrive on it.
 //!
-//! Both ends send heartbeats on every path: densely while data moves, rarely otherwise. An end
-//! that hears nothing for a few of the heartbeats it may expect calls the path dead; a few
-//! arrivals later it trusts it again. Acknowledgements say nothing here, since they may come over
-//! another path, and a carrier that is up says nothing either: some links never lose it.
+//! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones otherwise. An
+//! end that misses several dense heartbeats in a row declares the path dead; after a few arrivals the path is alive again.
+//! Acknowledgements prove nothing, since they may come over another path; nor does a carrier, which some links never lose.
+//!
+//! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes between alive
+//! and dead. Always holds: silence counts only while dense heartbeats are expected; without a carrier nothing is sent.
 
 use std::fmt;
 
 use mpvpn_types::{Duration, Instant, target::LIVENESS};
 
-/// The times that liveness works with.
+/// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
 pub struct LivenessConfig {
-    /// Heartbeats stay dense this long after data last moved.
+    /// How long heartbeats stay dense after data last moved.
     pub dense_duration: Duration,
-    /// The least interval of dense heartbeats; between this and `dense_max` it is one round trip.
+    /// The shortest interval of dense heartbeats; it is one round trip between this and `max_dense_interval`.
     pub min_dense_interval: Duration,
-    /// The greatest interval of dense heartbeats.
+    /// The longest interval of dense heartbeats.
     pub max_dense_interval: Duration,
     /// The interval while no data moves: short enough to keep a NAT binding (RFC 4787 §4.3).
     pub idle_interval: Duration,
-    /// The interval on a path that died lately, while no data moves.
+    /// The interval on a path that died less than 20 s ago, while no data moves.
     pub recent_death_interval: Duration,
-    /// The interval on a path that has been dead for long and is not missed.
+    /// The interval on a path that has been dead for longer, while no data moves.
     pub long_dead_interval: Duration,
-    /// Heartbeats that must be missing on a path without loss.
+    /// Consecutive heartbeats that must be missing on a path without loss; more with loss.
     pub min_missed: u32,
-    /// Arrivals that make a dead path trusted again.
+    /// Arrivals after which a dead path is alive; more if it died repeatedly.
     pub min_arrivals: u32,
-    /// A silence that is shorter than this proves nothing, a round trip included.
+    /// A silence shorter than this never means death.
     pub min_silence: Duration,
 }
 
@@ -49,15 +51,15 @@ impl Default for LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// Heartbeats stay dense this long after data last moved, on every link.
+    /// How long heartbeats stay dense after data last moved, on every link. Shorter: a path that dies in a pause is noticed
+    /// late; longer: more heartbeats of idle connections. Chosen (docs/design/liveness.md).
     pub const DENSE_DURATION: Duration = Duration::from_secs(2);
-    /// The greatest interval of dense heartbeats on a link whose packets cost nothing. What goes by the interval of
-    /// heartbeats is a multiple of it.
+    /// The longest interval of dense heartbeats on an unmetered link. Other timers that depend on heartbeats are multiples of
+    /// it. Shorter: more packets; longer: a path with a long round trip is declared dead later.
     pub const MAX_DENSE_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// For a link on which every packet costs: half as many heartbeats while data moves, and otherwise
-    /// as few as the NAT bindings that are found in practice allow (RFC 4787 REQ-5 asks for two minutes,
-    /// many devices keep 30 s).
+    /// For a metered link: half as many heartbeats while data moves, and otherwise as few as NAT bindings found in practice
+    /// allow (RFC 4787 REQ-5 asks for two minutes, many devices keep 30 s).
     pub fn metered() -> Self {
         Self {
             min_dense_interval: Duration::from_millis(50),
@@ -71,45 +73,52 @@ impl LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// For packets inside TCP, which hands out nothing until what was lost before is there: it may repeat that after
-    /// its shortest timeout only (RFC 6298 §2.4 as Linux has it, 200 ms), and again.
+    /// For packets inside TCP, which delivers nothing while an earlier segment is missing: Linux retransmits after 200 ms at
+    /// the soonest (RFC 6298 §2.4 asks for 1 s), and after 400 ms again. Shorter: retransmissions look like death.
     pub fn inside_tcp(self) -> Self {
         Self { min_silence: Duration::from_millis(700), ..self }
     }
 }
 
-/// How long a path counts as "died lately".
-const LATELY: Duration = Duration::from_secs(20);
-/// A path that was alive for less than this before it died comes and goes, and is trusted later …
-const STEADY: Duration = Duration::from_secs(5);
-/// … for so long.
-const FLAPPING: Duration = Duration::from_secs(30);
-/// So much later at most, in doublings: heartbeats of a quarter to a whole second.
-const MOST_DOUBLINGS: u32 = 2;
-/// Arrivals closer together than this are one arrival: a burst proves no more than a packet.
-const DISTINCT: Duration = Duration::from_millis(8);
-/// Arrivals further apart than this do not add up to a path that works.
-const WINDOW: Duration = Duration::from_millis(600);
-/// No measured loss makes more misses than this necessary.
-const MAX_MISSES: u32 = 12;
-/// How improbable a run of losses must be before it means death: ln(1e-5).
+/// How long a dead path gets the shorter heartbeat interval. Shorter: an outage of this length ends later; longer: more
+/// packets on dead paths. Chosen.
+const RECENT_DEATH: Duration = Duration::from_secs(20);
+/// A path that was alive for less than this before it died is flapping: it needs more arrivals to be alive again …
+const MIN_STEADY: Duration = Duration::from_secs(5);
+/// … for this long after its last death. Shorter values of both: flapping paths take data down with them more often;
+/// longer: a path that works again is used late. Chosen.
+const FLAPPING_WINDOW: Duration = Duration::from_secs(30);
+/// How often the required arrivals double at most: 2 become 8, heartbeats of 0.2 to 0.8 s. More: slower return; fewer:
+/// flapping paths carry data too soon. Chosen.
+const MAX_DOUBLINGS: u32 = 2;
+/// Arrivals closer together than this count as one, because a burst proves no more than one packet. It is less than the
+/// shortest interval of heartbeats (25 ms), so that late ones still count.
+const MIN_ARRIVAL_GAP: Duration = Duration::from_millis(8);
+/// Arrivals further apart than this are counted anew: six of the longest dense intervals. Shorter: lossy paths stay dead;
+/// longer: stray packets revive a path.
+const MAX_ARRIVAL_GAP: Duration = Duration::from_millis(600);
+/// Consecutive heartbeats that must be missing at most, however much the path loses. More: death of a lossy path is found
+/// later; fewer: loss is taken for death. Chosen.
+const MAX_MISSED: u32 = 12;
+/// The logarithm of the probability below which a run of losses means death: ln(1e-5). Higher: false deaths on lossy paths;
+/// lower: true ones are found later. Chosen.
 const LN_IMPROBABLE: f64 = -11.5;
 
-/// Why a path is in the state that it is in.
+/// Why a path is in its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateReason {
     /// It works.
     Works,
     /// It was just opened.
     Opening,
-    /// The kernel reports that the link has no carrier, no address or is gone.
+    /// The kernel reports that the link has no carrier or no address, or was removed.
     NoCarrier,
-    /// Nothing arrived for so many heartbeats.
+    /// Too many consecutive heartbeats are missing.
     Silent {
-        /// Heartbeats that did not come.
+        /// Missing heartbeats.
         missed: u32,
     },
-    /// The link is back, or something arrived again, and it is being tried.
+    /// The carrier is back, or something arrived again, and more arrivals are awaited.
     Probing,
 }
 
@@ -125,7 +134,7 @@ impl fmt::Display for StateReason {
     }
 }
 
-/// What changed about a path.
+/// A change of a path's liveness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LivenessChange {
     /// It may carry data.
@@ -134,12 +143,12 @@ pub enum LivenessChange {
     Dead,
 }
 
-/// What to do about a path now.
+/// What [`Liveness::poll`] asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LivenessUpdate {
     /// Send a heartbeat on it.
     pub send_heartbeat: bool,
-    /// It changed.
+    /// The path has just died, or is alive again.
     pub change: Option<LivenessChange>,
 }
 
@@ -156,15 +165,15 @@ pub struct Liveness {
     state: State,
     reason: StateReason,
     carrier: bool,
-    /// Nothing before this moment counts as silence.
-    heard: Instant,
-    beat: Option<Instant>,
-    moved: Option<Instant>,
-    /// Until then heartbeats are dense because data moves at the far end.
-    far: Option<Instant>,
+    /// When something last arrived, or silence was last excused.
+    last_received: Instant,
+    last_heartbeat: Option<Instant>,
+    last_traffic: Option<Instant>,
+    /// Until when heartbeats are dense because data moves at the peer.
+    peer_traffic_until: Option<Instant>,
     dense_since: Instant,
-    /// When it died last, and how often shortly after it had died before.
-    died: Option<(Instant, u32)>,
+    /// When the path last died, and how many deaths before that followed one another closely.
+    last_death: Option<(Instant, u32)>,
     rtt: Duration,
     rtt_var: Duration,
     loss: f64,
@@ -178,12 +187,12 @@ impl Liveness {
             state: State::Alive { since: now },
             reason: StateReason::Works,
             carrier: true,
-            heard: now,
-            beat: None,
-            moved: None,
-            far: None,
+            last_received: now,
+            last_heartbeat: None,
+            last_traffic: None,
+            peer_traffic_until: None,
             dense_since: now,
-            died: None,
+            last_death: None,
             rtt: Duration::from_millis(100),
             rtt_var: Duration::ZERO,
             loss: 0.0,
@@ -195,12 +204,12 @@ impl Liveness {
         matches!(self.state, State::Alive { .. })
     }
 
-    /// Why it is in its state.
+    /// Why the path is in its state.
     pub fn reason(&self) -> StateReason {
         self.reason
     }
 
-    /// Since when it is dead.
+    /// When the path died, if it is dead.
     pub fn dead_since(&self) -> Option<Instant> {
         match self.state {
             State::Alive { .. } => None,
@@ -213,18 +222,18 @@ impl Liveness {
         if !self.is_dense(now) {
             self.dense_since = now;
         }
-        self.moved = Some(now);
+        self.last_traffic = Some(now);
     }
 
-    /// The far end said that data moves there, which makes heartbeats dense until `until`; or that none does.
+    /// The peer reported that data moves there, which makes heartbeats dense until `until`; or that none does (`None`).
     pub fn on_peer_traffic(&mut self, now: Instant, until: Option<Instant>) {
         if until.is_some() && !self.is_dense(now) {
             self.dense_since = now;
         }
-        self.far = until;
+        self.peer_traffic_until = until;
     }
 
-    /// Sets what was measured: smoothed round-trip time, its variation, share of packets lost (0 to 1).
+    /// Sets the smoothed round-trip time, its variation and the share of lost packets (0 to 1).
     pub fn set_measurements(&mut self, rtt: Duration, rtt_var: Duration, loss: f64) {
         self.rtt = rtt;
         self.rtt_var = rtt_var;
@@ -233,13 +242,13 @@ impl Liveness {
 
     /// Something arrived on this path.
     pub fn on_received(&mut self, now: Instant) {
-        let apart = now.saturating_duration_since(self.heard);
+        let apart = now.saturating_duration_since(self.last_received);
         if let State::Dead { arrivals, .. } = &mut self.state
             && self.carrier
         {
-            if apart > WINDOW {
+            if apart > MAX_ARRIVAL_GAP {
                 *arrivals = 1;
-            } else if apart >= DISTINCT || *arrivals == 0 {
+            } else if apart >= MIN_ARRIVAL_GAP || *arrivals == 0 {
                 *arrivals += 1;
             } else {
                 return;
@@ -249,140 +258,144 @@ impl Liveness {
             tracing::debug!(
                 target: LIVENESS,
                 arrivals,
-                needed = self.good(now),
+                needed = self.required_arrivals(now),
                 silence = ?apart,
-                "heard on a dead path"
+                "a packet arrived on a dead path"
             );
         }
-        self.heard = self.heard.max(now);
+        self.last_received = self.last_received.max(now);
     }
 
-    /// The kernel says that the link can or cannot carry packets.
+    /// The kernel reports that the link has a carrier, or has none.
     pub fn on_carrier(&mut self, now: Instant, up: bool) {
         if self.carrier == up {
             return;
         }
         self.carrier = up;
         if up {
-            self.beat = None;
+            self.last_heartbeat = None;
             self.reason = StateReason::Probing;
             tracing::debug!(
                 target: LIVENESS,
-                needed = self.good(now),
-                "the link has a carrier again: the path is tried"
+                needed = self.required_arrivals(now),
+                "the link has a carrier again: probing the path"
             );
         } else {
             self.reason = StateReason::NoCarrier;
-            self.note_death(now);
+            self.record_death(now);
             tracing::debug!(
                 target: LIVENESS,
-                silence = ?now.saturating_duration_since(self.heard),
+                silence = ?now.saturating_duration_since(self.last_received),
                 "the link lost its carrier: the path is dead"
             );
         }
         self.state = State::Dead { since: now, arrivals: 0 };
     }
 
-    /// This end did not run for a while: what silence there was proves nothing.
+    /// This process got no processor for a while: silence in that time proves nothing.
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.heard = self.heard.max(now);
+        self.last_received = self.last_received.max(now);
     }
 
-    /// Goes on with other times.
+    /// Replaces the configuration.
     pub fn set_config(&mut self, now: Instant, config: LivenessConfig) {
         self.config = config;
-        // Heartbeats of the far end that are on their way follow the old times.
-        self.heard = self.heard.max(now);
+        // The peer's heartbeats in flight still follow the old intervals.
+        self.last_received = self.last_received.max(now);
     }
 
-    /// The next heartbeat is due at once.
+    /// Makes the next heartbeat due at once.
     pub fn send_heartbeat_now(&mut self) {
-        self.beat = None;
+        self.last_heartbeat = None;
     }
 
-    /// No data is meant to move here from now on: heartbeats become rare at once.
+    /// Ends dense heartbeats at once, because the path is to carry no data.
     pub fn end_dense_heartbeats(&mut self) {
-        (self.moved, self.far) = (None, None);
+        (self.last_traffic, self.peer_traffic_until) = (None, None);
     }
 
     /// Whether heartbeats are dense.
     pub fn is_dense(&self, now: Instant) -> bool {
-        self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_duration)
-            || self.far.is_some_and(|until| now < until)
+        self.last_traffic
+            .is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_duration)
+            || self.peer_traffic_until.is_some_and(|until| now < until)
     }
 
-    /// Whether the kernel says that the link can carry packets.
+    /// Whether the kernel reports a carrier.
     pub fn has_carrier(&self) -> bool {
         self.carrier
     }
 
-    /// Whether something was heard lately on a path that is not trusted.
+    /// Whether the path is dead and something arrived on it in the last 600 ms.
     pub fn is_probing(&self, now: Instant) -> bool {
-        matches!(self.state, State::Dead { arrivals, .. } if arrivals > 0) && now < self.heard + WINDOW
+        matches!(self.state, State::Dead { arrivals, .. } if arrivals > 0)
+            && now < self.last_received + MAX_ARRIVAL_GAP
     }
 
-    /// When something arrived last.
+    /// When something last arrived, or silence was last excused.
     pub fn last_received(&self) -> Instant {
-        self.heard
+        self.last_received
     }
 
-    /// Whether less was heard than acknowledgements of steady traffic would be. That proves nothing.
+    /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady traffic would
+    /// have arrived. This does not mean death.
     pub fn is_quiet(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) > self.silence_limit() / 4
+        now.saturating_duration_since(self.last_received) > self.silence_limit() / 4
     }
 
-    /// How long a silence of dense heartbeats proves nothing, a round trip included.
+    /// How long the path may be silent while dense heartbeats are expected, a round trip included.
     pub fn silence_limit(&self) -> Duration {
-        (self.rtt + self.run()).max(self.config.min_silence)
+        (self.rtt + self.max_heartbeat_gap()).max(self.config.min_silence)
     }
 
-    /// How long heartbeats may be missing after the time of the next one.
-    fn run(&self) -> Duration {
-        self.dense() * self.misses() + self.rtt_var.min(self.dense())
+    /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
+    fn max_heartbeat_gap(&self) -> Duration {
+        self.dense_interval() * self.required_misses() + self.rtt_var.min(self.dense_interval())
     }
 
     /// The interval of dense heartbeats.
-    fn dense(&self) -> Duration {
+    fn dense_interval(&self) -> Duration {
         self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval)
     }
 
     fn interval(&self, now: Instant) -> Duration {
         match self.state {
-            // The far end needs arrivals as much as this one does.
-            State::Dead { arrivals, .. } if arrivals > 0 && self.heard + WINDOW > now => {
+            // The peer needs arrivals to revive the path, too.
+            State::Dead { arrivals, .. } if arrivals > 0 && self.last_received + MAX_ARRIVAL_GAP > now => {
                 self.config.min_dense_interval
             }
-            // On a dead path too: the far end may hear this one well, and must not think otherwise.
-            _ if self.is_dense(now) => self.dense(),
+            // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
+            _ if self.is_dense(now) => self.dense_interval(),
             State::Alive { .. } => self.config.idle_interval,
-            State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => {
+            State::Dead { since, .. } if now.saturating_duration_since(since) < RECENT_DEATH => {
                 self.config.recent_death_interval
             }
             State::Dead { .. } => self.config.long_dead_interval,
         }
     }
 
-    fn note_death(&mut self, now: Instant) {
+    fn record_death(&mut self, now: Instant) {
         let State::Alive { since } = self.state else { return };
-        let lately = self.died.filter(|(at, _)| {
-            now.saturating_duration_since(since) < STEADY && now.saturating_duration_since(*at) < FLAPPING
+        let lately = self.last_death.filter(|(at, _)| {
+            now.saturating_duration_since(since) < MIN_STEADY
+                && now.saturating_duration_since(*at) < FLAPPING_WINDOW
         });
-        self.died = Some((now, lately.map_or(0, |(_, times)| times + 1)));
+        self.last_death = Some((now, lately.map_or(0, |(_, times)| times + 1)));
     }
 
-    /// Arrivals that make it trusted again: more if it comes and goes, so that it takes nothing with it when
-    /// it goes again. Where nothing better works, it is used all the same.
-    fn good(&self, now: Instant) -> u32 {
-        let lately = self.died.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING);
-        self.config.min_arrivals << lately.map_or(0, |(_, times)| times.min(MOST_DOUBLINGS))
+    /// Arrivals after which the path is alive again: more for a flapping path, so that it loses less data when it dies
+    /// again. If no other path works, it is used all the same.
+    fn required_arrivals(&self, now: Instant) -> u32 {
+        let lately = self.last_death.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING_WINDOW);
+        self.config.min_arrivals << lately.map_or(0, |(_, times)| times.min(MAX_DOUBLINGS))
     }
 
-    fn misses(&self) -> u32 {
+    fn required_misses(&self) -> u32 {
         if self.loss < 0.005 {
             return self.config.min_missed;
         }
         let run = (LN_IMPROBABLE / self.loss.min(0.95).ln()).ceil() as u32;
-        run.clamp(self.config.min_missed, MAX_MISSES)
+        run.clamp(self.config.min_missed, MAX_MISSED)
     }
 
     /// When silence means death; `None` while no dense heartbeats may be expected.
@@ -390,9 +403,9 @@ impl Liveness {
         if !self.is_alive() || !self.is_dense(now) {
             return None;
         }
-        // The far end learns a one-way delay late that data moves, and answers as late.
-        let expected = self.heard.max(self.dense_since + self.rtt + self.dense());
-        Some(expected + self.run().max(self.config.min_silence))
+        // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
+        let expected = self.last_received.max(self.dense_since + self.rtt + self.dense_interval());
+        Some(expected + self.max_heartbeat_gap().max(self.config.min_silence))
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -400,40 +413,40 @@ impl Liveness {
         if !self.carrier {
             return None;
         }
-        let beat = self.beat.map_or(now, |beat| beat + self.interval(now));
+        let beat = self.last_heartbeat.map_or(now, |beat| beat + self.interval(now));
         Some(self.deadline(now).map_or(beat, |deadline| deadline.min(beat)))
     }
 
-    /// Judges the path.
+    /// Updates the path's state.
     pub fn poll(&mut self, now: Instant) -> LivenessUpdate {
         let mut verdict = LivenessUpdate::default();
         match self.state {
             State::Alive { .. } => {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
-                    self.reason = StateReason::Silent { missed: self.misses() };
-                    self.note_death(now);
+                    self.reason = StateReason::Silent { missed: self.required_misses() };
+                    self.record_death(now);
                     tracing::debug!(
                         target: LIVENESS,
-                        silence = ?now.saturating_duration_since(self.heard),
-                        limit = ?self.run().max(self.config.min_silence),
-                        interval = ?self.dense(),
-                        misses = self.misses(),
+                        silence = ?now.saturating_duration_since(self.last_received),
+                        limit = ?self.max_heartbeat_gap().max(self.config.min_silence),
+                        interval = ?self.dense_interval(),
+                        misses = self.required_misses(),
                         rtt = ?self.rtt,
                         rtt_var = ?self.rtt_var,
                         loss = self.loss,
-                        "silent for too long: the path is dead"
+                        "silence exceeds the limit: the path is dead"
                     );
                     self.state = State::Dead { since: now, arrivals: 0 };
                     verdict.change = Some(LivenessChange::Dead);
                 }
             }
-            State::Dead { arrivals, since } if self.carrier && arrivals >= self.good(now) => {
+            State::Dead { arrivals, since } if self.carrier && arrivals >= self.required_arrivals(now) => {
                 tracing::debug!(
                     target: LIVENESS,
                     arrivals,
-                    needed = self.good(now),
+                    needed = self.required_arrivals(now),
                     dead_for = ?now.saturating_duration_since(since),
-                    "enough arrived: the path works"
+                    "enough packets arrived: the path is alive"
                 );
                 self.reason = StateReason::Works;
                 self.state = State::Alive { since: now };
@@ -441,8 +454,8 @@ impl Liveness {
             }
             State::Dead { .. } => {}
         }
-        if self.carrier && self.beat.is_none_or(|beat| now >= beat + self.interval(now)) {
-            self.beat = Some(now);
+        if self.carrier && self.last_heartbeat.is_none_or(|beat| now >= beat + self.interval(now)) {
+            self.last_heartbeat = Some(now);
             verdict.send_heartbeat = true;
             tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
         }
@@ -461,7 +474,7 @@ mod tests {
         now: Instant,
         ends: [Liveness; 2],
         wire: Vec<(Instant, usize)>,
-        /// Whether what end `i` sends arrives.
+        /// Whether packets of end `i` arrive.
         open: [bool; 2],
         beats: [u32; 2],
         changes: Vec<(Instant, usize, LivenessChange)>,
@@ -549,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_comes_and_goes_is_trusted_later_but_never_given_up() {
+    fn a_flapping_path_is_alive_later_each_time_but_never_given_up() {
         let mut pair = Pair::new();
         pair.run(Duration::from_secs(3), true);
         // A second without any packet, then how long both ends take to trust the path again.
@@ -570,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn data_at_the_far_end_makes_heartbeats_dense_while_it_says_so() {
+    fn traffic_at_the_peer_makes_heartbeats_dense_while_it_reports_it() {
         let mut pair = Pair::new();
         pair.run(Duration::from_secs(20), false);
         pair.beats = [0; 2];
@@ -593,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn one_direction_lost_is_seen_by_the_end_that_hears_nothing() {
+    fn the_end_that_receives_nothing_notices_the_loss_of_one_direction() {
         let mut pair = Pair::new();
         pair.run(Duration::from_secs(3), true);
         pair.open = [false, true];
@@ -641,17 +654,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lossy_path_gets_more_patience() {
+    fn a_lossy_path_may_miss_more_heartbeats() {
         let now = Instant::now();
         let mut path = Liveness::new(LivenessConfig::default(), now);
         path.set_measurements(25 * MS, MS, 0.0);
-        assert_eq!(path.misses(), 3);
+        assert_eq!(path.required_misses(), 3);
         path.set_measurements(25 * MS, MS, 0.1);
-        assert_eq!(path.misses(), 5);
+        assert_eq!(path.required_misses(), 5);
         path.set_measurements(25 * MS, MS, 0.3);
-        assert_eq!(path.misses(), 10);
+        assert_eq!(path.required_misses(), 10);
         path.set_measurements(25 * MS, MS, 1.0);
-        assert_eq!(path.misses(), MAX_MISSES);
+        assert_eq!(path.required_misses(), MAX_MISSED);
     }
 
     #[test]
@@ -712,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_this_end_slept_is_forgiven() {
+    fn silence_during_a_local_stall_is_excused() {
         let mut pair = Pair::new();
         pair.run(Duration::from_secs(3), true);
         let later = pair.now + 500 * MS;

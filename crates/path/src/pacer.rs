@@ -1,19 +1,22 @@
 use mpvpn_types::{Duration, Instant};
 
-/// The least time between two bursts: shorter ones cost more wake-ups than they smooth.
-const BURST: Duration = Duration::from_micros(500);
-/// What a wake-up that comes late may send at once is what it missed, up to this time. Less, and a
-/// busy machine would fall behind the rate, which the congestion controller would take for the path's.
-const CATCH_UP: Duration = Duration::from_millis(5);
-/// No burst is larger than this, whatever the rate (bytes).
-const MAX_BURST: u64 = 2 << 20;
-/// A burst may always hold this many packets.
-const MIN_PACKETS: u64 = 4;
+/// The shortest time between two bursts. Shorter: more wake-ups than they smooth; longer: burstier. 1 ms changed nothing
+/// with 16 flows over 300 + 80 Mbit/s (docs/design/scheduler.md).
+const MIN_BURST_INTERVAL: Duration = Duration::from_micros(500);
+/// How much of the rate a late wake-up may catch up on. Shorter: a busy machine falls behind the rate, which the congestion
+/// controller takes for the path's; longer: larger bursts after a pause.
+const MAX_CATCH_UP: Duration = Duration::from_millis(5);
+/// The largest burst, at any rate: 5 ms at 3.4 Gbit/s. Larger: longer bursts on very fast paths; smaller: those fall behind
+/// their rate after late wake-ups.
+const MAX_BURST_BYTES: u64 = 2 << 20;
+/// Packets that a burst may always hold, so that slow paths can send. More: bursts on slow paths.
+const MIN_BURST_PACKETS: u64 = 4;
 
-/// Where lumps are asked for, as much leaves at once as the rate carries in this time …
-const LUMP: Duration = Duration::from_millis(8);
-/// … up to so many bytes.
-const MAX_LUMP: u64 = 16 << 10;
+/// A batch is what the rate carries in this time …
+const BATCH_TIME: Duration = Duration::from_millis(8);
+/// … but at most this many bytes: a TLS record (RFC 8446 §5.1). Each write inside TCP costs a TLS record and mostly a segment
+/// that is not full: without batches segments had 950 instead of 1190 bytes. Smaller: half-empty segments; larger: bursts.
+const MAX_BATCH_BYTES: u64 = 16 << 10;
 
 /// A token bucket that spreads a path's packets over time.
 ///
@@ -25,8 +28,8 @@ pub struct Pacer {
     rate: Option<u64>,
     mtu: u64,
     last: Instant,
-    lumps: bool,
-    /// Tokens are saved up for the next lump.
+    batching: bool,
+    /// Tokens are saved up for the next batch.
     saving: bool,
 }
 
@@ -34,12 +37,19 @@ impl Pacer {
     /// A pacer that may send its first packets at once.
     pub fn new(now: Instant, mtu: u16) -> Self {
         let mtu = u64::from(mtu);
-        Self { tokens: (mtu * MIN_PACKETS) as i64, rate: None, mtu, last: now, lumps: false, saving: false }
+        Self {
+            tokens: (mtu * MIN_BURST_PACKETS) as i64,
+            rate: None,
+            mtu,
+            last: now,
+            batching: false,
+            saving: false,
+        }
     }
 
-    /// Whether bytes leave in lumps of some packets rather than one by one, because each time costs something on the wire.
-    pub fn set_batching(&mut self, lumps: bool) {
-        (self.lumps, self.saving) = (lumps, self.saving && lumps);
+    /// Sets whether packets leave in batches rather than one by one, because each write costs bytes on the wire.
+    pub fn set_batching(&mut self, batching: bool) {
+        (self.batching, self.saving) = (batching, self.saving && batching);
     }
 
     /// Sets the rate (bytes/s; `None` for no limit) and lets the tokens grow up to `now`.
@@ -52,24 +62,24 @@ impl Pacer {
             return;
         };
         let grown = bytes_of(rate, elapsed);
-        // Time too short for one byte is not spent, so that frequent calls do not starve a slow path.
+        // Time too short for one byte is kept for the next call, so that frequent calls do not starve a slow path.
         if grown > 0 || self.tokens >= self.capacity(rate) {
             self.last = now;
             self.tokens = self.tokens.saturating_add_unsigned(grown).min(self.capacity(rate));
-            self.saving &= self.tokens < self.lump(rate);
+            self.saving &= self.tokens < self.batch_bytes(rate);
         }
     }
 
     fn capacity(&self, rate: u64) -> i64 {
-        self.bytes_in(rate, if self.lumps { CATCH_UP + LUMP } else { CATCH_UP })
+        self.bytes_in(rate, if self.batching { MAX_CATCH_UP + BATCH_TIME } else { MAX_CATCH_UP })
     }
 
-    fn lump(&self, rate: u64) -> i64 {
-        bytes_of(rate, LUMP).min(MAX_LUMP).max(self.mtu) as i64
+    fn batch_bytes(&self, rate: u64) -> i64 {
+        bytes_of(rate, BATCH_TIME).min(MAX_BATCH_BYTES).max(self.mtu) as i64
     }
 
     fn bytes_in(&self, rate: u64, time: Duration) -> i64 {
-        bytes_of(rate, time).clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
+        bytes_of(rate, time).clamp(self.mtu * MIN_BURST_PACKETS, MAX_BURST_BYTES) as i64
     }
 
     /// Bytes that may leave now.
@@ -81,11 +91,11 @@ impl Pacer {
         }
     }
 
-    /// Takes what was sent (bytes on the wire) out of the bucket.
+    /// Takes the bytes that were sent out of the bucket.
     pub fn spend(&mut self, bytes: u64) {
         if self.rate.is_some() {
             self.tokens = self.tokens.saturating_sub_unsigned(bytes);
-            self.saving |= self.lumps && self.tokens <= 0;
+            self.saving |= self.batching && self.tokens <= 0;
         }
     }
 
@@ -95,7 +105,8 @@ impl Pacer {
         if self.tokens > 0 && !self.saving {
             return None;
         }
-        let wanted = if self.saving { self.lump(rate) } else { self.bytes_in(rate, BURST) / 2 };
+        let wanted =
+            if self.saving { self.batch_bytes(rate) } else { self.bytes_in(rate, MIN_BURST_INTERVAL) / 2 };
         let missing = u64::try_from(wanted - self.tokens).unwrap_or(0);
         let nanos = u128::from(missing) * 1_000_000_000 / u128::from(rate);
         Some(now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX).min(1_000_000_000)))
@@ -111,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_follows_the_rate() {
+    fn the_bytes_sent_follow_the_rate() {
         let start = Instant::now();
         let mut pacer = Pacer::new(start, 1500);
         let rate = 12_500_000; // 100 Mbit/s
@@ -151,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn in_lumps_as_much_leaves_but_not_packet_by_packet() {
+    fn batches_keep_the_rate() {
         for (rate, most) in [(1_250_000, 230), (125_000_000, 8_000), (100_000, 90)] {
             let start = Instant::now();
             let mut pacer = Pacer::new(start, 1472);
@@ -164,7 +175,7 @@ mod tests {
                     pacer.spend(1472);
                     sent += 1472;
                 }
-                // Something else wakes it all the time.
+                // It is woken for other reasons all the time.
                 now = (now + Duration::from_micros(50)).min(pacer.wake_at(now).unwrap_or(now));
             }
             let off = (sent as f64 - rate as f64).abs() / rate as f64;
@@ -173,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nothing_is_held_back() {
+    fn without_a_rate_every_packet_may_leave() {
         let start = Instant::now();
         let mut pacer = Pacer::new(start, 1500);
         pacer.refill(start, None, 1500);

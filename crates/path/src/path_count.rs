@@ -1,12 +1,12 @@
-//! How many pipes a link is to have, where that has to be found out.
+//! How many paths a link gets (option `pipes = "auto"`): more than one helps where an operator limits each UDP session.
 //!
-//! In: what the link has carried, time, and what its address or the operator's name for it suggest. Out: how many pipes
-//! are open, how many of them carry data, and why.
+//! In: the bytes that the link has carried, the time, and hints from its address and DNS name. Out: how many paths are open,
+//! how many of them carry data, and why.
 //!
-//! A pipe is tried while the link is busy without a break: it is opened, and used and left unused in turns, so that what
-//! the demand does by itself shows up on both sides. It stays if the link carries clearly more with it, turn after turn.
-//! Always holds: between two pipes of a verdict lie seconds of measurement; a pipe is unused for a while before it is
-//! closed, so nothing is on the way there any more; what was found in vain is tried again ever more seldom.
+//! One more path is tested while the link is busy without a break: it carries data in every second turn, so that changes of
+//! the demand affect turns with and without it alike. It stays if the link carries clearly more with it in turn after turn.
+//! Always holds: a path is added or removed only after seconds of measurement; a path is unused for a while before it is
+//! closed, so that nothing is in flight on it; after a test that changed nothing the next one waits twice as long.
 
 use std::{
     collections::VecDeque,
@@ -17,59 +17,66 @@ use std::{
 use mpvpn_types::{Duration, Instant, target::PIPES};
 use tracing::{debug, trace};
 
-/// Pipes a link at most.
-const MOST: u8 = 8;
-/// A direction that carries less (bytes/s) is not busy.
-const BUSY: f64 = 125_000.0;
-/// Looks in a row that show whether a link is busy without a break.
-const WINDOW: usize = 5;
-/// Looks further apart than this belong to no row.
-const GAP: Duration = Duration::from_secs(3);
-/// What congestion control gets to find the new rate, and round trips beside that.
-const SETTLE: Duration = Duration::from_secs(2);
-const SETTLE_ROUNDS: u32 = 10;
-const LONGEST_SETTLE: Duration = Duration::from_secs(10);
-/// How long each turn is measured.
-const MEASURE: Duration = Duration::from_secs(3);
-/// Pairs of turns after which a clear case is decided, and every case.
+/// Paths of a link at most. More: path IDs and sockets; fewer: a stricter limit per session is not made up for. Chosen
+/// (docs/design/pipes.md).
+const MAX_PATHS: u8 = 8;
+/// Bytes/s (1 Mbit/s) from which a direction is busy. Lower: tests on idle links; higher: slow links are never tested.
+const MIN_BUSY_RATE: f64 = 125_000.0;
+/// Consecutive samples (one a second) that show whether a link is busy without a break. Fewer: tests during bursts; more:
+/// tests are rare.
+const SAMPLES: usize = 5;
+/// Samples further apart than this are not consecutive: one may be missing, as the caller samples once a second.
+const MAX_SAMPLE_GAP: Duration = Duration::from_secs(3);
+/// How long congestion control gets to find the new rate before a turn is measured: this, and so many round trips, and at
+/// most [`MAX_SETTLING_TIME`]. Shorter: the previous rate is measured; longer: tests take longer.
+const SETTLING_TIME: Duration = Duration::from_secs(2);
+const SETTLING_ROUNDS: u32 = 10;
+const MAX_SETTLING_TIME: Duration = Duration::from_secs(10);
+/// How long each turn is measured. Shorter: noise; longer: tests take longer. Chosen.
+const MEASURING_TIME: Duration = Duration::from_secs(3);
+/// Pairs of turns after which a clear case is decided, and after which every case is. Fewer: noise decides; more: tests take
+/// longer.
 const CLEAR_PAIRS: usize = 2;
 const ALL_PAIRS: usize = 5;
-/// What one more pipe has to bring: this part of what a pipe carries, and of what the link carries.
-const OF_A_PIPE: f64 = 0.25;
-const OF_THE_LINK: f64 = 0.1;
-/// A pipe that is closed has been unused for this long.
-const DRAIN: Duration = Duration::from_secs(3);
-/// After a verdict that changes nothing the next trial waits for this long, and each time twice as long.
+/// The gain that one more path needs to stay: this share of what a path carries, and this share of what the link carries.
+/// Lower: useless paths stay; higher: useful ones are closed. Chosen.
+const MIN_GAIN_OF_PATH: f64 = 0.25;
+const MIN_GAIN_OF_LINK: f64 = 0.1;
+/// How long a path is unused before it is closed. Shorter: packets in flight are lost.
+const DRAIN_TIME: Duration = Duration::from_secs(3);
+/// The pause after the first test that changed nothing; it doubles each time. Shorter: tests cost rate; longer: a change of
+/// the operator's limit is found late.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
-const LONGEST_PAUSE: Duration = Duration::from_secs(4 * 3600);
-/// What a trial said holds for rates up to so many times those that were seen in it.
-const HIGHER: f64 = 1.5;
+const MAX_PAUSE: Duration = Duration::from_secs(4 * 3600);
+/// Rates above this many times those of the last test make its result obsolete. Lower: more tests; higher: a faster link
+/// keeps too few paths. Chosen.
+const OBSOLETE_RATE_RATIO: f64 = 1.5;
 
 const ORDINALS: [&str; 9] = ["", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
 
-/// What suggests that an operator limits each UDP session, before anything was measured.
+/// A hint, before any measurement, that the operator limits the rate of each UDP session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionLimitHint {
-    /// The link has an address of the block for networks behind a carrier's address translation (RFC 6598).
+    /// The link has a shared address, of a network behind carrier-grade NAT (RFC 6598).
     CarrierGradeNat,
-    /// The operator's name for the address that the server sees is of one who is known for it.
+    /// The DNS name of the link's public address belongs to an operator that is known for such limits.
     OperatorName(String),
 }
 
 impl SessionLimitHint {
-    /// What an address of the link itself suggests.
+    /// The hint that an address of the link gives.
     pub fn from_address(address: IpAddr) -> Option<Self> {
         const BLOCK: u32 = Ipv4Addr::new(100, 64, 0, 0).to_bits() >> 22;
         matches!(address, IpAddr::V4(ip) if ip.to_bits() >> 22 == BLOCK).then_some(Self::CarrierGradeNat)
     }
 
-    /// What the name suggests that the DNS has for the link's public address: Starlink names its customers
+    /// The hint that the DNS name of the link's public address gives: Starlink's names are
     /// `customer.POP.pop.starlinkisp.net`.
     pub fn from_dns_name(name: &str) -> Option<Self> {
         const OPERATOR: &str = "starlinkisp.net";
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let under = name.strip_suffix(OPERATOR)?;
-        // It comes from whoever has the address; longer ones the DNS has not (RFC 1035 §2.3.4).
+        // The owner of the address chooses the name: only printable names of valid length count (RFC 1035 §2.3.4).
         let plain = name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_graphic());
         (plain && (under.is_empty() || under.ends_with('.'))).then_some(Self::OperatorName(name))
     }
@@ -84,7 +91,7 @@ impl fmt::Display for SessionLimitHint {
     }
 }
 
-/// Bytes that a link has carried since some moment in the past, which stays the same.
+/// Byte counters of a link, both since the same fixed moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkBytes {
     /// To the server.
@@ -102,12 +109,12 @@ impl LinkBytes {
     }
 }
 
-/// How many pipes a link has.
+/// How many paths a link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathCount {
-    /// Those that exist.
+    /// Paths that exist.
     pub open: u8,
-    /// Those of them that carry data: the first ones.
+    /// How many of them carry data: the first ones.
     pub used: u8,
 }
 
@@ -121,294 +128,302 @@ impl PathCount {
 /// Bytes/s, up and down.
 type Rates = [f64; 2];
 
-/// Decides about the pipes of one link.
+/// Decides how many paths one link has.
 #[derive(Clone, Debug)]
 pub struct PathCountController {
-    /// The name of the link, in events.
+    /// The name of the link, for log lines.
     link: String,
     hint: Option<SessionLimitHint>,
-    /// The number that was found to be right.
-    settled: u8,
+    /// The number of paths that the last test confirmed.
+    chosen: u8,
     state: State,
-    next: Step,
+    next: NextTest,
     pause: Duration,
     last: Option<(Instant, LinkBytes)>,
     recent: VecDeque<Rates>,
-    finding: Option<Finding>,
+    last_result: Option<TestResult>,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Until this moment nothing is tried.
+    /// No test starts before this moment.
     Resting(Option<Instant>),
-    Trying(Trial),
-    /// Until this moment one more pipe is open, and unused; then nothing is tried for the pause.
+    Testing(PathTest),
+    /// Until this moment one more path is open, and unused; then no test starts for the given pause.
     Draining(Instant, Duration),
 }
 
-/// What is tried next.
+/// What the next test compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// Whether one more pipe brings something.
+enum NextTest {
+    /// Whether the link carries more with one more path.
     More,
-    /// Whether the last one still does.
+    /// Whether the link still carries more with its last path.
     Fewer,
 }
 
 #[derive(Clone, Debug)]
-struct Trial {
-    /// The pipe that is used in every second turn, counted from 1.
-    pipe: u8,
-    settle: Duration,
-    /// The begin of this turn, and what was carried when its measurement began.
+struct PathTest {
+    /// The number of the tested path, counted from 1; it carries data in every second turn.
+    path: u8,
+    settling_time: Duration,
+    /// When this turn began, and the counters when its measurement began.
     since: Instant,
     mark: Option<(Instant, LinkBytes)>,
-    /// Of the turns that are over: without and with it by turns.
+    /// The rates of finished turns, alternately without and with the path.
     turns: Vec<Rates>,
 }
 
-/// What the last trial that came to a verdict found.
+/// The result of the last test that was decided.
 #[derive(Clone, Copy, Debug)]
-struct Finding {
-    pipe: u8,
-    /// What it brought, as a share of what was carried without.
+struct TestResult {
+    path: u8,
+    /// The additional rate with the path, as a share of the rate without it.
     gain: f64,
-    /// The most that was carried in it.
+    /// The highest rates during the test.
     most: Rates,
 }
 
 impl PathCountController {
-    /// For a link with one pipe.
+    /// For a link with one path.
     pub fn new() -> Self {
         Self {
             link: String::new(),
             hint: None,
-            settled: 1,
+            chosen: 1,
             state: State::Resting(None),
-            next: Step::More,
+            next: NextTest::More,
             pause: FIRST_PAUSE,
             last: None,
-            recent: VecDeque::with_capacity(WINDOW),
-            finding: None,
+            recent: VecDeque::with_capacity(SAMPLES),
+            last_result: None,
         }
     }
 
-    /// The same for the link of this name, which events about it have.
+    /// Sets the name of the link for log lines.
     #[must_use]
     pub fn with_link_name(self, link: &str) -> Self {
         Self { link: link.to_owned(), ..self }
     }
 
-    /// Takes a hint. Where nothing was measured yet there are two pipes from now on, and it is tried first whether the
-    /// second one brings something.
+    /// Takes a hint. If nothing was measured yet, the link has two paths from now on, and the first test is whether the
+    /// second one helps.
     pub fn set_hint(&mut self, hint: SessionLimitHint) {
-        let nothing_known = self.finding.is_none() && !self.is_testing();
-        if self.hint.is_none() && self.settled == 1 && nothing_known {
-            (self.settled, self.next) = (2, Step::Fewer);
+        let nothing_known = self.last_result.is_none() && !self.is_testing();
+        if self.hint.is_none() && self.chosen == 1 && nothing_known {
+            (self.chosen, self.next) = (2, NextTest::Fewer);
         }
         // A name says more than a block of addresses.
         if (hint != SessionLimitHint::CarrierGradeNat || self.hint.is_none())
             && self.hint.as_ref() != Some(&hint)
         {
-            debug!(target: PIPES, link = self.link, %hint, settled = self.settled, "hint taken");
+            debug!(target: PIPES, link = self.link, %hint, chosen = self.chosen, "hint taken");
             self.hint = Some(hint);
         }
     }
 
-    /// Takes what the link has carried until now; to be called about once a second. `may_try`: it is used as far as it
-    /// goes, and nothing else is tried meanwhile. `rtt`: its round trip.
-    pub fn update(&mut self, now: Instant, carried: LinkBytes, rtt: Duration, may_try: bool) {
-        self.note(now, carried);
+    /// Takes a sample of the link's byte counters; to be called about once a second. `may_test`: the link may be tested now.
+    /// `rtt`: its round-trip time.
+    pub fn update(&mut self, now: Instant, carried: LinkBytes, rtt: Duration, may_test: bool) {
+        self.add_sample(now, carried);
         match &mut self.state {
             State::Resting(until) => {
                 let rests = until.is_some_and(|until| now < until);
-                if may_try && self.is_busy() && !rests {
+                if may_test && self.is_busy() && !rests {
                     self.begin(now, rtt);
                 }
             }
-            State::Trying(trial) => {
-                if trial.advance(now, carried) {
+            State::Testing(test) => {
+                if test.advance(now, carried) {
                     self.conclude(now);
                 }
             }
             State::Draining(until, pause) if now >= *until => {
-                let reason = "nothing is on the way on the unused pipe any more";
-                debug!(target: PIPES, link = self.link, settled = self.settled, ?pause, reason, "pipe closed");
+                let reason = "nothing is in flight on the unused path any more";
+                debug!(target: PIPES, link = self.link, chosen = self.chosen, ?pause, reason, "path closed");
                 self.state = State::Resting(Some(now + *pause));
             }
             State::Draining(..) => {}
         }
-        self.rest_less(now);
+        self.shorten_pause_if_obsolete(now);
     }
 
-    /// How many pipes there are to be now.
+    /// How many paths the link is to have now.
     pub fn count(&self) -> PathCount {
         match &self.state {
-            State::Resting(_) => PathCount::all(self.settled),
-            State::Trying(trial) => PathCount { open: trial.pipe, used: trial.used() },
-            State::Draining(..) => PathCount { open: self.settled + 1, used: self.settled },
+            State::Resting(_) => PathCount::all(self.chosen),
+            State::Testing(test) => PathCount { open: test.path, used: test.used() },
+            State::Draining(..) => PathCount { open: self.chosen + 1, used: self.chosen },
         }
     }
 
-    /// The number that was found to be right until now.
+    /// The number of paths that the last test confirmed.
     pub fn chosen(&self) -> u8 {
-        self.settled
+        self.chosen
     }
 
-    /// Whether a pipe is used and left unused in turns.
+    /// Whether a test is running.
     pub fn is_testing(&self) -> bool {
-        matches!(self.state, State::Trying(_))
+        matches!(self.state, State::Testing(_))
     }
 
-    /// Why there are as many as there are, for people.
+    /// Why the link has this number of paths, for people.
     pub fn explanation(&self) -> String {
-        let why = match (&self.finding, &self.hint) {
-            (Some(Finding { pipe, gain, .. }), _) => {
-                let article = match *pipe {
-                    pipe if pipe <= self.settled => "the",
+        let why = match (&self.last_result, &self.hint) {
+            (Some(TestResult { path, gain, .. }), _) => {
+                let article = match *path {
+                    path if path <= self.chosen => "the",
                     8 => "an",
                     _ => "a",
                 };
                 let percent = (gain * 100.0).round();
                 let brought = if percent < 1.0 { "nothing".to_owned() } else { format!("{percent:.0} %") };
-                format!("{article} {} one brought {brought}", ORDINALS[usize::from(*pipe)])
+                format!("{article} {} one brought {brought}", ORDINALS[usize::from(*path)])
             }
             (None, Some(hint)) => hint.to_string(),
             (None, None) => "the link was not full for long enough to try a second one".to_owned(),
         };
-        let State::Trying(trial) = &self.state else { return why };
-        let tried = ORDINALS[usize::from(trial.pipe)];
-        match self.finding.is_some() || self.hint.is_some() {
+        let State::Testing(test) = &self.state else { return why };
+        let tried = ORDINALS[usize::from(test.path)];
+        match self.last_result.is_some() || self.hint.is_some() {
             true => format!("{why}; whether the {tried} one brings more is being tried"),
             false => format!("whether a {tried} one brings more is being tried"),
         }
     }
 
-    /// Notes the rates since the last look.
-    fn note(&mut self, now: Instant, carried: LinkBytes) {
+    /// Adds the rates since the last sample.
+    fn add_sample(&mut self, now: Instant, carried: LinkBytes) {
         let before = self.last.replace((now, carried));
         let Some((at, before)) = before else { return };
         let passed = now.saturating_duration_since(at);
-        if passed > GAP {
+        if passed > MAX_SAMPLE_GAP {
             self.recent.clear();
         }
-        if self.recent.len() == WINDOW {
+        if self.recent.len() == SAMPLES {
             self.recent.pop_front();
         }
         self.recent.push_back(carried.rates(before, passed));
     }
 
-    /// The least of the last looks, where these show that something else than the demand's own pauses limits the rate.
-    fn steady(&self, way: usize) -> Option<f64> {
-        let rates = || self.recent.iter().map(|rates| rates[way]);
+    /// The lowest rate of the last samples, if they vary so little that the link limits the rate, not pauses of the demand.
+    fn steady_rate(&self, direction: usize) -> Option<f64> {
+        let rates = || self.recent.iter().map(|rates| rates[direction]);
         let (least, most) = (rates().fold(f64::MAX, f64::min), rates().fold(0.0, f64::max));
-        (self.recent.len() == WINDOW && least >= BUSY && least >= most / 2.0).then_some(least)
+        (self.recent.len() == SAMPLES && least >= MIN_BUSY_RATE && least >= most / 2.0).then_some(least)
     }
 
     fn is_busy(&self) -> bool {
-        [0, 1].into_iter().any(|way| self.steady(way).is_some())
+        [0, 1].into_iter().any(|direction| self.steady_rate(direction).is_some())
     }
 
-    /// Where clearly more is carried than in the last trial, that says nothing any more.
-    fn rest_less(&mut self, now: Instant) {
-        let (State::Resting(Some(until)), Some(finding)) = (&self.state, &self.finding) else { return };
-        let higher =
-            |way: usize| self.steady(way).is_some_and(|rate| rate > HIGHER * finding.most[way].max(BUSY));
+    /// Shortens the pause if the link carries clearly more than in the last test, whose result is obsolete then.
+    fn shorten_pause_if_obsolete(&mut self, now: Instant) {
+        let (State::Resting(Some(until)), Some(last_result)) = (&self.state, &self.last_result) else {
+            return;
+        };
+        let higher = |direction: usize| {
+            self.steady_rate(direction).is_some_and(|rate| {
+                rate > OBSOLETE_RATE_RATIO * last_result.most[direction].max(MIN_BUSY_RATE)
+            })
+        };
         if *until > now + FIRST_PAUSE && (higher(0) || higher(1)) {
-            let [up, down] = finding.most;
-            let reason = "clearly more is carried than in the last trial";
-            debug!(target: PIPES, link = self.link, up, down, pause = ?FIRST_PAUSE, reason, "next trial comes sooner");
-            (self.state, self.next) = (State::Resting(Some(now + FIRST_PAUSE)), Step::More);
+            let [up, down] = last_result.most;
+            let reason = "the link carries clearly more than in the last test";
+            debug!(target: PIPES, link = self.link, up, down, pause = ?FIRST_PAUSE, reason, "next test comes sooner");
+            (self.state, self.next) = (State::Resting(Some(now + FIRST_PAUSE)), NextTest::More);
         }
     }
 
     fn begin(&mut self, now: Instant, rtt: Duration) {
-        let pipe = match self.next {
-            Step::Fewer => self.settled,
-            Step::More => self.settled + 1,
+        let path = match self.next {
+            NextTest::Fewer => self.chosen,
+            NextTest::More => self.chosen + 1,
         };
-        if pipe > MOST {
-            self.next = Step::Fewer;
-            let pause = self.longer_pause();
-            debug!(target: PIPES, link = self.link, settled = self.settled, ?pause, reason = "there are as many as may be", "no trial");
+        if path > MAX_PATHS {
+            self.next = NextTest::Fewer;
+            let pause = self.next_pause();
+            debug!(target: PIPES, link = self.link, chosen = self.chosen, ?pause, reason = "the link has the maximum number of paths", "no test");
             self.state = State::Resting(Some(now + pause));
             return;
         }
-        let settle = (SETTLE + rtt * SETTLE_ROUNDS).min(LONGEST_SETTLE);
+        let settling_time = (SETTLING_TIME + rtt * SETTLING_ROUNDS).min(MAX_SETTLING_TIME);
         let reason = match self.next {
-            Step::More => "the link is busy without a break: whether one more brings something",
-            Step::Fewer => "the link is busy without a break: whether the last one still brings something",
+            NextTest::More => "the link is busy without a break: testing one more path",
+            NextTest::Fewer => "the link is busy without a break: testing whether the last path still helps",
         };
         debug!(
-            target: PIPES, link = self.link, pipe, settled = self.settled, ?rtt, ?settle,
-            up = self.steady(0), down = self.steady(1), reason, "trial started"
+            target: PIPES, link = self.link, path, chosen = self.chosen, ?rtt, ?settling_time,
+            up = self.steady_rate(0), down = self.steady_rate(1), reason, "test started"
         );
-        self.state = State::Trying(Trial { pipe, settle, since: now, mark: None, turns: Vec::new() });
+        self.state =
+            State::Testing(PathTest { path, settling_time, since: now, mark: None, turns: Vec::new() });
     }
 
-    /// A turn is over: decides what can be decided.
+    /// A turn is over: decides the test if enough is known.
     fn conclude(&mut self, now: Instant) {
-        let State::Trying(trial) = &self.state else { return };
-        let (pipe, verdict) = (trial.pipe, trial.verdict());
-        if let Some([up, down]) = trial.turns.last() {
-            let used = trial.turns.len() % 2 == 0;
-            trace!(target: PIPES, link = self.link, pipe, turn = trial.turns.len(), used, up, down, ?verdict, "turn measured");
+        let State::Testing(test) = &self.state else { return };
+        let (path, verdict) = (test.path, test.verdict());
+        if let Some([up, down]) = test.turns.last() {
+            let used = test.turns.len() % 2 == 0;
+            trace!(target: PIPES, link = self.link, path, turn = test.turns.len(), used, up, down, ?verdict, "turn measured");
         }
         let (gain, most, stays) = match verdict {
-            Verdict::Open => return,
-            // The demand is gone, and with it what could be compared.
+            Verdict::Undecided => return,
+            // Without demand there is nothing to compare.
             Verdict::Void => {
                 let reason = "the demand ended";
-                debug!(target: PIPES, link = self.link, pipe, settled = self.settled, pause = ?FIRST_PAUSE, reason, "trial ended");
-                self.leave(now, pipe, FIRST_PAUSE);
+                debug!(target: PIPES, link = self.link, path, chosen = self.chosen, pause = ?FIRST_PAUSE, reason, "trial ended");
+                self.end_test(now, path, FIRST_PAUSE);
                 return;
             }
-            Verdict::Stays(gain, most) => (gain, most, true),
-            Verdict::Goes(gain, most) => (gain, most, false),
+            Verdict::Kept(gain, most) => (gain, most, true),
+            Verdict::Removed(gain, most) => (gain, most, false),
         };
-        // What a hint promised is true, but nobody knows yet what the next pipe would bring.
-        let first = self.finding.replace(Finding { pipe, gain, most }).is_none();
-        let before = std::mem::replace(&mut self.settled, if stays { pipe } else { pipe - 1 });
-        let reason = if stays { "the link carries clearly more with it" } else { "it brings too little" };
+        // The hint was right; the gain of a further path is not known yet.
+        let first = self.last_result.replace(TestResult { path, gain, most }).is_none();
+        let before = std::mem::replace(&mut self.chosen, if stays { path } else { path - 1 });
+        let reason =
+            if stays { "the link carries clearly more with the path" } else { "the path adds too little" };
         debug!(
-            target: PIPES, link = self.link, pipe, stays, gain, up = most[0], down = most[1], from = before,
-            to = self.settled, reason, "trial ended"
+            target: PIPES, link = self.link, path, stays, gain, up = most[0], down = most[1], from = before,
+            to = self.chosen, reason, "trial ended"
         );
-        if self.settled != before {
-            // Things are not as they were: go on in this direction at once.
+        if self.chosen != before {
+            // The number has changed: test in the same direction at once.
             self.pause = FIRST_PAUSE;
             self.recent.clear();
             if stays {
-                (self.state, self.next) = (State::Resting(None), Step::More);
-            } else if self.settled > 1 {
-                self.next = Step::Fewer;
-                self.state = State::Draining(now + DRAIN, Duration::ZERO);
+                (self.state, self.next) = (State::Resting(None), NextTest::More);
+            } else if self.chosen > 1 {
+                self.next = NextTest::Fewer;
+                self.state = State::Draining(now + DRAIN_TIME, Duration::ZERO);
             } else {
-                self.next = Step::More;
-                self.state = State::Draining(now + DRAIN, self.pause);
+                self.next = NextTest::More;
+                self.state = State::Draining(now + DRAIN_TIME, self.pause);
             }
             return;
         }
-        self.next = if self.next == Step::More && self.settled > 1 { Step::Fewer } else { Step::More };
+        self.next =
+            if self.next == NextTest::More && self.chosen > 1 { NextTest::Fewer } else { NextTest::More };
         if first && stays {
             self.state = State::Resting(None);
         } else {
-            let pause = self.longer_pause();
-            self.leave(now, pipe, pause);
+            let pause = self.next_pause();
+            self.end_test(now, path, pause);
         }
     }
 
-    /// Stops to use a pipe, which is closed later unless it belongs to those that were found right.
-    fn leave(&mut self, now: Instant, pipe: u8, pause: Duration) {
-        self.state = match pipe > self.settled {
-            true => State::Draining(now + DRAIN, pause),
+    /// Ends a test; the tested path is drained and closed unless it belongs to the confirmed ones.
+    fn end_test(&mut self, now: Instant, path: u8, pause: Duration) {
+        self.state = match path > self.chosen {
+            true => State::Draining(now + DRAIN_TIME, pause),
             false => State::Resting(Some(now + pause)),
         };
     }
 
-    /// The pause to make now; the next one is twice as long.
-    fn longer_pause(&mut self) -> Duration {
-        let next = (self.pause * 2).min(LONGEST_PAUSE);
+    /// The pause to make now; the next one is twice as long, up to [`MAX_PAUSE`].
+    fn next_pause(&mut self) -> Duration {
+        let next = (self.pause * 2).min(MAX_PAUSE);
         std::mem::replace(&mut self.pause, next)
     }
 }
@@ -419,31 +434,31 @@ impl Default for PathCountController {
     }
 }
 
-/// What turns with and without a pipe show: its gain, and the most that was carried.
+/// The result of the turns so far; with the gain and the highest rates once decided.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
-    Open,
+    Undecided,
     Void,
-    Stays(f64, Rates),
-    Goes(f64, Rates),
+    Kept(f64, Rates),
+    Removed(f64, Rates),
 }
 
-impl Trial {
-    /// Pipes that carry data in this turn.
+impl PathTest {
+    /// Paths that carry data in this turn.
     fn used(&self) -> u8 {
-        if self.turns.len().is_multiple_of(2) { self.pipe - 1 } else { self.pipe }
+        if self.turns.len().is_multiple_of(2) { self.path - 1 } else { self.path }
     }
 
-    /// Goes on; whether a turn is over.
+    /// Takes a sample; returns whether a turn is over.
     fn advance(&mut self, now: Instant, carried: LinkBytes) -> bool {
         let Some((at, before)) = self.mark else {
-            if now >= self.since + self.settle {
+            if now >= self.since + self.settling_time {
                 self.mark = Some((now, carried));
             }
             return false;
         };
         let passed = now.saturating_duration_since(at);
-        if passed < MEASURE {
+        if passed < MEASURING_TIME {
             return false;
         }
         self.turns.push(carried.rates(before, passed));
@@ -452,36 +467,39 @@ impl Trial {
     }
 
     fn verdict(&self) -> Verdict {
-        if self.turns.last().is_some_and(|rates| rates.iter().all(|rate| *rate < BUSY)) {
+        if self.turns.last().is_some_and(|rates| rates.iter().all(|rate| *rate < MIN_BUSY_RATE)) {
             return Verdict::Void;
         }
         let pairs = self.turns.len() / 2;
         if !self.turns.len().is_multiple_of(2) || pairs < CLEAR_PAIRS {
-            return Verdict::Open;
+            return Verdict::Undecided;
         }
-        let others = f64::from(self.pipe - 1);
-        let needed = (OF_A_PIPE / others).max(OF_THE_LINK);
-        let most = [0, 1].map(|way| self.turns.iter().map(|rates| rates[way]).fold(0.0, f64::max));
-        let ways = [0, 1].into_iter().filter_map(|way| self.gain(way));
-        let (gain, better) = ways.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, 0));
-        // By chance one pair may come out wrong of many, but not of a few.
+        let others = f64::from(self.path - 1);
+        let needed = (MIN_GAIN_OF_PATH / others).max(MIN_GAIN_OF_LINK);
+        let most =
+            [0, 1].map(|direction| self.turns.iter().map(|rates| rates[direction]).fold(0.0, f64::max));
+        let directions = [0, 1].into_iter().filter_map(|direction| self.gain(direction));
+        let (gain, better) = directions.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, 0));
+        // One pair out of five may come out wrong by chance; with fewer pairs none may.
         let enough = if pairs < ALL_PAIRS { better == pairs } else { better + 1 >= pairs };
         let needed_now = if pairs == CLEAR_PAIRS { 2.0 * needed } else { needed };
         match gain {
-            gain if gain >= needed_now && enough => Verdict::Stays(gain, most),
-            gain if gain >= needed / 2.0 && pairs < ALL_PAIRS => Verdict::Open,
-            gain => Verdict::Goes(gain, most),
+            gain if gain >= needed_now && enough => Verdict::Kept(gain, most),
+            gain if gain >= needed / 2.0 && pairs < ALL_PAIRS => Verdict::Undecided,
+            gain => Verdict::Removed(gain, most),
         }
     }
 
-    /// What the pipe brought in a direction that was busy all the time, and in how many pairs of turns the one with it was
+    /// The gain of the path in a direction that was busy in all turns, and in how many pairs the turn with the path was
     /// better.
-    fn gain(&self, way: usize) -> Option<(f64, usize)> {
-        if self.turns.iter().any(|rates| rates[way] < BUSY) {
+    fn gain(&self, direction: usize) -> Option<(f64, usize)> {
+        if self.turns.iter().any(|rates| rates[direction] < MIN_BUSY_RATE) {
             return None;
         }
-        let sum = |with: usize| self.turns.iter().skip(with).step_by(2).map(|rates| rates[way]).sum::<f64>();
-        let better = self.turns.chunks_exact(2).filter(|pair| pair[1][way] > pair[0][way]).count();
+        let sum =
+            |with: usize| self.turns.iter().skip(with).step_by(2).map(|rates| rates[direction]).sum::<f64>();
+        let better =
+            self.turns.chunks_exact(2).filter(|pair| pair[1][direction] > pair[0][direction]).count();
         Some((sum(1) / sum(0) - 1.0, better))
     }
 }

@@ -1,8 +1,8 @@
-//! How the packets of a session are spread over its paths: one file a scheduler, and the table of them.
+//! The packet schedulers: one file each, and the table of them.
 //!
-//! In: the paths that may be used and what each can take ([`Offer`]). Out: the path that carries the next packets, and the
-//! rules that follow from the scheduler: whether a flow stays on its path, whether one link carries everything, how much a
-//! path is given at a time. Always holds: a scheduler is a file of this folder, a module and a line of the table below, and
+//! In: the paths that may carry data, with their available windows ([`PathCandidate`]). Out: the path that carries the next
+//! packets, and properties of the scheduler: whether flows are pinned to paths, whether one link carries everything, how
+//! much a path gets at a time. Always holds: a scheduler is a file of this folder, a module and a line of the table below;
 //! nothing else in the program names it.
 
 mod auto;
@@ -18,22 +18,22 @@ use std::fmt::Debug;
 use mpvpn_class::QueuedPacket;
 use mpvpn_types::word_enum;
 
-use crate::selector::{MOST_SAVED, PathCandidate, Selection, Work};
+use crate::selector::{MAX_WORK_DEFICIT_SECS, PathCandidate, Selection, Work};
 
-/// What distinguishes one scheduler from another.
+/// The behaviour of a scheduler.
 pub(crate) trait Policy: Debug + Sync {
-    /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to wait. `offers` are in
-    /// the order of preference of the scheduler.
-    fn pick(&self, work: &mut Work, offers: &[PathCandidate], backlog: u64) -> Option<Selection>;
+    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path. `candidates` are
+    /// in the scheduler's order of preference.
+    fn pick(&self, work: &mut Work, candidates: &[PathCandidate], backlog: u64) -> Option<Selection>;
 
-    /// What the work of a path is divided by before paths are compared: its rate (bytes/s).
-    fn share(&self, offer: &PathCandidate) -> f64 {
-        offer.rate.max(1) as f64
+    /// The divisor of a path's carried bytes before paths are compared: its rate (bytes/s), unless overridden.
+    fn share(&self, candidate: &PathCandidate) -> f64 {
+        candidate.rate.max(1) as f64
     }
 
-    /// How much a path may save up, in the unit of its work, while others carry everything.
-    fn most_saved(&self, _offer: &PathCandidate) -> f64 {
-        MOST_SAVED
+    /// How far a path may fall behind the others and still catch up, in the unit of its work.
+    fn max_deficit(&self, _candidate: &PathCandidate) -> f64 {
+        MAX_WORK_DEFICIT_SECS
     }
 
     /// Whether every packet leaves on all paths.
@@ -46,27 +46,27 @@ pub(crate) trait Policy: Debug + Sync {
         false
     }
 
-    /// Whether the order of the paths is fixed, so that a path is given all that it can take at a time.
+    /// Whether the order of the paths is fixed, so that a path gets its whole available window at a time.
     fn fills_paths_in_order(&self) -> bool {
         false
     }
 
-    /// Whether every flow stays on its path.
+    /// Whether every flow is pinned to a path.
     fn keeps_flows_on_paths(&self) -> bool {
         false
     }
 
-    /// Whether the flow of this packet stays on its path. `numbered`: the far end restores the order of numbered packets.
+    /// Whether this packet's flow is pinned to a path. `numbered`: the peer restores the order of numbered packets.
     fn pins(&self, _packet: &QueuedPacket, _numbered: bool) -> bool {
         self.keeps_flows_on_paths()
     }
 
-    /// Whether flows that stay on a path move from one that is full to one that has room to spare.
+    /// Whether pinned flows move from full paths to ones with spare capacity.
     fn moves_flows_off_full_paths(&self) -> bool {
         false
     }
 
-    /// Whether streams that last may also use paths that are much slower than others.
+    /// Whether long transfers may also use paths with a large delay difference.
     fn uses_late_paths(&self) -> bool {
         false
     }
@@ -113,17 +113,17 @@ impl Scheduler {
         self.policy().uses_all_paths()
     }
 
-    /// Whether the order of the paths is fixed, so that a path is given all that it can take at a time.
+    /// Whether the order of the paths is fixed, so that a path gets its whole available window at a time.
     pub fn fills_paths_in_order(self) -> bool {
         self.policy().fills_paths_in_order()
     }
 
-    /// Whether every flow stays on its path.
+    /// Whether every flow is pinned to a path.
     pub fn keeps_flows_on_paths(self) -> bool {
         self.policy().keeps_flows_on_paths()
     }
 
-    /// Whether streams that last may also use paths that are much slower than others.
+    /// Whether long transfers may also use paths with a large delay difference.
     pub fn uses_late_paths(self) -> bool {
         self.policy().uses_late_paths()
     }

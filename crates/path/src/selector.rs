@@ -2,63 +2,64 @@ use mpvpn_types::{Duration, Instant, PathId, target::SCHEDULER};
 
 use crate::scheduler::{Policy, Scheduler};
 
-/// Nobody may save up more than this (seconds of a path's rate) while others carry everything.
-pub(crate) const MOST_SAVED: f64 = 0.05;
-/// A packet that is to leave on several paths waits no longer for room on all of them: a path with nothing to slow it has
-/// room several times in this.
-const COMPANY: Duration = Duration::from_millis(5);
+/// How far a path may fall behind in carried work, in seconds of its rate, and still catch up. Larger: longer bursts on
+/// that path afterwards; smaller: a path with gaps loses its share. Chosen.
+pub(crate) const MAX_WORK_DEFICIT_SECS: f64 = 0.05;
+/// How long a packet with copies waits for available window on enough paths: a path without a limit has some several times
+/// in this time. Larger: packets wait for slow paths; smaller: fewer packets get copies.
+const COPY_WAIT: Duration = Duration::from_millis(5);
 
-/// What a path can do for the next packets.
+/// A path that could carry the next packets, with what the scheduler knows of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathCandidate {
-    /// Which path.
+    /// The number of the path.
     pub id: PathId,
-    /// Bytes that it may take now.
+    /// Bytes that congestion control, pacing and the shaper of its link allow now.
     pub available_window: u64,
-    /// Time from here to the far end with the path's queue empty.
+    /// Time to the peer while the path has no queue.
     pub one_way_delay: Duration,
-    /// Bytes sent and not acknowledged, or queued for the path.
+    /// Bytes in flight or queued for the path.
     pub outstanding: u64,
-    /// Estimated rate in bytes/s; 0 if nothing is known.
+    /// Delivery rate in bytes/s; 0 if unknown.
     pub rate: u64,
-    /// Share of the work that it shall have under [`Scheduler::Weighted`].
+    /// Weight of its link under [`Scheduler::Weighted`].
     pub weight: u32,
 }
 
 impl PathCandidate {
-    /// When `bytes` that are sent now, behind what is on the path already, would have arrived.
+    /// Time until `bytes` that are sent now have arrived, behind what is on the path already.
     pub(crate) fn arrival_delay(&self, bytes: u64) -> Duration {
-        // What is only under way, there or as an acknowledgement back, is nobody's hindrance.
+        // A bandwidth-delay product of bytes is in flight, or acknowledged on the way back, without a queue.
         let under_way = (u128::from(self.rate) * self.one_way_delay.as_nanos() * 2 / 1_000_000_000) as u64;
         let queue = self.outstanding.saturating_sub(under_way) + bytes;
         let nanos = u128::from(queue) * 1_000_000_000 / u128::from(self.rate.max(1));
         self.one_way_delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
 
-    /// The path was given `bytes` bytes.
+    /// Counts `bytes` that were handed to the path.
     pub fn assign(&mut self, bytes: u64) {
         self.available_window = self.available_window.saturating_sub(bytes);
         self.outstanding += bytes;
     }
 }
 
-/// What [`PathSelector::pick`] found.
+/// The path that [`PathSelector::pick`] chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// The place of the path in the offers.
+    /// The index of the path among the candidates.
     pub index: usize,
-    /// Nothing would arrive earlier on another path, whether that has room or not.
+    /// No other path would deliver earlier, whether it has available window or not.
     pub arrives_first: bool,
 }
 
 impl Selection {
-    /// Nothing would arrive earlier elsewhere.
+    /// The path that delivers first of all.
     pub(crate) fn best(at: usize) -> Self {
         Self { index: at, arrives_first: true }
     }
 }
 
-/// What each path has done: seconds of its rate, or what else [`Policy::share`] makes of bytes.
+/// How much each path has carried, as bytes / [`Policy::share`]: in seconds of its rate, or per unit of weight.
 #[derive(Debug, Default)]
 pub(crate) struct Work(Vec<(PathId, f64)>);
 
@@ -67,27 +68,27 @@ impl Work {
         self.0.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work)
     }
 
-    fn add(&mut self, policy: &dyn Policy, offer: &PathCandidate, bytes: u64) {
-        let done = bytes as f64 / policy.share(offer);
-        match self.0.iter_mut().find(|(id, _)| *id == offer.id) {
+    fn add(&mut self, policy: &dyn Policy, candidate: &PathCandidate, bytes: u64) {
+        let done = bytes as f64 / policy.share(candidate);
+        match self.0.iter_mut().find(|(id, _)| *id == candidate.id) {
             Some((_, work)) => *work += done,
-            None => self.0.push((offer.id, done)),
+            None => self.0.push((candidate.id, done)),
         }
     }
 
-    /// The path with room that has done the least for its share. One that could not do its share for a
-    /// while does not make up for it.
-    pub(crate) fn least(&mut self, policy: &dyn Policy, offers: &[PathCandidate]) -> Option<usize> {
-        self.0.retain(|(id, _)| offers.iter().any(|offer| offer.id == *id));
+    /// The index of the path with available window that has carried the least of its share. A path that had no window for
+    /// a while catches up on at most [`Policy::max_deficit`].
+    pub(crate) fn least(&mut self, policy: &dyn Policy, candidates: &[PathCandidate]) -> Option<usize> {
+        self.0.retain(|(id, _)| candidates.iter().any(|candidate| candidate.id == *id));
         let most = self.0.iter().map(|(_, work)| *work).fold(0.0, f64::max);
-        for offer in offers {
-            let saved = policy.most_saved(offer);
-            match self.0.iter_mut().find(|(id, _)| *id == offer.id) {
+        for candidate in candidates {
+            let saved = policy.max_deficit(candidate);
+            match self.0.iter_mut().find(|(id, _)| *id == candidate.id) {
                 Some((_, work)) => *work = work.max(most - saved),
-                None => self.0.push((offer.id, most)),
+                None => self.0.push((candidate.id, most)),
             }
         }
-        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.available_window > 0);
+        let with_room = candidates.iter().enumerate().filter(|(_, candidate)| candidate.available_window > 0);
         with_room.min_by(|(_, a), (_, b)| self.of(a.id).total_cmp(&self.of(b.id))).map(|(at, _)| at)
     }
 }
@@ -96,112 +97,129 @@ impl Work {
 #[derive(Debug, Default)]
 pub struct PathSelector {
     work: Work,
-    /// Copies of each packet beside the first one, each on another path.
+    /// Copies of each packet beside the original, each on another path.
     copies: u8,
-    /// Since when a packet could be sent, but not as often as it should be.
-    lonely: Option<Instant>,
+    /// Since when a packet could be sent, but not with all of its copies.
+    waiting_since: Option<Instant>,
 }
 
 impl PathSelector {
-    /// Nothing has been sent yet, and each packet is to leave once.
+    /// Before the first packet; each packet leaves once.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Every packet is to leave so often, each time on another path, whatever the scheduler; [`Scheduler::Redundant`] takes
-    /// all paths anyway.
+    /// Sets on how many paths every packet leaves, under each scheduler; [`Scheduler::Redundant`] takes all paths anyway.
     pub fn set_copies(&mut self, copies: u8) {
         self.copies = copies.saturating_sub(1);
     }
 
-    /// What was said last with [`Self::set_copies`].
+    /// On how many paths every packet leaves.
     pub fn copies(&self) -> u8 {
         self.copies + 1
     }
 
-    /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to
-    /// wait. `offers` are in the order of preference of the scheduler.
+    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path. `candidates` are
+    /// in the scheduler's order of preference.
     pub fn pick(
         &mut self,
         now: Instant,
         scheduler: Scheduler,
-        offers: &[PathCandidate],
+        candidates: &[PathCandidate],
         backlog: u64,
     ) -> Option<Selection> {
         let policy = scheduler.policy();
-        let pick = policy.pick(&mut self.work, offers, backlog)?;
-        let company = if policy.uses_all_paths() { 1 } else { self.copies };
-        if company > 0 && !self.has_company(now, offers, pick.index, company.into()) {
+        let pick = policy.pick(&mut self.work, candidates, backlog)?;
+        let copies_wanted = if policy.uses_all_paths() { 1 } else { self.copies };
+        if copies_wanted > 0 && !self.has_window_for_copies(now, candidates, pick.index, copies_wanted.into())
+        {
             tracing::trace!(
                 target: SCHEDULER,
-                path = offers[pick.index].id.0,
-                company,
-                "no room for copies: wait"
+                path = candidates[pick.index].id.0,
+                copies_wanted,
+                "too few paths have window for the copies: the packet waits"
             );
             return None;
         }
         tracing::trace!(
             target: SCHEDULER,
-            path = offers[pick.index].id.0,
+            path = candidates[pick.index].id.0,
             best = pick.arrives_first,
-            arrival = ?offers[pick.index].arrival_delay(0),
-            room = offers[pick.index].available_window,
-            ahead = offers[pick.index].outstanding,
-            rate = offers[pick.index].rate,
+            arrival = ?candidates[pick.index].arrival_delay(0),
+            room = candidates[pick.index].available_window,
+            ahead = candidates[pick.index].outstanding,
+            rate = candidates[pick.index].rate,
             backlog,
-            "this path is next"
+            "path chosen for the next packets"
         );
         Some(pick)
     }
 
-    /// When [`Self::pick`] decides otherwise, whatever happens to the paths.
+    /// When [`Self::pick`] stops waiting for copies.
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        self.lonely.map(|since| since + COMPANY).filter(|at| *at > now)
+        self.waiting_since.map(|since| since + COPY_WAIT).filter(|at| *at > now)
     }
 
-    /// Whether there is room for copies on so many paths beside the one at `at`, or has been none for some time. Nobody
-    /// waits for a path that is so slow that it could copy no more than half.
-    fn has_company(&mut self, now: Instant, offers: &[PathCandidate], at: usize, company: usize) -> bool {
-        let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
-        let able = |offer: &&PathCandidate| offer.available_window > 0 || offer.rate >= offers[at].rate / 2;
-        let with_room = others().filter(|offer| offer.available_window > 0).count();
-        if with_room >= company.min(others().filter(able).count()) {
-            self.lonely = None;
+    /// Whether `copies` paths beside the one at `index` have available window, or [`COPY_WAIT`] is over. Paths with less than
+    /// half of the rate of the path at `index` are not waited for: they could copy no more than half of the packets.
+    fn has_window_for_copies(
+        &mut self,
+        now: Instant,
+        candidates: &[PathCandidate],
+        at: usize,
+        copies_wanted: usize,
+    ) -> bool {
+        let others = || {
+            candidates.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, candidate)| candidate)
+        };
+        let able = |candidate: &&PathCandidate| {
+            candidate.available_window > 0 || candidate.rate >= candidates[at].rate / 2
+        };
+        let with_room = others().filter(|candidate| candidate.available_window > 0).count();
+        if with_room >= copies_wanted.min(others().filter(able).count()) {
+            self.waiting_since = None;
             return true;
         }
-        now >= *self.lonely.get_or_insert(now) + COMPANY
+        now >= *self.waiting_since.get_or_insert(now) + COPY_WAIT
     }
 
-    /// A path was given `bytes` bytes.
-    pub fn charge(&mut self, scheduler: Scheduler, offer: &PathCandidate, bytes: u64) {
-        self.work.add(scheduler.policy(), offer, bytes);
+    /// Counts `bytes` that were handed to a path.
+    pub fn charge(&mut self, scheduler: Scheduler, candidate: &PathCandidate, bytes: u64) {
+        self.work.add(scheduler.policy(), candidate, bytes);
     }
 }
 
-/// The first path with room, in the order of the offers.
-pub(crate) fn first_with_room(offers: &[PathCandidate]) -> Option<usize> {
-    offers.iter().position(|offer| offer.available_window > 0)
+/// The index of the first candidate with available window.
+pub(crate) fn first_with_window(candidates: &[PathCandidate]) -> Option<usize> {
+    candidates.iter().position(|candidate| candidate.available_window > 0)
 }
 
-/// The place of the path on which a packet that is sent now arrives first, of those with room.
-pub fn first_to_arrive(offers: &[PathCandidate]) -> Option<usize> {
-    first_to_arrive_if(offers, |_| true)
+/// The index of the candidate with available window on which a packet that is sent now arrives first.
+pub fn first_to_arrive(candidates: &[PathCandidate]) -> Option<usize> {
+    first_to_arrive_if(candidates, |_| true)
 }
 
-/// The same of those for which `may` says yes.
-pub fn first_to_arrive_if(offers: &[PathCandidate], may: impl Fn(&PathCandidate) -> bool) -> Option<usize> {
-    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.available_window > 0 && may(offer));
-    with_room.min_by_key(|(_, offer)| offer.arrival_delay(0)).map(|(at, _)| at)
+/// As [`first_to_arrive`], among the candidates that `may` accepts.
+pub fn first_to_arrive_if(
+    candidates: &[PathCandidate],
+    may: impl Fn(&PathCandidate) -> bool,
+) -> Option<usize> {
+    let with_room = candidates
+        .iter()
+        .enumerate()
+        .filter(|(_, candidate)| candidate.available_window > 0 && may(candidate));
+    with_room.min_by_key(|(_, candidate)| candidate.arrival_delay(0)).map(|(at, _)| at)
 }
 
-/// By how much what is sent on the path of `offers[at]` arrives later than on the quickest path, with no queue on either,
-/// and how many bytes the far end would have to hold for it meanwhile, from the paths that are quicker.
+/// The path delay difference of `candidates[index]`: how much later data arrives there than on the quickest path, without
+/// queues; and how many bytes from quicker paths the peer has to hold for that long.
 ///
-/// Acknowledgements come back on the quickest path, so round trips differ by as much as the ways there.
-pub fn delay_difference(offers: &[PathCandidate], at: usize) -> (Duration, u64) {
+/// Acknowledgements return on the quickest path, so round-trip times differ by as much as one-way delays: the difference is
+/// twice that of the halved round-trip times in `one_way_delay`.
+pub fn delay_difference(candidates: &[PathCandidate], at: usize) -> (Duration, u64) {
     let (mut most, mut held) = (Duration::ZERO, 0u64);
-    for other in offers {
-        let apart = offers[at].one_way_delay.saturating_sub(other.one_way_delay) * 2;
+    for other in candidates {
+        let apart = candidates[at].one_way_delay.saturating_sub(other.one_way_delay) * 2;
         let bytes = apart.as_nanos() * u128::from(other.rate) / 1_000_000_000;
         held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
         most = most.max(apart);
@@ -213,7 +231,7 @@ pub fn delay_difference(offers: &[PathCandidate], at: usize) -> (Duration, u64) 
 mod tests {
     use super::*;
 
-    fn offer(id: u32, delay_ms: u64, mbit: u64, room: u64) -> PathCandidate {
+    fn candidate(id: u32, delay_ms: u64, mbit: u64, room: u64) -> PathCandidate {
         PathCandidate {
             id: PathId(id),
             available_window: room,
@@ -224,22 +242,24 @@ mod tests {
         }
     }
 
-    /// Sends some packets each millisecond, for a second, on paths that have room for what their rate
-    /// carries; shares of what was sent.
-    fn run(scheduler: Scheduler, mut offers: Vec<PathCandidate>, packets: u32) -> Vec<f64> {
+    /// Sends `packets` packets each millisecond for a second, on paths whose available window follows their rate; returns
+    /// the share of each path.
+    fn run(scheduler: Scheduler, mut candidates: Vec<PathCandidate>, packets: u32) -> Vec<f64> {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let mut sent = vec![0u64; offers.len()];
+        let mut sent = vec![0u64; candidates.len()];
         for _ in 0..1000 {
-            for offer in &mut offers {
-                offer.available_window = (offer.available_window + offer.rate / 1000).min(offer.rate / 200);
+            for candidate in &mut candidates {
+                candidate.available_window =
+                    (candidate.available_window + candidate.rate / 1000).min(candidate.rate / 200);
             }
             for _ in 0..packets {
-                let Some(Selection { index: at, .. }) = choice.pick(now, scheduler, &offers, 1 << 20) else {
+                let Some(Selection { index: at, .. }) = choice.pick(now, scheduler, &candidates, 1 << 20)
+                else {
                     break;
                 };
-                offers[at].available_window = offers[at].available_window.saturating_sub(1400);
+                candidates[at].available_window = candidates[at].available_window.saturating_sub(1400);
                 sent[at] += 1400;
-                choice.charge(scheduler, &offers[at], 1400);
+                choice.charge(scheduler, &candidates[at], 1400);
             }
         }
         let all: u64 = sent.iter().sum();
@@ -249,14 +269,14 @@ mod tests {
     #[test]
     fn auto_takes_the_path_on_which_a_packet_arrives_first() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let mut offers = [offer(0, 20, 100, 9000), offer(1, 5, 10, 9000)];
+        let mut candidates = [candidate(0, 20, 100, 9000), candidate(1, 5, 10, 9000)];
         assert_eq!(
-            choice.pick(now, Scheduler::Auto, &offers, 1400),
+            choice.pick(now, Scheduler::Auto, &candidates, 1400),
             Some(Selection { index: 1, arrives_first: true })
         );
-        offers[1].outstanding = 40_000;
+        candidates[1].outstanding = 40_000;
         assert_eq!(
-            choice.pick(now, Scheduler::Auto, &offers, 1400),
+            choice.pick(now, Scheduler::Auto, &candidates, 1400),
             Some(Selection { index: 0, arrives_first: true })
         );
     }
@@ -264,11 +284,11 @@ mod tests {
     #[test]
     fn auto_spills_over_only_when_that_is_quicker_than_waiting() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let offers = [offer(0, 5, 100, 0), offer(1, 15, 80, 9000)];
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 14_000), None);
+        let candidates = [candidate(0, 5, 100, 0), candidate(1, 15, 80, 9000)];
+        assert_eq!(choice.pick(now, Scheduler::Auto, &candidates, 14_000), None);
         // 10 ms of the first path's rate.
         assert_eq!(
-            choice.pick(now, Scheduler::Auto, &offers, 125_000),
+            choice.pick(now, Scheduler::Auto, &candidates, 125_000),
             Some(Selection { index: 1, arrives_first: false })
         );
     }
@@ -276,84 +296,93 @@ mod tests {
     #[test]
     fn auto_leaves_a_path_alone_that_is_much_slower() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 100 << 20), None);
+        let candidates = [candidate(0, 7, 50, 0), candidate(1, 150, 20, 9000)];
+        assert_eq!(choice.pick(now, Scheduler::Auto, &candidates, 100 << 20), None);
         assert_eq!(
-            choice.pick(now, Scheduler::Auto, &offers[1..], 1400),
+            choice.pick(now, Scheduler::Auto, &candidates[1..], 1400),
             Some(Selection { index: 0, arrives_first: true })
         );
     }
 
     #[test]
-    fn what_comes_late_is_held_for_by_all_that_is_quicker() {
-        let offers = [offer(0, 10, 8, 0), offer(1, 5, 16, 0), offer(2, 35, 80, 0)];
-        assert_eq!(delay_difference(&offers, 1), (Duration::ZERO, 0));
-        assert_eq!(delay_difference(&offers, 0), (Duration::from_millis(10), 20_000));
-        assert_eq!(delay_difference(&offers, 2), (Duration::from_millis(60), 50_000 + 120_000));
+    fn the_peer_holds_what_quicker_paths_deliver_before_a_slower_one() {
+        let candidates = [candidate(0, 10, 8, 0), candidate(1, 5, 16, 0), candidate(2, 35, 80, 0)];
+        assert_eq!(delay_difference(&candidates, 1), (Duration::ZERO, 0));
+        assert_eq!(delay_difference(&candidates, 0), (Duration::from_millis(10), 20_000));
+        assert_eq!(delay_difference(&candidates, 2), (Duration::from_millis(60), 50_000 + 120_000));
     }
 
     #[test]
-    fn redundant_waits_a_little_for_room_on_two_paths_unless_the_other_is_slow() {
+    fn redundant_waits_a_little_for_window_on_two_paths_unless_the_other_is_slow() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 9000)];
+        let mut candidates = [candidate(0, 5, 100, 9000), candidate(1, 15, 80, 9000)];
         let first = Some(Selection { index: 0, arrives_first: true });
-        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), first);
-        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers[..1], 1400), first);
-        offers[1].available_window = 0;
-        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), None);
-        assert_eq!(choice.poll_timeout(now), Some(now + COMPANY));
-        let later = now + COMPANY;
-        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &candidates, 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &candidates[..1], 1400), first);
+        candidates[1].available_window = 0;
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &candidates, 1400), None);
+        assert_eq!(choice.poll_timeout(now), Some(now + COPY_WAIT));
+        let later = now + COPY_WAIT;
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &candidates, 1400), first);
         assert_eq!(choice.poll_timeout(later), None, "nothing changes any more");
-        offers[1].available_window = 9000;
-        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
-        offers[1].available_window = 0;
-        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), None, "it is waited for again");
-        offers[1] = offer(1, 15, 40, 0);
-        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
+        candidates[1].available_window = 9000;
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &candidates, 1400), first);
+        candidates[1].available_window = 0;
+        assert_eq!(
+            choice.pick(later, Scheduler::Redundant, &candidates, 1400),
+            None,
+            "it is waited for again"
+        );
+        candidates[1] = candidate(1, 15, 40, 0);
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &candidates, 1400), first);
     }
 
     #[test]
-    fn copies_wait_a_little_for_room_on_as_many_paths_as_they_need() {
+    fn copies_wait_a_little_for_window_on_enough_paths() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
         choice.set_copies(3);
-        let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 0), offer(2, 15, 80, 9000)];
+        let mut candidates =
+            [candidate(0, 5, 100, 9000), candidate(1, 15, 80, 0), candidate(2, 15, 80, 9000)];
         let first = Some(Selection { index: 0, arrives_first: true });
-        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), None);
-        assert_eq!(choice.pick(now + COMPANY, Scheduler::Auto, &offers, 1400), first);
-        offers[1].available_window = 9000;
-        assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers, 1400), first);
-        assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers[..2], 1400), first, "as many as there are");
-        offers[1] = offer(1, 15, 40, 0);
-        assert_eq!(choice.pick(now, Scheduler::Balanced, &offers, 1400).map(|pick| pick.index), Some(0));
+        assert_eq!(choice.pick(now, Scheduler::Auto, &candidates, 1400), None);
+        assert_eq!(choice.pick(now + COPY_WAIT, Scheduler::Auto, &candidates, 1400), first);
+        candidates[1].available_window = 9000;
+        assert_eq!(choice.pick(now, Scheduler::MinRtt, &candidates, 1400), first);
+        assert_eq!(
+            choice.pick(now, Scheduler::MinRtt, &candidates[..2], 1400),
+            first,
+            "as many as there are"
+        );
+        candidates[1] = candidate(1, 15, 40, 0);
+        assert_eq!(choice.pick(now, Scheduler::Balanced, &candidates, 1400).map(|pick| pick.index), Some(0));
     }
 
     #[test]
     fn balanced_shares_by_capacity() {
-        let shares = run(Scheduler::Balanced, vec![offer(0, 5, 30, 0), offer(1, 90, 10, 0)], 2);
+        let shares = run(Scheduler::Balanced, vec![candidate(0, 5, 30, 0), candidate(1, 90, 10, 0)], 2);
         assert!((0.72..0.78).contains(&shares[0]), "{shares:?}");
     }
 
     #[test]
     fn weighted_shares_by_weight() {
-        let mut offers = vec![offer(0, 5, 50, 0), offer(1, 5, 50, 0)];
-        offers[0].weight = 4;
-        let shares = run(Scheduler::Weighted, offers, 4);
+        let mut candidates = vec![candidate(0, 5, 50, 0), candidate(1, 5, 50, 0)];
+        candidates[0].weight = 4;
+        let shares = run(Scheduler::Weighted, candidates, 4);
         assert!((0.75..0.85).contains(&shares[0]), "{shares:?}");
     }
 
     #[test]
-    fn a_path_that_had_no_room_does_not_make_up_for_it() {
+    fn a_path_without_window_catches_up_on_little() {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
-        let mut offers = [offer(0, 5, 10, 9000), offer(1, 5, 10, 0)];
+        let mut candidates = [candidate(0, 5, 10, 9000), candidate(1, 5, 10, 0)];
         for _ in 0..10_000 {
-            let at = choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().index;
-            choice.charge(Scheduler::Balanced, &offers[at], 1400);
+            let at = choice.pick(now, Scheduler::Balanced, &candidates, 1400).unwrap().index;
+            choice.charge(Scheduler::Balanced, &candidates[at], 1400);
         }
-        offers[1].available_window = 9000;
+        candidates[1].available_window = 9000;
         let mut run = 0;
-        while choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().index == 1 {
-            choice.charge(Scheduler::Balanced, &offers[1], 1400);
+        while choice.pick(now, Scheduler::Balanced, &candidates, 1400).unwrap().index == 1 {
+            choice.charge(Scheduler::Balanced, &candidates[1], 1400);
             run += 1;
         }
         assert!(run <= 46, "{run} packets in a row are more than 50 ms of the rate");

@@ -2,52 +2,55 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::SCHEDULER};
 
 use crate::{Scheduler, Utilization};
 
-/// Primary links that are full for this long are too few.
+/// How long all working primary paths have to be full before overflow links carry data. Shorter: bursts bring paid links
+/// into use; longer: downloads are slow for longer. Chosen (docs/design/scheduler.md).
 const FULL_FOR: Duration = Duration::from_millis(300);
-/// A path that was called full stays so for this long: the next verdict may need as much time.
-const FULL_ECHO: Duration = Duration::from_millis(250);
-/// Primary links that have room for this long, in all, are enough again.
+/// How long a path counts as full after a measurement said so, because the next one may take as long (8 of 20 ms). Shorter:
+/// gaps between measurements count as spare; longer: spare capacity is noticed late.
+const FULL_HOLD: Duration = Duration::from_millis(250);
+/// How long, in sum, primary paths must have had spare capacity before overflow links are released. Shorter: links come and
+/// go; longer: paid links carry data for longer. Chosen.
 const SPARE_FOR: Duration = Duration::from_secs(5);
-/// An overflow link that is needed again this soon was given back too early; what is asked for doubles.
-const TOO_EARLY: Duration = Duration::from_secs(20);
-const SPARE_MAX: Duration = Duration::from_secs(80);
+/// If overflow links are needed again this soon after their release, [`SPARE_FOR`] doubles, up to [`MAX_SPARE_FOR`]. Chosen.
+const EARLY_RELEASE: Duration = Duration::from_secs(20);
+const MAX_SPARE_FOR: Duration = Duration::from_secs(80);
 
-/// A path whose place is to be found.
+/// A path with what the tiers need to know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TieredPath {
-    /// Its number in its connection.
+    /// The path's number in its connection.
     pub id: PathId,
     /// The link that it runs over; a smaller number comes first under [`Scheduler::Failover`].
     pub link: LinkId,
-    /// What it has in common with the other paths over the same link.
+    /// The same number for all paths over the same link.
     pub group: u32,
     /// The link's tier.
     pub tier: Tier,
-    /// Every packet costs.
+    /// Whether the link is metered: each byte costs.
     pub metered: bool,
     /// Whether it can carry data.
     pub works: bool,
-    /// How busy it has been since it was asked last.
+    /// Its utilization since the last call.
     pub utilization: Utilization,
 }
 
-/// Whether a path carries data, as far as the tiers have a say.
+/// Whether the tiers let a path carry data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// It does, if it works.
+    /// The path carries data, if it works.
     Active,
-    /// It waits: the primary links are enough.
+    /// The path waits: it is an overflow path, and the primary paths suffice.
     OverflowNotNeeded,
-    /// It waits: a link of a better tier works.
+    /// The path waits: a path of a better tier works.
     BetterTierWorks,
-    /// It waits: an earlier link of its tier works, and one at a time is used.
+    /// The path waits: an earlier link of its tier works, and the scheduler uses one link at a time.
     EarlierLinkWorks,
-    /// It is not to be used at all.
+    /// The path is never used.
     Never,
 }
 
 impl Placement {
-    /// Why a path waits; empty for one that does not.
+    /// Why the path waits; empty if it does not.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Active => "",
@@ -59,20 +62,20 @@ impl Placement {
     }
 }
 
-/// Gives the paths of a connection their places by the tiers of their links.
+/// Decides which paths of a connection carry data, by the tiers of their links.
 ///
-/// Overflow links come into use when all primary ones that work are full, and go out of use when
-/// those had room for some seconds. Each end of a tunnel decides for what it sends.
+/// Overflow paths carry data while all working primary paths are full, and until those had spare capacity for some seconds.
+/// Each end of a tunnel decides for the data that it sends.
 #[derive(Clone, Debug)]
 pub struct Tiers {
     last: Option<Instant>,
-    /// When a primary path was called full last, and since when that goes on.
+    /// When all primary paths were last full, and since when.
     full: Option<(Instant, Instant)>,
     overflowing: bool,
-    /// How long the primary paths had room since they were full last.
+    /// How long, in sum, the primary paths had spare capacity since they were last full.
     spare: Duration,
     spare_for: Duration,
-    given_back: Option<Instant>,
+    released: Option<Instant>,
 }
 
 impl Default for Tiers {
@@ -83,19 +86,19 @@ impl Default for Tiers {
             overflowing: false,
             spare: Duration::ZERO,
             spare_for: SPARE_FOR,
-            given_back: None,
+            released: None,
         }
     }
 }
 
 impl Tiers {
-    /// Whether overflow links are in use because the primary ones are full.
+    /// Whether overflow paths carry data because the primary ones are full.
     pub fn is_overflowing(&self) -> bool {
         self.overflowing
     }
 
-    /// The places of the paths, in their order. `links`: so many links carry each packet; where fewer would, others are
-    /// taken along, but none that is metered. `measured`: the loads of the paths are new.
+    /// The placement of each of `paths`. `links`: how many links carry each packet (copies); if fewer are active, links of
+    /// later tiers are activated, but no metered ones. `measured`: the utilizations are new.
     pub fn placements(
         &mut self,
         now: Instant,
@@ -125,7 +128,7 @@ impl Tiers {
         };
         let mut places: Vec<_> = paths.iter().map(place).collect();
         if !one && links > 1 {
-            take_along(paths, &mut places, links);
+            activate_for_copies(paths, &mut places, links);
         }
         places
     }
@@ -135,7 +138,7 @@ impl Tiers {
         self.last = Some(now);
         let primary = || paths.iter().filter(|path| path.tier == Tier::Primary && path.works);
         if primary().next().is_none() {
-            // Whether they are enough shows when they are back.
+            // Without primary paths nothing can be said about their capacity.
             self.full = None;
             return;
         }
@@ -143,38 +146,38 @@ impl Tiers {
             let since = self.full.map_or(now, |(_, since)| since);
             self.full = Some((now, since));
             self.spare = Duration::ZERO;
-        } else if self.full.is_some_and(|(last, _)| now.saturating_duration_since(last) > FULL_ECHO) {
+        } else if self.full.is_some_and(|(last, _)| now.saturating_duration_since(last) > FULL_HOLD) {
             self.full = None;
         }
         if primary().any(|path| path.utilization == Utilization::Spare) && self.full.is_none() {
-            self.spare += passed.min(FULL_ECHO);
+            self.spare += passed.min(FULL_HOLD);
         }
         let full_for = self.full.map_or(Duration::ZERO, |(last, since)| last - since);
         if !self.overflowing && full_for >= FULL_FOR {
-            let early = self.given_back.is_some_and(|at| now.saturating_duration_since(at) < TOO_EARLY);
-            self.spare_for = if early { (2 * self.spare_for).min(SPARE_MAX) } else { SPARE_FOR };
+            let early = self.released.is_some_and(|at| now.saturating_duration_since(at) < EARLY_RELEASE);
+            self.spare_for = if early { (2 * self.spare_for).min(MAX_SPARE_FOR) } else { SPARE_FOR };
             self.overflowing = true;
             tracing::debug!(
                 target: SCHEDULER,
                 ?full_for,
-                given_back = ?self.given_back.map(|at| now.saturating_duration_since(at)),
+                released = ?self.released.map(|at| now.saturating_duration_since(at)),
                 kept_for = ?self.spare_for,
-                "primary links are full: overflow links come into use"
+                "primary paths are full: overflow links carry data"
             );
         } else if self.overflowing && self.spare >= self.spare_for {
             self.overflowing = false;
-            self.given_back = Some(now);
+            self.released = Some(now);
             tracing::debug!(
                 target: SCHEDULER,
                 spare = ?self.spare,
-                "primary links have room: overflow links are not needed any more"
+                "primary paths have spare capacity: overflow links are released"
             );
         }
     }
 }
 
-/// Gives paths that wait a place among the active ones until so many links carry data, or no more can.
-fn take_along(paths: &[TieredPath], places: &mut [Placement], links: usize) {
+/// Activates waiting paths until `links` links carry data, or no more links may.
+fn activate_for_copies(paths: &[TieredPath], places: &mut [Placement], links: usize) {
     let mut active: Vec<u32> = Vec::new();
     for (path, _) in
         paths.iter().zip(&*places).filter(|(path, place)| path.works && **place == Placement::Active)
@@ -218,7 +221,7 @@ mod tests {
         Tiers::default().placements(Instant::now(), scheduler, paths, 1, true)
     }
 
-    /// Lets `time` pass with the first path this busy; how long the overflow link was in use.
+    /// Lets `time` pass with this utilization of the first path; returns how long the overflow path carried data.
     fn run(tiers: &mut Tiers, now: &mut Instant, time: Duration, load: Utilization) -> Duration {
         let paths = [
             TieredPath { utilization: load, ..path(0, Tier::Primary) },
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_take_links_of_later_tiers_along() {
+    fn copies_activate_links_of_later_tiers() {
         let mut paths =
             [path(0, Tier::Primary), path(1, Tier::Backup), path(2, Tier::Overflow), path(3, Tier::Never)];
         let copied = |paths: &[TieredPath], links| {
@@ -306,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_used_soon_when_needed_and_given_back_after_seconds_of_room() {
+    fn overflow_is_used_soon_when_needed_and_released_after_seconds_of_spare_capacity() {
         let (mut tiers, mut now) = (Tiers::default(), Instant::now());
         assert_eq!(run(&mut tiers, &mut now, Duration::from_secs(10), Utilization::Partial), Duration::ZERO);
         assert_eq!(run(&mut tiers, &mut now, Duration::from_millis(200), Utilization::Full), Duration::ZERO);
@@ -328,7 +331,7 @@ mod tests {
             let before = now;
             while tiers.is_overflowing() {
                 run(&mut tiers, &mut now, STEP, Utilization::Spare);
-                assert!(now - before < 2 * SPARE_MAX, "never given back");
+                assert!(now - before < 2 * MAX_SPARE_FOR, "never given back");
             }
             kept.push(now - before);
         }
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn full_primaries_among_ones_with_room_are_enough() {
+    fn full_primary_paths_beside_spare_ones_suffice() {
         let (mut tiers, mut now) = (Tiers::default(), Instant::now());
         let paths = [
             TieredPath { utilization: Utilization::Full, ..path(0, Tier::Primary) },

@@ -1,49 +1,53 @@
-//! By which way the packets of a link travel: over UDP, or inside a TCP connection where UDP does not get through.
+//! Whether the packets of a link travel over UDP, or inside a TCP connection where the network blocks UDP.
 //!
-//! In: what is heard over the link by either way, and what became of TCP connections that were ordered. Out: orders to make
-//! a TCP connection or to give it up, and which of two ways that work carries data. Always holds: UDP has a head start;
-//! attempts that fail come ever less often; of two ways that work one is given up.
+//! In: the health of both transports of the link, and the outcome of TCP connection attempts. Out: when to open or close a
+//! TCP connection, and which transport carries data if both work. Always holds: UDP has a head start; after failed attempts
+//! the pause doubles; of two working transports one is closed in the end.
 
 use mpvpn_types::{Duration, Instant, Transport, target::TRANSPORT};
 use tracing::{debug, trace};
 
-/// How long nothing but UDP is tried on a link that has come up (as RFC 8305 §5 has it for addresses).
+/// How long only UDP is tried on a link that has come up (the Connection Attempt Delay of RFC 8305 §5). Shorter: needless
+/// TCP connections; longer: slow start where UDP is blocked.
 const HEAD_START: Duration = Duration::from_millis(250);
-/// The same once something was heard over UDP: handshakes are on their way.
-const ANSWERED: Duration = Duration::from_millis(1500);
-/// The same where it fell silent: some heartbeats that were lost are no reason yet.
-const DIED: Duration = Duration::from_millis(200);
-/// UDP that works again carries data after this time …
-const TRUST: Duration = Duration::from_secs(1);
-/// … doubled each time that it failed again soon, up to this.
-const TRUST_MOST: Duration = Duration::from_secs(16);
-/// The TCP connection stays open for so long after that, doubled likewise.
-const KEEP: Duration = Duration::from_secs(3);
-const KEEP_MOST: Duration = Duration::from_secs(60);
-/// UDP that carries data for less than this has failed again soon.
-const STEADY: Duration = Duration::from_secs(60);
-/// An attempt at TCP is given up when UDP has worked for so long.
-const WORKS: Duration = Duration::from_millis(500);
-/// A TCP connection on which nothing has come for so long is made anew: it repeats what was lost ever less often.
-const SILENT: Duration = Duration::from_secs(1);
-/// The same when the link was just away: what can come back does so soon.
-const SILENT_AFTER_CUT: Duration = Duration::from_millis(400);
-/// The same before anything has come at all.
-const SILENT_AT_FIRST: Duration = Duration::from_secs(4);
-/// A TCP connection that worked for so long was worth making.
-const WORTH: Duration = Duration::from_secs(10);
-/// From the start of an attempt that failed to the next one, doubled each time, up to the most: one that took long to
-/// fail is followed at once.
-const PAUSE: Duration = Duration::from_millis(500);
-const PAUSE_MOST: Duration = Duration::from_secs(15);
+/// As [`HEAD_START`], once something arrived over UDP: QUIC handshakes are in progress.
+const ANSWERED_HEAD_START: Duration = Duration::from_millis(1500);
+/// As [`HEAD_START`], where UDP fell silent: a few lost heartbeats are no reason for TCP yet.
+const SILENCE_HEAD_START: Duration = Duration::from_millis(200);
+/// How long UDP must work again before it carries data; doubled for each relapse. Shorter: flapping; longer: TCP is used for
+/// longer. Chosen (docs/design/transport.md).
+const TRUST_TIME: Duration = Duration::from_secs(1);
+/// The longest such time.
+const MAX_TRUST_TIME: Duration = Duration::from_secs(16);
+/// How long the TCP connection stays open after that; doubled for each relapse. Shorter: a new TCP connection at each
+/// relapse; longer: an idle connection. Chosen.
+const KEEP_TIME: Duration = Duration::from_secs(3);
+const MAX_KEEP_TIME: Duration = Duration::from_secs(60);
+/// A failure of UDP within this time after it was trusted again is a relapse.
+const RELAPSE_WINDOW: Duration = Duration::from_secs(60);
+/// How long UDP must work before a TCP connection attempt is cancelled. Longer: needless attempts end late.
+const UDP_WORKS_TIME: Duration = Duration::from_millis(500);
+/// How long a TCP connection may be silent before another one is opened: TCP's retransmission timer doubles each time, so a
+/// new connection is quicker. Shorter: needless connections; longer: longer gaps.
+const MAX_TCP_SILENCE: Duration = Duration::from_secs(1);
+/// As [`MAX_TCP_SILENCE`], after the link itself was down: a connection that survives answers soon.
+const MAX_TCP_SILENCE_AFTER_OUTAGE: Duration = Duration::from_millis(400);
+/// As [`MAX_TCP_SILENCE`], before anything arrived on the connection.
+const MAX_TCP_SILENCE_AT_FIRST: Duration = Duration::from_secs(4);
+/// A TCP connection that worked for this long resets the pause between attempts. Chosen.
+const MIN_USEFUL_LIFETIME: Duration = Duration::from_secs(10);
+/// The time from the start of a failed attempt to the next one; it doubles up to [`MAX_ATTEMPT_INTERVAL`]. An attempt that
+/// takes longer to fail is followed at once. Shorter: load; longer: the link stays down for longer. Chosen.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_ATTEMPT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What is heard over a link by one way.
+/// The health of one transport of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TransportHealth {
-    /// There is no path, and nothing came.
+    /// There is no path, and nothing has arrived.
     #[default]
     Unknown,
-    /// There is a path on which nothing comes.
+    /// There is a path on which nothing arrives.
     Dead,
     /// There is no path yet, but the server answers.
     Answering,
@@ -51,32 +55,32 @@ pub enum TransportHealth {
     Working,
 }
 
-/// What is known of a link.
+/// The observed state of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSigns {
-    /// It can carry packets, as far as the kernel knows.
+    /// The kernel reports a carrier and an address.
     pub carrier: bool,
-    /// Over UDP.
+    /// The health of UDP.
     pub udp: TransportHealth,
-    /// Over TCP.
+    /// The health of TCP.
     pub tcp: TransportHealth,
 }
 
-/// What to do about the TCP connection of a link.
+/// An action on the TCP connection of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpAction {
-    /// Make one; one that is there stays until the new one stands.
+    /// Open one; an existing one stays until the new one is established.
     Connect,
-    /// Give it up, or the attempt, or what is left of an earlier one.
+    /// Close it, cancel the attempt, and remove remains of earlier ones.
     Close,
 }
 
-/// What packets travel in.
+/// The transport that carries the QUIC packets of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathTransport {
     /// UDP.
     Udp,
-    /// A TCP connection.
+    /// Inside a TCP connection.
     Tcp,
 }
 
@@ -86,35 +90,35 @@ enum Udp {
     Silent { since: Instant, died: bool },
 }
 
-/// A TCP connection that stands.
+/// An established TCP connection.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct Established {
     since: Instant,
-    /// Since when what is sent there arrives, or nothing is heard.
+    /// Since when it works, and since when it is silent.
     works: Option<Instant>,
     silent: Option<Instant>,
     has_worked: bool,
 }
 
-/// Decides for one link.
+/// Chooses the transport of one link.
 #[derive(Clone, Debug)]
 pub struct TransportSelector {
-    /// The name of the link, in events.
+    /// The name of the link, for log lines.
     link: String,
     wanted: Transport,
     signs: LinkSigns,
-    /// Since when it is up, in this network.
+    /// Since when the link has been up in this network.
     up: Option<Instant>,
     udp: Udp,
     answered: Option<Instant>,
-    open: Option<Open>,
-    dialling: bool,
-    /// When an attempt was ordered last.
-    ordered: Instant,
-    /// Something of a TCP connection is left to be given up.
-    lingers: bool,
-    main: (PathTransport, Instant),
-    /// When UDP was trusted again last, and how often it failed soon after.
+    open: Option<Established>,
+    connecting: bool,
+    /// When the last attempt began.
+    attempt_started: Instant,
+    /// Remains of a TCP connection have to be closed.
+    has_remains: bool,
+    preferred: (PathTransport, Instant),
+    /// When UDP was last trusted again, and how often it failed soon after that.
     returned: Option<Instant>,
     relapses: u32,
     failures: u32,
@@ -124,7 +128,7 @@ pub struct TransportSelector {
 }
 
 impl TransportSelector {
-    /// For a link of which nothing is known.
+    /// For a link of unknown state.
     pub fn new(now: Instant, wanted: Transport) -> Self {
         Self {
             link: String::new(),
@@ -134,10 +138,10 @@ impl TransportSelector {
             udp: Udp::Silent { since: now, died: false },
             answered: None,
             open: None,
-            dialling: false,
-            ordered: now,
-            lingers: false,
-            main: (main_of(wanted), now),
+            connecting: false,
+            attempt_started: now,
+            has_remains: false,
+            preferred: (default_transport(wanted), now),
             returned: None,
             relapses: 0,
             failures: 0,
@@ -147,42 +151,42 @@ impl TransportSelector {
         }
     }
 
-    /// The same for the link of this name, which events about it have.
+    /// Sets the name of the link for log lines.
     #[must_use]
     pub fn with_link_name(self, link: &str) -> Self {
         Self { link: link.to_owned(), ..self }
     }
 
-    /// Wants something else from now on.
+    /// Sets the configured transport.
     pub fn set_wanted(&mut self, now: Instant, wanted: Transport) {
         if self.wanted != wanted {
-            debug!(target: TRANSPORT, link = self.link, from = ?self.wanted, to = ?wanted, reason = "it is configured so", "transport wanted");
-            (self.wanted, self.main) = (wanted, (main_of(wanted), now));
+            debug!(target: TRANSPORT, link = self.link, from = ?self.wanted, to = ?wanted, reason = "the configuration changed", "configured transport changed");
+            (self.wanted, self.preferred) = (wanted, (default_transport(wanted), now));
             (self.failures, self.retry, self.next) = (0, now, Some(now));
         }
     }
 
-    /// The link is in another network, or has another address: what failed may work now.
+    /// The link is in another network or has another address: attempts that failed may succeed now.
     pub fn on_network_changed(&mut self, now: Instant) {
         self.up = self.up.map(|_| now);
         self.answered = None;
-        debug!(target: TRANSPORT, link = self.link, failures = self.failures, reason = "what failed may work in another network", "attempts begin anew");
+        debug!(target: TRANSPORT, link = self.link, failures = self.failures, reason = "the network changed", "TCP attempts restart without a pause");
         (self.failures, self.retry, self.next) = (0, now, Some(now));
     }
 
-    /// The TCP connection that was ordered stands.
+    /// The requested TCP connection is established.
     pub fn on_tcp_connected(&mut self, now: Instant) {
-        self.open = Some(Open { since: now, works: None, silent: None, has_worked: false });
-        (self.dialling, self.lingers, self.next) = (false, true, Some(now));
+        self.open = Some(Established { since: now, works: None, silent: None, has_worked: false });
+        (self.connecting, self.has_remains, self.next) = (false, true, Some(now));
         self.reason.clear();
-        debug!(target: TRANSPORT, link = self.link, took = ?now.saturating_duration_since(self.ordered), "TCP connection established");
+        debug!(target: TRANSPORT, link = self.link, took = ?now.saturating_duration_since(self.attempt_started), "TCP connection established");
     }
 
-    /// The TCP connection that was ordered could not be made, for this reason.
+    /// The requested TCP connection could not be established, for this reason.
     pub fn on_tcp_failed(&mut self, now: Instant, reason: String) {
-        self.dialling = false;
+        self.connecting = false;
         if self.open.is_none() {
-            self.pause(self.ordered);
+            self.delay_next_attempt(self.attempt_started);
         }
         debug!(
             target: TRANSPORT, link = self.link, failures = self.failures, reason,
@@ -191,12 +195,12 @@ impl TransportSelector {
         (self.reason, self.next) = (reason, Some(now));
     }
 
-    /// The TCP connection is over, for this reason.
+    /// The TCP connection was closed, for this reason.
     pub fn on_tcp_closed(&mut self, now: Instant, reason: String) {
         if let Some(open) = self.open.take()
-            && open.works.is_none_or(|since| now.saturating_duration_since(since) < WORTH)
+            && open.works.is_none_or(|since| now.saturating_duration_since(since) < MIN_USEFUL_LIFETIME)
         {
-            self.pause(now);
+            self.delay_next_attempt(now);
         }
         debug!(
             target: TRANSPORT, link = self.link, failures = self.failures, reason,
@@ -205,17 +209,18 @@ impl TransportSelector {
         (self.reason, self.next) = (reason, Some(now));
     }
 
-    fn pause(&mut self, from: Instant) {
-        self.retry = from + PAUSE.saturating_mul(1 << self.failures.min(8)).min(PAUSE_MOST);
+    fn delay_next_attempt(&mut self, from: Instant) {
+        self.retry =
+            from + ATTEMPT_INTERVAL.saturating_mul(1 << self.failures.min(8)).min(MAX_ATTEMPT_INTERVAL);
         self.failures += 1;
     }
 
-    /// Which way carries data where both work.
+    /// The transport that carries data if both work.
     pub fn preferred(&self) -> PathTransport {
-        self.main.0
+        self.preferred.0
     }
 
-    /// Whether there may be paths over UDP. Where TCP is wanted, those that are there go when it works.
+    /// Whether there may be paths over UDP. If TCP is configured, existing ones end when TCP works.
     pub fn allows_udp(&self) -> bool {
         let works = |heard| heard == TransportHealth::Working;
         self.wanted != Transport::Tcp || works(self.signs.udp) && !works(self.signs.tcp)
@@ -226,7 +231,7 @@ impl TransportSelector {
         self.next
     }
 
-    /// Judges what is known now.
+    /// Takes the observed state; returns what to do about the TCP connection.
     pub fn update(&mut self, now: Instant, signs: LinkSigns) -> Option<TcpAction> {
         if self.signs != signs {
             trace!(target: TRANSPORT, link = self.link, up = signs.carrier, udp = ?signs.udp, tcp = ?signs.tcp, "signs changed");
@@ -241,13 +246,13 @@ impl TransportSelector {
             self.on_network_changed(now);
             self.next = None;
         }
-        self.note_udp(now, signs.udp);
-        self.note_tcp(now, signs.tcp);
-        self.choose(now);
-        self.order(now)
+        self.update_udp(now, signs.udp);
+        self.update_tcp(now, signs.tcp);
+        self.choose_transport(now);
+        self.tcp_action(now)
     }
 
-    fn note_udp(&mut self, now: Instant, heard: TransportHealth) {
+    fn update_udp(&mut self, now: Instant, heard: TransportHealth) {
         let up = self.up_since(now);
         match (heard, self.udp) {
             (TransportHealth::Working, Udp::Works { since }) => {
@@ -258,11 +263,11 @@ impl TransportSelector {
                 debug!(target: TRANSPORT, link = self.link, ?silent_for, died, reason = "a path over UDP works", "UDP works");
                 self.udp = Udp::Works { since: now };
             }
-            // What was heard before the link went is not heard at once, which says nothing against UDP.
+            // A link that has just come up needs a moment until its UDP path works again.
             (_, Udp::Works { .. }) if !self.is_over(now, up + HEAD_START) => {}
             (_, Udp::Works { since }) => {
-                if self.main.0 == PathTransport::Udp {
-                    let soon = |at| now.saturating_duration_since(at) < STEADY;
+                if self.preferred.0 == PathTransport::Udp {
+                    let soon = |at| now.saturating_duration_since(at) < RELAPSE_WINDOW;
                     self.relapses =
                         if self.returned.take().is_some_and(soon) { self.relapses + 1 } else { 0 };
                 }
@@ -280,7 +285,7 @@ impl TransportSelector {
         };
     }
 
-    fn note_tcp(&mut self, now: Instant, heard: TransportHealth) {
+    fn update_tcp(&mut self, now: Instant, heard: TransportHealth) {
         let Some(open) = &mut self.open else { return };
         if heard != TransportHealth::Working {
             (open.works, open.silent) = (None, Some(open.silent.unwrap_or(now)));
@@ -288,87 +293,88 @@ impl TransportSelector {
         }
         let since = *open.works.get_or_insert(now);
         (open.silent, open.has_worked) = (None, true);
-        if self.failures > 0 && self.is_over(now, since + WORTH) {
+        if self.failures > 0 && self.is_over(now, since + MIN_USEFUL_LIFETIME) {
             self.failures = 0;
         }
     }
 
-    fn choose(&mut self, now: Instant) {
+    fn choose_transport(&mut self, now: Instant) {
         if self.wanted != Transport::Auto {
             return;
         }
-        let (way, reason) = match (self.main.0, self.udp, self.open) {
+        let (transport, reason) = match (self.preferred.0, self.udp, self.open) {
             (PathTransport::Udp, Udp::Silent { .. }, Some(_)) => {
-                (PathTransport::Tcp, "UDP is silent, and a TCP connection stands")
+                (PathTransport::Tcp, "UDP is silent, and a TCP connection is established")
             }
             (PathTransport::Tcp, _, None) => (PathTransport::Udp, "there is no TCP connection"),
             (PathTransport::Tcp, Udp::Works { since }, Some(_))
-                if self.is_over(now, since + self.trust()) =>
+                if self.is_over(now, since + self.trust_time()) =>
             {
                 self.returned = Some(now);
                 (PathTransport::Udp, "UDP has worked for long enough to be trusted")
             }
-            (way, ..) => (way, ""),
+            (transport, ..) => (transport, ""),
         };
-        if way != self.main.0 {
+        if transport != self.preferred.0 {
             debug!(
-                target: TRANSPORT, link = self.link, from = ?self.main.0, to = ?way, trust = ?self.trust(),
+                target: TRANSPORT, link = self.link, from = ?self.preferred.0, to = ?transport, trust = ?self.trust_time(),
                 relapses = self.relapses, reason, "transport changed"
             );
-            self.main = (way, now);
+            self.preferred = (transport, now);
         }
     }
 
-    fn order(&mut self, now: Instant) -> Option<TcpAction> {
+    fn tcp_action(&mut self, now: Instant) -> Option<TcpAction> {
         let settled = match self.udp {
             _ if self.wanted == Transport::Quic => true,
             _ if self.wanted == Transport::Tcp => false,
-            Udp::Works { since } if self.open.is_none() => self.is_over(now, since + WORKS),
+            Udp::Works { since } if self.open.is_none() => self.is_over(now, since + UDP_WORKS_TIME),
             Udp::Works { since } => {
-                self.main.0 == PathTransport::Udp && self.is_over(now, self.main.1.max(since) + self.keep())
+                self.preferred.0 == PathTransport::Udp
+                    && self.is_over(now, self.preferred.1.max(since) + self.keep_time())
             }
             Udp::Silent { .. } => false,
         };
-        if settled && (self.open.is_some() || self.dialling || self.lingers) {
-            (self.open, self.dialling, self.lingers) = (None, false, false);
+        if settled && (self.open.is_some() || self.connecting || self.has_remains) {
+            (self.open, self.connecting, self.has_remains) = (None, false, false);
             let reason = match self.wanted {
-                Transport::Quic => "nothing but UDP is wanted",
+                Transport::Quic => "only UDP is configured",
                 _ => "UDP has carried data for long enough",
             };
-            debug!(target: TRANSPORT, link = self.link, keep = ?self.keep(), reason, "TCP connection given up");
+            debug!(target: TRANSPORT, link = self.link, keep = ?self.keep_time(), reason, "TCP connection no longer needed");
             return Some(TcpAction::Close);
         }
-        if self.dialling || !self.wants_tcp(now) || !self.is_over(now, self.retry) {
+        if self.connecting || !self.wants_tcp(now) || !self.is_over(now, self.retry) {
             return None;
         }
         if self.open.is_some() {
-            self.pause(now);
+            self.delay_next_attempt(now);
         }
-        (self.dialling, self.ordered) = (true, now);
+        (self.connecting, self.attempt_started) = (true, now);
         let reason = match (self.wanted, self.open) {
-            (_, Some(_)) => "nothing comes on the TCP connection that there is",
-            (Transport::Tcp, None) => "TCP is wanted",
+            (_, Some(_)) => "nothing arrives on the existing TCP connection",
+            (Transport::Tcp, None) => "TCP is configured",
             (_, None) => "UDP gets no answer",
         };
         debug!(
             target: TRANSPORT, link = self.link, failures = self.failures, udp = ?self.udp, reason,
-            "TCP connection ordered"
+            "TCP connection requested"
         );
         Some(TcpAction::Connect)
     }
 
-    /// Whether a TCP connection is to be made: there is none, or none that works, and UDP has had its time.
+    /// Whether to open a TCP connection: there is none that works, and the time for UDP is over.
     fn wants_tcp(&mut self, now: Instant) -> bool {
         let up = self.up_since(now);
         if let Some(open) = self.open {
             let Some(silent) = open.silent else { return false };
-            let patience = match open.has_worked {
-                false => SILENT_AT_FIRST,
-                // It was silent when the link came back.
-                true if silent <= up && open.since <= up => SILENT_AFTER_CUT,
-                true => SILENT,
+            let max_silence = match open.has_worked {
+                false => MAX_TCP_SILENCE_AT_FIRST,
+                // It has been silent since the link came back.
+                true if silent <= up && open.since <= up => MAX_TCP_SILENCE_AFTER_OUTAGE,
+                true => MAX_TCP_SILENCE,
             };
-            if !self.is_over(now, silent.max(up).max(open.since) + patience) {
+            if !self.is_over(now, silent.max(up).max(open.since) + max_silence) {
                 return false;
             }
         }
@@ -376,9 +382,10 @@ impl TransportSelector {
             (Transport::Quic, _) | (Transport::Auto, Udp::Works { .. }) => false,
             (Transport::Tcp, _) => true,
             (Transport::Auto, Udp::Silent { since, died }) => {
-                let answered = self.answered.filter(|_| !died).map(|at| at + ANSWERED);
-                let patience = if died && since > up { since + DIED } else { up + HEAD_START };
-                self.is_over(now, answered.unwrap_or(patience))
+                let answered = self.answered.filter(|_| !died).map(|at| at + ANSWERED_HEAD_START);
+                let max_silence =
+                    if died && since > up { since + SILENCE_HEAD_START } else { up + HEAD_START };
+                self.is_over(now, answered.unwrap_or(max_silence))
             }
         }
     }
@@ -387,7 +394,7 @@ impl TransportSelector {
         self.up.unwrap_or(now)
     }
 
-    /// Whether it is `at` already; if not, it will be looked at again then.
+    /// Whether `at` has passed; if not, [`Self::poll_timeout`] includes it.
     fn is_over(&mut self, now: Instant, at: Instant) -> bool {
         if now < at {
             self.next = Some(self.next.map_or(at, |next| next.min(at)));
@@ -395,31 +402,31 @@ impl TransportSelector {
         now >= at
     }
 
-    fn trust(&self) -> Duration {
-        TRUST.saturating_mul(1 << self.relapses.min(8)).min(TRUST_MOST)
+    fn trust_time(&self) -> Duration {
+        TRUST_TIME.saturating_mul(1 << self.relapses.min(8)).min(MAX_TRUST_TIME)
     }
 
-    fn keep(&self) -> Duration {
-        KEEP.saturating_mul(1 << self.relapses.min(8)).min(KEEP_MOST)
+    fn keep_time(&self) -> Duration {
+        KEEP_TIME.saturating_mul(1 << self.relapses.min(8)).min(MAX_KEEP_TIME)
     }
 
-    /// What there is to say about it; empty where packets travel over UDP as they should.
+    /// Why the link does not use UDP, for people; empty if it uses UDP normally.
     pub fn explanation(&self, now: Instant) -> String {
         let udp = match (self.wanted, self.udp) {
             (Transport::Quic, _) => return String::new(),
             (Transport::Tcp, _) => "TCP as configured".to_owned(),
-            (_, Udp::Works { .. }) if self.main.0 == PathTransport::Tcp => {
+            (_, Udp::Works { .. }) if self.preferred.0 == PathTransport::Tcp => {
                 "UDP answers again, and is tried".to_owned()
             }
             (_, Udp::Works { .. }) => return String::new(),
             (_, Udp::Silent { since, .. })
-                if self.open.is_some() || self.dialling || !self.reason.is_empty() =>
+                if self.open.is_some() || self.connecting || !self.reason.is_empty() =>
             {
-                format!("UDP gets no answer for {}", said(now.saturating_duration_since(since)))
+                format!("UDP gets no answer for {}", duration_text(now.saturating_duration_since(since)))
             }
             _ => return String::new(),
         };
-        match (&self.open, self.dialling, self.reason.as_str()) {
+        match (&self.open, self.connecting, self.reason.as_str()) {
             (Some(_), ..) => udp,
             (None, true, "") => format!("{udp}, trying TCP"),
             (None, _, "") => udp,
@@ -428,11 +435,11 @@ impl TransportSelector {
     }
 }
 
-fn main_of(wanted: Transport) -> PathTransport {
+fn default_transport(wanted: Transport) -> PathTransport {
     if wanted == Transport::Tcp { PathTransport::Tcp } else { PathTransport::Udp }
 }
 
-fn said(time: Duration) -> String {
+fn duration_text(time: Duration) -> String {
     match time.as_secs() {
         secs @ ..120 => format!("{secs} s"),
         secs @ ..7200 => format!("{} min", secs / 60),

@@ -2,40 +2,41 @@ use mpvpn_class::{Sample, Shaper, ShaperHandle};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant};
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
-use crate::{gate::Shared, random_loss};
+use crate::{gate::GateState, random_loss};
 
-/// A path that the shaper held back so long ago may not have noticed yet that others have stopped.
-const HELD: Duration = Duration::from_millis(100);
-/// Losses up to this share may be those of a full link.
-const NOISE: f64 = 0.02;
-/// The shaper is told so often what a path delivers.
-const REPORT: Duration = Duration::from_millis(5);
+/// How long after the shaper held a path back its controller is told the least rate that the shaper allows: it may not know yet
+/// that other classes have stopped. Longer: paths that were not held back start too fast.
+const HELD_BACK_FOR: Duration = Duration::from_millis(100);
+/// Losses up to this share may be those of a full link, and are not counted as bytes that crossed it. Chosen
+/// (docs/design/congestion-control.md).
+const MIN_COUNTED_LOSS: f64 = 0.02;
+/// How often the shaper gets a sample of a path. Shorter: processor time; longer: the shaper reacts late.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The seat of one path at the shaper of its link, acknowledgements, heartbeats and headers included.
 ///
-/// It counts what the transport says it has sent, so nothing passes uncounted; but only data waits
-/// for it, because a path that may not acknowledge would look dead.
+/// It counts all bytes that noq has sent, but only data waits for it: a path that may not acknowledge would look dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Cap {
     seat: ShaperHandle,
-    /// The limit of this path and those that carry as one with it, if the shaper is for them alone.
+    /// The configured rate of this path's group, if the shaper is for this group alone.
     own: Option<BitRate>,
     /// Bytes of IP and UDP headers in front of every payload.
     header: u64,
-    /// UDP payload bytes and datagrams that the shaper knows of.
+    /// UDP payload bytes and datagrams that the shaper has counted.
     counted: (u64, u64),
-    /// Bytes/s that it gets while it wants them, as of late.
+    /// The rate (bytes/s) that the shaper allows the class now.
     allowed: Option<u64>,
-    /// When it was asked last, and when the shaper was told last.
+    /// When the shaper was last asked, and when it last got a sample.
     asked: Instant,
     reported: Instant,
-    /// Bytes of IP packets since then that had to be acknowledged, those that were, and all that left.
+    /// Ack-eliciting and acknowledged bytes of IP packets at the last sample, and all bytes that left since.
     gated: (u64, u64),
     left: u64,
-    /// Since then more waited than could leave: at all times, at any time.
-    always: bool,
-    ever: bool,
-    /// When something waited for the shaper, last.
+    /// Whether more data waited than could leave since the last sample: always, and at any time.
+    always_backlogged: bool,
+    was_backlogged: bool,
+    /// When data last waited for the shaper.
     held: Option<Instant>,
 }
 
@@ -52,13 +53,13 @@ impl Cap {
             reported: now,
             gated: (0, 0),
             left: 0,
-            always: true,
-            ever: false,
+            always_backlogged: true,
+            was_backlogged: false,
             held: None,
         }
     }
 
-    /// A limit from now on, on a path that has sent so much before.
+    /// A rate cap, for a path that has sent `bytes` in `datagrams` before.
     pub(crate) fn limit(now: Instant, rate: BitRate, v4: bool, bytes: u64, datagrams: u64) -> Self {
         let shaper = Arc::new(Mutex::new(Shaper::new(now, Some(rate))));
         let seat = ShaperHandle::new(shaper, ClassId::DEFAULT);
@@ -66,14 +67,14 @@ impl Cap {
         Self { own: Some(rate), allowed, ..Self::new(now, seat, v4, bytes, datagrams) }
     }
 
-    /// Makes the limit of another path that of both, if it is the same.
+    /// Shares the cap of another path, if the rate is the same.
     pub(crate) fn share(&mut self, other: &Self) {
         if self.own.is_some() && self.own == other.own {
             self.seat = other.seat.clone();
         }
     }
 
-    /// The limit of this path and those that carry as one with it, if there is no more to it.
+    /// The configured rate, if this is a rate cap and not the shaper of a link.
     pub(crate) fn own(&self) -> Option<BitRate> {
         self.own
     }
@@ -82,13 +83,13 @@ impl Cap {
         &self.seat
     }
 
-    /// Bytes/s that the path gets while it wants them; `None` if it is not held back.
+    /// The rate (bytes/s) that the path gets now; `None` if it is not limited.
     pub(crate) fn bytes_per_second(&self) -> Option<u64> {
         self.allowed
     }
 
-    /// Counts what the path has sent in all (UDP payload bytes, datagrams), and tells the shaper what was delivered.
-    pub(crate) fn count(&mut self, now: Instant, sent: (u64, u64), gate: &Shared) {
+    /// Takes the totals of the path (UDP payload bytes, datagrams), and reports to the shaper.
+    pub(crate) fn count(&mut self, now: Instant, sent: (u64, u64), gate: &GateState) {
         let payload = sent.0.saturating_sub(self.counted.0);
         let headers = sent.1.saturating_sub(self.counted.1) * self.header;
         if payload + headers > 0 {
@@ -96,7 +97,7 @@ impl Cap {
             self.left += payload + headers;
             self.counted = sent;
         }
-        if now.saturating_duration_since(self.reported) >= REPORT {
+        if now.saturating_duration_since(self.reported) >= SAMPLE_INTERVAL {
             self.report(now, gate);
         }
     }
@@ -107,47 +108,48 @@ impl Cap {
         self.seat.shaper().available_bytes(now, self.seat.class())
     }
 
-    /// Tells the shaper what was delivered since the last time.
-    fn report(&mut self, now: Instant, gate: &Shared) {
-        let (sent, acked) = gate.wire(self.header);
+    /// Gives the shaper a sample of the bytes delivered since the last one.
+    fn report(&mut self, now: Instant, gate: &GateState) {
+        let (sent, acked) = gate.wire_bytes(self.header);
         let gated = sent.saturating_sub(self.gated.0);
-        // What is lost however little is sent takes its place on the link, too.
-        let lost = (gate.random_loss().unwrap_or_default() - NOISE).clamp(0.0, random_loss::MOST);
+        // Packets of random loss have crossed the link, too.
+        let lost = (gate.random_loss().unwrap_or_default() - MIN_COUNTED_LOSS)
+            .clamp(0.0, random_loss::MAX_COMPENSATED_LOSS);
         let crossed = acked.saturating_sub(self.gated.1) as f64 / (1.0 - lost);
-        // Of what nobody acknowledges nobody knows; it is little, and taken to have arrived.
+        // Packets that are not ack-eliciting are few, and count as delivered.
         let delivered = crossed as u64 + self.left.saturating_sub(gated);
         let sample = Sample {
             delivered: if self.gated == (0, 0) { 0 } else { delivered },
             rtt: gate.take_least_rtt(),
             base_rtt: gate.min_rtt(),
-            backlogged: self.ever && self.always,
+            backlogged: self.was_backlogged && self.always_backlogged,
         };
         let (mut shaper, class) = (self.seat.shaper(), self.seat.class());
         let least = shaper.on_sample(now, class, sample);
         self.allowed = shaper.class_rate(now, class);
         drop(shaper);
-        if let Some(least) = least.filter(|_| self.held.is_some_and(|at| now < at + HELD)) {
-            gate.at_least.store(least, Relaxed);
+        if let Some(least) = least.filter(|_| self.held.is_some_and(|at| now < at + HELD_BACK_FOR)) {
+            gate.least_rate.store(least, Relaxed);
         }
         (self.reported, self.gated, self.left) = (now, (sent, acked), 0);
-        (self.always, self.ever) = (true, false);
+        (self.always_backlogged, self.was_backlogged) = (true, false);
     }
 
-    /// Notes whether more waits than can leave, and whether that is for the shaper.
-    pub(crate) fn note(&mut self, limited: bool, held: bool) {
-        self.always &= limited;
-        self.ever |= limited;
+    /// Records whether more data waits than may leave, and whether the shaper holds it back.
+    pub(crate) fn record_backlog(&mut self, limited: bool, held: bool) {
+        self.always_backlogged &= limited;
+        self.was_backlogged |= limited;
         if held {
             self.held = Some(self.asked);
         }
     }
 
-    /// Tells the shaper whether the class has more to send than it may.
+    /// Tells the shaper whether the class has more data than it may send.
     pub(crate) fn set_wanting(&self, wanting: bool) {
         self.seat.shaper().set_wanting(self.asked, self.seat.class(), wanting);
     }
 
-    /// When there is room again; `None` if there is now.
+    /// When the shaper allows sending again; `None` if it does now.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
         self.seat.shaper().retry_at(now, self.seat.class())
     }
@@ -156,16 +158,16 @@ impl Cap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::{GateFactory, shared_of};
+    use crate::gate::{GateFactory, gate_state_of};
     use mpvpn_types::CongestionControl;
     use noq_proto::congestion::ControllerFactory;
 
-    fn gate(now: Instant) -> Arc<Shared> {
+    fn gate(now: Instant) -> Arc<GateState> {
         let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
-        shared_of(controller.as_ref()).expect("a gate")
+        gate_state_of(controller.as_ref()).expect("a gate")
     }
 
-    fn left(cap: &mut Cap, now: Instant, sent: (u64, u64), gate: &Shared) -> u64 {
+    fn left(cap: &mut Cap, now: Instant, sent: (u64, u64), gate: &GateState) -> u64 {
         cap.count(now, sent, gate);
         cap.left(now)
     }

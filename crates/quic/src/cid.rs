@@ -1,21 +1,21 @@
-//! Connection IDs that say which thread of a server owns the connection.
+//! Connection IDs that encode the shard (thread) that owns the connection.
 //!
-//! In: which shard this is, of how many. Out: connection IDs, and the shard that a received UDP
-//! payload belongs to. Always holds: the low four bits of the first byte, modulo the number of shards,
-//! are the shard's number; everything else looks random. So sockets that share a port can be steered
-//! by one byte, whatever addresses a connection's paths have.
+//! In: the number of this shard, and of all shards. Out: connection IDs, and the shard of a received UDP payload. Always
+//! holds: the low four bits of the first byte, modulo the number of shards, are the shard's number; all other bits look
+//! random. So one byte selects the socket among those that share a port, whatever addresses a connection's paths have.
 
 use noq_proto::{
     ConnectionId, ConnectionIdGenerator, HashedConnectionIdGenerator, InvalidCid, RandomConnectionIdGenerator,
 };
 
-/// Shards of one endpoint, at most: as many as four bits tell apart.
+/// Shards of one endpoint at most: four bits of a connection ID.
 pub const MAX_SHARDS: u8 = 16;
 
-/// The bits of a connection ID's first byte that name a shard.
-const MASK: u8 = MAX_SHARDS - 1;
-/// Bytes of the connection ID that a client makes up for a server (RFC 9000 §7.2 asks for 8 or more).
-const FIRST_LEN: usize = 20;
+/// The bits of a connection ID's first byte that encode the shard.
+const SHARD_MASK: u8 = MAX_SHARDS - 1;
+/// Bytes of a client's first Destination Connection ID: the most that QUIC allows; RFC 9000 §7.2 asks for 8 or more
+/// unpredictable ones.
+const FIRST_CID_LEN: usize = 20;
 
 /// One of the threads that share the work of a server or a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +25,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The only one.
+    /// The only shard.
     pub const ONLY: Self = Self { index: 0, count: 1 };
 
     /// All of `count` shards; `count` is brought into the range from 1 to [`MAX_SHARDS`].
@@ -34,40 +34,40 @@ impl Shard {
         (0..count).map(move |index| Self { index, count })
     }
 
-    /// Its number, from 0.
+    /// The number of the shard, from 0.
     pub fn index(self) -> u8 {
         self.index
     }
 
-    /// How many there are.
+    /// The number of shards.
     pub fn count(self) -> u8 {
         self.count
     }
 
     fn owns(self, first_byte: u8) -> bool {
-        (first_byte & MASK) % self.count == self.index
+        (first_byte & SHARD_MASK) % self.count == self.index
     }
 }
 
-/// The number of the shard, of `shards`, that a UDP payload is for; anything for what is no QUIC.
+/// The number of the shard, of `shards`, that owns a received UDP payload; any number if it is no QUIC packet.
 pub fn shard_of(payload: &[u8], shards: u8) -> u8 {
     // The destination connection ID follows the first byte, or, in long headers, the version and
     // the ID's length (RFC 9000 §17).
     let at = if payload.first().is_some_and(|flags| flags & 0x80 != 0) { 6 } else { 1 };
-    payload.get(at).map_or(0, |byte| (byte & MASK) % shards.max(1))
+    payload.get(at).map_or(0, |byte| (byte & SHARD_MASK) % shards.max(1))
 }
 
-/// Makes the connection IDs of one shard.
+/// Generates and validates the connection IDs of one shard.
 ///
-/// Those of another shard count as nobody's: a packet that was steered wrongly is dropped instead of
-/// being answered with a stateless reset, which would end a living connection.
+/// IDs of other shards are invalid here: a packet that reaches the wrong shard is dropped, instead of being answered with a
+/// stateless reset that would end a working connection.
 pub(crate) struct ShardCids {
     shard: Shard,
     inner: HashedConnectionIdGenerator,
 }
 
 impl ShardCids {
-    /// IDs made with the same `key` are recognised after a restart.
+    /// IDs that were generated with the same `key` stay valid after a restart.
     pub(crate) fn new(shard: Shard, key: u64) -> Self {
         Self { shard, inner: HashedConnectionIdGenerator::from_key(key) }
     }
@@ -99,11 +99,11 @@ impl ConnectionIdGenerator for ShardCids {
     }
 }
 
-/// A random connection ID for a server, with `value` in the low four bits of its first byte.
+/// A random first Destination Connection ID, with `value` in the low four bits of its first byte.
 pub(crate) fn first_cid(value: u8) -> ConnectionId {
-    let mut bytes = [0; FIRST_LEN];
-    bytes.copy_from_slice(&RandomConnectionIdGenerator::new(FIRST_LEN).generate_cid());
-    bytes[0] = bytes[0] & !MASK | value & MASK;
+    let mut bytes = [0; FIRST_CID_LEN];
+    bytes.copy_from_slice(&RandomConnectionIdGenerator::new(FIRST_CID_LEN).generate_cid());
+    bytes[0] = bytes[0] & !SHARD_MASK | value & SHARD_MASK;
     ConnectionId::new(&bytes)
 }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_a_shard_lead_to_it_and_only_it_takes_them_for_its_own() {
+    fn the_ids_of_a_shard_select_it_and_are_valid_only_there() {
         for count in 1..=MAX_SHARDS {
             for shard in Shard::all(count) {
                 let mut ids = ShardCids::new(shard, 7);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_goes_somewhere() {
+    fn payloads_that_are_too_short_select_some_shard() {
         for length in 0..7 {
             assert_eq!(shard_of(&[0xff; 7][..length], 4), 0, "{length} bytes");
         }

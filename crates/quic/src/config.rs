@@ -14,60 +14,62 @@ use crate::{
     gate::GateFactory,
 };
 
-/// Bytes that a 1-RTT packet and its DATAGRAM frame put around a payload, at most: flags,
-/// connection ID, packet number, AEAD tag, frame type and length.
+/// The largest overhead of a 1-RTT packet with one DATAGRAM frame (bytes): flags, connection ID, packet number, AEAD tag, frame
+/// type and length (RFC 9000 §17.3.1, RFC 9221 §4).
 pub const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
 
-/// The UDP payload that every path is trusted with before it was probed (bytes). With the framing
-/// above it leaves room for the 1280 bytes that IPv6 asks of a link (RFC 8200 §5).
+/// The UDP payload that every path is assumed to carry before path MTU discovery (bytes): it holds a datagram with an IP packet
+/// of 1280 bytes, the least MTU of IPv6 (RFC 8200 §5). Larger: paths with a small MTU fail; smaller: the tunnel cannot carry
+/// IPv6 at first.
 const INITIAL_MTU: u16 = 1328;
 
-/// The largest packet that passes is searched anew this long after large packets were found to be lost. It
-/// is short because the library also takes the overflow of a queue for that, when it loses packets that are
-/// a few bytes shorter than one with an acknowledgement in it that arrived before. Where much is lost that happens on one
-/// of many paths every few seconds, and the smallest packet that fits any of them counts for all.
-const BLACK_HOLE: Duration = Duration::from_millis(500);
+/// How long after a detected MTU black hole the MTU is searched again. It is short because noq also takes an overflowing queue
+/// for a black hole: when packets are lost that are a few bytes shorter than an earlier acknowledged one. With much loss and
+/// many paths that happens every few seconds, and the smallest MTU of all paths limits the datagrams. Longer: small packets
+/// for longer; shorter: more probes.
+const BLACK_HOLE_COOLDOWN: Duration = Duration::from_millis(500);
 
-/// What a round trip is taken for before one was measured: a packet that is lost in the handshake is repeated
-/// after three of them. RFC 9002 §6.2.2 recommends 333 ms, which makes a second of it; what is repeated too
-/// early on a slow link is a packet or two.
+/// The round-trip time before the first sample: a lost handshake packet is repeated after three of them. RFC 9002 §6.2.2
+/// recommends 333 ms, and so a second. Longer: slow handshakes on lossy links; shorter: needless repeats on slow links.
 const INITIAL_RTT: Duration = Duration::from_millis(150);
 
-/// Paths that a connection may have at first. Each path that is allowed costs either end five connection
-/// IDs and 2 KB, whether it is opened or not. More are allowed when most of them are in use.
-pub(crate) const FIRST_PATHS: u32 = 4;
-/// Paths that a connection may have at last.
+/// Paths that a connection may have at first; more are allowed when most of them are in use. Each allowed path costs each end
+/// five connection IDs and 2 KB, whether it is opened or not. Fewer: the second link waits a round trip; more: memory.
+pub(crate) const INITIAL_MAX_PATHS: u32 = 4;
+/// Paths that a connection may have at most: two transports of 16 links. More: memory that a peer can demand.
 pub(crate) const MAX_PATHS: u32 = 32;
 
-/// Room for datagrams that one pass hands to the library (bytes).
-const DATAGRAM_BUFFER: usize = 16 << 20;
+/// The buffers of datagrams inside noq (bytes): far more than one pass hands over, so that noq never drops datagrams.
+const DATAGRAM_BUFFER_BYTES: usize = 16 << 20;
 
-/// Requests, and so TCP connections, that may be open at a time. They cost nothing until they are.
+/// Bidirectional streams (HTTP/3 requests, and so TCP connections) that a peer may have open at a time; they cost nothing until
+/// they are opened. More: memory that a peer can demand; fewer: apps wait for connections.
 const MAX_REQUESTS: u32 = 16_384;
-/// Bytes of a stream that nobody reads yet: a round trip's data of 31 Mbit/s over a satellite at 600 ms. Our own end sends
-/// less to readers that do not read. The library ends a connection if more than 1024 parts of a stream are missing, so
-/// there must be no room for more packets than two for each, also where packets are as small as any path's (1200 bytes,
-/// of which 1150 are the stream's).
+/// The receive window of a stream (bytes): 1024 gaps of two packets with 1150 bytes of stream data each, because noq closes a
+/// connection whose stream has more than 1024 gaps. It allows 31 Mbit/s a stream at a round trip of 600 ms. Larger:
+/// connections end under loss; smaller: slow over satellites. An mpvpn peer sends less to readers that do not read.
 const STREAM_WINDOW: u32 = 2304 << 10;
-/// Those of all streams: many that nobody reads must not keep others from being read.
+/// The receive window of a connection (bytes): 42 unread streams do not stop the others. Larger: memory that a peer can demand;
+/// smaller: unread streams stop others.
 const RECEIVE_WINDOW: u32 = 96 << 20;
-/// Bytes of streams that are sent and not acknowledged.
+/// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and long paths; larger:
+/// memory.
 const SEND_WINDOW: u64 = 16 << 20;
 
-/// Why an endpoint could not be set up.
+/// Why an endpoint cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The TLS provider lacks what QUIC needs for its first packets.
+    /// The TLS provider lacks the cipher of QUIC's Initial packets.
     #[error("the TLS configuration lacks TLS13_AES_128_GCM_SHA256, which QUIC needs (RFC 9001 §5.2)")]
     Tls,
 }
 
-/// How much a peer may send that nobody reads yet (RFC 9000 §4.1).
+/// The receive windows of flow control (RFC 9000 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowControlWindows {
-    /// On one stream (bytes).
+    /// For each stream (bytes).
     pub stream: u32,
-    /// On all streams of a connection (bytes).
+    /// For all streams of a connection together (bytes).
     pub connection: u32,
 }
 
@@ -77,23 +79,23 @@ impl Default for FlowControlWindows {
     }
 }
 
-/// What connections of an endpoint have in common.
+/// The transport configuration of an endpoint's connections.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// The congestion controller of every path.
     pub cc: CongestionControl,
     /// The largest UDP payload to probe for (bytes).
     pub max_udp_payload: u16,
-    /// The same for connections that begin inside TCP, which cuts what is too large for a segment. The larger of both is
-    /// accepted by all.
+    /// The same for connections that begin inside TCP, where a datagram may be larger than a segment. All connections accept
+    /// the larger of both.
     pub max_udp_payload_inside_tcp: u16,
-    /// A connection on which nothing arrives for this long is given up.
+    /// The idle timeout (RFC 9000 §10.1).
     pub idle_timeout: Duration,
-    /// Bytes that may come on a stream, and on all of them, while nobody reads.
+    /// The receive windows of flow control.
     pub windows: FlowControlWindows,
-    /// Where events of connections are recorded, if anywhere.
+    /// The sink of qlog events, if they are recorded.
     pub qlog: Option<Arc<dyn QlogSink>>,
-    /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
+    /// A fixed seed for noq's random numbers, for repeatable simulations.
     pub rng_seed: Option<[u8; 32]>,
 }
 
@@ -112,18 +114,18 @@ impl Default for TransportOptions {
 }
 
 impl TransportOptions {
-    /// For a client with so many connections. Of several, one that is silent is soon no loss but in the way: the far
-    /// end sends flows to it that the others could carry.
+    /// For a client with this many shards. With several, the idle timeout is 60 instead of 180 s, because the server sends flows
+    /// to a dead connection that the others could carry.
     #[must_use]
     pub fn for_shards(shards: u8) -> Self {
         let default = Self::default();
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
     }
 
-    /// For connections on whose paths UDP payloads of at most `largest` bytes are sent.
+    /// For connections that send UDP payloads of at most `largest` bytes.
     fn transport(&self, largest: u16) -> TransportConfig {
         let mut mtu = MtuDiscoveryConfig::default();
-        mtu.upper_bound(largest).minimum_change(2).black_hole_cooldown(BLACK_HOLE);
+        mtu.upper_bound(largest).minimum_change(2).black_hole_cooldown(BLACK_HOLE_COOLDOWN);
         let mut acks = AckFrequencyConfig::default();
         acks.ack_eliciting_threshold(VarInt::from_u32(10)).max_ack_delay(Some(Duration::from_millis(5)));
         let mut config = TransportConfig::default();
@@ -135,17 +137,17 @@ impl TransportOptions {
             .initial_rtt(INITIAL_RTT)
             .max_idle_timeout(self.idle_timeout.try_into().ok())
             .keep_alive_interval(None)
-            // Liveness is ours (mpvpn-path): the library would give up healthy paths.
+            // Liveness is decided in mpvpn-path: noq would abandon healthy paths.
             .default_path_max_idle_timeout(None)
             .default_path_keep_alive_interval(None)
-            .max_concurrent_multipath_paths(FIRST_PATHS)
+            .max_concurrent_multipath_paths(INITIAL_MAX_PATHS)
             .max_concurrent_bidi_streams(VarInt::from_u32(MAX_REQUESTS))
             .max_concurrent_uni_streams(VarInt::from_u32(16))
             .stream_receive_window(VarInt::from_u32(self.windows.stream))
             .receive_window(VarInt::from_u32(self.windows.connection))
             .send_window(SEND_WINDOW)
-            .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
-            .datagram_send_buffer_size(DATAGRAM_BUFFER);
+            .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
+            .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES);
         config
     }
 
@@ -181,7 +183,7 @@ pub struct ClientSetup {
 }
 
 impl ClientSetup {
-    /// `secret` is any random bytes; they protect this process's connection IDs.
+    /// `secret`: random bytes, which protect the connection IDs of this process.
     ///
     /// # Errors
     /// If the TLS configuration cannot do QUIC.
@@ -193,8 +195,7 @@ impl ClientSetup {
         let crypto = QuicClientConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ClientConfig::new(Arc::new(crypto));
         let mut config = |largest| {
-            // What address translation makes of its own a client learns on each path
-            // (draft-seemann-quic-address-discovery).
+            // A client learns its translated address on each path (draft-seemann-quic-address-discovery).
             let mut transport = options.transport(largest);
             transport.receive_observed_address_reports(true);
             config.transport_config(Arc::new(transport)).clone()
@@ -208,14 +209,13 @@ impl ClientSetup {
         })
     }
 
-    /// The kind of congestion controller that its connections have.
+    /// The congestion controller of its connections.
     #[must_use]
     pub fn cc(&self) -> CongestionControl {
         self.cc
     }
 
-    /// The same for connections that go to one shard of the server: the one with the number
-    /// `value` (0 to 15) modulo its shards.
+    /// The same configuration for connections to one shard of the server: number `value` (0 to 15) modulo its shards.
     #[must_use]
     pub fn steered(mut self, value: u8) -> Self {
         for config in [&mut self.over_udp, &mut self.inside_tcp] {
@@ -224,7 +224,7 @@ impl ClientSetup {
         self
     }
 
-    /// For a connection from `local`.
+    /// The configuration of a connection from `local`.
     pub(crate) fn config(&self, local: LocalAddress) -> &noq_proto::ClientConfig {
         if local.as_link().is_some_and(LinkId::is_tcp) { &self.inside_tcp } else { &self.over_udp }
     }
@@ -242,8 +242,8 @@ pub struct ServerSetup {
 }
 
 impl ServerSetup {
-    /// `secret` should stay the same across restarts: with it a restarted server tells the clients
-    /// of its predecessor at once that their connections are gone (RFC 9000 §10.3).
+    /// `secret` should stay the same across restarts: a restarted server then ends the connections of its predecessor by
+    /// stateless resets (RFC 9000 §10.3).
     ///
     /// # Errors
     /// If the TLS configuration cannot do QUIC.
@@ -269,7 +269,7 @@ impl ServerSetup {
         })
     }
 
-    /// The same for one of several shards, whose connection IDs name it.
+    /// The same configuration for one of several shards, which is encoded in its connection IDs.
     #[must_use]
     pub fn for_shard(&self, shard: Shard) -> Self {
         let mut endpoint = EndpointConfig::clone(&self.endpoint);
@@ -277,7 +277,7 @@ impl ServerSetup {
         Self { endpoint: Arc::new(endpoint), shard, ..self.clone() }
     }
 
-    /// For a connection from `remote`. One from this machine came here inside TCP.
+    /// The configuration of a connection from `remote`. Loopback addresses are those of connections inside TCP.
     pub(crate) fn config(&self, remote: SocketAddr) -> &Arc<noq_proto::ServerConfig> {
         if remote.ip().to_canonical().is_loopback() { &self.inside_tcp } else { &self.over_udp }
     }

@@ -1,11 +1,11 @@
-//! One multipath connection: the library's, behind gates that say which path sends next.
+//! One multipath connection: noq's, with gates that decide which path sends next.
 
 mod events;
 mod fault;
-mod grants;
 mod passes;
 mod path;
 mod qlog;
+mod quotas;
 mod readers;
 mod receive;
 mod reinjection;
@@ -41,40 +41,40 @@ use self::{
 };
 use crate::{
     ConnectionHandle, LocalAddress, PathStats, QlogSink,
-    gate::{PathLabel, Shared, shared_of},
+    gate::{GateState, PathLabel, gate_state_of},
     qlog::ConnectionQlog,
     sent_datagrams::{Outcome, TrackedDatagram},
 };
 
-/// Datagrams that are taken from the library at a time.
+/// Received datagrams that are taken from noq at a time. Fewer: more calls; more: a larger array on the stack.
 const RECEIVE_BATCH: usize = 64;
 
-/// What holds for the gates of all paths.
+/// The state that all gates of the connection share.
 #[derive(Debug)]
 struct GateDefaults {
     connection: ConnectionHandle,
-    /// Always open: during the handshake.
+    /// Whether gates are open without credit, as during the handshake.
     open: bool,
-    /// The kind of controller that was asked for.
+    /// The congestion controller, if it is not the configured one.
     cc: Option<CongestionControl>,
-    /// Where events are recorded, if they are: not before the handshake is complete.
+    /// The sink of qlog events, if they are recorded; not before the handshake is complete.
     qlog: Option<ConnectionQlog>,
 }
 
 impl GateDefaults {
     /// The handshake is complete.
-    fn shut(&mut self) {
+    fn end_handshake(&mut self) {
         self.open = false;
     }
 
-    /// Tells a gate that the library has just made, for this path of the connection.
-    fn apply(&self, gate: &Shared, path: PathId) {
+    /// Initialises a gate that noq has just created for this path.
+    fn apply(&self, gate: &GateState, path: PathId) {
         gate.begin(PathLabel { connection: self.connection, path }, self.open, self.cc);
         self.apply_qlog(gate);
     }
 
-    /// Tells a gate whether it is always open.
-    fn apply_open(&self, gate: &Shared) {
+    /// Sets whether a gate is open without credit.
+    fn apply_open(&self, gate: &GateState) {
         gate.open.store(self.open, Relaxed);
     }
 }
@@ -85,19 +85,19 @@ pub struct Connection {
     inner: noq_proto::Connection,
     guard: PanicGuard,
     id: ConnectionHandle,
-    /// Where packets of a path without a local address leave.
-    home: Option<LocalAddress>,
+    /// The local end of paths for which noq knows no local address.
+    initial_local: Option<LocalAddress>,
     origin: Instant,
     paths: Paths,
     gates: GateDefaults,
     passes: Passes,
     streams: Streams,
     events: VecDeque<Event>,
-    /// Nothing was sent since the handshake was complete here.
+    /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,
-    /// What the library tells of its buffer of datagrams while that is empty (bytes).
-    buffer: usize,
-    /// Where events are to be recorded once the handshake is complete, if anywhere.
+    /// The free space of noq's datagram buffer while it is empty (bytes).
+    empty_datagram_buffer: usize,
+    /// The sink of qlog events, until the handshake is complete.
     qlog: Option<Arc<dyn QlogSink>>,
 }
 
@@ -106,15 +106,15 @@ impl Connection {
         now: Instant,
         id: ConnectionHandle,
         mut inner: noq_proto::Connection,
-        home: Option<LocalAddress>,
+        initial_local: Option<LocalAddress>,
         qlog: Option<Arc<dyn QlogSink>>,
     ) -> Self {
         let mut connection = Self {
-            buffer: inner.datagrams().send_buffer_space(),
+            empty_datagram_buffer: inner.datagrams().send_buffer_space(),
             inner,
             guard: PanicGuard::default(),
             id,
-            home,
+            initial_local,
             origin: now,
             paths: Paths::new(),
             gates: GateDefaults { connection: id, open: true, cc: None, qlog: None },
@@ -124,21 +124,21 @@ impl Connection {
             handshake_unsent: false,
             qlog,
         };
-        connection.adopt(now, PathId(0));
+        connection.add_path(now, PathId(0));
         connection
     }
 
-    /// Its number at the endpoint.
+    /// The connection's number at the endpoint.
     pub fn id(&self) -> ConnectionHandle {
         self.id
     }
 
-    /// The place that the connection was started from.
+    /// The local end from which the connection was started.
     pub fn initial_local(&self) -> Option<LocalAddress> {
-        self.home
+        self.initial_local
     }
 
-    /// Whether both ends can use several paths.
+    /// Whether multipath was negotiated.
     pub fn is_multipath(&self) -> bool {
         self.inner.is_multipath_negotiated()
     }
@@ -148,32 +148,31 @@ impl Connection {
         self.guard.has_panicked() || self.inner.is_closed()
     }
 
-    /// Lets controllers of this kind decide about all paths from now on, also those that come.
+    /// Sets the congestion controller of all paths, including future ones.
     pub fn set_cc(&mut self, cc: CongestionControl) {
         self.gates.cc = Some(cc);
         self.paths.iter().for_each(|path| path.gate.set_kind(cc));
     }
 
-    /// Marks the packets of a path with this DSCP (0 to 63) from now on; 0 leaves them that of the socket.
+    /// Sets the DSCP (0 to 63) of a path's packets; 0 leaves the socket's.
     pub fn set_dscp(&mut self, id: PathId, dscp: u8) {
         if let Some(path) = self.paths.get_mut(id) {
             path.dscp = dscp;
         }
     }
 
-    /// The mark of packets to this address. Paths of a connection that has marks have different ones there: the client's
-    /// links have sockets of their own.
+    /// The DSCP of packets to this address. The paths of a connection with DSCPs have different remote addresses.
     fn dscp_towards(&self, remote: SocketAddr) -> u8 {
         let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote() == Some(remote));
         path.map_or(0, |path| path.dscp)
     }
 
-    /// Takes the gate of a path that the library has made.
-    fn adopt(&mut self, now: Instant, id: PathId) {
+    /// Adds a path that noq has created, with its gate.
+    fn add_path(&mut self, now: Instant, id: PathId) {
         if self.paths.get(id).is_some() {
             return;
         }
-        let Some(gate) = self.inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(shared_of)
+        let Some(gate) = self.inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(gate_state_of)
         else {
             return;
         };
@@ -181,18 +180,18 @@ impl Connection {
         self.gates.record_path(now, id, &self.inner);
         let allowed = self.paths.insert(Path::new(now, id, gate));
         if let Some(count) = allowed.and_then(NonZeroU32::new) {
-            // Refused without multipath, where there are no more paths.
+            // noq refuses this without multipath, where there is one path.
             let _ = self.inner.set_max_concurrent_paths(now, count);
         }
     }
 
-    /// The next thing that happened.
+    /// The next event.
     pub fn poll_event(&mut self, now: Instant) -> Option<Event> {
         self.translate_all(now);
         self.events.pop_front()
     }
 
-    /// Whether [`Self::poll_event`] has something that is known already.
+    /// Whether [`Self::poll_event`] returns an event without asking noq.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
@@ -209,14 +208,14 @@ impl Connection {
         status: PathStatus,
     ) -> Result<PathId, PathError> {
         let tuple = FourTuple::new(remote, Some(local.ip()));
-        let id = number_of(self.inner.open_path(tuple, status, now)?);
-        self.adopt(now, id);
+        let id = path_id_of(self.inner.open_path(tuple, status, now)?);
+        self.add_path(now, id);
         Ok(id)
     }
 
-    /// Gives a path up; its number is never used again. The only path left stays.
+    /// Abandons a path; its path ID is never used again. The last path stays.
     pub fn close_path(&mut self, now: Instant, id: PathId) {
-        // Refused for the last path and for one that is gone already: both are fine.
+        // noq refuses this for the last path and for an abandoned one, which is fine.
         let _ = self.inner.close_path(now, noq_proto::PathId::from(id.0), VarInt::from_u32(0));
     }
 
@@ -225,7 +224,7 @@ impl Connection {
         self.paths.iter().filter(|path| path.open).map(|path| path.id)
     }
 
-    /// What is measured about a path.
+    /// The measurements of a path.
     pub fn path_stats(&mut self, now: Instant, id: PathId) -> Option<PathStats> {
         let noq = noq_proto::PathId::from(id.0);
         let stats = self.inner.path_stats(noq)?;
@@ -233,14 +232,14 @@ impl Connection {
         let observed = self.inner.path_observed_address(noq).ok().flatten();
         let second = now.saturating_duration_since(self.origin).as_secs();
         let head = self.paths.get(id).map_or(id, |path| path.head);
-        let (home, together) = (self.home, self.paths.group(head).count().max(1) as u64);
+        let (initial_local, together) = (self.initial_local, self.paths.group(head).count().max(1) as u64);
         let path = self.paths.get_mut(id)?;
-        let dead = path.gate.frozen.load(Relaxed);
+        let dead = path.gate.ignore_losses.load(Relaxed);
         path.losses.update(second, (stats.sent_packets, stats.lost_packets), dead);
-        path.gate.spare(path.losses.spared());
+        path.gate.set_excused_share(path.losses.excused_share());
         Some(PathStats {
             id,
-            local: tuple.local_ip().map(LocalAddress::from).or(home),
+            local: tuple.local_ip().map(LocalAddress::from).or(initial_local),
             remote: tuple.remote(),
             observed,
             rtt: stats.rtt,
@@ -264,15 +263,15 @@ impl Connection {
         })
     }
 
-    /// Round-trip time of a path.
+    /// The smoothed round-trip time of a path.
     pub fn rtt(&self, id: PathId) -> Option<Duration> {
         self.inner.rtt(noq_proto::PathId::from(id.0))
     }
 
-    /// Where packets of a path leave.
+    /// The local end of a path.
     pub fn local_of(&self, id: PathId) -> Option<LocalAddress> {
         let tuple = self.inner.network_path(noq_proto::PathId::from(id.0)).ok()?;
-        tuple.local_ip().map(LocalAddress::from).or(self.home)
+        tuple.local_ip().map(LocalAddress::from).or(self.initial_local)
     }
 
     /// The remote address of a path.
@@ -286,38 +285,39 @@ impl Connection {
         self.inner.datagrams().max_size()
     }
 
-    /// Calls `each` for every tracked datagram of which something was learned since the last call, with the path that it
-    /// was sent on.
+    /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.
     pub fn drain_outcomes(&mut self, mut each: impl FnMut(PathId, Outcome)) {
         for path in self.paths.iter() {
-            if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_outcomes()) {
+            if let Some(mut ledger) = path.gate.tracked().filter(|ledger| ledger.has_outcomes()) {
                 ledger.drain_outcomes(|fate| each(path.id, fate));
             }
         }
     }
 
-    /// Takes the tracked datagrams of a path that were neither acknowledged nor lost, because the path is
-    /// dead: those that were sent first come first.
+    /// Takes the tracked datagrams of a path without a known outcome, because the path is dead: the oldest first.
     pub fn take_unacked(&mut self, id: PathId) -> Vec<TrackedDatagram> {
-        self.paths.get(id).and_then(|path| path.gate.fates()).map_or(Vec::new(), |mut all| all.take_unacked())
+        self.paths
+            .get(id)
+            .and_then(|path| path.gate.tracked())
+            .map_or(Vec::new(), |mut all| all.take_unacked())
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.inner.poll_timeout().filter(|_| !self.guard.has_panicked())
     }
 
-    /// When a path that is held back by its pacer may send again.
+    /// When a path that its pacer holds back may send again.
     pub fn pacer_timeout(&self, now: Instant) -> Option<Instant> {
         let waiting = self.paths.iter().map(|path| &path.limits).filter(|limits| limits.is_paced());
         waiting.map(|limits| limits.wake_at(now).unwrap_or(now)).min()
     }
 
-    /// Lets time pass.
+    /// Handles the timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.translate_all(now);
-        // What ends the handshake has to leave first. Until it has, the library finds nothing in flight, takes that for a
-        // peer that may not send any more, and panics as it would probe with keys that it has dropped.
+        // The last handshake packets have to leave first. Otherwise noq finds nothing in flight, takes the peer for blocked by
+        // the anti-amplification limit, and panics when it probes with keys that it has discarded.
         if self.handshake_unsent {
             return;
         }
@@ -332,7 +332,7 @@ impl Connection {
         self.inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes()));
     }
 
-    /// Takes received datagrams, in the order of their arrival.
+    /// Calls `each` for the received datagrams, in order of arrival.
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
         let mut received = [const { Bytes::new() }; RECEIVE_BATCH];
         loop {
@@ -347,8 +347,8 @@ impl Connection {
     }
 }
 
-/// A path's number on the wire, which the library shows only in its encoding.
-fn number_of(id: noq_proto::PathId) -> PathId {
+/// The path ID on the wire, which noq exposes only in its encoding.
+fn path_id_of(id: noq_proto::PathId) -> PathId {
     let mut encoded = Vec::with_capacity(8);
     id.encode(&mut encoded);
     let value = VarInt::decode(&mut encoded.as_slice()).map_or(u64::MAX, VarInt::into_inner);
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn path_numbers_are_those_of_the_wire() {
         for id in [0, 1, 63, 64, 70_000, u32::MAX] {
-            assert_eq!(number_of(noq_proto::PathId::from(id)), PathId(id));
+            assert_eq!(path_id_of(noq_proto::PathId::from(id)), PathId(id));
         }
     }
 }

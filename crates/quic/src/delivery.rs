@@ -1,60 +1,63 @@
-//! What a path delivers, as its acknowledgements show it.
+//! The delivery rate of a path.
 //!
-//! In: acknowledged and lost packets. Out: the rate that the path has shown, in windows of about a round trip, and whether
-//! more was lost in one than the path loses anyway.
+//! In: acknowledged and lost packets. Out: the delivery rate, measured in windows of about a round trip, and whether more was
+//! lost in a window than the random loss explains. Always holds: the rate falls only if the path was full or overflowed.
 
 use mpvpn_types::{Duration, Instant};
 
-use crate::bbr::{EASE, LEAST_EASE};
+use crate::bbr::{MIN_EASE, QUEUE_CRUISE_GAIN};
 
-/// FlowControlWindows over which the variation of delay evens out.
-const SPANS: usize = 8;
-/// More is lost than usual if chance alone would hardly ever do that: so many standard deviations.
-const CHANCE: f64 = 3.0;
-/// When the rate has fallen to this share for losses that no queue explains, and they go on, they come anyway.
-const FALLEN: f64 = 0.75;
+/// Windows over which the variation of delay evens out before the rate is lowered. Fewer: the rate falls by noise; more: it
+/// falls late.
+const AVERAGED_WINDOWS: usize = 8;
+/// Losses of this many standard deviations above the random loss are an overflow. Fewer: windows overflow by chance; more: real
+/// congestion is missed.
+const OVERFLOW_DEVIATIONS: f64 = 3.0;
+/// If losses without a queue go on while the rate has fallen below this share of what it was before, they are random. Not
+/// derived (docs/design/congestion-control.md).
+const FALLEN_RATE_SHARE: f64 = 0.75;
 
-/// What was delivered in a window.
+/// The bytes and durations of one window.
 #[derive(Clone, Copy, Debug, Default)]
-struct Span {
+struct DeliveryWindow {
     bytes: u64,
-    /// In what time it was acknowledged, and in what time it had been sent.
+    /// In what time the bytes were acknowledged, and in what time they had been sent.
     acked_in: Duration,
     sent_in: Duration,
 }
 
-impl Span {
-    /// Bytes/s. Acknowledgements that were held up and come all at once say nothing: no more was delivered in a time
-    /// than was sent in it.
+impl DeliveryWindow {
+    /// The delivery rate (bytes/s), limited by the rate at which the bytes were sent: acknowledgements that were held up arrive
+    /// all at once.
     fn rate(&self) -> u64 {
         let time = self.acked_in.max(self.sent_in);
         (u128::from(self.bytes) * 1_000_000_000 / time.as_nanos().max(1)) as u64
     }
 }
 
-/// What a path delivers, measured over windows of a round trip.
+/// The delivery rate of a path, measured in windows of about a round trip.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     since: Instant,
-    /// When the newest acknowledgement came: all packets of one are counted in one window.
+    /// When the newest acknowledgement arrived; all packets of one belong to one window.
     last: Instant,
     acked: u64,
     lost: u64,
-    /// How many packets these are.
+    /// The number of acknowledged and lost packets of this window.
     packets: (u32, u32),
-    /// The rate before losses began that no queue explains, and the windows since the last of them; 0 for none.
+    /// The rate before losses without a queue began (0 for none), and the windows since the last of them.
     before_losses: (u64, usize),
-    /// When the newest packet acknowledged in this window and in the one before was sent.
+    /// When the newest acknowledged packet of this window, and of the one before, was sent.
     sent: Instant,
     sent_before: Instant,
-    /// The path was never short of data in this window.
+    /// Whether data always waited for the path in this window.
     full: bool,
-    /// The least share of the rate that was sent in this window and in the one before.
+    /// The least share of the rate that was sent in this window, and in the one before.
     paced: f64,
     paced_before: f64,
     queued: bool,
-    /// The last windows: where delay varies, one alone says little.
-    spans: [Span; SPANS],
+    /// The last windows, because one alone says little where delay varies.
+    spans: [DeliveryWindow; AVERAGED_WINDOWS],
     newest: usize,
     /// The shortest round trip of this window.
     shortest: Duration,
@@ -63,10 +66,10 @@ pub(crate) struct Delivery {
     rate: u64,
 }
 
-/// What [`Delivery`] found in a window.
+/// The measurements of a complete window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
-    /// Bytes/s that were delivered.
+    /// The delivery rate (bytes/s).
     pub(crate) rate: u64,
     /// The shortest round trip.
     pub(crate) shortest: Duration,
@@ -74,42 +77,43 @@ pub(crate) struct Window {
     pub(crate) longest: Duration,
     /// The share of bytes (0 to 1) that was lost.
     pub(crate) lost: f64,
-    /// The path was never short of data.
+    /// Whether data always waited for the path.
     pub(crate) full: bool,
-    /// Much more was lost than the path loses anyway.
+    /// Whether more was lost than the random loss explains.
     pub(crate) overflows: bool,
 }
 
-/// One acknowledged packet, as [`Delivery`] sees it.
+/// One acknowledged packet, with the state of its path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acked {
     pub(crate) bytes: u64,
-    /// When the newest packet acknowledged so far was sent; of several paths, their mean.
+    /// When the newest acknowledged packet was sent; the mean over the paths of a group.
     pub(crate) sent: Instant,
-    /// Its own round trip.
+    /// The round trip of this packet.
     pub(crate) rtt: Duration,
-    /// The share of packets (0 to 1) that the path loses anyway.
+    /// The random loss of the path (share of packets, 0 to 1).
     pub(crate) random_loss: f64,
-    /// The shortest round trip of the path, with its queue empty.
+    /// The base round-trip time of the path.
     pub(crate) base: Duration,
-    /// The sender had nothing more to send, or did not send all that it could.
+    /// Whether no more data waited, or less was sent on purpose.
     pub(crate) idle: bool,
-    /// Less was sent than the path carries, on purpose: by this share (0 to 1, 1 is all).
+    /// The share of the rate that was sent on purpose (0 to 1).
     pub(crate) paced: f64,
-    /// There is a queue on the way there for sure, or was a moment ago.
+    /// Whether a queue probe has found a queue lately.
     pub(crate) queued: bool,
-    /// What is lost on the way keeps back everything behind it, as inside TCP.
+    /// Whether a loss delays all later packets, as inside TCP.
     pub(crate) in_order: bool,
 }
 
 impl Delivery {
-    /// Acknowledgements come in bunches: shorter windows would measure those.
-    const WINDOW: Duration = Duration::from_millis(20);
-    /// A round trip may be this much longer because the far end holds acknowledgements back (5 ms) or
-    /// waits for a processor.
+    /// The least duration of a window. Shorter: bunches of acknowledgements are measured; longer: slow reaction.
+    const MIN_WINDOW: Duration = Duration::from_millis(20);
+    /// Extra delay of a round trip that is no queue: the peer holds acknowledgements back (5 ms) or waits for a processor.
+    /// Shorter: a late processor looks like a queue; longer: short queues are not seen.
     pub(crate) const ACK_DELAY: Duration = Duration::from_millis(8);
-    /// Losses beyond what the path loses anyway, from which on too much is sent.
-    const CONGESTION: f64 = 0.05;
+    /// The share of losses beyond random loss that is an overflow. Smaller: chance looks like congestion; larger: overflow goes
+    /// unnoticed.
+    const OVERFLOW_LOSS: f64 = 0.05;
 
     pub(crate) fn new(now: Instant) -> Self {
         Self {
@@ -125,7 +129,7 @@ impl Delivery {
             paced: 1.0,
             paced_before: 1.0,
             queued: false,
-            spans: [Span::default(); SPANS],
+            spans: [DeliveryWindow::default(); AVERAGED_WINDOWS],
             newest: 0,
             shortest: Duration::MAX,
             longest: Duration::ZERO,
@@ -133,16 +137,16 @@ impl Delivery {
         }
     }
 
-    /// Bytes/s in the last windows together.
-    fn of_late(&self) -> u64 {
-        self.over(Duration::MAX)
+    /// The delivery rate (bytes/s) over the last windows together.
+    fn recent_rate(&self) -> u64 {
+        self.rate_over(Duration::MAX)
     }
 
-    /// Bytes/s in the newest windows that together took so long, as far as there are so many.
-    fn over(&self, time: Duration) -> u64 {
-        let mut all = Span::default();
-        for ago in 0..SPANS {
-            let span = self.spans[(self.newest + SPANS - ago) % SPANS];
+    /// The delivery rate (bytes/s) over the newest windows that together lasted `time`, or over all of them.
+    fn rate_over(&self, time: Duration) -> u64 {
+        let mut all = DeliveryWindow::default();
+        for ago in 0..AVERAGED_WINDOWS {
+            let span = self.spans[(self.newest + AVERAGED_WINDOWS - ago) % AVERAGED_WINDOWS];
             all.bytes += span.bytes;
             all.acked_in += span.acked_in;
             all.sent_in += span.sent_in;
@@ -153,12 +157,12 @@ impl Delivery {
         all.rate()
     }
 
-    /// The rate shown (bytes/s), 0 if the path has not carried anything.
+    /// The delivery rate (bytes/s), 0 before the first window.
     pub(crate) fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Takes the path for one that delivers at least `rate` (bytes/s), because that is known of its link.
+    /// Raises the rate to at least `rate` (bytes/s), because the shaper of the link lets that pass.
     pub(crate) fn raise(&mut self, rate: u64) {
         self.rate = self.rate.max(rate);
     }
@@ -169,50 +173,48 @@ impl Delivery {
         self.packets.1 += 1;
     }
 
-    /// Whether less is sent, for losses that no queue explains, than before they began.
+    /// Whether losses without a queue have lowered the rate below [`FALLEN_RATE_SHARE`] of what it was before.
     pub(crate) fn has_fallen(&self) -> bool {
-        (self.rate as f64) < self.before_losses.0 as f64 * FALLEN
+        (self.rate as f64) < self.before_losses.0 as f64 * FALLEN_RATE_SHARE
     }
 
-    /// Whether more is lost in this window than the path loses anyway.
+    /// Whether more is lost in this window than random loss explains.
     fn overflows(&self, random_loss: f64) -> bool {
         let (acked, lost) = self.packets;
         let (all, lost) = (f64::from(acked + lost), f64::from(lost));
-        let by_chance = CHANCE * (all * random_loss * (1.0 - random_loss) + 1.0).sqrt();
-        lost > all * random_loss + by_chance.max(all * Self::CONGESTION)
+        let by_chance = OVERFLOW_DEVIATIONS * (all * random_loss * (1.0 - random_loss) + 1.0).sqrt();
+        lost > all * random_loss + by_chance.max(all * Self::OVERFLOW_LOSS)
     }
 
-    /// Counts an acknowledged packet; returns the window that is complete.
+    /// Counts an acknowledged packet; returns the window that it completes.
     pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> Option<Window> {
         let time = self.last.saturating_duration_since(self.since);
         let mut complete = None;
-        if now > self.last && time >= acked.base.max(Self::WINDOW) {
+        if now > self.last && time >= acked.base.max(Self::MIN_WINDOW) {
             let sent_in = self.sent.saturating_duration_since(self.sent_before);
-            let span = Span { bytes: self.acked, acked_in: time, sent_in };
-            self.newest = (self.newest + 1) % SPANS;
+            let span = DeliveryWindow { bytes: self.acked, acked_in: time, sent_in };
+            self.newest = (self.newest + 1) % AVERAGED_WINDOWS;
             self.spans[self.newest] = span;
             let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
             let overflows = self.overflows(acked.random_loss);
-            // A queue that was never empty in this window was fed as fast as the path could go. One of the way back
-            // says nothing.
+            // With a forward queue in all of this window the path was full; a queue on the return path says nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            // What was kept back comes all at once, and nothing came before it.
-            let kept = if acked.in_order && longer { self.shortest } else { Duration::ZERO };
-            let sample = span.rate().min(self.over(kept).max(self.rate));
+            // Inside TCP, delayed packets arrive all at once after a gap, so the rate is measured over the whole round trip.
+            let measured_over = if acked.in_order && longer { self.shortest } else { Duration::ZERO };
+            let sample = span.rate().min(self.rate_over(measured_over).max(self.rate));
             let paced = self.paced.min(self.paced_before);
-            let drained = paced < LEAST_EASE;
+            let drained = paced < MIN_EASE;
             let queued = self.queued && longer && sample > self.rate / 2 && !drained;
             let before_losses = match self.before_losses {
                 (before, _) if overflows && self.shortest <= acked.base + Self::ACK_DELAY => {
                     (before.max(self.rate), 0)
                 }
-                (before, windows) if !overflows && windows < SPANS => (before, windows + 1),
+                (before, windows) if !overflows && windows < AVERAGED_WINDOWS => (before, windows + 1),
                 _ => (0, 0),
             };
-            // A path that was full and delivered less than was sent has become slower, or was overrated; one that
-            // was not full may only have been asked for less.
-            let share = if drained { EASE } else { paced };
-            let whole = (sample.max(self.of_late()) as f64 / share) as u64;
+            // A full path that delivered less than was sent has become slower, or was overrated; otherwise less was sent.
+            let share = if drained { QUEUE_CRUISE_GAIN } else { paced };
+            let whole = (sample.max(self.recent_rate()) as f64 / share) as u64;
             self.rate = match self.full || queued {
                 _ if overflows => (self.rate - self.rate / 16).max(sample),
                 true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
@@ -251,7 +253,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// So many bytes are acknowledged, a round trip after they were sent, on a path of 20 ms.
+    /// An acknowledgement of `bytes` that were sent `rtt` ago, on a path of 20 ms.
     fn acked(now: Instant, bytes: u64, rtt: Duration) -> Acked {
         Acked {
             bytes,
@@ -311,10 +313,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loss_inside_tcp_kept_back_is_no_higher_rate() {
+    fn packets_delayed_by_a_loss_inside_tcp_are_no_higher_rate() {
         let start = Instant::now();
         let mut delivery = Delivery::new(start);
-        // More and more is sent, and 1 MB/s is carried. What the far end has from 100 ms on it tells at 200 and after.
+        // More and more is sent, and 1 MB/s is carried. What arrives from 100 ms on is acknowledged from 200 ms on.
         let mut told = 0;
         for at in 20..400u32 {
             let now = start + at * MS;
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_beyond_the_usual_lower_the_rate_also_if_less_was_asked() {
+    fn losses_beyond_random_loss_lower_the_rate_also_if_less_was_sent() {
         let start = Instant::now();
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {

@@ -13,20 +13,21 @@ use noq_proto::{
 
 use crate::{ClientSetup, Connection, QlogSink, ServerSetup, Transmit};
 
-/// Handshakes under way, in all shards together, above which a client must prove its address first
-/// (RFC 9000 §8.1.2).
+/// Handshakes in progress, in all shards together, from which on clients have to validate their address by a Retry packet
+/// (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when many clients reconnect.
 const RETRY_ABOVE: usize = 256;
-/// Answers without a connection that wait to be sent, at most.
+/// Packets without a connection (Retry, Version Negotiation, stateless reset) that wait to be sent at most; they are sent after
+/// each batch of received packets. More: memory; fewer: some clients have to repeat their first packet.
 const MAX_STATELESS: usize = 64;
 
-/// A connection's number at its endpoint; used again some time after the connection has ended.
+/// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionHandle(pub usize);
 
-/// The near end of a path, as the library carries it.
+/// The local end of a path, as an IP address because noq has no other type for it.
 ///
-/// A server uses its real local address. A client has several sockets, told apart by a made-up
-/// address for each link, which never reaches the wire.
+/// At a server it is the local address. At a client it is a token for each link, which never reaches the wire and selects
+/// the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalAddress(IpAddr);
 
@@ -40,14 +41,14 @@ impl LocalAddress {
         Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, link.0)))
     }
 
-    /// The link that this is the token of.
+    /// The link of this token; `None` for a real address.
     pub fn as_link(self) -> Option<LinkId> {
         let IpAddr::V6(ip) = self.0 else { return None };
         let [head @ .., link] = ip.segments();
         (head == LINK_TOKEN).then_some(LinkId(link))
     }
 
-    /// The address itself.
+    /// The address or token.
     pub fn ip(self) -> IpAddr {
         self.0
     }
@@ -59,14 +60,14 @@ impl From<IpAddr> for LocalAddress {
     }
 }
 
-/// What became of a received UDP payload.
+/// The destination of a received UDP payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
-    /// It belongs to this connection, which may have events and packets now.
+    /// This connection, which may have events and packets to send now.
     Connection(ConnectionHandle),
-    /// It has opened this connection.
+    /// This new connection.
     New(ConnectionHandle),
-    /// Nothing to do but to look at [`Endpoint::poll_stateless`].
+    /// No connection; [`Endpoint::poll_stateless`] may have a packet to send.
     Nothing,
 }
 
@@ -74,9 +75,9 @@ pub enum Handled {
 #[derive(Debug)]
 pub struct Endpoint {
     inner: noq_proto::Endpoint,
-    /// Of one that accepts connections.
+    /// The configuration of accepted connections, at a server.
     server: Option<ServerSetup>,
-    /// Each in a place of its own, so that the memory of those that have ended is given back.
+    /// Each in its own allocation, which is freed when the connection ends.
     connections: Vec<Option<Box<Connection>>>,
     handshaking: usize,
     retry_above: usize,
@@ -209,7 +210,7 @@ impl Endpoint {
         self.stateless.push_back((outgoing, self.scratch[..transmit.size].to_vec()));
     }
 
-    /// The next answer that belongs to no connection.
+    /// The next packet to send that belongs to no connection.
     pub fn poll_stateless(&mut self) -> Option<(Transmit, Vec<u8>)> {
         self.stateless.pop_front()
     }
@@ -219,13 +220,13 @@ impl Endpoint {
         self.connections.get_mut(id.0)?.as_deref_mut()
     }
 
-    /// Says that a handshake has ended, well or badly.
+    /// Notes that a handshake has ended, successfully or not.
     pub fn on_handshake_ended(&mut self) {
         self.handshaking = self.handshaking.saturating_sub(1);
     }
 
-    /// Lets a connection and the endpoint tell each other what changed; to be called after every
-    /// use of the connection. Returns whether the connection is still there.
+    /// Exchanges events between a connection and the endpoint, and removes a drained connection; to be called after every use
+    /// of the connection. Returns whether the connection still exists.
     pub fn process_endpoint_events(&mut self, id: ConnectionHandle) -> bool {
         loop {
             let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };

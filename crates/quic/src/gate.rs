@@ -1,5 +1,8 @@
-//! The credit gate: a congestion controller that opens and shuts at our command, around one that
-//! tells the truth.
+//! The credit gate: a congestion controller for noq that opens and shuts on command, around the real controller.
+//!
+//! In: noq's calls about packets that were sent, acknowledged and lost; credit from the event loop. Out: an unlimited window to
+//! noq while there is credit, none otherwise; window, rates and round-trip times of the real controller to the event loop.
+//! Always holds: the real controller sees every packet, whatever noq sees.
 
 mod group;
 mod model;
@@ -28,34 +31,35 @@ use crate::{
     QlogEvent, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss, sent_datagrams::SentDatagrams,
 };
 
-/// A window that never binds. Above 2^32, where the library gives up its own pacing.
-const ENDLESS: u64 = u64::MAX / 4;
+/// The window that noq sees while the gate is open: it never limits, and is above 2^32, from where noq does not pace.
+const UNLIMITED_WINDOW: u64 = u64::MAX / 4;
 
-/// Bytes that a new path may have in flight. Several connections share a tunnel from its first
-/// moment, each with an initial window of its own (RFC 6928); what leaves is paced.
+/// The initial congestion window (bytes): 32 packets, more than the 10 of RFC 6928 because several connections share a tunnel
+/// from its first moment, and packets are paced. Smaller: slow start; larger: bursts into slow links.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
-/// Losses that may be spared at once: those of a round trip come together (packets).
-const MOST_SPARED: f64 = 32.0;
-/// What 1 is in [`Shared::random_loss`] and [`Shared::spared`].
-const SHARE: f64 = 4_294_967_296.0;
+/// Losses (packets) that may be excused at once, because the losses of a round trip are detected together. Smaller: an ordinary
+/// bunch counts as congestion; larger: congestion is hidden. Chosen (docs/design/congestion-control.md).
+const MAX_EXCUSED_LOSSES: f64 = 32.0;
+/// The fixed-point representation of 1 in [`GateState::random_loss`] and [`GateState::excused_share`]: 2^32.
+const FIXED_POINT_ONE: f64 = 4_294_967_296.0;
 const UNKNOWN: u64 = u64::MAX;
 
-/// What a gate and the loop know of each other.
+/// The state that a gate shares with the event loop.
 ///
-/// One thread uses it at a time; the atomics are there because controllers must be `Sync`.
-pub(crate) struct Shared {
+/// One thread uses it at a time; it has atomics because noq's controllers must be `Sync`.
+pub(crate) struct GateState {
     /// When the gate was made; times in here are nanoseconds since then.
     origin: Instant,
     credit: AtomicU64,
-    /// Always open: during the handshake.
+    /// Whether the gate is open without credit, as during the handshake.
     pub(crate) open: AtomicBool,
-    /// The loop had more to send than the inner window allows.
+    /// More data waits than the congestion window allows.
     pub(crate) window_limited: AtomicBool,
-    /// The loop had more to send than window or pacing allow.
+    /// More data waits than congestion window and pacing allow.
     pub(crate) limited: AtomicBool,
-    /// Losses are those of a dead path and say nothing about congestion.
-    pub(crate) frozen: AtomicBool,
+    /// The path is dead, so its losses are no sign of congestion.
+    pub(crate) ignore_losses: AtomicBool,
     /// Packets travel inside TCP.
     pub(crate) inside_tcp: AtomicBool,
     window: AtomicU64,
@@ -67,36 +71,35 @@ pub(crate) struct Shared {
     min_rtt: AtomicU64,
     jitter: AtomicU64,
     base_rtt: AtomicU64,
-    /// The shortest round trip since somebody asked.
+    /// The shortest round trip since [`Self::take_least_rtt`].
     least_rtt: AtomicU64,
-    /// Bytes and packets that were sent and had to be acknowledged, and those that were.
+    /// Bytes and packets that were sent and are acknowledged by the peer, and those that were acknowledged.
     sent: (AtomicU64, AtomicU64),
     acked: (AtomicU64, AtomicU64),
-    /// Bytes/s that the path is to be taken for at least, from the next acknowledgement on; 0 for nothing.
-    pub(crate) at_least: AtomicU64,
-    /// The kind of controller that is wanted instead of the one that there is, as a number; all ones for
-    /// none.
+    /// The least rate (bytes/s) that the controller takes over with the next acknowledgement; 0 for none.
+    pub(crate) least_rate: AtomicU64,
+    /// The congestion controller to change to, as a number; all ones for no change.
     kind: AtomicU8,
-    /// The kind of the controller that decides now, as a number.
+    /// The congestion controller in use, as a number.
     kind_in_use: AtomicU8,
-    /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
+    /// The random loss, in units of 2^-32; all ones if unknown.
     random_loss: AtomicU64,
-    /// The share of packets whose loss does not count as congestion, in 2^-32.
-    spared: AtomicU64,
-    /// Something is in the ledger.
-    follows: AtomicBool,
-    ledger: Mutex<SentDatagrams>,
-    /// The paths that share one controller with this one.
+    /// The share of packets whose loss does not count as congestion, in units of 2^-32.
+    excused_share: AtomicU64,
+    /// Whether there are tracked datagrams.
+    has_tracked: AtomicBool,
+    sent_datagrams: Mutex<SentDatagrams>,
+    /// The paths that share a controller with this one.
     group: OnceLock<Arc<Group>>,
-    /// Which path it is.
+    /// The connection and path of the gate.
     label: OnceLock<PathLabel>,
-    /// Where events are recorded, if they are.
+    /// The sink of qlog events, if they are recorded.
     qlog: OnceLock<ConnectionQlog>,
-    /// The delivery rate (bytes/s) that was reported last as a change.
+    /// The last logged delivery rate (bytes/s).
     reported_rate: AtomicU64,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for GateState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
             .field("credit", &self.credit)
@@ -107,7 +110,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Shared {
+impl GateState {
     fn new(origin: Instant) -> Self {
         Self {
             origin,
@@ -115,7 +118,7 @@ impl Shared {
             open: AtomicBool::new(true),
             window_limited: AtomicBool::new(false),
             limited: AtomicBool::new(false),
-            frozen: AtomicBool::new(false),
+            ignore_losses: AtomicBool::new(false),
             inside_tcp: AtomicBool::new(false),
             window: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
@@ -129,13 +132,13 @@ impl Shared {
             least_rtt: AtomicU64::new(u64::MAX),
             sent: Default::default(),
             acked: Default::default(),
-            at_least: AtomicU64::new(0),
+            least_rate: AtomicU64::new(0),
             kind: AtomicU8::new(u8::MAX),
             kind_in_use: AtomicU8::new(0),
             random_loss: AtomicU64::new(UNKNOWN),
-            spared: AtomicU64::new(0),
-            follows: AtomicBool::new(false),
-            ledger: Mutex::new(SentDatagrams::default()),
+            excused_share: AtomicU64::new(0),
+            has_tracked: AtomicBool::new(false),
+            sent_datagrams: Mutex::new(SentDatagrams::default()),
             group: OnceLock::new(),
             label: OnceLock::new(),
             qlog: OnceLock::new(),
@@ -155,7 +158,7 @@ impl Shared {
         self.reported_rate.store(rate, Relaxed);
     }
 
-    /// Has another path decided about together with this one, for good. One that is in a group already stays there.
+    /// Lets another path share the controller of this one, for good. A path that is in a group already stays there.
     pub(crate) fn join(self: &Arc<Self>, other: &Arc<Self>) {
         let group = self.group.get_or_init(|| Arc::new(Group::of(self)));
         let theirs = other.group.get_or_init(|| group.clone());
@@ -164,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// Calls `each` for all paths that one controller decides about.
+    /// Calls `each` for all paths that share this controller.
     fn for_all(&self, mut each: impl FnMut(&Self)) {
         match self.group.get() {
             None => each(self),
@@ -172,23 +175,23 @@ impl Shared {
         }
     }
 
-    /// Bytes sent and neither acknowledged nor lost on all these paths, but for those that are dead.
+    /// Bytes in flight on all paths that share this controller, except dead ones.
     fn all_in_flight(&self) -> u64 {
         let mut sum = 0;
-        self.for_all(|path| sum += if path.frozen.load(Relaxed) { 0 } else { path.in_flight() });
+        self.for_all(|path| sum += if path.ignore_losses.load(Relaxed) { 0 } else { path.in_flight() });
         sum
     }
 
-    /// The fates of datagrams, to write new ones down.
-    pub(crate) fn follow(&self) -> MutexGuard<'_, SentDatagrams> {
-        self.follows.store(true, Relaxed);
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The tracked datagrams, to add more.
+    pub(crate) fn track(&self) -> MutexGuard<'_, SentDatagrams> {
+        self.has_tracked.store(true, Relaxed);
+        self.sent_datagrams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fates of datagrams, if any are followed.
-    pub(crate) fn fates(&self) -> Option<MutexGuard<'_, SentDatagrams>> {
-        let follows = self.follows.load(Relaxed);
-        follows.then(|| self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The tracked datagrams, if there are any.
+    pub(crate) fn tracked(&self) -> Option<MutexGuard<'_, SentDatagrams>> {
+        let has_tracked = self.has_tracked.load(Relaxed);
+        has_tracked.then(|| self.sent_datagrams.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets the credit (bytes).
@@ -196,22 +199,22 @@ impl Shared {
         self.credit.store(bytes, Relaxed);
     }
 
-    /// Shuts the gate; the credit that was left (bytes).
+    /// Shuts the gate; returns the unused credit (bytes).
     pub(crate) fn take_credit(&self) -> u64 {
         self.credit.swap(0, Relaxed)
     }
 
-    /// Congestion window of the inner controller (bytes).
+    /// The congestion window of the real controller (bytes).
     pub(crate) fn window(&self) -> u64 {
         self.window.load(Relaxed)
     }
 
-    /// Bytes sent and neither acknowledged nor lost.
+    /// Bytes in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight.load(Relaxed)
     }
 
-    /// The inner controller's pacing rate (bytes/s).
+    /// The pacing rate of the real controller (bytes/s).
     pub(crate) fn pacing_rate(&self) -> Option<u64> {
         let rate = self.rate.load(Relaxed);
         if rate > 0 {
@@ -222,12 +225,12 @@ impl Shared {
         (rtt > 0).then(|| (u128::from(self.window()) * 1_250_000_000 / u128::from(rtt)) as u64)
     }
 
-    /// Delivery rate (bytes/s) that the path has shown, 0 if it has not carried anything.
+    /// The delivery rate (bytes/s), 0 if unknown.
     pub(crate) fn delivery_rate(&self) -> u64 {
         self.delivered.load(Relaxed)
     }
 
-    /// Rate to reckon with (bytes/s): what was shown, else what the window allows, 0 if neither is known.
+    /// The expected rate (bytes/s): the delivery rate, else what the congestion window allows, 0 if neither is known.
     pub(crate) fn rate(&self) -> u64 {
         match (self.delivery_rate(), self.rtt.load(Relaxed)) {
             (0, 0) => 0,
@@ -241,12 +244,12 @@ impl Shared {
         self.origin + Duration::from_nanos(self.acked_sent.load(Relaxed))
     }
 
-    /// When the newest acknowledged packets of all paths that one controller decides about were sent, in the mean:
-    /// what their acknowledgements tell together was sent while this moved on, however they are bunched.
+    /// When the newest acknowledged packets of all paths that share this controller were sent, in the mean. Bytes that are
+    /// acknowledged on any of them were sent while this mean advanced, however acknowledgements are bunched.
     fn newest_sent(&self) -> Instant {
         let (mut sum, mut count) = (0, 0);
         self.for_all(|path| {
-            if !path.frozen.load(Relaxed) {
+            if !path.ignore_losses.load(Relaxed) {
                 sum += u128::from(nanos(path.acked_sent().saturating_duration_since(self.origin)));
                 count += 1;
             }
@@ -262,36 +265,36 @@ impl Shared {
         Duration::from_nanos(self.jitter.load(Relaxed))
     }
 
-    /// The round-trip time of a packet in a stream, with the path's queue empty.
+    /// The round-trip time of a packet in a busy stream without a queue.
     pub(crate) fn base_rtt(&self) -> Duration {
         Duration::from_nanos(self.base_rtt.load(Relaxed))
     }
 
-    /// The share of packets (0 to 1) that is lost however little is sent, if that could be told.
+    /// The random loss (share of packets, 0 to 1), once measured.
     pub(crate) fn random_loss(&self) -> Option<f64> {
         let share = self.random_loss.load(Relaxed);
-        (share != UNKNOWN).then(|| share as f64 / SHARE)
+        (share != UNKNOWN).then(|| share as f64 / FIXED_POINT_ONE)
     }
 
-    /// Spares a controller that takes every loss for congestion this share of packets (0 to 1): they are lost anyway, and
-    /// made good by other means.
-    pub(crate) fn spare(&self, share: f64) {
-        self.spared.store((share.clamp(0.0, 1.0) * SHARE) as u64, Relaxed);
+    /// Sets the share of packets (0 to 1) whose loss does not count as congestion, because FEC restores them. Only for
+    /// controllers that take every loss for congestion.
+    pub(crate) fn set_excused_share(&self, share: f64) {
+        self.excused_share.store((share.clamp(0.0, 1.0) * FIXED_POINT_ONE) as u64, Relaxed);
     }
 
-    /// The least round-trip time seen, if there was any.
+    /// The shortest round-trip time, if there was a sample.
     pub(crate) fn min_rtt(&self) -> Option<Duration> {
         Some(Duration::from_nanos(self.min_rtt.load(Relaxed))).filter(|rtt| !rtt.is_zero())
     }
 
-    /// The shortest round trip since this was asked last; `None` if nothing came back.
+    /// The shortest round trip since the last call; `None` without acknowledgements.
     pub(crate) fn take_least_rtt(&self) -> Option<Duration> {
         let least = self.least_rtt.swap(u64::MAX, Relaxed);
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
-    /// Tells a gate that the library has just made which path it is, and what holds for all of its connection: whether it
-    /// is open, and the kind of its controller, if that was asked for.
+    /// Initialises a gate that noq has just created: its path, whether it is open, and its congestion controller, if it is
+    /// not the configured one.
     pub(crate) fn begin(&self, label: PathLabel, open: bool, cc: Option<CongestionControl>) {
         self.label.get_or_init(|| label);
         self.open.store(open, Relaxed);
@@ -300,35 +303,34 @@ impl Shared {
         }
     }
 
-    /// Lets a controller of this kind begin anew, if there is another one, with the next acknowledgement.
+    /// Changes the congestion controller with the next acknowledgement, if it is another one.
     pub(crate) fn set_kind(&self, cc: CongestionControl) {
         self.kind.store(cc as u8, Relaxed);
     }
 
-    /// The kind of the controller that decides now.
+    /// The congestion controller in use.
     pub(crate) fn kind_in_use(&self) -> CongestionControl {
         CongestionControl::ALL.get(usize::from(self.kind_in_use.load(Relaxed))).copied().unwrap_or_default()
     }
 
-    /// What the path is to be taken for at least (bytes/s), if that was said since this was asked last. Asked with every
-    /// acknowledged packet, so nothing is written where nothing was said.
-    fn take_at_least(&self) -> Option<u64> {
-        let rate = self.at_least.load(Relaxed);
+    /// The least rate (bytes/s) to take over, if it was set since the last call. Called for every acknowledged packet, so it
+    /// writes only if it was set.
+    fn take_least_rate(&self) -> Option<u64> {
+        let rate = self.least_rate.load(Relaxed);
         (rate > 0).then(|| {
-            self.at_least.store(0, Relaxed);
+            self.least_rate.store(0, Relaxed);
             rate
         })
     }
 
-    /// Bytes that were sent and had to be acknowledged, and those that were, with `header` bytes in front of each
-    /// packet.
-    pub(crate) fn wire(&self, header: u64) -> (u64, u64) {
+    /// Ack-eliciting bytes that were sent, and those that were acknowledged, with `header` bytes per packet added.
+    pub(crate) fn wire_bytes(&self, header: u64) -> (u64, u64) {
         let of =
             |(bytes, packets): &(AtomicU64, AtomicU64)| bytes.load(Relaxed) + header * packets.load(Relaxed);
         (of(&self.sent), of(&self.acked))
     }
 
-    fn measured(&self, now: Instant, sent: Instant, rtt: &RttEstimator) {
+    fn add_rtt_sample(&self, now: Instant, sent: Instant, rtt: &RttEstimator) {
         let sample = nanos(now.saturating_duration_since(sent));
         if sample < self.least_rtt.load(Relaxed) {
             self.least_rtt.store(sample, Relaxed);
@@ -359,15 +361,15 @@ fn nanos(time: Duration) -> u64 {
 /// A controller behind a gate.
 pub(crate) struct Gate {
     own: Model,
-    /// Bytes of a UDP payload.
+    /// The largest UDP payload (bytes).
     mtu: u16,
     random: RandomLoss,
-    /// Losses that may be spared still.
-    sparable: f64,
-    /// One was not, since the controller was told of congestion.
-    unspared: bool,
+    /// Losses (packets) that may still be excused; a token bucket that sent packets fill.
+    excusable_losses: f64,
+    /// Whether a loss was not excused since the controller was last told of congestion.
+    unexcused_loss: bool,
     acks: qlog::Acks,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<GateState>,
 }
 
 impl fmt::Debug for Gate {
@@ -385,8 +387,8 @@ impl Gate {
         self.shared.in_flight.store(self.shared.in_flight().saturating_sub(bytes), Relaxed);
     }
 
-    /// Calls `act` with what decides about this path.
-    fn decide<R>(&mut self, act: impl FnOnce(&mut Model, &mut RandomLoss, &Shared) -> R) -> R {
+    /// Calls `act` with the controller of this path, which may be that of a group.
+    fn decide<R>(&mut self, act: impl FnOnce(&mut Model, &mut RandomLoss, &GateState) -> R) -> R {
         let Some(group) = self.shared.group.get() else {
             return act(&mut self.own, &mut self.random, &self.shared);
         };
@@ -399,15 +401,15 @@ impl Gate {
         act(model, &mut self.random, &self.shared)
     }
 
-    /// Begins anew with a controller of the kind that was asked for.
-    fn change_kind(&mut self, now: Instant) {
+    /// Replaces the controller if another one was requested.
+    fn change_controller_if_requested(&mut self, now: Instant) {
         let at = self.shared.kind.load(Relaxed);
         let Some(kind) = CongestionControl::ALL.get(usize::from(at)).copied() else { return };
         self.shared.kind.store(u8::MAX, Relaxed);
         let mtu = self.mtu;
         self.decide(|model, _, shared| {
             if model.kind() != kind {
-                report::kind(shared, model.kind(), kind);
+                report::controller_replaced(shared, model.kind(), kind);
                 *model = Model::new(kind, now, mtu);
             }
         });
@@ -428,10 +430,14 @@ impl Controller for Gate {
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
         count(&self.shared.sent, bytes.into());
-        let spared = self.shared.spared.load(Relaxed) as f64 / SHARE;
-        self.sparable = (self.sparable + spared).min(if spared > 0.0 { MOST_SPARED } else { 0.0 });
-        if let Some(mut ledger) = self.shared.fates() {
-            ledger.on_sent(pn, bytes.into());
+        let excused_share = self.shared.excused_share.load(Relaxed) as f64 / FIXED_POINT_ONE;
+        self.excusable_losses = (self.excusable_losses + excused_share).min(if excused_share > 0.0 {
+            MAX_EXCUSED_LOSSES
+        } else {
+            0.0
+        });
+        if let Some(mut sent_datagrams) = self.shared.tracked() {
+            sent_datagrams.on_sent(pn, bytes.into());
         }
         self.shared.record(now, |path| QlogEvent::PacketSent { path, number: pn, size: bytes });
         self.decide(|model, random, _| match &mut model.inner {
@@ -440,7 +446,7 @@ impl Controller for Gate {
         });
     }
 
-    /// The library calls this whenever the gate is shut; what it means is said in `on_end_acks`.
+    /// noq calls this whenever the gate is shut, which says nothing; `on_end_acks` passes the real state on.
     fn on_cwnd_limited(&mut self) {}
 
     fn on_ack(
@@ -452,24 +458,24 @@ impl Controller for Gate {
         _app_limited: bool,
         rtt: &RttEstimator,
     ) {
-        self.change_kind(now);
+        self.change_controller_if_requested(now);
         self.remove_in_flight(bytes);
         count(&self.shared.acked, bytes);
-        if let Some(mut ledger) = self.shared.fates() {
-            ledger.on_acked(pn);
-            if ledger.is_empty() {
-                self.shared.follows.store(ledger.has_outcomes(), Relaxed);
+        if let Some(mut sent_datagrams) = self.shared.tracked() {
+            sent_datagrams.on_acked(pn);
+            if sent_datagrams.is_empty() {
+                self.shared.has_tracked.store(sent_datagrams.has_outcomes(), Relaxed);
             }
         }
-        self.random.on_fate(pn, false);
-        self.shared.measured(now, sent, rtt);
+        self.random.on_outcome(pn, false);
+        self.shared.add_rtt_sample(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
         let sample = now.saturating_duration_since(sent);
         self.acks.add(&self.shared, pn, sample);
         self.decide(|model, random, shared| {
-            let before = report::is_followed().then(|| report::Before::of(model));
+            let before = report::is_logged().then(|| report::Before::of(model));
             let Model { inner, delivery } = model;
-            // A path that is paced below its rate delivers less for no fault of its own.
+            // A path that is paced below its rate on purpose delivers less.
             let held_back = matches!(inner, Inner::Bbr(bbr) if bbr.is_draining());
             let base = match inner {
                 Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
@@ -477,7 +483,7 @@ impl Controller for Gate {
             };
             let idle = app_limited || held_back;
             let (paced, queued) = match inner {
-                Inner::Bbr(bbr) => (bbr.paced(delivery.rate()), bbr.is_queued(now)),
+                Inner::Bbr(bbr) => (bbr.paced_share(delivery.rate()), bbr.is_queued(now)),
                 Inner::Library(_) => (1.0, false),
             };
             let (newest, random_loss) = (shared.newest_sent(), random.share());
@@ -485,15 +491,15 @@ impl Controller for Gate {
             let acked =
                 Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued, in_order };
             if let Inner::Bbr(_) = inner
-                && let Some(rate) = shared.take_at_least()
+                && let Some(rate) = shared.take_least_rate()
             {
-                report::raised(shared, delivery.rate(), rate);
+                report::rate_raised(shared, delivery.rate(), rate);
                 delivery.raise(rate);
             }
             let had_fallen = delivery.has_fallen();
             let window = delivery.on_ack(now, acked);
             if delivery.has_fallen() && !had_fallen {
-                // What was lost before is no guide any more.
+                // Earlier losses say little about random loss any more.
                 random.forget();
             }
             shared.delivered.store(delivery.rate(), Relaxed);
@@ -508,7 +514,7 @@ impl Controller for Gate {
                 Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
             }
             if let Some(before) = before {
-                report::round(before, model, random, shared, window);
+                report::acknowledged(before, model, random, shared, window);
             }
         });
     }
@@ -543,18 +549,18 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
-        let told = std::mem::take(&mut self.unspared) || is_ecn || is_persistent_congestion;
+        let told = std::mem::take(&mut self.unexcused_loss) || is_ecn || is_persistent_congestion;
         let window = self.shared.window();
-        let report = |shared: &Shared, outcome| {
+        let report = |shared: &GateState, outcome| {
             report::losses(shared, lost_bytes, window, is_persistent_congestion, is_ecn, outcome);
         };
         if !told {
-            report(&self.shared, "spared: the path loses so many anyway, and they are made good");
+            report(&self.shared, "excused: FEC restores the constant loss of the path");
             return;
         }
         self.decide(|model, random, shared| {
-            let frozen = shared.frozen.load(Relaxed);
-            if !frozen && let Some(inner) = model.library() {
+            let ignore_losses = shared.ignore_losses.load(Relaxed);
+            if !ignore_losses && let Some(inner) = model.library() {
                 inner.on_congestion_event(
                     now,
                     sent,
@@ -565,8 +571,8 @@ impl Controller for Gate {
                 );
             }
             model.publish(random, shared);
-            let outcome = match (&model.inner, frozen) {
-                (_, true) => "ignored: the path is taken for dead",
+            let outcome = match (&model.inner, ignore_losses) {
+                (_, true) => "ignored: the path is dead",
                 (Inner::Bbr(_), false) => "no signal for this controller",
                 (Inner::Library(_), false) => "the controller was told of congestion",
             };
@@ -577,18 +583,18 @@ impl Controller for Gate {
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, now: Instant) {
         self.remove_in_flight(lost_bytes.into());
-        if let Some(mut ledger) = self.shared.fates() {
-            ledger.on_lost(pn);
+        if let Some(mut sent_datagrams) = self.shared.tracked() {
+            sent_datagrams.on_lost(pn);
         }
         self.shared.record(now, |path| QlogEvent::PacketLost { path, number: pn, size: lost_bytes });
-        if self.shared.frozen.load(Relaxed) {
+        if self.shared.ignore_losses.load(Relaxed) {
             return;
         }
-        self.random.on_fate(pn, true);
-        if self.sparable >= 1.0 {
-            self.sparable -= 1.0;
+        self.random.on_outcome(pn, true);
+        if self.excusable_losses >= 1.0 {
+            self.excusable_losses -= 1.0;
         } else {
-            self.unspared = true;
+            self.unexcused_loss = true;
         }
         self.decide(|model, _, _| {
             model.delivery.on_lost(lost_bytes.into());
@@ -605,7 +611,7 @@ impl Controller for Gate {
                 inner.on_spurious_congestion_event();
             }
             model.publish(random, shared);
-            report::losses(shared, 0, window, false, false, "what was taken for lost has arrived");
+            report::losses(shared, 0, window, false, false, "packets that were declared lost have arrived");
         });
     }
 
@@ -627,12 +633,16 @@ impl Controller for Gate {
     }
 
     fn window(&self) -> u64 {
-        if self.shared.open.load(Relaxed) || self.shared.credit.load(Relaxed) > 0 { ENDLESS } else { 0 }
+        if self.shared.open.load(Relaxed) || self.shared.credit.load(Relaxed) > 0 {
+            UNLIMITED_WINDOW
+        } else {
+            0
+        }
     }
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
-        metrics.congestion_window = ENDLESS;
+        metrics.congestion_window = UNLIMITED_WINDOW;
         metrics
     }
 
@@ -664,18 +674,18 @@ impl ControllerFactory for GateFactory {
             own: Model::new(self.0, now, current_mtu),
             mtu: current_mtu,
             random: RandomLoss::default(),
-            sparable: 0.0,
-            unspared: false,
+            excusable_losses: 0.0,
+            unexcused_loss: false,
             acks: qlog::Acks::default(),
-            shared: Arc::new(Shared::new(now)),
+            shared: Arc::new(GateState::new(now)),
         };
         gate.publish();
         Box::new(gate)
     }
 }
 
-/// The shared side of the gate that `controller` is.
-pub(crate) fn shared_of(controller: &dyn Controller) -> Option<Arc<Shared>> {
+/// The shared state of a gate; `None` if `controller` is no gate.
+pub(crate) fn gate_state_of(controller: &dyn Controller) -> Option<Arc<GateState>> {
     let gate = controller.clone_box().into_any().downcast::<Gate>().ok()?;
     Some(gate.shared.clone())
 }
@@ -684,9 +694,9 @@ pub(crate) fn shared_of(controller: &dyn Controller) -> Option<Arc<Shared>> {
 mod tests {
     use super::*;
 
-    fn gate() -> (Box<dyn Controller>, Arc<Shared>) {
+    fn gate() -> (Box<dyn Controller>, Arc<GateState>) {
         let controller = Arc::new(GateFactory(CongestionControl::Cubic)).build(Instant::now(), 1200);
-        let shared = shared_of(controller.as_ref()).expect("a gate");
+        let shared = gate_state_of(controller.as_ref()).expect("a gate");
         shared.open.store(false, Relaxed);
         (controller, shared)
     }
@@ -696,16 +706,16 @@ mod tests {
         let (mut controller, shared) = gate();
         assert_eq!(controller.window(), 0);
         shared.set_credit(2000);
-        assert_eq!(controller.window(), ENDLESS);
+        assert_eq!(controller.window(), UNLIMITED_WINDOW);
         controller.on_packet_sent(Instant::now(), 1200, 0);
-        assert_eq!(controller.window(), ENDLESS);
+        assert_eq!(controller.window(), UNLIMITED_WINDOW);
         controller.on_packet_sent(Instant::now(), 1200, 1);
         assert_eq!(controller.window(), 0);
         assert_eq!(shared.in_flight(), 2400);
     }
 
     #[test]
-    fn what_is_learned_on_one_path_of_a_group_counts_for_all() {
+    fn a_group_has_one_controller() {
         let (mut first, one) = gate();
         let (mut second, two) = gate();
         let now = Instant::now();
@@ -717,19 +727,19 @@ mod tests {
         second.on_congestion_event(now, now, false, false, 1200, 0);
         assert!(two.window() < INITIAL_WINDOW);
         assert_eq!(one.window(), two.window());
-        two.frozen.store(true, Relaxed);
+        two.ignore_losses.store(true, Relaxed);
         second.on_packet_sent(now, 1200, 1);
-        assert_eq!(one.all_in_flight(), 1200, "what is on a dead path takes no room");
+        assert_eq!(one.all_in_flight(), 1200, "bytes on a dead path do not count");
         drop((second, two));
         assert_eq!(one.all_in_flight(), 1200);
     }
 
     #[test]
-    fn losses_that_are_made_good_are_spared_and_more_are_not() {
+    fn repaired_losses_are_excused_and_further_ones_are_not() {
         let start = Instant::now();
-        let run = |spared: f64, one_in: u64| {
+        let run = |excused_share: f64, one_in: u64| {
             let (mut controller, shared) = gate();
-            shared.spare(spared);
+            shared.set_excused_share(excused_share);
             for packet in 0..1000 {
                 let now = start + Duration::from_millis(packet);
                 controller.on_packet_sent(now, 1200, packet);
@@ -745,16 +755,16 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_gate_keeps_the_window_through_losses() {
+    fn a_gate_that_ignores_losses_keeps_its_window() {
         let (mut controller, shared) = gate();
         let now = Instant::now();
         let before = shared.window();
-        shared.frozen.store(true, Relaxed);
+        shared.ignore_losses.store(true, Relaxed);
         controller.on_packet_sent(now, 1200, 0);
         controller.on_packet_lost(1200, 0, now);
         controller.on_congestion_event(now, now, true, false, 1200, 0);
         assert_eq!((shared.window(), shared.in_flight()), (before, 0));
-        shared.frozen.store(false, Relaxed);
+        shared.ignore_losses.store(false, Relaxed);
         controller.on_congestion_event(now, now, true, false, 1200, 1);
         assert!(shared.window() < before);
     }

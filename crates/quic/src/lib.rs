@@ -1,21 +1,19 @@
 //! Multipath QUIC connections; the only crate that knows `noq-proto`.
 //!
-//! In: received UDP payloads with the place where they arrived, the time, datagrams and stream
-//! bytes to send, and credit that says which path may send how much. Out: UDP payloads to send,
-//! events, received datagrams and stream bytes, and what is measured about every path.
+//! In: received UDP payloads with their local and remote address, the time, datagrams and stream data to send, and the send
+//! quota of each path. Out: UDP payloads to send, events, received datagrams and stream data, and measurements of each path.
 //!
-//! The library sends on the lowest path that has room and knows no per-path queue. So every path's
-//! congestion controller stands behind a gate ([`mpvpn_types::CongestionControl`], `gate.rs`): its window looks endless while
-//! the gate holds credit and empty otherwise, while the real controller inside keeps counting.
-//! [`Connection::poll_transmit`] hands credit to one path after the other, with exactly the
-//! datagrams that belong there, and ends with a control pass that gives every path a little for
-//! acknowledgements, heartbeats, path challenges and MTU probes.
+//! noq sends on the path with the lowest number whose congestion window is open, and has no queue per path. So each path's
+//! congestion controller is behind a gate (`gate.rs`): noq sees an unlimited window while the gate holds credit, and none
+//! otherwise, while the real controller inside counts what is sent, acknowledged and lost. [`Connection::poll_transmit`]
+//! gives credit to one path after the other, with exactly the datagrams for that path, and ends with a control pass that
+//! gives every path a little credit for acknowledgements, heartbeats, path challenges and MTU probes.
 //!
 //! Always holds:
 //! - A datagram leaves on the path that it was queued for, and on no other.
-//! - No more is in flight on a path than its inner controller allows, plus one control pass.
-//! - What became of a datagram is known where somebody asked for it (`sent_datagrams.rs`).
-//! - Path numbers are those of the wire.
+//! - A path has no more bytes in flight than its controller allows, plus one control pass.
+//! - The outcome of every tracked datagram is reported (`sent_datagrams.rs`).
+//! - Path numbers are the path IDs of the wire.
 #![forbid(unsafe_code)]
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -46,22 +44,22 @@ pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
 pub use sent_datagrams::{Outcome, TrackedDatagram};
 pub use streams::{Read, StreamError, StreamId};
 
-/// What may be told to a peer about a path (draft-ietf-quic-multipath-21 §3.3).
+/// The status of a path that is reported to the peer (draft-ietf-quic-multipath-21 §3.3).
 pub use noq_proto::PathStatus;
 
 /// A UDP payload to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Where it leaves: at a client the token of a link, at a server the local address.
+    /// The local end: at a client the token of a link, at a server the local address.
     pub local: Option<LocalAddress>,
-    /// Where it goes.
+    /// The destination.
     pub remote: std::net::SocketAddr,
     /// ECN codepoint bits for the IP header.
     pub ecn: Option<u8>,
-    /// The DSCP that it is to have, 0 to 63; 0 is that of the socket.
+    /// The DSCP for the IP header, 0 to 63; 0 leaves the socket's.
     pub dscp: u8,
-    /// Bytes of the buffer that it takes.
+    /// Bytes of the buffer.
     pub size: usize,
-    /// If set, the payload is several datagrams of this size (the last may be shorter).
+    /// If set, the buffer holds several datagrams of this size (UDP GSO); the last one may be shorter.
     pub segment_size: Option<usize>,
 }

@@ -4,22 +4,22 @@ use mpvpn_types::{CongestionControl, Duration, PathId};
 
 use crate::LocalAddress;
 
-/// What is measured about a path. Rates in bytes/s, sizes in bytes of UDP payload.
+/// Measurements of a path. Rates are in bytes/s, sizes in bytes of UDP payload.
 #[derive(Clone, Debug)]
 pub struct PathStats {
-    /// Its number on the wire.
+    /// The path ID.
     pub id: PathId,
-    /// Where its packets leave: at a client the token of a link, at a server the local address.
+    /// The local end: at a client the token of a link, at a server the local address.
     pub local: Option<LocalAddress>,
-    /// The far end.
+    /// The peer's address.
     pub remote: SocketAddr,
-    /// This end as the far end sees it, where that has told.
+    /// The address of this end as the peer reported it (draft-seemann-quic-address-discovery).
     pub observed: Option<SocketAddr>,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// The least round-trip time seen, if there was any.
+    /// The shortest round-trip time, if there was a sample.
     pub min_rtt: Option<Duration>,
-    /// The round-trip time of a packet in a stream, with the path's queue empty.
+    /// The round-trip time of a packet in a busy stream without a queue; longer than `min_rtt` where delay varies.
     pub base_rtt: Duration,
     /// Variation of the round-trip time.
     pub jitter: Duration,
@@ -27,19 +27,19 @@ pub struct PathStats {
     pub loss: f64,
     /// Packets sent in the last 10 s.
     pub recent_packets_sent: u64,
-    /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
+    /// Share of packets that are lost at any rate (0 to 1), once measured.
     pub random_loss: Option<f64>,
-    /// The kind of its congestion controller at this end.
+    /// The congestion controller in use.
     pub cc: CongestionControl,
-    /// Congestion window of the inner controller.
+    /// The congestion window; of a path group, this path's part.
     pub congestion_window: u64,
-    /// Sent and neither acknowledged nor lost.
+    /// Bytes in flight.
     pub in_flight: u64,
-    /// Estimated delivery rate of what is sent, 0 if unknown.
+    /// The delivery rate, 0 if unknown; of a path group, this path's part.
     pub delivery_rate: u64,
-    /// What all classes together may send over its link, as this end was told or found out, if it is known.
+    /// The rate of the link for all classes together, configured or measured, if it is known.
     pub link_rate: Option<u64>,
-    /// Largest UDP payload that the path is known to carry.
+    /// The largest UDP payload that the path is known to carry.
     pub mtu: u16,
     /// UDP payload sent, since the path was opened.
     pub tx_bytes: u64,
@@ -53,7 +53,7 @@ pub struct PathStats {
     pub lost_packets: u64,
 }
 
-/// Losses of the last 10 s, in buckets of a second.
+/// Packets sent and lost in the last 10 s, in buckets of a second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossWindow {
     buckets: [(u64, u64); 10],
@@ -62,8 +62,8 @@ pub(crate) struct LossWindow {
 }
 
 impl LossWindow {
-    /// Takes the totals of packets sent and lost at `second`. What was lost on a `dead` path says nothing about
-    /// the path when it works.
+    /// Takes the total of packets sent and lost until `second`. Losses of a `dead` path are not counted, as they do not show
+    /// what the path loses when it works.
     pub(crate) fn update(&mut self, second: u64, (sent, lost): (u64, u64), dead: bool) {
         for passed in 1..=second.saturating_sub(self.second).min(10) {
             self.buckets[((self.second + passed) % 10) as usize] = (0, 0);
@@ -77,24 +77,25 @@ impl LossWindow {
         self.last = (sent, lost);
     }
 
-    /// Packets that were sent.
+    /// Packets sent.
     pub(crate) fn sent(&self) -> u64 {
         self.buckets.iter().map(|(sent, _)| sent).sum()
     }
 
-    /// The share that was lost (0 to 1).
+    /// The share of packets lost (0 to 1).
     pub(crate) fn share(&self) -> f64 {
         let (sent, lost): (u64, u64) = (self.sent(), self.buckets.iter().map(|(_, lost)| lost).sum());
         if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
     }
 
-    /// The share that is lost at all times, as the best of the seconds that are over shows it, with what chance may have
-    /// spared that one; 0 if hardly anything was sent.
-    pub(crate) fn floor(&self) -> f64 {
-        const ENOUGH: u64 = 50;
+    /// An upper estimate of the share that is lost at all times: the least share of any complete second, plus two standard
+    /// deviations; 0 if fewer than two seconds had enough packets.
+    pub(crate) fn constant_loss(&self) -> f64 {
+        /// Packets of a second from which its share counts. Fewer: chance; more: slow paths have no estimate. Chosen.
+        const MIN_PACKETS: u64 = 50;
         let current = (self.second % 10) as usize;
         let over =
-            self.buckets.iter().enumerate().filter(|(at, (sent, _))| *at != current && *sent >= ENOUGH);
+            self.buckets.iter().enumerate().filter(|(at, (sent, _))| *at != current && *sent >= MIN_PACKETS);
         let shares = over.map(|(_, (sent, lost))| {
             let (sent, lost) = (*sent as f64, *lost as f64);
             (lost + 2.0 * lost.sqrt()) / sent
@@ -110,15 +111,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_second_shows_what_is_lost_always() {
+    fn the_best_second_shows_the_constant_loss() {
         let mut window = LossWindow::default();
         window.update(0, (10_000, 2000), false);
         window.update(1, (20_000, 3000), false);
-        assert_eq!(window.floor(), 0.0, "one second is over");
+        assert_eq!(window.constant_loss(), 0.0, "one second is over");
         window.update(2, (30_000, 4500), false);
         window.update(3, (30_010, 4500), false);
         window.update(4, (30_020, 4500), false);
-        assert!((0.1..0.11).contains(&window.floor()), "{}", window.floor());
+        assert!((0.1..0.11).contains(&window.constant_loss()), "{}", window.constant_loss());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What happens on the paths of connections, as events for files in the format qlog.
+//! The events of connections for qlog files.
 //!
-//! In: what gates and connections see. Out: plain data, for a sink at the edge. Always holds: without a sink nothing is
-//! computed or kept; window and rate are those of the controller inside the gate, not what the gate tells the library.
-//! Why the library's own qlog is not used: `docs/design/qlog.md`.
+//! In: events of gates and connections. Out: plain data, for a sink at the edge. Always holds: without a sink nothing is
+//! computed or kept; window and rate are those of the real controller, not those that the gate shows noq. Why noq's own qlog
+//! is not used: `docs/design/qlog.md`.
 
 use std::{
     fmt,
@@ -14,8 +14,8 @@ use mpvpn_types::{Duration, Instant, PathId};
 
 /// Takes the events of connections.
 pub trait QlogSink: fmt::Debug + Send + Sync {
-    /// Takes an event of the connection with this identifier, which is the same at both ends. Never blocks: an event for
-    /// which there is no room is dropped.
+    /// Takes an event of the connection with this identifier, which is the same at both ends. Never blocks: events that do not
+    /// fit are dropped.
     fn record(&self, now: Instant, connection: u64, event: QlogEvent);
 }
 
@@ -26,7 +26,7 @@ pub enum QlogEvent {
     PathAssigned {
         /// The path.
         path: PathId,
-        /// The local address, where it is known: at a server.
+        /// The local address, which only a server knows.
         local: Option<IpAddr>,
         /// The remote address.
         remote: SocketAddr,
@@ -76,7 +76,7 @@ pub struct QlogMetrics {
     pub min_rtt: Duration,
     /// The smoothed round-trip time.
     pub smoothed_rtt: Duration,
-    /// The round trip of the packet that was acknowledged last.
+    /// The round trip of the last acknowledged packet.
     pub latest_rtt: Duration,
     /// The variation of the round-trip time.
     pub rtt_variance: Duration,

@@ -1,73 +1,77 @@
-//! Whether the delay of a path is a queue: less is sent for a moment, and packets get quicker or they do not.
+//! The queue probe: less is sent for a moment, to see whether the delay of a path is a queue.
 //!
-//! A stream on a path whose delay varies is slower than a lone packet, and so is one behind a queue. Nothing in the
-//! delays themselves tells one from the other, nor whether a queue is on the way there or on the way back; a queue on
-//! the way there alone goes away when less is sent than the path carries. This costs half of the rate for tens of
-//! milliseconds, and only where the two differ.
+//! In: round-trip samples. Out: whether less is to be sent, whether there was a queue, and the round-trip time without one.
+//!
+//! A busy stream is slower than a lone packet both on a path with varying delay and behind a queue. The delays do not show
+//! which, nor whether the queue is on the forward path; but only a queue on the forward path shrinks when less is sent. A
+//! probe costs half of the rate for tens of milliseconds. Always holds: probes run only where the delays differ, and at
+//! least a second apart.
 
 use mpvpn_types::{Duration, Instant};
 
-/// The share of the rate that is sent meanwhile.
+/// The share of the rate that is sent during a probe: a queue shrinks by half of the time. Smaller: costs more rate; larger:
+/// takes longer.
 pub(crate) const GAIN: f64 = 0.5;
-/// A finding counts for this long.
-const VALID: Duration = Duration::from_secs(15);
-/// A queue that was found counts as there for this long.
-const PROVEN: Duration = Duration::from_millis(1500);
-/// A queue that is back after this time is looked at again, which ends it.
-const EVERY: Duration = Duration::from_secs(1);
-/// How long packets are looked at once the queue must be gone.
-const LOOK: Duration = Duration::from_millis(15);
-/// The longest queue that is waited for.
-const MOST: Duration = Duration::from_millis(100);
+/// How long the result of a probe counts. Shorter: more probes; longer: old results count. Chosen
+/// (docs/design/congestion-control.md).
+const MAX_RESULT_AGE: Duration = Duration::from_secs(15);
+/// How long a found queue counts as present. Chosen.
+const QUEUE_PRESENT_FOR: Duration = Duration::from_millis(1500);
+/// The shortest time between two probes. Shorter: more rate is lost; longer: queues stand for longer. Chosen.
+const MIN_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long packets are measured once the queue must be gone. Shorter: chance decides; longer: half of the rate for longer.
+const MEASURING_TIME: Duration = Duration::from_millis(15);
+/// The longest queue that a probe waits for. Longer: half of the rate for longer; shorter: longer queues are not recognised.
+const MAX_QUEUE: Duration = Duration::from_millis(100);
 
-/// One look at a path.
+/// A running probe.
 #[derive(Clone, Copy, Debug)]
-struct Look {
-    /// Packets that are sent from here on find no queue.
+struct RunningProbe {
+    /// Packets sent from here on find no queue.
     from: Instant,
-    /// Until here less is sent.
+    /// Less is sent until here.
     to: Instant,
-    /// By then their acknowledgements have come.
+    /// By then the acknowledgements of these packets have arrived.
     end: Instant,
     shortest: Duration,
-    /// All round trips of these packets, and how many they are.
+    /// The sum and number of the round trips of these packets.
     sum: Duration,
     count: u32,
-    /// At this mean, or below, there was a queue.
+    /// With this mean round trip, or a shorter one, there was a queue.
     less: Duration,
-    /// At this mean of late, or below, the queue is gone already.
+    /// With this smoothed round trip, or a shorter one, the queue is gone already.
     gone: Duration,
-    /// Less is sent still.
-    slow: bool,
+    /// Less is sent now.
+    sending_less: bool,
 }
 
-/// The looks at a path, and what the last one showed.
+/// The probes of a path, and the result of the last one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QueueProbe {
-    look: Option<Look>,
-    /// The shortest round trip of a stream without a queue, and when it was found.
-    found: Option<(Duration, Instant)>,
-    /// When a queue went away.
-    proven: Option<Instant>,
-    /// When the last look ended.
+    probe: Option<RunningProbe>,
+    /// The round trip of a stream without a queue, and when it was measured.
+    rtt_without_queue: Option<(Duration, Instant)>,
+    /// When a queue was last found.
+    queue_found: Option<Instant>,
+    /// When the last probe ended.
     last: Option<Instant>,
 }
 
 impl QueueProbe {
-    /// Begins a look if it is time: a stream's round trip is at least `stream` and `mean` in the mean, that of a lone
-    /// packet at most `lone`.
+    /// Begins a probe unless one runs or has just ended. `stream` and `mean`: the shortest and the mean round trip of a busy
+    /// stream; `lone`: that of a lone packet.
     pub(crate) fn begin(&mut self, now: Instant, stream: Duration, mean: Duration, lone: Duration) {
-        let recent = self.last.is_some_and(|at| now.saturating_duration_since(at) < EVERY);
-        if self.look.is_some() || recent || stream <= lone {
+        let recent = self.last.is_some_and(|at| now.saturating_duration_since(at) < MIN_PROBE_INTERVAL);
+        if self.probe.is_some() || recent || stream <= lone {
             return;
         }
         // At half of the rate a queue shrinks by half of the time.
-        let queue = (stream - lone).min(MOST);
+        let queue = (stream - lone).min(MAX_QUEUE);
         let from = now + queue * 2 + queue / 2;
-        let to = from + LOOK;
+        let to = from + MEASURING_TIME;
         let less = mean.saturating_sub((stream - lone) / 2);
         let end = to + mean.max(stream) * 2;
-        self.look = Some(Look {
+        self.probe = Some(RunningProbe {
             from,
             to,
             end,
@@ -76,64 +80,65 @@ impl QueueProbe {
             count: 0,
             less,
             gone: lone + (stream - lone) / 4,
-            slow: true,
+            sending_less: true,
         });
     }
 
-    /// Takes a sample of the round-trip time, and the mean of late with it.
+    /// Takes a round-trip sample, and the smoothed round-trip time that includes it.
     pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration, mean: Duration) {
-        if self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) > VALID) {
-            self.found = None;
+        if self.rtt_without_queue.is_some_and(|(_, at)| now.saturating_duration_since(at) > MAX_RESULT_AGE) {
+            self.rtt_without_queue = None;
         }
-        let Some(look) = &mut self.look else { return };
-        look.slow = now < look.to;
-        if mean <= look.gone {
-            // What a lone packet takes is all that is left.
-            (self.look, self.found, self.proven, self.last) = (None, None, Some(now), Some(now));
+        let Some(probe) = &mut self.probe else { return };
+        probe.sending_less = now < probe.to;
+        if mean <= probe.gone {
+            // Only the round trip of a lone packet is left.
+            (self.probe, self.rtt_without_queue, self.queue_found, self.last) =
+                (None, None, Some(now), Some(now));
             return;
         }
         let sent = now.checked_sub(rtt).unwrap_or(now);
-        if (look.from..look.to).contains(&sent) {
-            look.shortest = look.shortest.min(rtt);
-            look.sum += rtt;
-            look.count += 1;
+        if (probe.from..probe.to).contains(&sent) {
+            probe.shortest = probe.shortest.min(rtt);
+            probe.sum += rtt;
+            probe.count += 1;
         }
-        if now >= look.end || sent >= look.to {
-            if look.count > 0 {
-                // Where delay varies some packets are quick whatever is done: it is the mean that counts.
-                let mean = look.sum / look.count;
-                let is_queue = mean <= look.less;
-                self.found = Some((if is_queue { look.shortest } else { mean }, now));
-                self.proven = is_queue.then_some(now);
+        if now >= probe.end || sent >= probe.to {
+            if probe.count > 0 {
+                // Where delay varies some packets are always quick, so the mean decides.
+                let mean = probe.sum / probe.count;
+                let is_queue = mean <= probe.less;
+                self.rtt_without_queue = Some((if is_queue { probe.shortest } else { mean }, now));
+                self.queue_found = is_queue.then_some(now);
                 self.last = Some(now);
             }
-            self.look = None;
+            self.probe = None;
         }
     }
 
-    /// Whether there was a queue at the last look, not long ago.
-    pub(crate) fn is_proven(&self, now: Instant) -> bool {
-        self.proven.is_some_and(|at| now.saturating_duration_since(at) < PROVEN)
+    /// Whether a probe has found a queue in the last 1.5 s.
+    pub(crate) fn found_queue_lately(&self, now: Instant) -> bool {
+        self.queue_found.is_some_and(|at| now.saturating_duration_since(at) < QUEUE_PRESENT_FOR)
     }
 
-    /// When a queue went away last.
-    pub(crate) fn proven(&self) -> Option<Instant> {
-        self.proven
+    /// When a queue was last found.
+    pub(crate) fn queue_found(&self) -> Option<Instant> {
+        self.queue_found
     }
 
     /// Whether less is to be sent now.
-    pub(crate) fn is_slow(&self) -> bool {
-        self.look.is_some_and(|look| look.slow)
+    pub(crate) fn is_sending_less(&self) -> bool {
+        self.probe.is_some_and(|probe| probe.sending_less)
     }
 
-    /// Whether what is delivered now says nothing about what the path can do.
-    pub(crate) fn is_looking(&self) -> bool {
-        self.look.is_some()
+    /// Whether a probe is running, so that the delivery rate does not show the path's capacity.
+    pub(crate) fn is_running(&self) -> bool {
+        self.probe.is_some()
     }
 
-    /// The shortest round trip of a stream without a queue, if that was looked at lately.
-    pub(crate) fn found(&self) -> Option<Duration> {
-        self.found.map(|(rtt, _)| rtt)
+    /// The round trip of a stream without a queue, if a probe measured it in the last 15 s.
+    pub(crate) fn rtt_without_queue(&self) -> Option<Duration> {
+        self.rtt_without_queue.map(|(rtt, _)| rtt)
     }
 }
 
@@ -143,68 +148,69 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A path of 10 ms with a standing queue, and delay of `varies` beyond; what a look finds, and whether a queue.
-    fn look(queue: Duration, varies: Duration) -> (Option<Duration>, bool) {
+    /// Probes a path of 10 ms with a standing queue and another delay of `varies`; returns the result, and whether it is a
+    /// queue.
+    fn probe(queue: Duration, varies: Duration) -> (Option<Duration>, bool) {
         let start = Instant::now();
-        let mut settle = QueueProbe::default();
+        let mut probes = QueueProbe::default();
         let stream = 10 * MS + queue + varies;
-        settle.begin(start, stream, stream, 10 * MS);
-        assert!(settle.is_slow());
+        probes.begin(start, stream, stream, 10 * MS);
+        assert!(probes.is_sending_less());
         let (mut waiting, mut mean) = (queue, stream);
         for tenth in 0..3000 {
             let sent = start + tenth * MS / 10;
-            // Half of what the path carries is sent while the look lasts, as much as it carries after it.
-            if settle.is_slow() {
+            // Half of the capacity is sent during the probe, and the whole capacity after it.
+            if probes.is_sending_less() {
                 waiting = waiting.saturating_sub(MS / 20);
             }
             let rtt = 10 * MS + waiting + varies;
             mean = (mean * 7 + rtt) / 8;
-            settle.on_rtt(sent + rtt, rtt, mean);
+            probes.on_rtt(sent + rtt, rtt, mean);
         }
-        assert!(!settle.is_looking());
-        (settle.found(), settle.is_proven(start + 300 * MS))
+        assert!(!probes.is_running());
+        (probes.rtt_without_queue(), probes.found_queue_lately(start + 300 * MS))
     }
 
     #[test]
-    fn a_queue_goes_away_and_other_delay_stays() {
-        assert_eq!(look(20 * MS, Duration::ZERO), (None, true), "nothing is left of it");
-        assert_eq!(look(Duration::ZERO, 12 * MS), (Some(22 * MS), false));
-        assert_eq!(look(15 * MS, 6 * MS), (Some(16 * MS), true));
+    fn a_queue_shrinks_and_other_delay_stays() {
+        assert_eq!(probe(20 * MS, Duration::ZERO), (None, true), "nothing is left of it");
+        assert_eq!(probe(Duration::ZERO, 12 * MS), (Some(22 * MS), false));
+        assert_eq!(probe(15 * MS, 6 * MS), (Some(16 * MS), true));
     }
 
     #[test]
     fn some_quick_packets_are_no_sign_of_a_queue() {
         let start = Instant::now();
-        let mut settle = QueueProbe::default();
-        settle.begin(start, 15 * MS, 20 * MS, 8 * MS);
+        let mut probes = QueueProbe::default();
+        probes.begin(start, 15 * MS, 20 * MS, 8 * MS);
         let mut mean = 20 * MS;
         for ms in 0..200 {
             let rtt = if ms % 10 == 3 { 9 * MS } else { 20 * MS };
             mean = (mean * 7 + rtt) / 8;
-            settle.on_rtt(start + ms * MS, rtt, mean);
+            probes.on_rtt(start + ms * MS, rtt, mean);
         }
-        assert!(!settle.is_proven(start + 200 * MS));
-        assert!(settle.found() > Some(17 * MS));
+        assert!(!probes.found_queue_lately(start + 200 * MS));
+        assert!(probes.rtt_without_queue() > Some(17 * MS));
     }
 
     #[test]
-    fn a_path_is_looked_at_anew_only_after_a_while() {
+    fn a_path_is_probed_again_only_after_a_while() {
         let start = Instant::now();
-        let mut settle = QueueProbe::default();
-        settle.begin(start, 10 * MS, 10 * MS, 10 * MS);
-        assert!(!settle.is_looking(), "nothing to find out");
-        settle.begin(start, 20 * MS, 20 * MS, 10 * MS);
+        let mut probes = QueueProbe::default();
+        probes.begin(start, 10 * MS, 10 * MS, 10 * MS);
+        assert!(!probes.is_running(), "nothing to find out");
+        probes.begin(start, 20 * MS, 20 * MS, 10 * MS);
         for ms in 0..100 {
-            settle.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
+            probes.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
         }
-        settle.begin(start + 100 * MS, 20 * MS, 20 * MS, 10 * MS);
-        assert!(!settle.is_looking());
-        settle.begin(start + 1_100 * MS, 20 * MS, 20 * MS, 10 * MS);
-        assert!(settle.is_looking());
+        probes.begin(start + 100 * MS, 20 * MS, 20 * MS, 10 * MS);
+        assert!(!probes.is_running());
+        probes.begin(start + 1_100 * MS, 20 * MS, 20 * MS, 10 * MS);
+        assert!(probes.is_running());
         for ms in 20_000..20_200 {
-            settle.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
+            probes.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
         }
-        assert!(!settle.is_looking(), "nothing was acknowledged for long");
-        assert_eq!(settle.found(), None, "what was found is too old");
+        assert!(!probes.is_running(), "nothing was acknowledged for long");
+        assert_eq!(probes.rtt_without_queue(), None, "what was found is too old");
     }
 }

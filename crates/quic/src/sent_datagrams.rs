@@ -1,36 +1,37 @@
-//! What became of the datagrams of a path.
+//! The outcomes of the datagrams of a path: acknowledged or lost.
 //!
-//! The library tells its congestion controller the number of every packet that is sent, acknowledged or
-//! lost, but not what was in it. What was follows from the order and the sizes: a packet takes datagrams
-//! in the order in which they were queued, as many as fit, and each whole.
+//! noq tells its congestion controller the number of every packet that is sent, acknowledged or lost, but not its frames.
+//! They follow from order and size: a packet takes datagrams in the order in which they were queued, as many as fit, each
+//! whole. In: queued datagrams, and packets that were sent, acknowledged and lost. Out: outcomes of tracked datagrams.
+//! Always holds: each tracked datagram has one outcome at most.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use mpvpn_types::Instant;
 
-/// Bytes around the frames of a 1-RTT packet at least: flags, connection ID, packet number, AEAD tag.
-const AROUND: usize = 1 + 8 + 1 + 16;
+/// The least overhead of a 1-RTT packet (bytes): flags, connection ID, packet number of one byte, AEAD tag (RFC 9000 §17.3.1).
+const MIN_PACKET_OVERHEAD: usize = 1 + 8 + 1 + 16;
 
-/// A datagram whose loss matters.
+/// A datagram whose outcome is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackedDatagram {
     /// The datagram.
     pub data: Bytes,
-    /// When it was sent for the first time.
+    /// When the datagram was sent for the first time.
     pub first_sent: Instant,
-    /// How often it has been sent again.
+    /// How often the datagram was sent again.
     pub retransmissions: u8,
-    /// The same has been sent on another path as well.
+    /// Whether a copy was sent on another path.
     pub has_copy: bool,
-    /// What its sender calls it, if it wants to know of its arrival, too.
+    /// The token of [`Outcome::Arrived`], if an acknowledgement is to be reported, too.
     pub ack_token: Option<u32>,
 }
 
-/// What became of a datagram.
+/// The outcome of a tracked datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The peer has it; only told of those with a mark, which this is.
+    /// It was acknowledged; reported only for datagrams with an `ack_token`, which this is.
     Arrived(u32),
     /// It was lost.
     Lost(TrackedDatagram),
@@ -39,37 +40,37 @@ pub enum Outcome {
 #[derive(Debug)]
 struct Sent {
     packet: u64,
-    /// `None` once its fate is known, or if nobody cares.
+    /// `None` once its outcome is known.
     datagram: Option<TrackedDatagram>,
 }
 
-/// The datagrams of one path that are on their way.
+/// The datagrams in flight on one path.
 #[derive(Debug, Default)]
 pub(crate) struct SentDatagrams {
-    /// Handed to the library and not yet in a packet: size of the frame, and what to follow.
+    /// Datagrams inside noq that are not in a packet yet: size of the frame, and the datagram if it is tracked.
     queued: VecDeque<(usize, Option<TrackedDatagram>)>,
-    /// In packets, by number.
+    /// Tracked datagrams in packets, by packet number.
     sent: VecDeque<Sent>,
     lost: Vec<TrackedDatagram>,
-    /// Marks of datagrams that arrived.
+    /// Tokens of acknowledged datagrams.
     arrived: Vec<u32>,
 }
 
 impl SentDatagrams {
-    /// A datagram of `len` bytes is the next that the library was given.
+    /// A datagram of `len` bytes was handed to noq.
     pub(crate) fn on_queued(&mut self, len: usize, datagram: Option<TrackedDatagram>) {
         let length_field = if len < 64 { 1 } else { 2 };
         self.queued.push_back((1 + length_field + len, datagram));
     }
 
-    /// The library did not take what it was handed.
+    /// noq refused the datagrams that were handed over last.
     pub(crate) fn lose_queued(&mut self) {
         self.lost.extend(self.queued.drain(..).filter_map(|(_, datagram)| datagram));
     }
 
-    /// A packet of `bytes` bytes has left.
+    /// A packet of `bytes` bytes was sent.
     pub(crate) fn on_sent(&mut self, packet: u64, bytes: usize) {
-        let mut room = bytes.saturating_sub(AROUND);
+        let mut room = bytes.saturating_sub(MIN_PACKET_OVERHEAD);
         while let Some((frame, datagram)) = self.queued.pop_front_if(|(frame, _)| *frame <= room) {
             room -= frame;
             if datagram.is_some() {
@@ -81,18 +82,18 @@ impl SentDatagrams {
     /// A packet was acknowledged.
     pub(crate) fn on_acked(&mut self, packet: u64) {
         let mut arrived = std::mem::take(&mut self.arrived);
-        self.settle(packet, |datagram| arrived.extend(datagram.ack_token));
+        self.resolve(packet, |datagram| arrived.extend(datagram.ack_token));
         self.arrived = arrived;
     }
 
     /// A packet was lost.
     pub(crate) fn on_lost(&mut self, packet: u64) {
         let mut lost = std::mem::take(&mut self.lost);
-        self.settle(packet, |datagram| lost.push(datagram));
+        self.resolve(packet, |datagram| lost.push(datagram));
         self.lost = lost;
     }
 
-    fn settle(&mut self, packet: u64, mut each: impl FnMut(TrackedDatagram)) {
+    fn resolve(&mut self, packet: u64, mut each: impl FnMut(TrackedDatagram)) {
         let first = self.sent.partition_point(|sent| sent.packet < packet);
         for sent in self.sent.iter_mut().skip(first).take_while(|sent| sent.packet == packet) {
             if let Some(datagram) = sent.datagram.take() {
@@ -102,25 +103,25 @@ impl SentDatagrams {
         while self.sent.pop_front_if(|sent| sent.datagram.is_none()).is_some() {}
     }
 
-    /// Whether fates wait to be taken.
+    /// Whether there are outcomes to report.
     pub(crate) fn has_outcomes(&self) -> bool {
         !self.lost.is_empty() || !self.arrived.is_empty()
     }
 
-    /// Takes what was learned: first what arrived, as that may make losses good.
+    /// Takes the outcomes: acknowledged datagrams first, as FEC may restore losses by them.
     pub(crate) fn drain_outcomes(&mut self, mut each: impl FnMut(Outcome)) {
         self.arrived.drain(..).for_each(|mark| each(Outcome::Arrived(mark)));
         self.lost.drain(..).for_each(|datagram| each(Outcome::Lost(datagram)));
     }
 
-    /// Takes all that has been sent and whose fate is not known: the path is dead.
+    /// Takes all datagrams without a known outcome, because the path is dead.
     pub(crate) fn take_unacked(&mut self) -> Vec<TrackedDatagram> {
         let mut all = std::mem::take(&mut self.lost);
         all.extend(std::mem::take(&mut self.sent).into_iter().filter_map(|sent| sent.datagram));
         all
     }
 
-    /// Whether nothing is followed.
+    /// Whether no datagram is tracked.
     pub(crate) fn is_empty(&self) -> bool {
         self.queued.is_empty() && self.sent.is_empty()
     }

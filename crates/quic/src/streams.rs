@@ -3,7 +3,7 @@ use bytes::Bytes;
 /// A stream's number on the wire (RFC 9000 §2.1).
 pub type StreamId = u64;
 
-/// What reading a stream gave.
+/// The result of reading a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
     /// Bytes, in order.
@@ -12,14 +12,14 @@ pub enum Read {
     Finished,
     /// The peer has reset the stream with this code.
     Reset(u64),
-    /// Nothing more for now.
+    /// No more data now.
     Blocked,
 }
 
 /// Why a stream cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// The peer allows no more streams for now.
+    /// The peer allows no more streams now.
     #[error("the peer allows no more streams")]
     Limit,
     /// The stream was finished, reset or stopped.
@@ -27,14 +27,14 @@ pub enum StreamError {
     Closed(StreamId),
 }
 
-/// The library's number for a stream.
+/// noq's type of a stream ID.
 pub(crate) fn to_noq(id: StreamId) -> noq_proto::StreamId {
     let side = if id & 1 == 0 { noq_proto::Side::Client } else { noq_proto::Side::Server };
     let dir = if id & 2 == 0 { noq_proto::Dir::Bi } else { noq_proto::Dir::Uni };
     noq_proto::StreamId::new(side, dir, id >> 2)
 }
 
-/// The number on the wire.
+/// The stream ID on the wire.
 pub(crate) fn from_noq(id: noq_proto::StreamId) -> StreamId {
     let side = u64::from(id.initiator().is_server());
     let dir = match id.dir() {

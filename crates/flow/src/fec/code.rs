@@ -1,28 +1,28 @@
-//! The code: packets of repair from the packets of a group, and back.
+//! The erasure code: repair packets from the source packets of a group, and back.
 //!
-//! A packet counts as its length (2 bytes), its bytes, and zeros up to the longest of the group. Each byte of repair j is the
-//! sum, over the packets i of the group, of the byte at the same place times 1 / (128 + j + i), in GF(2^8). Such factors
-//! (a Cauchy matrix) have the property that any n repairs tell any n packets, and one does not depend on how many others
-//! there are.
+//! Each source packet is a vector: its length (2 bytes), its bytes, and zeros up to the longest of the group. Each byte of
+//! repair packet j is the sum, over the source packets i, of the byte at the same offset times 1 / (128 + j + i), in GF(2^8).
+//! These factors form a Cauchy matrix, so any n repair packets restore any n source packets, and a repair packet does not
+//! depend on the number of the others.
 
 use super::field::{add_multiples, inverse, product};
 
-/// Bytes in which the length of a packet stands in front of it.
+/// Bytes of the length in front of each source packet.
 pub(super) const LENGTH: usize = 2;
 
-/// What packet `data` is multiplied with in repair number `repair`. Both are small, so that they never add up to 128.
+/// The factor of source packet `data` in repair packet `repair`. Both are below 64, so the divisor is never 0.
 fn factor(repair: u8, data: u8) -> u8 {
     inverse(0x80 ^ repair ^ data)
 }
 
-/// Makes packets of repair; keeps its memory.
+/// Makes repair packets; keeps its buffers for reuse.
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
     shards: Vec<Vec<u8>>,
 }
 
 impl Encoder {
-    /// The first `count` repairs of a group.
+    /// The first `count` repair packets of a group.
     pub(super) fn encode<T: AsRef<[u8]>>(&mut self, packets: &[T], count: u8) -> &[Vec<u8>] {
         let longest = packets.iter().map(|packet| packet.as_ref().len()).max().unwrap_or(0);
         let count = usize::from(count);
@@ -42,28 +42,28 @@ impl Encoder {
 }
 
 fn add_packet(sums: &mut [Vec<u8>], packet: &[u8], factor: impl Fn(usize) -> u8) {
-    // Longer ones than a datagram are not protected.
+    // No source packet is longer than a datagram, so the length fits.
     let length = (packet.len() as u16).to_be_bytes();
     add_multiples(sums, 0, &length, &factor);
     add_multiples(sums, LENGTH, packet, factor);
 }
 
-/// Restores packets; keeps its memory.
+/// Restores source packets; keeps its buffers for reuse.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
-    /// What the repairs say about the missing packets alone.
+    /// The repair packets less the received source packets: sums of the missing ones alone.
     sums: Vec<Vec<u8>>,
     restored: Vec<Vec<u8>>,
 }
 
 impl Decoder {
-    /// Restores the packets `missing` of a group, of which the others `came`, each with its index, from as many `repairs`
-    /// (index and bytes, all of one length). Those that come out malformed are left out: repairs and packets that do not
-    /// belong together give anything.
+    /// Restores the packets `missing` of a group from the `received` ones (index and bytes) and as many `repairs` (index and
+    /// bytes, all of one length) as packets are missing. Packets that do not belong together give arbitrary results; results
+    /// with an impossible length are left out.
     pub(super) fn decode<T: AsRef<[u8]>>(
         &mut self,
         missing: &[u8],
-        came: &[(u8, T)],
+        received: &[(u8, T)],
         repairs: &[(u8, T)],
         mut out: impl FnMut(u8, &[u8]),
     ) {
@@ -81,7 +81,7 @@ impl Decoder {
         for (sum, (_, bytes)) in sums.iter_mut().zip(repairs) {
             sum.copy_from_slice(&bytes.as_ref()[..size.min(bytes.as_ref().len())]);
         }
-        for (index, packet) in came {
+        for (index, packet) in received {
             add_packet(sums, packet.as_ref(), |n| factor(repairs[n].0, *index));
         }
         let restored = &mut self.restored[..count];
@@ -97,21 +97,21 @@ impl Decoder {
     }
 }
 
-/// The inverse of the factors of the missing packets in the repairs, row by row: those give the packets. `None` if there
-/// are not as many repairs.
+/// The inverse of the matrix of factors of the missing packets (columns) in the repair packets (rows), row by row. `None` if
+/// there are not as many repair packets as missing ones.
 fn inverted<T>(missing: &[u8], repairs: &[(u8, T)]) -> Option<Vec<u8>> {
     let count = missing.len();
     if repairs.len() != count {
         return None;
     }
-    // Each row of factors with one of the unit matrix behind it.
+    // Gauss-Jordan elimination: each row of factors, followed by a row of the unit matrix.
     let row = |(n, (repair, _)): (usize, &(u8, T))| {
         let unit = (0..count).map(|at| u8::from(at == n));
         missing.iter().map(|data| factor(*repair, *data)).chain(unit).collect()
     };
     let mut rows: Vec<Vec<u8>> = repairs.iter().enumerate().map(row).collect();
     for pivot in 0..count {
-        // There is one, as long as no repair is there twice.
+        // There is a pivot, as long as no repair packet occurs twice.
         let swap = (pivot..count).find(|row| rows[*row][pivot] != 0)?;
         rows.swap(pivot, swap);
         let by = inverse(rows[pivot][pivot]);
@@ -137,18 +137,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_loss_that_is_not_more_than_the_repair_is_made_good(packets in group(), repair in 1u8..=32, seed: u64) {
+        fn as_many_losses_as_repair_packets_are_restored(packets in group(), repair in 1u8..=32, seed: u64) {
             let mut encoder = Encoder::default();
             let shards: Vec<(u8, Vec<u8>)> = (0..).zip(encoder.encode(&packets, repair).iter().cloned()).collect();
             let mut order: Vec<u8> = (0..packets.len() as u8).collect();
             order.sort_by_key(|index| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(u32::from(*index)));
             let lost = usize::from(repair).min(packets.len());
             let (missing, rest) = order.split_at(lost);
-            let came: Vec<_> = rest.iter().map(|index| (*index, packets[usize::from(*index)].clone())).collect();
+            let received: Vec<_> = rest.iter().map(|index| (*index, packets[usize::from(*index)].clone())).collect();
             // Not the first repairs, but any.
             let from = seed as usize % (shards.len() - lost + 1);
             let mut restored = Vec::new();
-            Decoder::default().decode(missing, &came, &shards[from..from + lost], |index, bytes| {
+            Decoder::default().decode(missing, &received, &shards[from..from + lost], |index, bytes| {
                 restored.push((index, bytes.to_vec()));
             });
             prop_assert_eq!(restored.len(), lost);
@@ -158,15 +158,15 @@ mod tests {
         }
 
         #[test]
-        fn what_does_not_belong_together_gives_anything_but_a_panic(
+        fn packets_of_different_groups_cause_no_panic(
             missing in prop::collection::btree_set(0u8..64, 0..20),
-            came in prop::collection::vec((0u8..64, prop::collection::vec(any::<u8>(), 0..300)), 0..20),
+            received in prop::collection::vec((0u8..64, prop::collection::vec(any::<u8>(), 0..300)), 0..20),
             size in 0usize..300, indices in prop::collection::vec(0u8..32, 0..20), fill: u8,
         ) {
             let missing: Vec<u8> = missing.into_iter().collect();
             let repairs: Vec<_> = indices.iter().map(|index| (*index, vec![fill; size])).collect();
             let mut decoder = Decoder::default();
-            decoder.decode(&missing, &came, &repairs, |_, packet| assert!(packet.len() < size));
+            decoder.decode(&missing, &received, &repairs, |_, packet| assert!(packet.len() < size));
         }
     }
 

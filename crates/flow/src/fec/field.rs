@@ -1,8 +1,10 @@
-//! Numbers of one byte (GF(2^8) with x^8 + x^4 + x^3 + x^2 + 1): addition is XOR, and every number but 0 has an inverse.
+//! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1: elements are bytes, addition is XOR, and every element
+//! but 0 has an inverse.
 
-/// x^8 in terms of lower powers.
+/// x^8 as a sum of lower powers: the polynomial without its first term.
 const REDUCE: u8 = 0x1d;
-/// Bytes that are multiplied at a time: eight multiples of them stay in the fastest cache.
+/// Bytes that are multiplied at a time: their eight multiples (2 KiB) stay in the first-level cache. Larger blocks leave it;
+/// smaller ones cost more loops.
 const BLOCK: usize = 256;
 
 const fn times_x(value: u8) -> u8 {
@@ -20,7 +22,7 @@ const EXP: [u8; 255] = {
     table
 };
 
-/// Which power of x a number is; that of 0 is meaningless.
+/// The discrete logarithm of each element to the base x; that of 0 is meaningless.
 const LOG: [u8; 256] = {
     let mut table = [0; 256];
     let mut at = 0;
@@ -31,7 +33,7 @@ const LOG: [u8; 256] = {
     table
 };
 
-/// The product of two numbers.
+/// The product of two elements.
 pub(super) fn product(a: u8, b: u8) -> u8 {
     if a == 0 || b == 0 {
         return 0;
@@ -40,15 +42,15 @@ pub(super) fn product(a: u8, b: u8) -> u8 {
     EXP[power % 255]
 }
 
-/// What a number has to be multiplied with for 1; 0 has none, and gives 1.
+/// The multiplicative inverse; 0 has none, and gives 1.
 pub(super) fn inverse(a: u8) -> u8 {
     EXP[(255 - usize::from(LOG[usize::from(a)])) % 255]
 }
 
-/// Adds `factor(n) × bytes` to `sums[n]` from byte `at` on, for all of them; they must be long enough.
+/// Adds `factor(n) × bytes` to `sums[n]` from byte `at` on, for all `n`; the sums must be long enough.
 ///
-/// The multiples of the bytes by the powers of x are found once for all sums. That is shifts and XOR of many bytes at a
-/// time, for which compilers have instructions; tables would be slower without `unsafe`.
+/// The multiples of the bytes by powers of x are computed once for all sums, by shifts and XOR that compilers vectorise;
+/// tables would be slower without `unsafe`.
 pub(super) fn add_multiples(sums: &mut [Vec<u8>], at: usize, bytes: &[u8], factor: impl Fn(usize) -> u8) {
     let mut powers = [[0; BLOCK]; 8];
     let mut at = at;
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_but_zero_has_an_inverse() {
+    fn every_element_but_zero_has_an_inverse() {
         for a in 1..=255 {
             assert_eq!(product(a, inverse(a)), 1, "{a}");
             assert_eq!((product(a, 1), product(a, 0), product(0, a)), (a, 0, 0));

@@ -1,4 +1,4 @@
-//! The receiver's groups.
+//! At the receiver: restores lost packets from the other packets of their groups.
 
 use std::collections::VecDeque;
 
@@ -8,58 +8,60 @@ use rustc_hash::FxHashMap;
 
 use super::{GroupPosition, Symbol, code::Decoder};
 
-/// Groups that are known at most.
+/// Groups that are kept at most. Fewer: late packets cannot be restored; more: memory of hostile peers.
 const MAX_GROUPS: usize = 4096;
-/// Bytes of packets and repair that are kept at most.
+/// Bytes of source and repair packets that are kept at most. Fewer: fast paths lose groups before they are complete; more:
+/// memory.
 const MAX_KEPT_BYTES: usize = 4 << 20;
-/// A group of which nothing more came for so long is forgotten: nobody waits for its packets any more.
+/// The age at which a group is dropped: the reorder timeout of its packets (at most 500 ms) and retransmissions (600 ms) have
+/// ended.
 const MAX_GROUP_AGE: Duration = Duration::from_secs(1);
 
-/// What became of groups.
+/// Counters of the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecoderStats {
-    /// Packets that were lost and restored.
+    /// Lost packets that were restored.
     pub recovered: u64,
-    /// Packets of repair that came and were not needed.
+    /// Repair packets that were not needed.
     pub wasted: u64,
-    /// Groups that lost more than their repair could make good.
+    /// Groups that lost more packets than could be restored.
     pub unrecoverable: u64,
 }
 
-/// Restores packets that were lost from the rest of their groups.
+/// Restores lost packets from the other packets of their groups.
 #[derive(Debug, Default)]
 pub struct GroupDecoder {
     groups: FxHashMap<u16, Group>,
-    /// All in `groups`, the oldest in front.
+    /// All in `groups`, the oldest first, with the time of their first packet.
     order: VecDeque<(Instant, u16)>,
-    /// Bytes that are kept.
+    /// Bytes of kept packets.
     bytes: usize,
     decoder: Decoder,
-    /// Memory of packets for the next ones.
+    /// Empty buffers of earlier packets, for reuse.
     spare: Vec<Vec<u8>>,
     stats: DecoderStats,
 }
 
 #[derive(Debug, Default)]
 struct Group {
-    /// Packets that came, or were restored: a bit each.
+    /// A bit for each source packet that was received.
     seen: u64,
-    /// How many there are and how long repair is, once some has come.
+    /// The number of source packets and the length of repair packets, known from the first repair packet.
     shape: Option<(u8, usize)>,
     packets: Vec<(u8, Vec<u8>)>,
     repairs: Vec<(u8, Vec<u8>)>,
-    /// Nothing more is expected of it.
+    /// The group is complete or restored.
     done: bool,
 }
 
 impl Group {
-    /// The packets that have not come; `None` while nobody knows.
+    /// A bit for each missing source packet; `None` before the first repair packet.
     fn missing(&self) -> Option<u64> {
         let (data, _) = self.shape?;
         Some(u64::MAX >> (64 - u32::from(data.clamp(1, 64))) & !self.seen)
     }
 
-    /// Frees what it keeps, into `spare`; returns how many bytes that were.
+    /// Empties the kept packets into `spare`; returns their bytes.
     fn clear(&mut self, spare: &mut Vec<Vec<u8>>) -> usize {
         let mut bytes = 0;
         for (_, mut kept) in self.packets.drain(..).chain(self.repairs.drain(..)) {
@@ -74,24 +76,24 @@ impl Group {
 }
 
 impl GroupDecoder {
-    /// Nothing has come.
+    /// Before the first packet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a packet or repair that arrived; hands out packets that are restored by it.
-    pub fn push(&mut self, now: Instant, place: GroupPosition, bytes: &[u8], out: impl FnMut(Bytes)) {
+    /// Takes a received source or repair packet; passes restored packets to `out`.
+    pub fn push(&mut self, now: Instant, position: GroupPosition, bytes: &[u8], out: impl FnMut(Bytes)) {
         self.make_room(now, bytes.len());
-        if !self.groups.contains_key(&place.group) {
-            self.order.push_back((now, place.group));
+        if !self.groups.contains_key(&position.group) {
+            self.order.push_back((now, position.group));
         }
-        let group = self.groups.entry(place.group).or_default();
+        let group = self.groups.entry(position.group).or_default();
         let keep = |spare: &mut Vec<Vec<u8>>| {
             let mut kept = spare.pop().unwrap_or_default();
             kept.extend_from_slice(bytes);
             kept
         };
-        match place.symbol {
+        match position.symbol {
             Symbol::Source(index) => {
                 let bit = 1u64.checked_shl(index.into()).unwrap_or(0);
                 if group.done || group.seen & bit != 0 {
@@ -106,7 +108,7 @@ impl GroupDecoder {
                     self.stats.wasted += 1;
                     return;
                 }
-                // The first one says what the group is like.
+                // All repair packets of a group must have the shape of the first one.
                 let shape = *group.shape.get_or_insert((data, bytes.len()));
                 if shape != (data, bytes.len()) || group.repairs.iter().any(|(other, _)| *other == index) {
                     return;
@@ -115,7 +117,7 @@ impl GroupDecoder {
             }
         }
         self.bytes += bytes.len();
-        self.restore(place.group, out);
+        self.restore(position.group, out);
     }
 
     fn restore(&mut self, number: u16, mut out: impl FnMut(Bytes)) {
@@ -151,7 +153,7 @@ impl GroupDecoder {
         self.bytes = self.bytes.saturating_sub(group.clear(&mut self.spare));
     }
 
-    /// Forgets groups that are old, and the oldest as long as `bytes` more would be too many.
+    /// Drops old groups, and the oldest ones until `bytes` more fit.
     fn make_room(&mut self, now: Instant, bytes: usize) {
         while let Some((since, number)) = self.order.front().copied() {
             let old = now.saturating_duration_since(since) > MAX_GROUP_AGE;
@@ -166,7 +168,7 @@ impl GroupDecoder {
                     group = number,
                     packets = group.packets.len(),
                     repairs = group.repairs.len(),
-                    "a group lost more than can be restored"
+                    "a group lost more packets than can be restored"
                 );
                 self.stats.unrecoverable += 1;
             }
@@ -174,12 +176,12 @@ impl GroupDecoder {
         }
     }
 
-    /// What became of groups so far.
+    /// The counters since the start.
     pub fn stats(&self) -> DecoderStats {
         self.stats
     }
 
-    /// Forgets all groups, and gives their memory back: nothing has come for long.
+    /// Drops all groups and frees their memory.
     pub fn clear(&mut self) {
         let open = self.order.iter().filter_map(|(_, number)| self.groups.get(number));
         let lost = open.filter(|group| !group.done && group.shape.is_some()).count();
@@ -198,15 +200,17 @@ mod tests {
     /// The datagrams of a group: the packets, then the repair.
     fn datagrams(group: u16, packets: &[Vec<u8>], repair: u8) -> Vec<(GroupPosition, Vec<u8>)> {
         let data = packets.len() as u8;
-        let place = |shard| GroupPosition { group, symbol: shard };
+        let position = |shard| GroupPosition { group, symbol: shard };
         let mut all: Vec<_> = (0..)
             .zip(packets)
-            .map(|(index, packet)| (place(Symbol::Source(index)), packet.clone()))
+            .map(|(index, packet)| (position(Symbol::Source(index)), packet.clone()))
             .collect();
         let mut encoder = Encoder::default();
         let shards = (0..).zip(encoder.encode(packets, repair));
         all.extend(
-            shards.map(|(index, shard)| (place(Symbol::Repair { index, source_count: data }), shard.clone())),
+            shards.map(|(index, shard)| {
+                (position(Symbol::Repair { index, source_count: data }), shard.clone())
+            }),
         );
         all
     }
@@ -214,11 +218,11 @@ mod tests {
     /// What comes out, delivered or restored, in any order.
     fn received(restorer: &mut GroupDecoder, all: &[(GroupPosition, Vec<u8>)]) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
-        for (place, bytes) in all {
-            if matches!(place.symbol, Symbol::Source(_)) {
+        for (position, bytes) in all {
+            if matches!(position.symbol, Symbol::Source(_)) {
                 out.push(bytes.clone());
             }
-            restorer.push(Instant::now(), *place, bytes, |packet| out.push(packet.to_vec()));
+            restorer.push(Instant::now(), *position, bytes, |packet| out.push(packet.to_vec()));
         }
         out.sort();
         out
@@ -253,10 +257,10 @@ mod tests {
             prop_assert_eq!(received(&mut restorer, &rest), expected);
             let lost = order[..usize::from(repair)].iter().filter(|n| **n < packets.len()).count();
             prop_assert_eq!(restorer.stats().recovered, lost as u64);
-            let has_repair = rest.iter().any(|(place, _)| matches!(place.symbol, Symbol::Repair { .. }));
+            let has_repair = rest.iter().any(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));
             prop_assert!(restorer.bytes == 0 || !has_repair, "nothing is kept of a group that is known to be whole");
             // What comes late after all restores nothing again.
-            all.retain(|(place, _)| matches!(place.symbol, Symbol::Repair { .. }));
+            all.retain(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));
             prop_assert_eq!(received(&mut restorer, &all).len(), 0);
         }
 
@@ -265,8 +269,8 @@ mod tests {
             came in prop::collection::vec((any_place(), prop::collection::vec(any::<u8>(), 0..80)), 0..300),
         ) {
             let mut restorer = GroupDecoder::new();
-            for (place, bytes) in came {
-                restorer.push(Instant::now(), place, &bytes, |packet| assert!(packet.len() < 80));
+            for (position, bytes) in came {
+                restorer.push(Instant::now(), position, &bytes, |packet| assert!(packet.len() < 80));
             }
             let kept = |group: &Group| {
                 group.packets.iter().chain(&group.repairs).map(|(_, bytes)| bytes.len()).sum::<usize>()
@@ -282,8 +286,8 @@ mod tests {
         let start = Instant::now();
         let mut restorer = GroupDecoder::new();
         let packets = vec![vec![1; 1000]; 10];
-        for (place, bytes) in datagrams(7, &packets, 1).iter().skip(2) {
-            restorer.push(start, *place, bytes, |_| panic!("two are lost"));
+        for (position, bytes) in datagrams(7, &packets, 1).iter().skip(2) {
+            restorer.push(start, *position, bytes, |_| panic!("two are lost"));
         }
         assert_eq!(restorer.bytes, 8 * 1000 + 1002);
         let later = start + MAX_GROUP_AGE * 2;
@@ -298,8 +302,8 @@ mod tests {
         let now = Instant::now();
         let mut restorer = GroupDecoder::new();
         for n in 0..50_000u32 {
-            let place = GroupPosition { group: n as u16, symbol: Symbol::Source(n as u8 % 64) };
-            restorer.push(now, place, &[1; 9000], |_| {});
+            let position = GroupPosition { group: n as u16, symbol: Symbol::Source(n as u8 % 64) };
+            restorer.push(now, position, &[1; 9000], |_| {});
             assert!(restorer.bytes <= MAX_KEPT_BYTES && restorer.groups.len() <= MAX_GROUPS);
             assert_eq!(restorer.groups.len(), restorer.order.len());
         }

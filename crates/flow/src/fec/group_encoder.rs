@@ -1,4 +1,4 @@
-//! The sender's groups.
+//! At the sender: puts packets into groups, and makes repair packets for them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,32 +8,35 @@ use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 
 use super::{GroupPosition, Load, RepairPlan, Symbol, code::Encoder};
 
-/// Packets up to this size are in groups of their own (bytes): repair is as long as the longest packet of its group.
-const SMALL: usize = 300;
-/// What may be saved up for repair: that of a group of large packets (bytes).
+/// Packets up to this size (bytes) form groups of their own, because a repair packet is as long as the longest packet of its
+/// group. Larger: small packets pay for long repair; no measurement (docs/design/fec.md).
+const MAX_SMALL_PACKET: usize = 300;
+/// Bytes of repair that may be saved up at most: about those of one group of large packets (11 packets of 1472 bytes).
+/// Smaller: groups go without repair; larger: bursts of repair.
 const MAX_SAVED_BYTES: f64 = 16_384.0;
-/// How long a group waits to become full where nothing else was said.
-const WAIT: Duration = Duration::from_millis(5);
-/// On a full path it waits so many times as long.
+/// How long a group waits to become full by default; [`GroupEncoder::set_wait`] sets a quarter of the round trip. Shorter:
+/// small groups with more repair; longer: late repair.
+const DEFAULT_WAIT: Duration = Duration::from_millis(5);
+/// On a full path a group waits this many times as long: its packets have waited for longer anyway.
 pub const FULL_PATH_WAIT_FACTOR: u32 = 3;
-/// Repair that could not leave for so long comes too late.
-const STALE: Duration = Duration::from_millis(100);
+/// Repair packets that could not leave for this long are dropped, because retransmissions have arrived by then on most paths.
+const MAX_REPAIR_AGE: Duration = Duration::from_millis(100);
 
-/// What was sent for repair.
+/// Counters of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncoderStats {
-    /// Packets in groups.
+    /// Source packets in groups.
     pub protected: u64,
-    /// Packets of repair.
+    /// Repair packets.
     pub repair_packets: u64,
-    /// Their bytes.
+    /// Bytes of repair packets.
     pub repair_bytes: u64,
 }
 
-/// Puts packets into groups, and makes repair for them.
+/// Puts packets into groups, and makes repair packets for them.
 #[derive(Debug, Default)]
 pub struct GroupEncoder {
-    /// What stands in front of all datagrams.
+    /// The bytes in front of every datagram.
     prefix: Bytes,
     next: u16,
     paths: BTreeMap<PathId, ProtectedPath>,
@@ -47,13 +50,13 @@ struct ProtectedPath {
     plan: RepairPlan,
     /// How long a group may wait to become full.
     wait: Duration,
-    /// Bytes of repair that may be sent.
+    /// Bytes of repair that may be sent now; a token bucket that source packets fill.
     saved: f64,
-    /// The open group of small packets, and that of others.
+    /// The open group of small packets, and that of larger ones.
     open: [Option<OpenGroup>; 2],
-    /// Memory for the next ones.
+    /// Empty lists of earlier groups, for reuse.
     spare: Vec<Vec<Bytes>>,
-    /// Repair that is to leave, with the time it was made.
+    /// Repair packets that wait to leave: when each was made, its group, and the datagram.
     ready: VecDeque<(Instant, u16, Bytes)>,
 }
 
@@ -62,30 +65,30 @@ struct OpenGroup {
     group: u16,
     since: Instant,
     packets: Vec<Bytes>,
-    /// Those of them that had to wait for room.
-    late: usize,
+    /// How many of them waited for available window.
+    waited: usize,
 }
 
 impl OpenGroup {
     fn load(&self) -> Load {
-        // Packets of other flows go first, and a queue may be empty for a moment.
-        if self.late * 8 >= self.packets.len() * 7 { Load::Full } else { Load::Light }
+        // An eighth may not have waited: packets of new flows go first, and a queue may be empty for a moment.
+        if self.waited * 8 >= self.packets.len() * 7 { Load::Full } else { Load::Light }
     }
 
-    /// When it is closed where groups wait for `wait`: what has waited anyway is not hurt much by repair that
-    /// comes later, and a larger group needs less of it.
-    fn until(&self, wait: Duration) -> Instant {
+    /// When the group is closed at the latest, if groups wait for `wait`: packets that waited in a queue may wait longer for
+    /// their repair, and a larger group needs less of it.
+    fn closes_at(&self, wait: Duration) -> Instant {
         self.since + if self.load() == Load::Full { wait * FULL_PATH_WAIT_FACTOR } else { wait }
     }
 }
 
 impl GroupEncoder {
-    /// No path is protected yet; datagrams of repair begin with `prefix`.
+    /// Before any path is protected; repair packets begin with `prefix`.
     pub fn new(prefix: &[u8]) -> Self {
         Self { prefix: Bytes::copy_from_slice(prefix), ..Self::default() }
     }
 
-    /// Protects a path from now on as the plan says, or not any more.
+    /// Protects a path by the plan from now on, or no longer (`None`).
     pub fn set_plan(&mut self, path: PathId, plan: Option<&RepairPlan>) {
         let Some(plan) = plan else {
             self.paths.remove(&path);
@@ -93,7 +96,7 @@ impl GroupEncoder {
         };
         let fresh = || ProtectedPath {
             plan: plan.clone(),
-            wait: WAIT,
+            wait: DEFAULT_WAIT,
             saved: 0.0,
             open: [None, None],
             spare: Vec::new(),
@@ -102,15 +105,15 @@ impl GroupEncoder {
         self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
     }
 
-    /// Groups of a path are closed so long after their first packet, or [`FULL_PATH_WAIT_FACTOR`] times as long while their
-    /// packets have to wait for room, if they are not full before.
+    /// Sets how long after their first packet the groups of a path are closed, unless they are full before;
+    /// [`FULL_PATH_WAIT_FACTOR`] times as long while the path is full.
     pub fn set_wait(&mut self, path: PathId, wait: Duration) {
         if let Some(protected) = self.paths.get_mut(&path) {
             protected.wait = wait;
         }
     }
 
-    /// Leaves only these paths protected.
+    /// Ends the protection of all paths that `keep` refuses.
     pub fn retain(&mut self, mut keep: impl FnMut(PathId) -> bool) {
         self.paths.retain(|id, _| keep(*id));
     }
@@ -125,20 +128,20 @@ impl GroupEncoder {
         !self.paths.is_empty()
     }
 
-    /// The place of the next packet, of `len` bytes, that leaves on a path; `None` where it is not protected.
+    /// The group position of the next packet, of `len` bytes, on a path; `None` if the path is not protected.
     pub fn assign_position(&mut self, now: Instant, path: PathId, len: usize) -> Option<GroupPosition> {
         let protected = self.paths.get_mut(&path)?;
-        let open = protected.open.get_mut(usize::from(len > SMALL))?;
+        let open = protected.open.get_mut(usize::from(len > MAX_SMALL_PACKET))?;
         let open = open.get_or_insert_with(|| {
             let group = self.next;
             self.next = self.next.wrapping_add(1);
-            OpenGroup { group, since: now, packets: protected.spare.pop().unwrap_or_default(), late: 0 }
+            OpenGroup { group, since: now, packets: protected.spare.pop().unwrap_or_default(), waited: 0 }
         });
         Some(GroupPosition { group: open.group, symbol: Symbol::Source(open.packets.len() as u8) })
     }
 
-    /// Puts the packet for which [`Self::assign_position`] was asked last into its group; `load` is what it met.
-    /// Returns the group, its size and that of its repair, if that closes it.
+    /// Adds the packet of the last [`Self::assign_position`] to its group; `load`: whether the packet waited for the path.
+    /// Returns the group if that closes it.
     pub fn add_packet(
         &mut self,
         now: Instant,
@@ -150,21 +153,21 @@ impl GroupEncoder {
         protected.saved =
             (protected.saved + packet.len() as f64 * protected.plan.max_share).min(MAX_SAVED_BYTES);
         self.stats.protected += 1;
-        let at = usize::from(packet.len() > SMALL);
+        let at = usize::from(packet.len() > MAX_SMALL_PACKET);
         let open = protected.open.get_mut(at)?.as_mut()?;
-        // Repair for small ones takes little room, and those are what hurries.
-        let may_be_late = packet.len() > SMALL && protected.plan.depends_on_load();
-        open.late += usize::from(load == Load::Full && may_be_late);
+        // Repair of small packets costs little, and small packets are urgent: their groups never wait longer.
+        let may_wait_longer = packet.len() > MAX_SMALL_PACKET && protected.plan.depends_on_load();
+        open.waited += usize::from(load == Load::Full && may_wait_longer);
         open.packets.push(packet);
         let full = open.packets.len() >= protected.plan.max_group_size(open.load());
         if full { self.close(now, path, at) } else { None }
     }
 
-    /// Closes the groups that have waited for long enough.
+    /// Closes the groups whose wait is over, and passes them to `closed`.
     pub fn close_due(&mut self, now: Instant, mut closed: impl FnMut(ClosedGroup)) {
         let due = |protected: &ProtectedPath| {
             let is_due = |open: &Option<OpenGroup>| {
-                open.as_ref().is_some_and(|open| open.until(protected.wait) <= now)
+                open.as_ref().is_some_and(|open| open.closes_at(protected.wait) <= now)
             };
             protected.open.iter().position(is_due)
         };
@@ -179,10 +182,10 @@ impl GroupEncoder {
 
     /// When [`Self::close_due`] has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let until = |protected: &ProtectedPath| {
-            protected.open.iter().flatten().map(|open| open.until(protected.wait)).min()
+        let closes_at = |protected: &ProtectedPath| {
+            protected.open.iter().flatten().map(|open| open.closes_at(protected.wait)).min()
         };
-        self.paths.values().filter_map(until).min()
+        self.paths.values().filter_map(closes_at).min()
     }
 
     fn close(&mut self, now: Instant, path: PathId, at: usize) -> Option<ClosedGroup> {
@@ -193,16 +196,16 @@ impl GroupEncoder {
         let OpenGroup { group, mut packets, .. } = open;
         let data = packets.len() as u8;
         let longest = packets.iter().map(Bytes::len).max().unwrap_or(0) as f64;
-        // What is saved may be overdrawn by less than one.
+        // The savings may be overdrawn by less than one repair packet.
         let affordable = (protected.saved / longest.max(1.0)).ceil().max(0.0) as u8;
         let repair = protected.plan.repair_count(packets.len(), load).min(affordable);
         protected.saved -= f64::from(repair) * longest;
-        for (index, shard) in (0..).zip(encoder.encode(&packets, repair)) {
-            let place = GroupPosition { group, symbol: Symbol::Repair { index, source_count: data } };
-            let room = arena.reserve(prefix.len() + GroupPosition::LEN + 1 + shard.len());
+        for (index, repair_packet) in (0..).zip(encoder.encode(&packets, repair)) {
+            let position = GroupPosition { group, symbol: Symbol::Repair { index, source_count: data } };
+            let room = arena.reserve(prefix.len() + GroupPosition::LEN + 1 + repair_packet.len());
             room.put_slice(prefix);
-            place.encode(room);
-            room.put_slice(shard);
+            position.encode(room);
+            room.put_slice(repair_packet);
             protected.ready.push_back((now, group, arena.take()));
         }
         packets.clear();
@@ -220,32 +223,34 @@ impl GroupEncoder {
         Some(ClosedGroup { group, source_count: data, repair_count: repair })
     }
 
-    /// Whether repair waits for room on any path.
+    /// Whether a repair packet waits on any path.
     pub fn has_repair(&self) -> bool {
         self.paths.values().any(|protected| !protected.ready.is_empty())
     }
 
-    /// The next datagram of repair for a path, and its group.
+    /// The next repair packet for a path, with the number of its group.
     pub fn next_repair(&mut self, now: Instant, path: PathId) -> Option<(u16, Bytes)> {
         let ready = &mut self.paths.get_mut(&path)?.ready;
-        while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > STALE).is_some() {}
+        while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > MAX_REPAIR_AGE).is_some()
+        {
+        }
         let (_, group, datagram) = ready.pop_front()?;
         self.stats.repair_packets += 1;
         self.stats.repair_bytes += datagram.len() as u64;
         Some((group, datagram))
     }
 
-    /// What was sent so far.
+    /// The counters since the start.
     pub fn stats(&self) -> EncoderStats {
         self.stats
     }
 
-    /// Repair that paths get now, in percent of the data, at most.
+    /// The highest share of repair among the paths, in percent of the data.
     pub fn max_repair_percent(&self) -> u8 {
         self.paths.values().map(|protected| protected.plan.repair_percent()).max().unwrap_or(0)
     }
 
-    /// Gives back memory that is not in use.
+    /// Frees memory that is not in use.
     pub fn trim_memory(&mut self) {
         self.arena.release();
         self.encoder = Encoder::default();
@@ -255,14 +260,14 @@ impl GroupEncoder {
     }
 }
 
-/// A group that takes no more packets.
+/// A group that takes no more packets, with its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClosedGroup {
-    /// Which one.
+    /// The number of the group.
     pub group: u16,
-    /// Its packets.
+    /// Source packets.
     pub source_count: u8,
-    /// Packets of repair that follow.
+    /// Repair packets that follow.
     pub repair_count: u8,
 }
 
@@ -290,8 +295,8 @@ mod tests {
         path: u32,
         len: usize,
     ) -> (GroupPosition, Option<ClosedGroup>) {
-        let place = guard.assign_position(now, PathId(path), len).expect("protected");
-        (place, guard.add_packet(now, PathId(path), vec![1; len].into(), Load::Light))
+        let position = guard.assign_position(now, PathId(path), len).expect("protected");
+        (position, guard.add_packet(now, PathId(path), vec![1; len].into(), Load::Light))
     }
 
     fn ready(guard: &mut GroupEncoder, now: Instant, path: u32) -> usize {
@@ -304,8 +309,8 @@ mod tests {
         let mut guard = guard(Fec::Fixed { data: 4, repair: 2 }, 0.0, 2);
         let mut groups = [Vec::new(), Vec::new()];
         for n in 0..8 {
-            let (place, closed) = send(&mut guard, now, n % 2, 1000);
-            groups[(n % 2) as usize].push(place);
+            let (position, closed) = send(&mut guard, now, n % 2, 1000);
+            groups[(n % 2) as usize].push(position);
             assert_eq!(closed.is_some(), n >= 6);
         }
         for (path, places) in groups.iter().enumerate() {
@@ -348,7 +353,7 @@ mod tests {
             // One of them overtook the others.
             let load = if n == 20 { Load::Light } else { Load::Full };
             assert_eq!(put(&mut crowded, n, 1000, load), None);
-            assert_eq!(crowded.poll_timeout(), Some(now + WAIT * FULL_PATH_WAIT_FACTOR));
+            assert_eq!(crowded.poll_timeout(), Some(now + DEFAULT_WAIT * FULL_PATH_WAIT_FACTOR));
         }
         assert_eq!(
             put(&mut crowded, 31, 1000, Load::Full),
@@ -369,7 +374,7 @@ mod tests {
         let mut fixed = guard(Fec::Fixed { data: 20, repair: 5 }, 0.0, 1);
         for (guard, len) in [(&mut small, 100), (&mut fixed, 1000)] {
             assert!((0..19).all(|n| put(guard, n, len, Load::Full).is_none()));
-            assert_eq!(guard.poll_timeout(), Some(now + WAIT));
+            assert_eq!(guard.poll_timeout(), Some(now + DEFAULT_WAIT));
             assert_eq!(put(guard, 19, len, Load::Full).map(|closed| closed.source_count), Some(20));
         }
     }
@@ -404,11 +409,11 @@ mod tests {
     }
 
     #[test]
-    fn repair_that_found_no_room_for_long_is_dropped() {
+    fn repair_packets_that_waited_too_long_are_dropped() {
         let now = Instant::now();
         let mut guard = guard(Fec::Fixed { data: 1, repair: 1 }, 0.0, 1);
         send(&mut guard, now, 0, 1000);
         assert!(guard.has_repair());
-        assert_eq!(ready(&mut guard, now + STALE * 2, 0), 0);
+        assert_eq!(ready(&mut guard, now + MAX_REPAIR_AGE * 2, 0), 0);
     }
 }

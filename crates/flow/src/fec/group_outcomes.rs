@@ -1,4 +1,4 @@
-//! What the sender knows of its groups: which losses the receiver makes good by itself.
+//! At the sender: which lost packets the receiver restores, and which have to be sent again.
 
 use std::collections::VecDeque;
 
@@ -7,47 +7,48 @@ use rustc_hash::FxHashMap;
 
 use super::group_encoder::ClosedGroup;
 
-/// Groups that are followed at most: those of a second at 1 Gbit/s.
+/// Groups that are tracked at most: those of two seconds at 1 Gbit/s, of 20 packets each. Fewer: restorable losses are sent
+/// again; more: memory.
 const MAX_GROUPS: usize = 8192;
 
-/// Follows what of groups arrived and what was lost. `T` is what was lost.
+/// Tracks acknowledged and lost packets of each group. `T` is a packet that can be sent again.
 #[derive(Debug)]
 pub struct GroupOutcomes<T> {
     groups: FxHashMap<u16, GroupOutcome<T>>,
-    /// All in `groups`, and some that are not any more, the oldest in front.
+    /// All in `groups`, and some that were removed, the oldest first.
     order: VecDeque<u16>,
-    /// Groups with losses about which nothing is known yet, and until when that may be so.
+    /// Groups with losses that may be restored, and until when this may stay unknown.
     held: VecDeque<(Instant, u16)>,
-    made_good: u64,
+    restored: u64,
 }
 
 #[derive(Debug)]
 struct GroupOutcome<T> {
-    /// Its size, once it is closed.
+    /// The size of the group, once it is closed.
     closed: Option<ClosedGroup>,
-    /// Packets and repair that arrived.
+    /// Acknowledged source and repair packets.
     arrived: u16,
-    /// The same that were lost.
+    /// Lost source and repair packets.
     lost: u16,
-    /// Packets among those.
+    /// Lost source packets that may be restored.
     held: Vec<T>,
-    /// What is lost is sent again.
+    /// The receiver cannot restore the losses, or this stayed unknown for too long: they are sent again.
     given_up: bool,
 }
 
 impl<T> Default for GroupOutcomes<T> {
     fn default() -> Self {
-        Self { groups: FxHashMap::default(), order: VecDeque::new(), held: VecDeque::new(), made_good: 0 }
+        Self { groups: FxHashMap::default(), order: VecDeque::new(), held: VecDeque::new(), restored: 0 }
     }
 }
 
 impl<T> GroupOutcomes<T> {
-    /// No group is open.
+    /// Before the first group.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A group is opened.
+    /// Adds a group.
     pub fn open(&mut self, group: u16) {
         let fresh = GroupOutcome { closed: None, arrived: 0, lost: 0, held: Vec::new(), given_up: false };
         self.groups.insert(group, fresh);
@@ -59,24 +60,24 @@ impl<T> GroupOutcomes<T> {
         }
     }
 
-    /// A group is closed. Here as below `out` gets what has to be sent again.
+    /// Notes that a group is closed. Here and below, packets to be sent again are passed to `out`.
     pub fn close(&mut self, closed: ClosedGroup, out: impl FnMut(T)) {
-        if let Some(fate) = self.groups.get_mut(&closed.group) {
-            fate.closed = Some(closed);
-            self.settle(closed.group, out);
+        if let Some(outcome) = self.groups.get_mut(&closed.group) {
+            outcome.closed = Some(closed);
+            self.decide(closed.group, out);
         }
     }
 
-    /// A packet of a group, or repair for it, arrived.
+    /// A source or repair packet of a group was acknowledged.
     pub fn on_arrived(&mut self, group: u16, out: impl FnMut(T)) {
-        if let Some(fate) = self.groups.get_mut(&group) {
-            fate.arrived += 1;
-            self.settle(group, out);
+        if let Some(outcome) = self.groups.get_mut(&group) {
+            outcome.arrived += 1;
+            self.decide(group, out);
         }
     }
 
-    /// A packet of a group was lost, or repair for it (`None`); `wait` is how long it may take to learn what became of the
-    /// rest.
+    /// A source packet of a group, or a repair packet (`None`), was lost; `wait` is how long the outcome of the other packets
+    /// may stay unknown.
     pub fn on_lost(
         &mut self,
         now: Instant,
@@ -85,36 +86,36 @@ impl<T> GroupOutcomes<T> {
         wait: Duration,
         mut out: impl FnMut(T),
     ) {
-        let Some(fate) = self.groups.get_mut(&group) else {
-            // It was sent too long ago.
+        let Some(outcome) = self.groups.get_mut(&group) else {
+            // The group is no longer tracked.
             packet.into_iter().for_each(out);
             return;
         };
-        fate.lost += 1;
+        outcome.lost += 1;
         if let Some(packet) = packet {
-            if fate.held.is_empty() && !fate.given_up {
+            if outcome.held.is_empty() && !outcome.given_up {
                 self.held.push_back((now + wait, group));
             }
-            fate.held.push(packet);
+            outcome.held.push(packet);
         }
-        self.settle(group, &mut out);
+        self.decide(group, &mut out);
     }
 
-    /// Hands out losses about which nothing was learned for too long.
+    /// Passes to `out` the losses whose wait is over.
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(T)) {
         while let Some((_, group)) = self.held.pop_front_if(|(until, _)| *until <= now) {
-            if let Some(fate) = self.groups.get_mut(&group) {
-                let (arrived, lost) = (fate.arrived, fate.lost);
+            if let Some(outcome) = self.groups.get_mut(&group) {
+                let (arrived, lost) = (outcome.arrived, outcome.lost);
                 tracing::trace!(
                     target: FEC,
                     group,
                     arrived,
                     lost,
-                    packets = fate.held.len(),
-                    "fate unknown for too long: sent again"
+                    packets = outcome.held.len(),
+                    "not known whether losses are restored: they are sent again"
                 );
-                fate.given_up = true;
-                fate.held.drain(..).for_each(&mut out);
+                outcome.given_up = true;
+                outcome.held.drain(..).for_each(&mut out);
             }
         }
     }
@@ -124,44 +125,44 @@ impl<T> GroupOutcomes<T> {
         self.held.front().map(|(until, _)| *until)
     }
 
-    /// Losses that the receiver made good.
+    /// Lost packets that the receiver could restore.
     pub fn restored_losses(&self) -> u64 {
-        self.made_good
+        self.restored
     }
 
-    fn settle(&mut self, group: u16, out: impl FnMut(T)) {
-        let Some(fate) = self.groups.get_mut(&group) else { return };
-        if let Some(ClosedGroup { source_count: data, repair_count: repair, .. }) = fate.closed {
-            if fate.arrived >= data.into() {
-                if !fate.held.is_empty() {
+    fn decide(&mut self, group: u16, out: impl FnMut(T)) {
+        let Some(outcome) = self.groups.get_mut(&group) else { return };
+        if let Some(ClosedGroup { source_count: data, repair_count: repair, .. }) = outcome.closed {
+            if outcome.arrived >= data.into() {
+                if !outcome.held.is_empty() {
                     tracing::trace!(
                         target: FEC,
                         group,
-                        packets = fate.held.len(),
-                        "the far end restores what was lost"
+                        packets = outcome.held.len(),
+                        "the receiver restores the lost packets"
                     );
                 }
-                self.made_good += fate.held.len() as u64;
-                fate.held.clear();
-            } else if fate.lost > repair.into() {
-                if !fate.given_up {
+                self.restored += outcome.held.len() as u64;
+                outcome.held.clear();
+            } else if outcome.lost > repair.into() {
+                if !outcome.given_up {
                     tracing::trace!(
                         target: FEC,
                         group,
                         data,
                         repair,
-                        lost = fate.lost,
-                        "more is lost than repair makes good: sent again"
+                        lost = outcome.lost,
+                        "more packets are lost than can be restored: they are sent again"
                     );
                 }
-                fate.given_up = true;
+                outcome.given_up = true;
             }
         }
-        if fate.given_up {
-            fate.held.drain(..).for_each(out);
+        if outcome.given_up {
+            outcome.held.drain(..).for_each(out);
         }
-        if fate.closed.is_some_and(|all| {
-            fate.arrived + fate.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
+        if outcome.closed.is_some_and(|all| {
+            outcome.arrived + outcome.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
         }) {
             self.groups.remove(&group);
         }
@@ -174,57 +175,57 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A group of 4 packets and 2 of repair, of which these are lost (0 is repair) and so many arrive; what is to be sent
-    /// again.
+    /// A group of 4 source and 2 repair packets, of which `lost` are lost (0 is a repair packet) and `arrived` packets arrive;
+    /// returns the packets to be sent again.
     fn run(lost: &[u8], arrived: usize) -> (Vec<u8>, GroupOutcomes<u8>) {
         let now = Instant::now();
-        let (mut fates, mut again) = (GroupOutcomes::new(), Vec::new());
-        fates.open(3);
-        fates.close(ClosedGroup { group: 3, source_count: 4, repair_count: 2 }, |_| {});
+        let (mut outcomes, mut again) = (GroupOutcomes::new(), Vec::new());
+        outcomes.open(3);
+        outcomes.close(ClosedGroup { group: 3, source_count: 4, repair_count: 2 }, |_| {});
         for _ in 0..arrived {
-            fates.on_arrived(3, |packet| again.push(packet));
+            outcomes.on_arrived(3, |packet| again.push(packet));
         }
         for packet in lost {
             let packet = (*packet > 0).then_some(*packet);
-            fates.on_lost(now, 3, packet, 10 * MS, |packet| again.push(packet));
+            outcomes.on_lost(now, 3, packet, 10 * MS, |packet| again.push(packet));
         }
-        (again, fates)
+        (again, outcomes)
     }
 
     #[test]
-    fn what_repair_makes_good_is_not_sent_again() {
-        let (again, fates) = run(&[1, 2], 4);
-        assert_eq!((again, fates.restored_losses(), fates.groups.len()), (vec![], 2, 0));
+    fn restorable_losses_are_not_sent_again() {
+        let (again, outcomes) = run(&[1, 2], 4);
+        assert_eq!((again, outcomes.restored_losses(), outcomes.groups.len()), (vec![], 2, 0));
     }
 
     #[test]
-    fn what_is_beyond_repair_is_sent_again_and_repair_is_not() {
-        let (again, fates) = run(&[1, 0, 2], 3);
-        assert_eq!((again, fates.restored_losses(), fates.groups.len()), (vec![1, 2], 0, 0));
+    fn losses_beyond_repair_are_sent_again_without_repair_packets() {
+        let (again, outcomes) = run(&[1, 0, 2], 3);
+        assert_eq!((again, outcomes.restored_losses(), outcomes.groups.len()), (vec![1, 2], 0, 0));
     }
 
     #[test]
-    fn what_nobody_knows_enough_about_is_held_for_a_while() {
-        let (again, mut fates) = run(&[1], 2);
+    fn losses_of_unknown_outcome_are_held_for_a_while() {
+        let (again, mut outcomes) = run(&[1], 2);
         assert_eq!(again, []);
-        let until = fates.poll_timeout().unwrap();
+        let until = outcomes.poll_timeout().unwrap();
         let mut again = Vec::new();
-        fates.handle_timeout(until - MS, |packet| again.push(packet));
+        outcomes.handle_timeout(until - MS, |packet| again.push(packet));
         assert_eq!(again, []);
-        fates.handle_timeout(until, |packet| again.push(packet));
-        assert_eq!((again, fates.poll_timeout()), (vec![1], None));
+        outcomes.handle_timeout(until, |packet| again.push(packet));
+        assert_eq!((again, outcomes.poll_timeout()), (vec![1], None));
         let mut again = Vec::new();
-        fates.on_lost(until, 3, Some(2), 10 * MS, |packet| again.push(packet));
+        outcomes.on_lost(until, 3, Some(2), 10 * MS, |packet| again.push(packet));
         assert_eq!(again, [2], "the group is given up");
     }
 
     #[test]
     fn groups_are_forgotten_in_the_end() {
-        let mut fates: GroupOutcomes<u8> = GroupOutcomes::new();
-        (0..=u16::MAX).for_each(|group| fates.open(group));
-        assert_eq!((fates.groups.len(), fates.order.len()), (MAX_GROUPS, MAX_GROUPS));
+        let mut outcomes: GroupOutcomes<u8> = GroupOutcomes::new();
+        (0..=u16::MAX).for_each(|group| outcomes.open(group));
+        assert_eq!((outcomes.groups.len(), outcomes.order.len()), (MAX_GROUPS, MAX_GROUPS));
         let mut again = Vec::new();
-        fates.on_lost(Instant::now(), 3, Some(7), MS, |packet| again.push(packet));
-        assert_eq!(again, [7], "nothing is known of it any more");
+        outcomes.on_lost(Instant::now(), 3, Some(7), MS, |packet| again.push(packet));
+        assert_eq!(again, [7], "it is no longer tracked");
     }
 }

@@ -4,32 +4,33 @@ use bytes::{Bytes, BytesMut};
 
 use super::seq::Seq;
 
-/// Segments that are kept because bytes before them are missing, which is rare on a link that loses nothing.
-const MOST_AHEAD: usize = 64;
-/// An empty buffer larger than this is given back when the flow rests (bytes).
-const SMALL: usize = 1024;
-/// Bytes that are kept together: what a read of a TUN device brings.
-const CHUNK: usize = 64 << 10;
+/// Out-of-order segments that are kept at most; gaps are rare on a local link. Fewer: retransmissions; more: memory.
+const MAX_OUT_OF_ORDER: usize = 64;
+/// The largest empty buffer that an idle connection keeps (bytes). Smaller: allocations; larger: memory of idle connections.
+const MAX_IDLE_BUFFER: usize = 1024;
+/// The largest buffer (bytes): one read of a TUN device. Larger: data that was partly read keeps more memory alive.
+const MAX_CHUNK: usize = 64 << 10;
 
-/// What an app sends: its bytes in order, as far as they came and were not read (RFC 9293 §3.10.7.4).
+/// The receiving side: bytes of the app in order, until they are read (RFC 9293 §3.10.7.4).
 ///
-/// Always holds: no byte is taken twice, none beyond what was announced, and the announced edge never moves back.
+/// Always holds: no byte is accepted twice, nor beyond the announced window, whose right edge never moves back.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// The next byte that is expected.
+    /// The next expected byte (RCV.NXT).
     next: Seq,
-    /// The app may send up to here.
+    /// The right edge of the announced window (RCV.NXT + RCV.WND).
     edge: Seq,
-    /// By how many bits announced windows are scaled.
+    /// The shift of announced windows.
     scale: u8,
-    /// Bytes that wait to be read: these, and then those of `tail`. What was read keeps its chunk alive, so chunks are small.
+    /// Bytes that wait to be read: these, then those of `tail`. Bytes that were read keep their chunk alive, so chunks are
+    /// small.
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
-    /// Bytes in both.
+    /// Bytes that wait to be read.
     waiting: usize,
-    /// Segments that came too early, by where they start; they may overlap.
-    ahead: Vec<(Seq, Bytes)>,
-    /// Where the app's bytes end, once it said so.
+    /// Out-of-order segments, by their first byte; they may overlap.
+    out_of_order: Vec<(Seq, Bytes)>,
+    /// The sequence number of the app's FIN, once received.
     end: Option<Seq>,
     ended: bool,
     end_read: bool,
@@ -46,30 +47,30 @@ impl Inbound {
             chunks: VecDeque::new(),
             tail: BytesMut::new(),
             waiting: 0,
-            ahead: Vec::new(),
+            out_of_order: Vec::new(),
             end: None,
             ended: false,
             end_read: false,
         }
     }
 
-    /// The next byte that is expected: what to acknowledge.
+    /// The next expected byte, which is the number to acknowledge.
     pub(super) fn next(&self) -> Seq {
         self.next
     }
 
-    /// Whether all that the app will ever send has arrived.
+    /// Whether the FIN and all bytes before it have arrived.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Whether the app will send nothing more and everything was read, and notes that the reader knows.
+    /// Whether all bytes up to the FIN were read; if so, the reader knows of the end now.
     pub(super) fn read_end(&mut self) -> bool {
         self.end_read = self.ended && self.waiting == 0;
         self.end_read
     }
 
-    /// Whether the reader has everything, and knows.
+    /// Whether the reader has all bytes and knows of the end.
     pub(super) fn is_finished(&self) -> bool {
         self.end_read
     }
@@ -79,14 +80,14 @@ impl Inbound {
         self.waiting
     }
 
-    /// What it holds (bytes).
+    /// Bytes that are held, in order or not.
     pub(super) fn held(&self) -> usize {
-        self.waiting + self.ahead.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
+        self.waiting + self.out_of_order.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
     }
 
-    /// Whether a segment lies in the window (RFC 9293 §3.10.7.4); `len` counts SYN and FIN.
+    /// Whether a segment is acceptable (RFC 9293 §3.10.7.4); `len` includes SYN and FIN.
     pub(super) fn admits(&self, seq: Seq, len: usize) -> bool {
-        let window = self.edge.plus(self.slack()).since(self.next).max(0);
+        let window = self.edge.plus(self.max_rounding()).since(self.next).max(0);
         let inside = |at: Seq| (0..window).contains(&at.since(self.next));
         match (len, window) {
             (0, 0) => seq == self.next,
@@ -96,7 +97,7 @@ impl Inbound {
         }
     }
 
-    /// Takes a segment's payload, and its end if `fin`. Returns whether anything came that was expected next.
+    /// Takes a segment's payload and FIN. Returns whether the next expected byte has advanced.
     pub(super) fn accept(&mut self, mut seq: Seq, mut payload: &[u8], mut fin: bool) -> bool {
         if self.ended {
             return false;
@@ -106,7 +107,7 @@ impl Inbound {
             let Some(rest) = payload.get(behind..) else { return false };
             (seq, payload) = (self.next, rest);
         }
-        let room = self.edge.plus(self.slack()).beyond(seq);
+        let room = self.edge.plus(self.max_rounding()).beyond(seq);
         if payload.len() > room {
             (payload, fin) = (&payload[..room], false);
         }
@@ -118,40 +119,40 @@ impl Inbound {
             payload = &payload[..payload.len().saturating_sub(stop.beyond(end))];
         }
         if seq != self.next {
-            self.keep(seq, payload);
+            self.hold_out_of_order(seq, payload);
             return false;
         }
         let before = self.next;
         self.append(payload);
-        self.take_ahead();
+        self.append_out_of_order();
         if self.end == Some(self.next) {
             self.ended = true;
             self.next = self.next.plus(1);
-            self.ahead = Vec::new();
+            self.out_of_order = Vec::new();
         }
         self.next != before
     }
 
-    fn keep(&mut self, seq: Seq, payload: &[u8]) {
-        let known = self.ahead.iter().any(|(at, bytes)| *at == seq && bytes.len() >= payload.len());
-        if payload.is_empty() || known || self.ahead.len() == MOST_AHEAD {
+    fn hold_out_of_order(&mut self, seq: Seq, payload: &[u8]) {
+        let known = self.out_of_order.iter().any(|(at, bytes)| *at == seq && bytes.len() >= payload.len());
+        if payload.is_empty() || known || self.out_of_order.len() == MAX_OUT_OF_ORDER {
             return;
         }
-        // Copies of the same bytes do not add up to more than the app was allowed.
-        let kept: usize = self.ahead.iter().map(|(_, bytes)| bytes.len()).sum();
-        if kept + payload.len() > self.edge.plus(self.slack()).beyond(self.next) {
+        // Overlapping segments together have no more bytes than the window.
+        let kept: usize = self.out_of_order.iter().map(|(_, bytes)| bytes.len()).sum();
+        if kept + payload.len() > self.edge.plus(self.max_rounding()).beyond(self.next) {
             return;
         }
-        let at = self.ahead.partition_point(|(at, _)| at.since(seq) <= 0);
-        self.ahead.insert(at, (seq, Bytes::copy_from_slice(payload)));
+        let at = self.out_of_order.partition_point(|(at, _)| at.since(seq) <= 0);
+        self.out_of_order.insert(at, (seq, Bytes::copy_from_slice(payload)));
     }
 
-    /// Takes over what had come too early and fits now.
-    fn take_ahead(&mut self) {
-        while let Some((seq, _)) = self.ahead.first()
+    /// Appends out-of-order segments that are next now.
+    fn append_out_of_order(&mut self) {
+        while let Some((seq, _)) = self.out_of_order.first()
             && seq.since(self.next) <= 0
         {
-            let (seq, bytes) = self.ahead.remove(0);
+            let (seq, bytes) = self.out_of_order.remove(0);
             let mut fresh = bytes.get(self.next.beyond(seq)..).unwrap_or_default();
             if let Some(end) = self.end {
                 fresh = &fresh[..fresh.len().min(end.beyond(self.next))];
@@ -162,7 +163,7 @@ impl Inbound {
 
     fn append(&mut self, payload: &[u8]) {
         if self.tail.capacity() - self.tail.len() < payload.len() {
-            let size = payload.len().max((2 * self.tail.len()).min(CHUNK));
+            let size = payload.len().max((2 * self.tail.len()).min(MAX_CHUNK));
             if !self.tail.is_empty() {
                 self.chunks.push_back(self.tail.split().freeze());
             }
@@ -173,54 +174,54 @@ impl Inbound {
         self.next = self.next.plus(payload.len());
     }
 
-    /// Takes some of the bytes that wait, at most `most`; none only if none wait.
-    pub(super) fn read(&mut self, most: usize) -> Bytes {
+    /// Reads up to `max` bytes; none only if none wait.
+    pub(super) fn read(&mut self, max: usize) -> Bytes {
         let bytes = match self.chunks.front_mut() {
-            Some(first) => first.split_to(first.len().min(most)),
-            None => self.tail.split_to(self.tail.len().min(most)).freeze(),
+            Some(first) => first.split_to(first.len().min(max)),
+            None => self.tail.split_to(self.tail.len().min(max)).freeze(),
         };
         self.chunks.pop_front_if(|first| first.is_empty());
         self.waiting -= bytes.len();
         bytes
     }
 
-    /// Whether announcing the window anew is worth a packet, where `limit` bytes may be held.
-    pub(super) fn is_worth_telling(&self, limit: usize, mss: usize) -> bool {
-        let gain = self.wanted(limit).beyond(self.edge);
+    /// Whether a window update is worth a packet, where `limit` bytes may be held (silly window avoidance, RFC 9293 §3.8.6.2.2).
+    pub(super) fn needs_window_update(&self, limit: usize, mss: usize) -> bool {
+        let gain = self.window_edge(limit).beyond(self.edge);
         let closed = self.edge.since(self.next) < mss as i32;
         !self.ended && (gain >= limit / 2 || closed && gain >= mss.min(limit / 2))
     }
 
     /// The window to announce, scaled, where `limit` bytes may be held.
     pub(super) fn announce(&mut self, limit: usize) -> u16 {
-        let wanted = self.wanted(limit);
-        if wanted.since(self.edge) > 0 {
-            self.edge = wanted;
+        let window_edge = self.window_edge(limit);
+        if window_edge.since(self.edge) > 0 {
+            self.edge = window_edge;
         }
-        // Rounded up: what was announced must not shrink.
-        let window = (self.edge.beyond(self.next) + self.slack()) >> self.scale;
+        // Rounded up, because an announced window must not shrink.
+        let window = (self.edge.beyond(self.next) + self.max_rounding()) >> self.scale;
         u16::try_from(window).unwrap_or(u16::MAX)
     }
 
-    /// Up to where the app may send if `limit` bytes may wait.
-    fn wanted(&self, limit: usize) -> Seq {
-        let most = usize::from(u16::MAX) << self.scale;
+    /// The right edge of the window if `limit` bytes may wait.
+    fn window_edge(&self, limit: usize) -> Seq {
+        let max = usize::from(u16::MAX) << self.scale;
         let first_unread = Seq(self.next.0.wrapping_sub(self.waiting as u32));
-        first_unread.plus(limit.min(self.waiting + most))
+        first_unread.plus(limit.min(self.waiting + max))
     }
 
-    /// What rounding may add to a window (bytes).
-    fn slack(&self) -> usize {
+    /// Bytes that rounding may add to a window.
+    fn max_rounding(&self) -> usize {
         (1 << self.scale) - 1
     }
 
-    /// Whether it holds memory that [`Self::rest`] gives back.
+    /// Whether [`Self::trim_memory`] would free memory.
     pub(super) fn has_spare(&self) -> bool {
-        self.waiting == 0 && self.tail.capacity() > SMALL
+        self.waiting == 0 && self.tail.capacity() > MAX_IDLE_BUFFER
     }
 
-    /// Gives back memory that is not in use.
-    pub(super) fn rest(&mut self) {
+    /// Frees memory that is not in use.
+    pub(super) fn trim_memory(&mut self) {
         if self.has_spare() {
             (self.chunks, self.tail) = (VecDeque::new(), BytesMut::new());
         }
@@ -238,8 +239,8 @@ mod tests {
         FIRST.plus(1 + offset)
     }
 
-    /// All that waits.
-    fn rest(inbound: &mut Inbound) -> Vec<u8> {
+    /// All bytes that wait.
+    fn read_all(inbound: &mut Inbound) -> Vec<u8> {
         std::iter::from_fn(|| Some(inbound.read(100)).filter(|bytes| !bytes.is_empty())).flatten().collect()
     }
 
@@ -257,8 +258,8 @@ mod tests {
             inbound.announce(1 << 20);
         }
         let chunks = inbound.chunks.iter().map(Bytes::len).sum::<usize>() + inbound.tail.capacity();
-        assert!(chunks <= inbound.len() + CHUNK, "{chunks} bytes for {}", inbound.len());
-        assert!(taken.len() > 3 && taken.iter().all(|bytes| bytes.len() <= CHUNK));
+        assert!(chunks <= inbound.len() + MAX_CHUNK, "{chunks} bytes for {}", inbound.len());
+        assert!(taken.len() > 3 && taken.iter().all(|bytes| bytes.len() <= MAX_CHUNK));
     }
 
     #[test]
@@ -270,7 +271,7 @@ mod tests {
         assert!(!inbound.accept(at(8), b"ij", true), "a gap before it");
         assert!(!inbound.accept(at(8), b"ij", true));
         assert!(inbound.accept(at(4), b"eFGHI", false), "fills the gap and overlaps both sides");
-        assert_eq!(rest(&mut inbound), b"abcdeFGHIj");
+        assert_eq!(read_all(&mut inbound), b"abcdeFGHIj");
         assert!(inbound.read_end() && inbound.is_finished());
         assert_eq!(inbound.next(), at(11), "the end has a number, too");
         assert!(!inbound.accept(at(10), b"k", false), "nothing comes after the end");
@@ -282,11 +283,11 @@ mod tests {
         assert!(inbound.accept(at(0), &[1; 150], true), "the part that fits, and so not the end");
         assert_eq!((inbound.len(), inbound.announce(100), inbound.has_ended()), (100, 0, false));
         assert!(!inbound.admits(at(100), 1) && inbound.admits(at(100), 0));
-        assert!(!inbound.is_worth_telling(100, 40));
+        assert!(!inbound.needs_window_update(100, 40));
         assert_eq!(inbound.read(30).len(), 30);
-        assert!(!inbound.is_worth_telling(100, 40), "too little for a segment");
+        assert!(!inbound.needs_window_update(100, 40), "too little for a segment");
         inbound.read(20);
-        assert!(inbound.is_worth_telling(100, 40));
+        assert!(inbound.needs_window_update(100, 40));
         assert_eq!(inbound.announce(100), 50);
         assert!(inbound.admits(at(100), 50) && !inbound.admits(at(150), 1));
     }
@@ -318,7 +319,7 @@ mod tests {
                 read.extend_from_slice(&inbound.read(37));
                 inbound.announce(1000);
             }
-            read.extend(rest(&mut inbound));
+            read.extend(read_all(&mut inbound));
             prop_assert_eq!(read, all);
             prop_assert!(inbound.read_end() && inbound.is_finished());
         }

@@ -5,69 +5,71 @@ use mpvpn_types::{Duration, Instant};
 
 use super::seq::Seq;
 
-/// An acknowledgement is waited for this long at first: an app may delay its own for 200 ms.
-const WAIT: Duration = Duration::from_millis(300);
-/// And this long at most.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Waits in a row without any answer after which the app is gone: about 50 s.
-const MOST_TRIES: u32 = 12;
-/// Acknowledgements of the same byte that prove a loss (RFC 5681 §3.2).
-const DUPLICATES: u8 = 3;
+/// The first retransmission timeout: an app may delay its acknowledgement for 200 ms. Shorter: needless retransmissions;
+/// longer: a lost packet stops the app for longer.
+const INITIAL_RTO: Duration = Duration::from_millis(300);
+/// The longest retransmission timeout. Longer: an app that is back waits for its data.
+const MAX_RTO: Duration = Duration::from_secs(5);
+/// Consecutive timeouts without any segment of the app after which it is gone: about 50 s. Fewer: an app that was stopped loses
+/// its connection; more: memory.
+const MAX_TIMEOUTS: u32 = 12;
+/// Duplicate acknowledgements that indicate a loss (RFC 5681 §3.2).
+const DUPLICATE_ACK_THRESHOLD: u8 = 3;
 
-/// What an acknowledgement meant.
+/// The meaning of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acked {
-    /// This many bytes were taken by the app.
+    /// It acknowledges this many new bytes.
     Bytes(usize),
-    /// It acknowledges what was never sent.
+    /// It acknowledges bytes that were never sent.
     Unsent,
 }
 
-/// What became of a wait.
+/// The result of a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waited {
-    /// Something is to be sent again, or a closed window to be probed.
+pub(super) enum TimeoutResult {
+    /// Bytes have to be sent again, or a closed window to be probed.
     Again,
-    /// The app has not answered for so long that it must be gone.
+    /// The app has not answered for too long: it is gone.
     Gone,
 }
 
-/// What goes to an app: bytes that it has not acknowledged and those that wait for its window.
+/// The sending side: bytes that the app has not acknowledged, and bytes that wait for its window.
 ///
-/// The link loses next to nothing and has no queue of its own, so there is no congestion window. What is lost all the
-/// same, because the device's queue was full, is sent again from there on.
+/// A local link loses packets only in a full device queue, so there is no congestion window; after a loss everything from
+/// there on is sent again (go-back-N).
 #[derive(Debug)]
 pub(super) struct Outbound {
-    /// The first byte that is not acknowledged (SND.UNA).
+    /// The first unacknowledged byte (SND.UNA).
     una: Seq,
     /// The next byte to send (SND.NXT).
     next: Seq,
-    /// The highest byte that ever was sent, and one.
+    /// The byte after the highest one that was ever sent.
     top: Seq,
-    /// What the app takes beyond `una`, and where in its own bytes it said so (SND.WL1).
+    /// The app's window (SND.WND), and the sequence number of the segment that announced it (SND.WL1).
     window: usize,
-    told_at: Seq,
+    window_from: Seq,
     scale: u8,
     mss: usize,
     sent: VecDeque<Bytes>,
     unsent: VecDeque<Bytes>,
     held: usize,
     waiting: usize,
-    /// Nothing more will be written.
+    /// Whether the stream has ended: a FIN follows all bytes.
     end: bool,
     end_sent: bool,
     end_acked: bool,
-    duplicates: u8,
-    /// The window is closed and a byte beyond it asks whether it still is.
+    duplicate_acks: u8,
+    /// Whether one byte may be sent beyond a closed window, as a window probe (RFC 9293 §3.8.6.1).
     probe: bool,
-    wait: Duration,
-    tries: u32,
+    rto: Duration,
+    timeouts: u32,
     deadline: Option<Instant>,
 }
 
 impl Outbound {
-    /// Before a SYN with the sequence number `first`, to an app that sent a SYN with the number `theirs`, takes
-    /// segments of `mss` bytes, and scales its windows by `scale` bits.
+    /// `first` is the initial sequence number of this end, `theirs` that of the app, `mss` the app's MSS (bytes), and `scale`
+    /// its window scale.
     pub(super) fn new(first: Seq, theirs: Seq, mss: usize, scale: u8) -> Self {
         let next = first.plus(1);
         Self {
@@ -75,7 +77,7 @@ impl Outbound {
             next,
             top: next,
             window: 0,
-            told_at: theirs,
+            window_from: theirs,
             scale,
             mss,
             sent: VecDeque::new(),
@@ -85,10 +87,10 @@ impl Outbound {
             end: false,
             end_sent: false,
             end_acked: false,
-            duplicates: 0,
+            duplicate_acks: 0,
             probe: false,
-            wait: WAIT,
-            tries: 0,
+            rto: INITIAL_RTO,
+            timeouts: 0,
             deadline: None,
         }
     }
@@ -98,7 +100,7 @@ impl Outbound {
         self.next
     }
 
-    /// Bytes that the app has not acknowledged, sent or not.
+    /// Unacknowledged bytes, sent or not.
     pub(super) fn held(&self) -> usize {
         self.held
     }
@@ -108,17 +110,17 @@ impl Outbound {
         self.mss
     }
 
-    /// Whether nothing more will be written and the app has all of it.
+    /// Whether the FIN is acknowledged.
     pub(super) fn is_finished(&self) -> bool {
         self.end_acked
     }
 
-    /// Whether the end was sent.
+    /// Whether the stream has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.end
     }
 
-    /// Takes bytes for the app.
+    /// Queues bytes for the app.
     pub(super) fn write(&mut self, bytes: Bytes) {
         if self.end || bytes.is_empty() {
             return;
@@ -128,40 +130,40 @@ impl Outbound {
         self.unsent.push_back(bytes);
     }
 
-    /// Nothing more will be written.
+    /// Ends the stream after the queued bytes.
     pub(super) fn finish(&mut self) {
         self.end = true;
     }
 
-    /// Takes what a segment says about what arrived; `payload` is the length of what it carries.
+    /// Takes the acknowledgement and window of a segment; `payload` is its length in sequence numbers.
     pub(super) fn on_ack(&mut self, seq: Seq, ack: Seq, window: u16, payload: usize) -> Acked {
         if ack.since(self.top) > 0 {
             return Acked::Unsent;
         }
-        self.tries = 0;
+        self.timeouts = 0;
         let window = usize::from(window) << self.scale;
         let repeated = ack == self.una && payload == 0 && window == self.window;
         let was_closed = self.window == 0;
         let fresh = ack.beyond(self.una);
-        // A window counts from its own acknowledgement: a newer one is taken although the app sends old bytes again, and one
-        // that came late is not.
-        if fresh > 0 || ack == self.una && seq.since(self.told_at) >= 0 {
-            (self.window, self.told_at) = (window, seq);
+        // A window counts from its own acknowledgement number: the one with the newest acknowledgement is used, also from a
+        // retransmission; an older one is ignored.
+        if fresh > 0 || ack == self.una && seq.since(self.window_from) >= 0 {
+            (self.window, self.window_from) = (window, seq);
         }
         if fresh == 0 {
             if was_closed && self.window > 0 {
-                // The byte that asked was not taken.
+                // The probe was not accepted.
                 self.go_back();
-                self.wait = WAIT;
+                self.rto = INITIAL_RTO;
             } else if repeated && self.next != self.una {
-                self.duplicates = self.duplicates.saturating_add(1);
-                if self.duplicates == DUPLICATES {
+                self.duplicate_acks = self.duplicate_acks.saturating_add(1);
+                if self.duplicate_acks == DUPLICATE_ACK_THRESHOLD {
                     self.go_back();
                 }
             }
             return Acked::Bytes(0);
         }
-        // The end has a number of its own, behind all bytes.
+        // The FIN has a sequence number of its own, after all bytes.
         self.end_acked |= fresh > self.held;
         let bytes = fresh.min(self.held);
         self.forget(bytes);
@@ -170,11 +172,11 @@ impl Outbound {
             self.next = ack;
             self.end_sent |= self.end_acked;
         }
-        (self.duplicates, self.wait, self.deadline, self.probe) = (0, WAIT, None, false);
+        (self.duplicate_acks, self.rto, self.deadline, self.probe) = (0, INITIAL_RTO, None, false);
         Acked::Bytes(bytes)
     }
 
-    /// The first `bytes` arrived.
+    /// Drops the first `bytes`, which are acknowledged.
     fn forget(&mut self, mut bytes: usize) {
         self.held -= bytes;
         while bytes > 0 {
@@ -192,7 +194,7 @@ impl Outbound {
         }
     }
 
-    /// Everything that is not acknowledged is sent again.
+    /// Sends everything again that is not acknowledged (go-back-N).
     fn go_back(&mut self) {
         self.waiting += self.sent.iter().map(Bytes::len).sum::<usize>();
         while let Some(bytes) = self.sent.pop_back() {
@@ -205,12 +207,12 @@ impl Outbound {
 
     /// Bytes that may be sent now.
     fn sendable(&self) -> usize {
-        let flying = self.next.beyond(self.una);
-        let open = self.window.saturating_sub(flying).max(usize::from(self.probe && flying == 0));
+        let in_flight = self.next.beyond(self.una);
+        let open = self.window.saturating_sub(in_flight).max(usize::from(self.probe && in_flight == 0));
         let len = self.waiting.min(open);
-        // A segment that is small only because the window is waits for more of it.
+        // A segment that only the window makes small waits for a larger window.
         let small = len < self.waiting && len < self.mss;
-        if small && flying > 0 { 0 } else { len }
+        if small && in_flight > 0 { 0 } else { len }
     }
 
     fn is_end_due(&self) -> bool {
@@ -222,11 +224,11 @@ impl Outbound {
         self.sendable() > 0 || self.is_end_due()
     }
 
-    /// The next bytes to send, at most `most` in at most `parts` parts, and whether the end follows them.
-    pub(super) fn take(&mut self, now: Instant, most: usize, parts: usize) -> (Vec<Bytes>, bool) {
+    /// The next bytes to send, at most `max` in at most `parts` buffers, and whether a FIN follows them.
+    pub(super) fn take(&mut self, now: Instant, max: usize, parts: usize) -> (Vec<Bytes>, bool) {
         let sendable = self.sendable();
-        let mut left = sendable.min(most);
-        // Only the last segment of all is smaller than the others.
+        let mut left = sendable.min(max);
+        // Only the last segment of all may be smaller than the MSS.
         if left < sendable && left > self.mss {
             left -= left % self.mss;
         }
@@ -254,40 +256,39 @@ impl Outbound {
         }
         self.probe = false;
         if end || !taken.is_empty() {
-            self.deadline.get_or_insert(now + self.wait);
+            self.deadline.get_or_insert(now + self.rto);
         }
         (taken, end)
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// When [`Self::handle_timeout`] has to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Sees to it that something will wake a flow whose app has closed its window, or that waits for an
-    /// acknowledgement.
+    /// Starts the timer if an acknowledgement or a larger window is awaited.
     pub(super) fn arm(&mut self, now: Instant) {
         if self.next != self.una || self.waiting > 0 && !self.is_due() {
-            self.deadline.get_or_insert(now + self.wait);
+            self.deadline.get_or_insert(now + self.rto);
         }
     }
 
-    /// Lets time pass.
-    pub(super) fn handle_timeout(&mut self, now: Instant) -> Waited {
+    /// Handles the retransmission timer.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> TimeoutResult {
         if self.deadline.is_none_or(|at| now < at) {
-            return Waited::Again;
+            return TimeoutResult::Again;
         }
-        self.tries += 1;
-        if self.tries > MOST_TRIES {
-            return Waited::Gone;
+        self.timeouts += 1;
+        if self.timeouts > MAX_TIMEOUTS {
+            return TimeoutResult::Gone;
         }
-        self.wait = (2 * self.wait).min(LONGEST_WAIT);
+        self.rto = (2 * self.rto).min(MAX_RTO);
         self.go_back();
         self.probe = self.window == 0;
-        Waited::Again
+        TimeoutResult::Again
     }
 
-    /// Copies what waits into one piece: the pieces may each be a small part of a large buffer.
+    /// Copies the unsent buffers into one, because each may be a small slice of a large receive buffer.
     pub(super) fn compact(&mut self) {
         if self.unsent.len() < 2 {
             return;
@@ -299,18 +300,18 @@ impl Outbound {
         self.unsent.push_back(whole.into());
     }
 
-    /// Pieces that wait.
-    pub(super) fn pieces(&self) -> usize {
+    /// The number of unsent buffers.
+    pub(super) fn buffers(&self) -> usize {
         self.unsent.len()
     }
 
-    /// Whether it holds memory that [`Self::rest`] gives back.
+    /// Whether [`Self::trim_memory`] would free memory.
     pub(super) fn has_spare(&self) -> bool {
         self.held == 0 && self.sent.capacity() + self.unsent.capacity() > 0
     }
 
-    /// Gives back memory that is not in use.
-    pub(super) fn rest(&mut self) {
+    /// Frees memory that is not in use.
+    pub(super) fn trim_memory(&mut self) {
         if self.has_spare() {
             self.sent = VecDeque::new();
             self.unsent = VecDeque::new();
@@ -382,9 +383,9 @@ mod tests {
         outbound.write(Bytes::from_static(b"gh"));
         outbound.take(now, 10, 10);
         now = outbound.poll_timeout().unwrap();
-        assert_eq!(outbound.handle_timeout(now), Waited::Again);
+        assert_eq!(outbound.handle_timeout(now), TimeoutResult::Again);
         assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"gh");
-        assert!(outbound.poll_timeout().unwrap() > now + WAIT, "the second wait is longer");
+        assert!(outbound.poll_timeout().unwrap() > now + INITIAL_RTO, "the second wait is longer");
     }
 
     #[test]
@@ -398,7 +399,7 @@ mod tests {
             assert!(!outbound.is_due());
             outbound.arm(now);
             now = outbound.poll_timeout().unwrap();
-            assert_eq!(outbound.handle_timeout(now), Waited::Again);
+            assert_eq!(outbound.handle_timeout(now), TimeoutResult::Again);
             assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"c");
             outbound.on_ack(THEIRS, at(2), 0, 0);
             outbound.arm(now);
@@ -416,7 +417,7 @@ mod tests {
         loop {
             outbound.take(now, 10, 10);
             now = outbound.poll_timeout().unwrap();
-            if outbound.handle_timeout(now) == Waited::Gone {
+            if outbound.handle_timeout(now) == TimeoutResult::Gone {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-/// A TCP sequence number. Two of them are compared as neighbours on a circle (RFC 9293 §3.4).
+/// A TCP sequence number; comparison is modulo 2^32 (RFC 9293 §3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seq(pub(super) u32);
 

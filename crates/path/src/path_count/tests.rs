@@ -33,13 +33,13 @@ impl Link {
         self.unused = if before.used < before.open { self.unused + S } else { Duration::ZERO };
         self.judge.update(self.now, self.carried, RTT, true);
         let after = self.judge.count();
-        assert!((1..=after.open).contains(&after.used) && after.open <= MOST, "{after:?}");
+        assert!((1..=after.open).contains(&after.used) && after.open <= MAX_PATHS, "{after:?}");
         assert!(
             after.open <= self.judge.chosen() + 1 && after.open + 1 >= before.open,
             "{before:?} {after:?}"
         );
         assert!(
-            after.open >= before.open || self.unused >= DRAIN,
+            after.open >= before.open || self.unused >= DRAIN_TIME,
             "closed while in use: {before:?} {after:?}"
         );
         self.trials += u32::from(self.judge.is_testing() && !trying);
@@ -60,7 +60,7 @@ fn pipes_are_added_as_long_as_they_bring_more() {
     assert_eq!(link.judge.count(), PathCount::all(4));
     assert_eq!(link.judge.explanation(), "a fifth one brought nothing");
     let mut link = Link::new(1000.0, 30.0, 1000.0);
-    (0..400).for_each(|_| link.run(u32::from(link.judge.chosen() < MOST)));
+    (0..400).for_each(|_| link.run(u32::from(link.judge.chosen() < MAX_PATHS)));
     assert_eq!(
         (link.judge.count(), link.judge.explanation().as_str()),
         (PathCount::all(8), "the eighth one brought 14 %")

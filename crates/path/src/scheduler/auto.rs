@@ -6,27 +6,28 @@ use super::Policy;
 use crate::selector::{PathCandidate, Selection, Work, first_to_arrive};
 use mpvpn_types::Duration;
 
-/// A path that arrives later than the best one by more than this is not worth its order: what comes over
-/// the best path in between would have to be held for it.
-const MOST_APART: Duration = Duration::from_millis(60);
-/// Estimates of arrival are not better than this.
-const NOISE: Duration = Duration::from_millis(1);
+/// Packets do not take a path that delivers later than the best one by more than this, because the peer would have to hold
+/// what the best path delivers in between. Smaller: slower paths stay unused sooner; larger: the peer holds more. Chosen
+/// (docs/design/scheduler.md).
+const MAX_DELAY_DIFFERENCE: Duration = Duration::from_millis(60);
+/// The accuracy of arrival estimates. Smaller: paths alternate on noise; larger: packets leave on a slower path.
+const ARRIVAL_ACCURACY: Duration = Duration::from_millis(1);
 
-/// The path on which the next packet arrives first; another one only if what waits would arrive later if it waited for that
-/// (as in ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous Paths", CoNEXT 2017).
+/// The path on which the next packet arrives first. A slower path is used only if waiting for the best one would take longer
+/// (ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous Paths", CoNEXT 2017).
 #[derive(Debug)]
 pub(super) struct Auto;
 
 impl Policy for Auto {
-    fn pick(&self, _: &mut Work, offers: &[PathCandidate], backlog: u64) -> Option<Selection> {
-        let best = offers.iter().min_by_key(|offer| offer.arrival_delay(0))?;
-        let at = first_to_arrive(offers)?;
-        if offers[at].id == best.id {
+    fn pick(&self, _: &mut Work, candidates: &[PathCandidate], backlog: u64) -> Option<Selection> {
+        let best = candidates.iter().min_by_key(|candidate| candidate.arrival_delay(0))?;
+        let at = first_to_arrive(candidates)?;
+        if candidates[at].id == best.id {
             return Some(Selection::best(at));
         }
-        let arrival = offers[at].arrival_delay(0);
-        let worth =
-            arrival <= best.arrival_delay(backlog) + NOISE && arrival <= best.arrival_delay(0) + MOST_APART;
+        let arrival = candidates[at].arrival_delay(0);
+        let worth = arrival <= best.arrival_delay(backlog) + ARRIVAL_ACCURACY
+            && arrival <= best.arrival_delay(0) + MAX_DELAY_DIFFERENCE;
         worth.then_some(Selection { index: at, arrives_first: false })
     }
 

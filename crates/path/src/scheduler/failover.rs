@@ -1,15 +1,15 @@
 //! `failover`: the first link that works carries everything.
 
 use super::Policy;
-use crate::selector::{PathCandidate, Selection, Work, first_with_room};
+use crate::selector::{PathCandidate, Selection, Work, first_with_window};
 
-/// One path is offered; the others wait.
+/// There is one candidate; the other paths wait.
 #[derive(Debug)]
 pub(super) struct Failover;
 
 impl Policy for Failover {
-    fn pick(&self, _: &mut Work, offers: &[PathCandidate], _: u64) -> Option<Selection> {
-        first_with_room(offers).map(Selection::best)
+    fn pick(&self, _: &mut Work, candidates: &[PathCandidate], _: u64) -> Option<Selection> {
+        first_with_window(candidates).map(Selection::best)
     }
 
     fn fills_paths_in_order(&self) -> bool {

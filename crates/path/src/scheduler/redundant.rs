@@ -3,13 +3,13 @@
 use super::Policy;
 use crate::selector::{PathCandidate, Selection, Work, first_to_arrive};
 
-/// The original leaves on the path where it arrives first.
+/// The original leaves on the path where it arrives first; copies leave on all others.
 #[derive(Debug)]
 pub(super) struct Redundant;
 
 impl Policy for Redundant {
-    fn pick(&self, _: &mut Work, offers: &[PathCandidate], _: u64) -> Option<Selection> {
-        first_to_arrive(offers).map(Selection::best)
+    fn pick(&self, _: &mut Work, candidates: &[PathCandidate], _: u64) -> Option<Selection> {
+        first_to_arrive(candidates).map(Selection::best)
     }
 
     fn uses_all_paths(&self) -> bool {

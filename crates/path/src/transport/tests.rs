@@ -247,7 +247,7 @@ fn an_attempt_that_takes_long_to_fail_is_followed_at_once() {
     assert_eq!(judge.update(late, signs), Some(TcpAction::Connect));
     let soon = late + Duration::from_millis(1);
     judge.on_tcp_failed(soon, "refused".to_owned());
-    assert_eq!((judge.update(soon, signs), judge.poll_timeout()), (None, Some(late + PAUSE * 2)));
+    assert_eq!((judge.update(soon, signs), judge.poll_timeout()), (None, Some(late + ATTEMPT_INTERVAL * 2)));
 }
 
 #[test]

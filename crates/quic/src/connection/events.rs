@@ -1,12 +1,12 @@
-//! What happens to a connection, put into words of ours from those of the library.
+//! The events of a connection, translated from noq's.
 
 use mpvpn_types::{Instant, PathId};
 use noq_proto::{ConnectionError, PathEvent, PathStatus, StreamEvent};
 
-use super::{Connection, number_of};
+use super::{Connection, path_id_of};
 use crate::{StreamId, streams::from_noq};
 
-/// Something that happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The handshake is complete.
@@ -15,19 +15,19 @@ pub enum Event {
     Lost(LostReason),
     /// A path was validated and can carry data.
     PathOpened(PathId),
-    /// A path is gone for good.
+    /// A path was abandoned.
     PathClosed(PathId),
-    /// The peer has said how it would like a path to be used.
+    /// The peer has set the status of a path (PATH_STATUS_AVAILABLE or PATH_STATUS_BACKUP).
     PeerStatus(PathId, PathStatus),
     /// The peer has opened a stream.
     StreamOpened(StreamId),
-    /// A stream has bytes, an end or a reset to read.
+    /// A stream has data, a FIN or a reset to read.
     StreamReadable(StreamId),
-    /// The peer wants no more bytes on a stream.
+    /// The peer has stopped a stream (STOP_SENDING), with this error code.
     StreamStopped(StreamId, u64),
-    /// [`Connection::writable_bytes`] is there again.
+    /// [`Connection::writable_bytes`] of a stream is above 0 again.
     StreamWritable(StreamId),
-    /// More streams may be opened than before.
+    /// The peer allows more streams (MAX_STREAMS).
     StreamsAvailable,
     /// Datagrams have arrived.
     Datagrams,
@@ -36,10 +36,10 @@ pub enum Event {
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LostReason {
-    /// The peer answered with a stateless reset: it has restarted.
+    /// The peer sent a stateless reset: it has restarted.
     #[error("the peer has restarted and does not know this connection")]
     Reset,
-    /// Nothing arrived for the idle time.
+    /// Nothing arrived for the idle timeout.
     #[error("nothing was heard from the peer")]
     TimedOut,
     /// The peer's application closed it.
@@ -47,13 +47,13 @@ pub enum LostReason {
     Closed {
         /// Application error code.
         code: u64,
-        /// What the peer said.
+        /// The reason phrase of the peer.
         reason: String,
     },
-    /// TLS failed, at this end or at the peer.
+    /// The TLS handshake failed, at this end or at the peer.
     #[error("{0}")]
     Tls(String),
-    /// The protocol failed.
+    /// A QUIC transport error.
     #[error("{0}")]
     Transport(String),
     /// This end closed it.
@@ -88,7 +88,7 @@ fn is_tls(code: noq_proto::TransportErrorCode) -> bool {
 }
 
 impl Connection {
-    /// Takes all that the library has to tell.
+    /// Translates all pending events of noq.
     pub(super) fn translate_all(&mut self, now: Instant) {
         while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {
             self.translate(now, event);
@@ -99,7 +99,7 @@ impl Connection {
         use noq_proto::Event as Noq;
         match event {
             Noq::Connected => {
-                self.gates.shut();
+                self.gates.end_handshake();
                 self.paths.iter().for_each(|path| self.gates.apply_open(&path.gate));
                 self.handshake_unsent = true;
                 self.start_qlog(now);
@@ -123,23 +123,23 @@ impl Connection {
     fn translate_path(&mut self, now: Instant, event: PathEvent) {
         match event {
             PathEvent::Established { id, .. } => {
-                let id = number_of(id);
-                self.adopt(now, id);
+                let id = path_id_of(id);
+                self.add_path(now, id);
                 if let Some(path) = self.paths.get_mut(id) {
                     path.open = true;
                     self.events.push_back(Event::PathOpened(id));
                 }
             }
             PathEvent::Abandoned { id, .. } => {
-                let id = number_of(id);
+                let id = path_id_of(id);
                 if let Some(path) = self.paths.remove(id) {
-                    self.streams.grants.forget(path.queue.stream_bytes());
+                    self.streams.quotas.forget(path.queue.stream_bytes());
                 }
                 self.passes.reset();
                 self.events.push_back(Event::PathClosed(id));
             }
             PathEvent::RemoteStatus { id, status, .. } => {
-                self.events.push_back(Event::PeerStatus(number_of(id), status));
+                self.events.push_back(Event::PeerStatus(path_id_of(id), status));
             }
             _ => {}
         }
@@ -155,7 +155,7 @@ impl Connection {
                 }
             }
             StreamEvent::Readable { id } => {
-                // The library says so for every frame.
+                // noq reports this for every frame.
                 let event = Event::StreamReadable(from_noq(id));
                 if self.events.back() != Some(&event) {
                     self.streams.receive.note_readable(from_noq(id));
@@ -170,7 +170,7 @@ impl Connection {
             StreamEvent::Available { dir: noq_proto::Dir::Bi } => {
                 self.events.push_back(Event::StreamsAvailable)
             }
-            StreamEvent::Finished { id } => self.streams.log.forget(from_noq(id)),
+            StreamEvent::Finished { id } => self.streams.reinjection.forget(from_noq(id)),
             StreamEvent::Available { .. } => {}
         }
     }

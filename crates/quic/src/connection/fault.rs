@@ -1,4 +1,4 @@
-//! Keeps a fault of the library from ending more than the connection that it happens in.
+//! Limits a panic inside noq to the connection in which it happens.
 
 use std::{
     any::Any,
@@ -9,40 +9,43 @@ use mpvpn_types::panic_text;
 
 use super::{Connection, Event, LostReason};
 
-/// Whether the library has panicked in a connection.
+/// Whether noq has panicked in a connection.
 #[derive(Debug, Default)]
 pub(super) struct PanicGuard {
     panicked: bool,
 }
 
 impl PanicGuard {
-    /// Notes a panic; returns what it said.
+    /// Records a panic; returns its message.
     fn note(&mut self, panic: &(dyn Any + Send)) -> String {
         self.panicked = true;
         format!("a fault in the QUIC library: {}", panic_text(panic))
     }
 
-    /// Whether something has panicked.
+    /// Whether noq has panicked.
     pub(super) fn has_panicked(&self) -> bool {
         self.panicked
     }
 }
 
 impl Connection {
-    /// Lets the library work on what a peer sent or is to be sent. A server has thousands of peers, and none of
-    /// them may end the others' connections by finding a case that the library has not thought of: if it panics,
-    /// this connection is lost, and `None` is returned from then on.
+    /// Calls noq. A server has thousands of peers, and none of them may end the connections of others by making noq panic: if
+    /// it does, this connection is lost, and `None` is returned from then on.
     pub(crate) fn guarded<T>(&mut self, work: impl FnOnce(&mut noq_proto::Connection) -> T) -> Option<T> {
         if self.guard.has_panicked() {
             return None;
         }
         let inner = &mut self.inner;
-        // The library has no unsafe code, and what it left half done is only dropped from now on.
+        // noq has no unsafe code, and its inconsistent state is only dropped from now on.
         match catch_unwind(AssertUnwindSafe(|| work(inner))) {
             Ok(done) => Some(done),
             Err(panic) => {
                 let reason = self.guard.note(&*panic);
-                tracing::error!(connection = self.id.0, reason, "this connection is given up, others go on");
+                tracing::error!(
+                    connection = self.id.0,
+                    reason,
+                    "noq panicked: this connection is lost, other connections continue"
+                );
                 self.events.push_back(Event::Lost(LostReason::Transport(reason)));
                 None
             }
@@ -59,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{ClientSetup, Endpoint, LocalAddress, TransportOptions};
 
-    /// A client that trusts nobody.
+    /// A client without root certificates.
     fn setup() -> ClientSetup {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider)
@@ -71,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_costs_the_connection_in_which_it_happens_and_no_other() {
+    fn a_panic_ends_only_the_connection_in_which_it_happens() {
         let setup = setup();
         let mut endpoint = Endpoint::client(&setup);
         let (now, remote) = (Instant::now(), "192.0.2.1:443".parse().unwrap());
@@ -83,7 +86,7 @@ mod tests {
         assert_eq!(connection.guarded(|_| panic!("no room for a frame")), None::<()>);
         assert!(connection.is_closed());
         let Some(Event::Lost(LostReason::Transport(reason))) = connection.poll_event(now) else {
-            panic!("the loss is not told");
+            panic!("no event about the loss");
         };
         assert!(reason.contains("no room for a frame"), "{reason}");
         let mut out = Vec::new();

@@ -1,8 +1,10 @@
-//! Which path sends next: data passes, one path after the other, then a control pass for all, then reports.
+//! Which path sends next: a data pass for each path, then a control pass for all, then the reports.
 //!
-//! The library sends on the lowest path whose gate lets it. So a data pass opens the gate of one path, for as many bytes as
-//! that path's queue holds; the control pass opens all gates a little, for acknowledgements, heartbeats, path challenges and
-//! MTU probes. Reports leave after everything else, each on its path.
+//! noq sends on the path with the lowest number whose gate is open. So a data pass opens the gate of one path, with credit for
+//! the bytes in that path's queue; the control pass opens all gates a little, for acknowledgements, heartbeats, path
+//! challenges and MTU probes. Reports (datagrams about the path) leave last, each on its path.
+//!
+//! In: queued datagrams and send quotas. Out: UDP payloads. Always holds: a data pass sends on one path only.
 
 use std::num::NonZeroUsize;
 
@@ -11,37 +13,39 @@ use mpvpn_types::{Duration, Instant};
 use super::Connection;
 use crate::{DATAGRAM_OVERHEAD, LocalAddress, Transmit};
 
-/// What a control pass may send on each path beyond acknowledgements, in packets.
+/// The credit of a control pass for each path, in packets: an acknowledgement, a heartbeat, a path challenge and an MTU probe.
+/// Fewer: one of them waits; more: the path exceeds its window by more.
 const CONTROL_PACKETS: u64 = 4;
-/// Room in a pass for the acknowledgements that ride along (bytes).
-const RIDING: u64 = 1500;
+/// Extra credit of a pass for acknowledgements in the same packets (bytes). Smaller: the last data needs a second pass.
+const ACK_CREDIT: u64 = 1500;
 /// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
 const MAX_SEGMENTS: usize = 64;
-const MAX_BATCH: usize = 65_000;
-/// A path on which nothing arrives for so long while something does on others is the last choice for
-/// acknowledgements.
-const SILENT: Duration = Duration::from_millis(30);
-/// The same for what else may leave on any path: on one that carries data, something arrives far more often.
-const QUIET: Duration = Duration::from_millis(8);
+const MAX_BATCH_BYTES: usize = 65_000;
+/// A path on which nothing arrived for this long, while something did on others, sends its data pass last, because
+/// acknowledgements leave with the first. Shorter: they leave on slow paths; longer: on dead ones.
+const SILENT_PATH: Duration = Duration::from_millis(30);
+/// The same for control frames such as flow control credit; on a path that carries data something arrives far more often.
+/// Shorter: they leave on slow paths; longer: on dead ones.
+const QUIET_PATH: Duration = Duration::from_millis(8);
 
-/// What is sent now.
+/// The current pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Idle,
-    /// The data of the path at this place.
+    /// The data pass of the path at this index.
     Data(usize),
-    /// What the control pass would send on the first path, on those that are heard.
-    Heard,
+    /// The control pass of the paths on which something arrived lately.
+    ActiveControl,
     Control,
-    /// The report of the path at this place.
+    /// The report of the path at this index.
     Report(usize),
 }
 
-/// Which pass of a connection is under way.
+/// The passes of a connection.
 #[derive(Debug)]
 pub(super) struct Passes {
     pass: Pass,
-    /// The credit that a data pass began with (bytes).
+    /// The initial credit of the data pass (bytes).
     credit: u64,
 }
 
@@ -50,7 +54,7 @@ impl Passes {
         Self { pass: Pass::Idle, credit: 0 }
     }
 
-    /// Begins anew: paths have changed their places.
+    /// Restarts, because the indices of paths have changed.
     pub(super) fn reset(&mut self) {
         self.pass = Pass::Idle;
     }
@@ -59,24 +63,24 @@ impl Passes {
         self.pass == Pass::Idle
     }
 
-    /// A data pass begins with so much credit.
+    /// Begins a data pass with this credit (bytes).
     fn begin_data(&mut self, index: usize, credit: u64) {
         (self.pass, self.credit) = (Pass::Data(index), credit);
     }
 
-    /// How many packets of `mtu` bytes may leave as one batch: they are no larger than the first of them. Where that may
-    /// be a mere PING the library does not look whether all that it repeats of a lost packet fits the second.
+    /// How many packets of `mtu` bytes may leave as one GSO batch; none is larger than the first. Only data passes batch: if the
+    /// first packet is only a PING, noq does not check that retransmitted frames fit into the second.
     fn max_segments(&self, mtu: u16) -> NonZeroUsize {
         if !matches!(self.pass, Pass::Data(_)) {
             return NonZeroUsize::MIN;
         }
-        NonZeroUsize::new((MAX_BATCH / usize::from(mtu.max(1200))).min(MAX_SEGMENTS))
+        NonZeroUsize::new((MAX_BATCH_BYTES / usize::from(mtu.max(1200))).min(MAX_SEGMENTS))
             .unwrap_or(NonZeroUsize::MIN)
     }
 }
 
 impl Connection {
-    /// Whether datagrams that are queued now would be the next to leave.
+    /// Whether no pass is running, so that datagrams that are queued now leave next.
     pub fn is_between_passes(&self) -> bool {
         self.passes.is_idle()
     }
@@ -103,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// The library has no more to send in this pass; returns whether another one has begun.
+    /// noq has no more to send in this pass; returns whether another one has begun.
     fn end_pass(&mut self, now: Instant) -> bool {
         match self.passes.pass {
             Pass::Data(index) => {
@@ -113,7 +117,7 @@ impl Connection {
                 }
                 true
             }
-            Pass::Heard => {
+            Pass::ActiveControl => {
                 self.begin_control(now, false);
                 true
             }
@@ -131,13 +135,13 @@ impl Connection {
         }
     }
 
-    /// Shuts the gate of a data pass; returns whether the pass goes on with more credit.
+    /// Shuts the gate of a data pass; returns whether the pass is extended.
     fn end_data_pass(&mut self, index: usize, now: Instant) -> bool {
         let Some((head, left)) = self.paths.at(index).map(|path| (path.head, path.gate.take_credit())) else {
             return false;
         };
         self.spend(head, self.passes.credit.saturating_sub(left));
-        let Some(credit) = self.streams.grants.prolong(left, self.inner.current_mtu().into()) else {
+        let Some(credit) = self.streams.quotas.extend_pass(left, self.inner.current_mtu().into()) else {
             return false;
         };
         let Some(path) = self.paths.at_mut(index) else { return false };
@@ -149,11 +153,11 @@ impl Connection {
 
     /// Starts the data pass of the next path that has data, or the control pass.
     fn begin_pass(&mut self, now: Instant) {
-        while let Some(index) = self.paths.next_with_work(SILENT) {
+        while let Some(index) = self.paths.next_with_work(SILENT_PATH) {
             let Some(path) = self.paths.at_mut(index) else { break };
             let load = path.queue.begin_pass();
             if path.queue.has_tracked() {
-                path.queue.track(&mut path.gate.follow());
+                path.queue.track(&mut path.gate.track());
             }
             let sent = match path.queue.datagrams() {
                 [] => Ok(0),
@@ -161,49 +165,48 @@ impl Connection {
             };
             path.queue.clear();
             if let Err(error) = &sent {
-                if let Some(mut ledger) = path.gate.fates() {
+                if let Some(mut ledger) = path.gate.tracked() {
                     ledger.lose_queued();
                 }
-                // They outgrew the path, if nothing worse has happened.
-                tracing::debug!(%error, path = path.id.0, "datagrams were dropped");
+                // Mostly because the path's MTU has become smaller.
+                tracing::debug!(%error, path = path.id.0, "noq refused datagrams: they are dropped");
             }
             if sent.is_ok() || load.stream_bytes > 0 {
-                let credit = load.bytes + RIDING;
+                let credit = load.bytes + ACK_CREDIT;
                 path.gate.set_credit(credit);
                 self.passes.begin_data(index, credit);
-                self.write_granted(now, index, load.stream_bytes, load.lasting_since);
+                self.write_quota(now, index, load.stream_bytes, load.long_since);
                 return;
             }
         }
         self.begin_control(now, true);
     }
 
-    /// Starts the control pass. Credit for streams, and what else is for the whole connection, leaves on the first path
-    /// that the library may take, and lost there it is missed until the path is closed: so those that are silent come
-    /// last, where they may.
-    fn begin_control(&mut self, now: Instant, heard_first: bool) {
+    /// Starts the control pass. Frames for the whole connection, such as flow control credit, leave on the first open path, and
+    /// if that is dead they are missing until it is closed: so silent paths come last.
+    fn begin_control(&mut self, now: Instant, active_first: bool) {
         let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
-        let latest = self.paths.latest_activity().filter(|_| heard_first);
+        let latest = self.paths.latest_activity().filter(|_| active_first);
         self.passes.pass = Pass::Control;
         for path in self.paths.iter() {
-            let later = path.activity.is_silent(latest, QUIET);
+            let later = path.activity.is_silent(latest, QUIET_PATH);
             path.gate.set_credit(if later { 0 } else { credit });
             if later {
-                self.passes.pass = Pass::Heard;
+                self.passes.pass = Pass::ActiveControl;
             }
         }
-        self.note_repeats(now);
+        self.note_retransmissions(now);
     }
 
-    /// Starts the pass of the first path from `from` on that has a report, after the control pass:
-    /// acknowledgements that are due have left on their way, and do not ride along over a slow path.
+    /// Starts the pass of the first path from `from` on that has a report. It is after the control pass so that pending
+    /// acknowledgements do not leave with a report on a slow path.
     fn begin_report(&mut self, from: usize) -> bool {
         let mut index = from;
         while let Some(path) = self.paths.at_mut(index) {
             if let Some(report) = path.queue.take_report() {
                 let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
                 if self.inner.datagrams().send_many(&[report], false).is_ok() {
-                    path.gate.set_credit(bytes + RIDING);
+                    path.gate.set_credit(bytes + ACK_CREDIT);
                     self.passes.pass = Pass::Report(index);
                     return true;
                 }
@@ -216,7 +219,7 @@ impl Connection {
 
     fn outgoing(&self, transmit: &noq_proto::Transmit) -> Transmit {
         Transmit {
-            local: transmit.src_ip.map(LocalAddress::from).or(self.home),
+            local: transmit.src_ip.map(LocalAddress::from).or(self.initial_local),
             remote: transmit.destination,
             ecn: transmit.ecn.map(|ecn| ecn as u8),
             dscp: self.dscp_towards(transmit.destination),
@@ -231,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_data_leaves_in_batches_and_no_larger_ones_than_the_kernel_takes() {
+    fn only_data_passes_batch_and_within_the_limits_of_the_kernel() {
         let mut passes = Passes::new();
         assert!(passes.is_idle());
         assert_eq!(passes.max_segments(1472).get(), 1);

@@ -1,8 +1,8 @@
 //! The paths of a connection.
 //!
-//! A path is made of parts that know one thing each: what its next pass sends, what may leave now, what of streams is on its
-//! way, what arrives, what is lost, and whether the library sends what it is given. Paths over one link form a group, which
-//! carries as one under the name of the first of them.
+//! Each path has a queue for its next pass, send limits, stream data in flight, receive activity, losses, and a detector of
+//! stalled datagrams. Paths over one link form a path group, which the scheduler sees as one path under the path ID of the
+//! first.
 
 mod activity;
 mod in_flight;
@@ -24,11 +24,11 @@ pub(crate) use self::{
     stall::DatagramStall,
 };
 use crate::{
-    config::{FIRST_PATHS, MAX_PATHS},
-    gate::Shared,
+    config::{INITIAL_MAX_PATHS, MAX_PATHS},
+    gate::GateState,
 };
 
-/// Paths that are allowed beyond those in use, so that one that is opened need not wait.
+/// Paths that are allowed beyond those in use, so that a new one need not wait a round trip. More: memory of unused paths.
 const SPARE_PATHS: u32 = 2;
 
 /// One path.
@@ -39,10 +39,10 @@ pub(crate) struct Path {
     pub(crate) head: PathId,
     /// Validated: it can carry data.
     pub(crate) open: bool,
-    /// The mark (DSCP) of its packets, 0 to 63.
+    /// The DSCP of its packets, 0 to 63.
     pub(crate) dscp: u8,
-    /// That of its congestion controller.
-    pub(crate) gate: Arc<Shared>,
+    /// The gate of its congestion controller.
+    pub(crate) gate: Arc<GateState>,
     pub(crate) queue: SendQueue,
     pub(crate) limits: SendLimits,
     pub(crate) streams: StreamsInFlight,
@@ -52,8 +52,8 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// A path that nothing was sent on.
-    pub(crate) fn new(now: Instant, id: PathId, gate: Arc<Shared>) -> Self {
+    /// A new path.
+    pub(crate) fn new(now: Instant, id: PathId, gate: Arc<GateState>) -> Self {
         Self {
             id,
             head: id,
@@ -69,18 +69,18 @@ impl Path {
         }
     }
 
-    /// Estimated delivery rate (bytes/s), at most its cap; 0 if unknown.
+    /// The delivery rate (bytes/s), at most its cap; 0 if unknown.
     pub(crate) fn rate(&self) -> u64 {
         self.limits.under_cap(self.gate.delivery_rate())
     }
 
-    /// Bytes that are in flight or wait for its next pass.
-    pub(crate) fn load(&self) -> u64 {
+    /// Bytes in flight or queued for its next pass.
+    pub(crate) fn outstanding(&self) -> u64 {
         self.gate.in_flight() + self.queue.bytes()
     }
 
-    /// Forgets the bytes of streams that have arrived here, or that the library found lost.
-    pub(crate) fn settle_streams(&mut self) {
+    /// Drops stream data that was acknowledged, or that noq declared lost.
+    pub(crate) fn drop_acked_streams(&mut self) {
         self.streams.on_acked(self.gate.acked_sent());
     }
 }
@@ -89,17 +89,17 @@ impl Path {
 #[derive(Debug)]
 pub(crate) struct Paths {
     paths: Vec<Path>,
-    /// How many there may be.
+    /// The number of paths that the peer may use.
     allowed: u32,
 }
 
 impl Paths {
     pub(crate) fn new() -> Self {
         // Most clients have one link.
-        Self { paths: Vec::with_capacity(1), allowed: FIRST_PATHS }
+        Self { paths: Vec::with_capacity(1), allowed: INITIAL_MAX_PATHS }
     }
 
-    /// Adds a path; returns how many paths are to be allowed from now on, if that changes.
+    /// Adds a path; returns the new number of allowed paths, if that changes.
     pub(crate) fn insert(&mut self, path: Path) -> Option<u32> {
         self.paths.push(path);
         self.paths.sort_by_key(|path| path.id);
@@ -110,7 +110,7 @@ impl Paths {
         Some(self.allowed)
     }
 
-    /// Removes a path; those of its group carry alone if it was the first.
+    /// Removes a path; if it was the first of a group, the group ends.
     pub(crate) fn remove(&mut self, id: PathId) -> Option<Path> {
         let removed = self.paths.iter().position(|path| path.id == id).map(|at| self.paths.remove(at));
         for path in self.paths.iter_mut().filter(|path| path.head == id) {
@@ -127,12 +127,12 @@ impl Paths {
         self.paths.iter_mut().find(|path| path.id == id)
     }
 
-    /// The path at this place in the order of numbers.
+    /// The path at this index, in the order of path IDs.
     pub(crate) fn at(&self, index: usize) -> Option<&Path> {
         self.paths.get(index)
     }
 
-    /// The same.
+    /// As [`Self::at`].
     pub(crate) fn at_mut(&mut self, index: usize) -> Option<&mut Path> {
         self.paths.get_mut(index)
     }
@@ -150,13 +150,13 @@ impl Paths {
         self.paths.iter().filter(move |path| path.head == head)
     }
 
-    /// The same.
+    /// As [`Self::group`].
     pub(crate) fn group_mut(&mut self, head: PathId) -> impl Iterator<Item = &mut Path> {
         self.paths.iter_mut().filter(move |path| path.head == head)
     }
 
-    /// Lets the paths of each list form a group from now on, under the name of the first in it; all others carry
-    /// alone. Controllers that were joined stay so.
+    /// Makes each list of paths a group, under the path ID of the first in it; all other paths are alone. Controllers that were
+    /// joined stay joined.
     pub(crate) fn set_groups(&mut self, lists: &[Vec<PathId>]) {
         for at in 0..self.paths.len() {
             let id = self.paths[at].id;
@@ -177,7 +177,7 @@ impl Paths {
         }
     }
 
-    /// Of the paths of a group, the one whose turn it is; `rtt` is asked for the round-trip time of a path.
+    /// The path of a group whose turn it is; `rtt` returns the round-trip time of a path.
     pub(crate) fn next_of_group(
         &mut self,
         head: PathId,
@@ -191,8 +191,8 @@ impl Paths {
         let members = || self.paths.iter().enumerate().filter(|(_, path)| path.head == head);
         let current = members().find(|(_, path)| path.queue.has_turn()).map(|(at, _)| at);
         let at = current.or_else(|| {
-            // A path that has become slow has as much before it with fewer bytes.
-            let wait = |path: &Path| u128::from(path.load()) * rtt(path.id).as_nanos();
+            // The waiting time: bytes before the data, times the round-trip time.
+            let wait = |path: &Path| u128::from(path.outstanding()) * rtt(path.id).as_nanos();
             members().min_by_key(|(_, path)| wait(path)).map(|(at, _)| at)
         })?;
         let path = self.paths.get_mut(at)?;
@@ -200,14 +200,13 @@ impl Paths {
         Some(path)
     }
 
-    /// When something arrived last, on any path.
+    /// When something last arrived on any path.
     pub(crate) fn latest_activity(&self) -> Option<Instant> {
         self.paths.iter().filter_map(|path| path.activity.latest()).max()
     }
 
-    /// The place of the path whose data pass is next. Acknowledgements, those for other paths too, ride along with the
-    /// first, which should work and be quick; one on which nothing arrived for `silent` while something did elsewhere is
-    /// the last choice.
+    /// The index of the path whose data pass is next. Acknowledgements for all paths leave with the first pass, so quick paths
+    /// come first, and those on which nothing arrived for `silent`, while something did on others, come last.
     pub(crate) fn next_with_work(&self, silent: Duration) -> Option<usize> {
         let latest = self.latest_activity();
         let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.queue.has_work());
@@ -222,17 +221,17 @@ mod tests {
     use noq_proto::congestion::ControllerFactory;
 
     use super::*;
-    use crate::gate::{GateFactory, shared_of};
+    use crate::gate::{GateFactory, gate_state_of};
     use mpvpn_types::CongestionControl;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn paths(now: Instant, count: u32) -> Paths {
         let mut paths = Paths::new();
-        // In another order than their numbers'.
+        // Not in the order of their path IDs.
         for id in (0..count).rev() {
             let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
-            let gate = shared_of(controller.as_ref()).expect("a gate");
+            let gate = gate_state_of(controller.as_ref()).expect("a gate");
             paths.insert(Path::new(now, PathId(id), gate));
         }
         paths
@@ -249,7 +248,7 @@ mod tests {
         let mut allowed = Vec::new();
         for id in 0..40 {
             let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
-            let gate = shared_of(controller.as_ref()).expect("a gate");
+            let gate = gate_state_of(controller.as_ref()).expect("a gate");
             allowed.extend(paths.insert(Path::new(now, PathId(id), gate)));
         }
         assert_eq!(allowed, [8, 16, 32]);

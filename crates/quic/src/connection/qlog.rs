@@ -1,16 +1,16 @@
-//! What a connection itself records for qlog: its paths and its end. Packets and congestion control are recorded by gates.
+//! The qlog events of a connection: its paths and its end. Gates record packets and congestion control.
 
 use mpvpn_types::{Instant, PathId};
 
 use super::{Connection, GateDefaults, LostReason};
-use crate::{LocalAddress, QlogEvent, gate::Shared, qlog::ConnectionQlog};
+use crate::{LocalAddress, QlogEvent, gate::GateState, qlog::ConnectionQlog};
 
-/// The label of the exporter (RFC 8446 §7.5) that gives both ends the same identifier of the connection.
-const LABEL: &[u8] = b"EXPORTER-mpvpn-qlog";
+/// The label of the TLS exporter (RFC 8446 §7.5) that gives both ends the same identifier of the connection.
+const EXPORTER_LABEL: &[u8] = b"EXPORTER-mpvpn-qlog";
 
 impl GateDefaults {
-    /// Lets a gate record, if events are recorded.
-    pub(super) fn apply_qlog(&self, gate: &Shared) {
+    /// Lets a gate record events, if they are recorded.
+    pub(super) fn apply_qlog(&self, gate: &GateState) {
         if let Some(qlog) = &self.qlog {
             gate.set_qlog(qlog.clone());
         }
@@ -26,12 +26,11 @@ impl GateDefaults {
 }
 
 impl Connection {
-    /// Begins to record, if that is wanted. Called when the handshake is complete, so that nobody with a forged address
-    /// causes records.
+    /// Starts recording, if it is configured, when the handshake is complete: spoofed addresses cause no records.
     pub(super) fn start_qlog(&mut self, now: Instant) {
         let Some(sink) = self.qlog.take() else { return };
         let mut id = [0; 8];
-        if self.inner.crypto_session().export_keying_material(&mut id, LABEL, b"").is_err() {
+        if self.inner.crypto_session().export_keying_material(&mut id, EXPORTER_LABEL, b"").is_err() {
             return;
         }
         self.gates.qlog = Some(ConnectionQlog { sink, connection: u64::from_be_bytes(id) });

@@ -1,96 +1,104 @@
-//! How far ahead of its reader a stream may be: what is not read takes memory at the peer.
+//! How far ahead of its reader a stream may be sent, because unread data takes memory at the peer.
 //!
-//! In: how many bytes the reader has taken, and when that was told. Out: up to where the stream may be sent. Always holds: one
-//! that is not known to read has a bounded amount ahead of it, which many of them share.
+//! In: DataAck reports of how many bytes the reader has taken. Out: the offset up to which the stream may be sent. Always
+//! holds: the unread bytes of readers that are not known to read are bounded, and many such readers share the bound.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-/// Bytes that a reader is sent that is not known to read, at most.
-const UNREAD: u64 = 896 << 10;
-/// All such readers together, as long as there are not so many that each gets the least.
-const ALL_UNREAD: u64 = 8 << 20;
-const LEAST_UNREAD: u64 = 256 << 10;
-/// Bytes after which a reader is taken for one that reads: more than the sockets of one that does not take.
-const READS: u64 = UNREAD;
-/// That it has taken so many more is told at once.
-pub(super) const URGENT: u64 = UNREAD / 2;
-/// Both ends take so long over that together.
-const SLACK: Duration = Duration::from_millis(5);
-/// It is sent what it reads in so many round trips, so that it can become quicker.
-const ROUNDS: u32 = 3;
-/// That it reads less counts by this part each time.
-const FORGETS: u64 = 16;
-/// How quickly it reads is measured over so long, at least.
-const MEASURE: Duration = Duration::from_millis(20);
+/// Unread bytes of a stream whose reader is not known to read: more than the socket buffers of such a reader take. Smaller: slow
+/// start of readers; larger: memory at the peer.
+const MAX_UNREAD_PER_STREAM: u64 = 896 << 10;
+/// The unread bytes of all such streams together, while each can have [`MIN_UNREAD_PER_STREAM`]. Smaller: slow start of many
+/// readers; larger: memory at the peer.
+const MAX_UNREAD_IN_ALL: u64 = 8 << 20;
+const MIN_UNREAD_PER_STREAM: u64 = 256 << 10;
+/// Bytes after which a reader is known to read: more than the socket buffers of one that does not. Smaller: false readers;
+/// larger: slow start.
+const KNOWN_READER_BYTES: u64 = MAX_UNREAD_PER_STREAM;
+/// Read bytes after which a DataAck report is urgent: half of what may be unread. Smaller: more reports; larger: readers wait.
+pub(super) const URGENT_REPORT_BYTES: u64 = MAX_UNREAD_PER_STREAM / 2;
+/// Processing time of a report at both ends together.
+const REPORT_PROCESSING_TIME: Duration = Duration::from_millis(5);
+/// A reader is sent what it reads in this many round trips, so that it can become quicker. Fewer: readers stay slow; more:
+/// memory. No measurement (docs/design/streams.md).
+const READ_AHEAD_ROUNDS: u32 = 3;
+/// The measured rate of a reader falls by at most this fraction (one over it) per report. Smaller: rates jump; larger: memory for
+/// readers that have become slow.
+const RATE_DECAY_DIVISOR: u64 = 16;
+/// The least time over which the rate of a reader is measured. Shorter: noise; longer: slow to follow.
+const MIN_MEASURING_TIME: Duration = Duration::from_millis(20);
 
-/// How far ahead of their readers streams may be now.
+/// How far ahead of their readers streams may be sent now.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// How long it takes until a reader's answer to what is sent now is known here.
+pub(super) struct ReadAhead {
+    /// The time until a DataAck report about data that is sent now arrives.
     lag: Duration,
-    /// Bytes for one that is not known to read: no more than fits into memory for very many of them.
+    /// Unread bytes of a stream whose reader is not known to read.
     unread: u64,
 }
 
-impl Patience {
-    /// Where a round trip takes so long, and so many readers are not known to have read everything.
-    pub(super) fn new(rtt: Duration, owing: u64) -> Self {
-        let unread = (ALL_UNREAD / owing.max(1)).clamp(LEAST_UNREAD, UNREAD);
-        Self { lag: rtt + SLACK, unread }
+impl ReadAhead {
+    /// For this round-trip time, and `unread_streams` streams that are not known to be read completely.
+    pub(super) fn new(rtt: Duration, unread_streams: u64) -> Self {
+        let unread =
+            (MAX_UNREAD_IN_ALL / unread_streams.max(1)).clamp(MIN_UNREAD_PER_STREAM, MAX_UNREAD_PER_STREAM);
+        Self { lag: rtt + REPORT_PROCESSING_TIME, unread }
     }
 }
 
-/// What is known here of the reader of a stream.
+/// The reader of a stream at the peer, as its reports show it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes that it has taken, and how quickly.
+    /// Bytes that it has taken, and its rate once it is known to read.
     read: u64,
-    reads: Option<Reads>,
+    reads: Option<ReadRate>,
 }
 
-/// How quickly a reader took bytes lately.
+/// The measurement of a reader's rate.
 #[derive(Clone, Copy, Debug)]
-struct Reads {
+struct ReadRate {
     since: Instant,
-    /// What it had taken then.
+    /// Bytes taken then.
     from: u64,
-    /// `None` until there were two reports; it may have twice as much as one that is not known to read until then.
+    /// `None` before the second report; until then it may have twice the unread bytes.
     rate: Option<BitRate>,
 }
 
 impl Reader {
-    /// Whether it is known to have taken everything before this byte.
+    /// Whether it has taken everything before this offset.
     pub(super) fn has_read(&self, at: u64) -> bool {
         self.read >= at
     }
 
-    /// Where the stream has to stop for now: who reads is sent some round trips' data.
-    pub(super) fn limit(&self, patience: Patience) -> u64 {
-        let more =
-            |reads: Reads| reads.rate.map_or(patience.unread, |rate| rate.bytes_in(patience.lag * ROUNDS));
-        (self.read + patience.unread).saturating_add(self.reads.map_or(0, more))
+    /// The offset up to which the stream may be sent now.
+    pub(super) fn limit(&self, read_ahead: ReadAhead) -> u64 {
+        let more = |reads: ReadRate| {
+            reads.rate.map_or(read_ahead.unread, |rate| rate.bytes_in(read_ahead.lag * READ_AHEAD_ROUNDS))
+        };
+        (self.read + read_ahead.unread).saturating_add(self.reads.map_or(0, more))
     }
 
-    /// It has taken so many bytes.
-    pub(super) fn note(&mut self, now: Instant, read: u64) {
-        if read < READS.max(self.read) {
+    /// Takes a report that `read` bytes were taken.
+    pub(super) fn on_report(&mut self, now: Instant, read: u64) {
+        if read < KNOWN_READER_BYTES.max(self.read) {
             self.read = self.read.max(read);
             return;
         }
-        // How quickly it reads the next report will tell.
+        // The next report will show its rate.
         let Some(reads) = &mut self.reads else {
-            (self.read, self.reads) = (read, Some(Reads { since: now, from: read, rate: None }));
+            (self.read, self.reads) = (read, Some(ReadRate { since: now, from: read, rate: None }));
             return;
         };
         self.read = read;
         let time = now.saturating_duration_since(reads.since);
-        if time >= MEASURE {
+        if time >= MIN_MEASURING_TIME {
             let bytes = u128::from(read - reads.from) * 1_000_000_000 / time.as_nanos();
             let rate = BitRate::from_bytes_per_second(u64::try_from(bytes).unwrap_or(u64::MAX));
-            // What is missing before others holds a reader up now and then.
+            // Gaps delay a reader now and then, so a lower rate counts slowly.
             let before = reads.rate.filter(|before| *before > rate);
-            let rate = before.map_or(rate, |before| BitRate::from_bps(before.bps() - before.bps() / FORGETS));
-            *reads = Reads { since: now, from: read, rate: Some(rate) };
+            let rate = before
+                .map_or(rate, |before| BitRate::from_bps(before.bps() - before.bps() / RATE_DECAY_DIVISOR));
+            *reads = ReadRate { since: now, from: read, rate: Some(rate) };
         }
     }
 }
@@ -102,41 +110,41 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn readers_that_do_not_read_share_what_there_is() {
-        let ahead = |owing| Reader::default().limit(Patience::new(20 * MS, owing));
-        assert_eq!([0, 1, 9].map(ahead), [UNREAD; 3]);
-        assert_eq!(ahead(16), ALL_UNREAD / 16);
-        assert_eq!(ahead(10_000), LEAST_UNREAD);
+    fn readers_that_do_not_read_share_a_bound() {
+        let ahead = |unread_streams| Reader::default().limit(ReadAhead::new(20 * MS, unread_streams));
+        assert_eq!([0, 1, 9].map(ahead), [MAX_UNREAD_PER_STREAM; 3]);
+        assert_eq!(ahead(16), MAX_UNREAD_IN_ALL / 16);
+        assert_eq!(ahead(10_000), MIN_UNREAD_PER_STREAM);
     }
 
     #[test]
     fn a_reader_is_sent_what_it_reads_in_some_round_trips() {
         let (mut reader, start) = (Reader::default(), Instant::now());
-        let patience = Patience::new(20 * MS, 1);
+        let read_ahead = ReadAhead::new(20 * MS, 1);
         let mut read = 0;
         for step in 0..100 {
             read += 1 << 20;
-            reader.note(start + 25 * MS * step, read);
+            reader.on_report(start + 25 * MS * step, read);
         }
         // 1 MiB in 25 ms, for three times 25 ms.
-        assert_eq!(reader.limit(patience) - read, UNREAD + (3 << 20));
+        assert_eq!(reader.limit(read_ahead) - read, MAX_UNREAD_PER_STREAM + (3 << 20));
         assert!(reader.has_read(read) && !reader.has_read(read + 1));
-        // It becomes slower: what it is sent follows, but not at once.
+        // It becomes slower: the limit follows, but not at once.
         let late = start + 25 * MS * 100;
-        reader.note(late, read + 1);
-        let once = reader.limit(patience);
-        assert!(once > read + UNREAD + (5 << 19), "{}", once - read);
+        reader.on_report(late, read + 1);
+        let once = reader.limit(read_ahead);
+        assert!(once > read + MAX_UNREAD_PER_STREAM + (5 << 19), "{}", once - read);
         for step in 1..200 {
-            reader.note(late + 25 * MS * step, read + 1 + u64::from(step));
+            reader.on_report(late + 25 * MS * step, read + 1 + u64::from(step));
         }
-        assert!(reader.limit(patience) < read + 2 * UNREAD);
+        assert!(reader.limit(read_ahead) < read + 2 * MAX_UNREAD_PER_STREAM);
     }
 
     #[test]
-    fn what_was_told_before_is_not_taken_back() {
+    fn an_older_report_takes_nothing_back() {
         let (mut reader, start) = (Reader::default(), Instant::now());
-        reader.note(start, 2 * READS);
-        reader.note(start + 50 * MS, READS);
-        assert!(reader.has_read(2 * READS));
+        reader.on_report(start, 2 * KNOWN_READER_BYTES);
+        reader.on_report(start + 50 * MS, KNOWN_READER_BYTES);
+        assert!(reader.has_read(2 * KNOWN_READER_BYTES));
     }
 }

@@ -1,90 +1,100 @@
-//! What arrives on bulk streams, put in order.
+//! The receiving side of bulk streams: puts their data in order.
 //!
-//! In: chunks of the library in any order, and bytes that came past it on another path. Out: the bytes in order, and how far
-//! each stream has come, for the far end. Always holds: every byte is handed out once; what is held because others are
-//! missing before it is bounded, for all streams together.
+//! In: chunks from noq in any order, and reinjected data from datagrams. Out: the data in order, and a [`DataAck`] for each
+//! stream. Always holds: every byte is delivered once; out-of-order data of all streams together is bounded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Buf, Bytes};
 use rustc_hash::FxHashMap;
 
-use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT};
+use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT_REPORT_BYTES};
 use crate::StreamId;
 
-/// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
-/// sends in one round trip, not what comes while something is lost again and again.
-const MOST_HELD: usize = 8 << 20;
-/// Streams whose first bytes come another way before the stream is there.
-const MOST_EARLY: usize = 256;
-/// What holding some bytes takes beside them.
-const HOLDING: usize = 128;
-/// Gaps of a stream that are told at a time, and the held pieces that are looked through for them.
-const MOST_GAPS: usize = 16;
-const MOST_LOOKS: usize = 512;
+/// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round trip, but not what
+/// arrives while a packet is lost repeatedly. Smaller: reinjected data is dropped; larger: memory.
+const MAX_OUT_OF_ORDER_BYTES: usize = 8 << 20;
+/// Streams whose first bytes may be reinjected before noq has opened the stream. Fewer: requests wait for retransmissions; more:
+/// memory of hostile peers.
+const MAX_EARLY_STREAMS: usize = 256;
+/// The memory of an out-of-order chunk beside its bytes.
+const CHUNK_OVERHEAD: usize = 128;
+/// Gaps of a stream in one DataAck (more do not fit an entry), and the out-of-order chunks that are searched for them. Fewer: gaps
+/// are reported late; more: processor time.
+const MAX_GAPS: usize = 16;
+const MAX_SEARCHED_CHUNKS: usize = 512;
 
-/// The chunks of one stream that the library has, in any order.
+/// The received chunks of one stream inside noq, in any order.
 pub(super) trait ChunkReader {
-    /// The next chunk of at most `most` bytes; `None` at the end of the stream.
-    fn next(&mut self, most: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError>;
+    /// The next chunk of at most `max` bytes; `None` at the end of the stream.
+    fn next(&mut self, max: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError>;
 }
 
 impl ChunkReader for noq_proto::Chunks<'_> {
-    fn next(&mut self, most: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError> {
-        Self::next(self, most)
+    fn next(&mut self, max: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError> {
+        Self::next(self, max)
     }
 }
 
-/// What arrives on one bulk stream.
+/// The receiving side of one bulk stream.
 #[derive(Debug)]
 struct ReceiveStream {
-    /// Where the next byte for the owner is.
+    /// The offset of the next byte to deliver.
     next: u64,
-    /// Bytes that are not next, by where they begin; they may overlap.
+    /// Out-of-order chunks by offset; they may overlap.
     held: BTreeMap<u64, Bytes>,
-    /// Memory for them (bytes).
+    /// Their memory (bytes).
     bytes: usize,
-    /// Where the stream ends, as far as bytes that came another way said.
+    /// The final size, if reinjected data had a FIN.
     end: Option<u64>,
-    /// The owner found nothing, and nothing has come since.
-    waits: bool,
-    /// Has a place among those whose progress is to be told.
-    queued: bool,
-    /// What was told of `next` last.
-    told: u64,
+    /// Whether the reader found no data, and nothing has arrived since.
+    reader_waits: bool,
+    /// Whether a DataAck is pending.
+    ack_pending: bool,
+    /// The `next` offset in the last DataAck.
+    last_acked: u64,
 }
 
 impl ReceiveStream {
     fn new(next: u64) -> Self {
-        Self { next, held: BTreeMap::new(), bytes: 0, end: None, waits: true, queued: false, told: 0 }
-    }
-
-    /// Keeps bytes that are not next, if they are new.
-    fn hold(&mut self, at: u64, bytes: &Bytes) {
-        let longer = self.held.get(&at).is_none_or(|held| held.len() < bytes.len());
-        if at + bytes.len() as u64 > self.next && longer {
-            // A copy: the buffer behind it is of many packets.
-            let before = self.held.insert(at, Bytes::copy_from_slice(bytes));
-            self.bytes += bytes.len() + HOLDING - before.map_or(0, |before| before.len() + HOLDING);
+        Self {
+            next,
+            held: BTreeMap::new(),
+            bytes: 0,
+            end: None,
+            reader_waits: true,
+            ack_pending: false,
+            last_acked: 0,
         }
     }
 
-    /// Hands out about `most` bytes of what is held and next; returns how many.
-    fn next_held(&mut self, most: usize, out: &mut impl FnMut(Bytes)) -> usize {
+    /// Keeps out-of-order data, if it is new.
+    fn hold(&mut self, at: u64, bytes: &Bytes) {
+        let longer = self.held.get(&at).is_none_or(|held| held.len() < bytes.len());
+        if at + bytes.len() as u64 > self.next && longer {
+            // A copy: the received slice would keep a buffer of many packets alive.
+            let before = self.held.insert(at, Bytes::copy_from_slice(bytes));
+            self.bytes +=
+                bytes.len() + CHUNK_OVERHEAD - before.map_or(0, |before| before.len() + CHUNK_OVERHEAD);
+        }
+    }
+
+    /// Delivers about `max` bytes of kept data that is next now; returns how many.
+    fn deliver_held(&mut self, max: usize, out: &mut impl FnMut(Bytes)) -> usize {
         let mut taken = 0;
-        while taken < most
+        while taken < max
             && let Some(entry) = self.held.first_entry()
             && *entry.key() <= self.next
         {
             let (at, bytes) = entry.remove_entry();
-            self.bytes -= bytes.len() + HOLDING;
-            taken += self.hand_out(at, bytes, out);
+            self.bytes -= bytes.len() + CHUNK_OVERHEAD;
+            taken += self.deliver(at, bytes, out);
         }
         taken
     }
 
-    /// Hands out those of `bytes`, which do not begin behind what is next, that were not handed out before.
-    fn hand_out(&mut self, at: u64, mut bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
+    /// Delivers the new part of `bytes`, which begin at or before the next offset; returns its length.
+    fn deliver(&mut self, at: u64, mut bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
         let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
         if known >= bytes.len() {
             return 0;
@@ -96,21 +106,21 @@ impl ReceiveStream {
         taken
     }
 
-    /// Takes bytes, and hands out those that are next; returns how many.
+    /// Takes data, and delivers it if it is next; returns how many bytes were delivered.
     fn take(&mut self, at: u64, bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
         if at > self.next {
             self.hold(at, &bytes);
             return 0;
         }
-        self.hand_out(at, bytes, out)
+        self.deliver(at, bytes, out)
     }
 
-    /// The gaps before what is held.
+    /// The gaps before kept data: offset and length.
     fn gaps(&self) -> Vec<(u64, u64)> {
         let (mut end, mut gaps) = (self.next, Vec::new());
-        for (at, bytes) in self.held.iter().take(MOST_LOOKS) {
+        for (at, bytes) in self.held.iter().take(MAX_SEARCHED_CHUNKS) {
             if *at > end {
-                if gaps.len() == MOST_GAPS {
+                if gaps.len() == MAX_GAPS {
                     break;
                 }
                 gaps.push((end, at - end));
@@ -121,52 +131,52 @@ impl ReceiveStream {
     }
 }
 
-/// What arrives on all streams of a connection.
+/// The receiving side of all streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveStreams {
     streams: FxHashMap<StreamId, ReceiveStream>,
-    /// Streams of the peer's that are not bulk streams yet, of which bytes came another way.
+    /// Streams of the peer with reinjected data that are not bulk streams yet.
     early: BTreeSet<StreamId>,
-    /// Bidirectional streams of the peer's that are read in order so far.
-    fresh: BTreeSet<StreamId>,
-    /// The peer's bidirectional streams that were ever opened.
+    /// Bidirectional streams of the peer that noq still delivers in order.
+    read_in_order: BTreeSet<StreamId>,
+    /// The number of bidirectional streams that the peer has opened.
     opened: u64,
-    /// Memory for what is held in all of them (bytes).
+    /// Memory of out-of-order data of all streams (bytes).
     held: usize,
-    /// Both ends tell each other how far streams have come.
-    tells: bool,
-    /// Streams whose progress is to be told, and whether that is urgent.
-    to_tell: VecDeque<StreamId>,
+    /// Whether both ends send DataAck reports.
+    sends_data_acks: bool,
+    /// Streams with a pending DataAck, and whether any is urgent.
+    pending_acks: VecDeque<StreamId>,
     urgent: bool,
 }
 
 impl ReceiveStreams {
-    /// Makes a stream a bulk stream, of which `read` bytes were read in order before.
+    /// Makes a stream a bulk stream after `read` bytes were read in order.
     pub(super) fn make_bulk(&mut self, id: StreamId, read: u64) {
         self.streams.entry(id).or_insert_with(|| ReceiveStream::new(read));
         self.early.remove(&id);
-        self.fresh.remove(&id);
+        self.read_in_order.remove(&id);
     }
 
-    /// Nobody will read a bulk stream any more; returns whether the peer is to be asked to stop: all of it was read, but
-    /// what came another way may still come a second time.
+    /// Ends the reading of a bulk stream; returns whether to send STOP_SENDING: everything was read, but noq does not know the
+    /// end of the stream, as reinjected data may still arrive a second time.
     pub(super) fn end_bulk(&mut self, id: StreamId) -> bool {
         self.forget(id).is_some_and(|stream| stream.end == Some(stream.next))
     }
 
-    /// Whether a stream is read here.
+    /// Whether this end reads the stream out of order.
     pub(super) fn contains(&self, id: StreamId) -> bool {
         self.streams.contains_key(&id)
     }
 
-    /// Whether a stream is none of bulk, of which bytes came another way.
+    /// Whether the stream has reinjected data, but is no bulk stream yet.
     pub(super) fn is_early(&self, id: StreamId) -> bool {
         self.early.contains(&id)
     }
 
-    /// A stream that is not a bulk stream is over.
+    /// Ends the reading of a stream that is no bulk stream.
     pub(super) fn end_ordered(&mut self, id: StreamId) {
-        self.fresh.remove(&id);
+        self.read_in_order.remove(&id);
         if self.early.contains(&id) {
             self.forget(id);
         }
@@ -179,25 +189,24 @@ impl ReceiveStreams {
         Some(stream)
     }
 
-    /// The peer has opened streams up to this one.
+    /// The peer has opened the streams up to this one.
     pub(super) fn note_opened(&mut self, id: StreamId) {
         if is_bidirectional(id) {
             self.opened = self.opened.max((id >> 2) + 1);
-            self.fresh.insert(id);
+            self.read_in_order.insert(id);
         }
     }
 
-    /// Something has come on a stream; what, is seen when its owner reads.
+    /// Data has arrived on a stream.
     pub(super) fn note_readable(&mut self, id: StreamId) {
-        if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.waits) {
-            stream.waits = false;
-            self.tell(id);
+        if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.reader_waits) {
+            stream.reader_waits = false;
+            self.queue_data_ack(id);
         }
     }
 
-    /// Takes bytes of a stream that came another way than in it; returns whether there may be something to read. They are
-    /// dropped where too much is held: they come in the stream as well. `own` says whether this end opened the stream,
-    /// `read` how many of its bytes were read in order.
+    /// Takes reinjected data of a stream; returns whether it may be readable. It is dropped if too much is kept, because noq
+    /// delivers it as well. `own`: this end opened the stream; `read`: how many of its bytes were read in order.
     pub(super) fn take_reinjected(
         &mut self,
         piece: &StreamChunk,
@@ -210,7 +219,7 @@ impl ReceiveStreams {
             self.early.insert(id);
         }
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if piece.offset > stream.next && self.held > MOST_HELD {
+        if piece.offset > stream.next && self.held > MAX_OUT_OF_ORDER_BYTES {
             return false;
         }
         if piece.fin {
@@ -222,36 +231,36 @@ impl ReceiveStreams {
         true
     }
 
-    /// Whether a stream of the peer's is not opened yet, or read in order so far: its beginning may come another way.
+    /// Whether a stream of the peer is not opened yet, or still read in order, so that its beginning may be reinjected.
     fn is_beginning(&self, id: StreamId) -> bool {
-        if !is_bidirectional(id) || self.early.len() >= MOST_EARLY {
+        if !is_bidirectional(id) || self.early.len() >= MAX_EARLY_STREAMS {
             return false;
         }
         let ahead = (id >> 2).checked_sub(self.opened);
-        ahead.is_some_and(|ahead| ahead < MOST_EARLY as u64) || self.fresh.contains(&id)
+        ahead.is_some_and(|ahead| ahead < MAX_EARLY_STREAMS as u64) || self.read_in_order.contains(&id)
     }
 
-    /// Hands out the next bytes of a stream, in order: about `most`.
+    /// Delivers the next bytes of a stream in order, about `max`.
     pub(super) fn read(
         &mut self,
         id: StreamId,
-        most: usize,
+        max: usize,
         chunks: &mut impl ChunkReader,
         mut out: impl FnMut(Bytes),
     ) -> ReadStatus {
         let Some(stream) = self.streams.get_mut(&id) else { return ReadStatus::Blocked };
         let (before, others) = (stream.bytes, self.held - stream.bytes);
-        let waited = stream.waits;
-        let mut read = stream.next_held(most, &mut out);
+        let waited = stream.reader_waits;
+        let mut read = stream.deliver_held(max, &mut out);
         let end = loop {
             if stream.end == Some(stream.next) {
                 break ReadStatus::Finished;
             }
-            if read >= most {
+            if read >= max {
                 break ReadStatus::More;
             }
-            // Taking nothing tells where the next chunk is.
-            if stream.bytes + others > MOST_HELD
+            // Reading 0 bytes returns the offset of the next chunk.
+            if stream.bytes + others > MAX_OUT_OF_ORDER_BYTES
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > stream.next))
             {
                 break ReadStatus::Blocked;
@@ -259,7 +268,7 @@ impl ReceiveStreams {
             match chunks.next(usize::MAX) {
                 Ok(Some(chunk)) => {
                     read += stream.take(chunk.offset, chunk.bytes, &mut out);
-                    read += stream.next_held(most.saturating_sub(read), &mut out);
+                    read += stream.deliver_held(max.saturating_sub(read), &mut out);
                 }
                 Ok(None) => break ReadStatus::Finished,
                 Err(noq_proto::ReadError::Blocked) => break ReadStatus::Blocked,
@@ -267,60 +276,59 @@ impl ReceiveStreams {
             }
         };
         self.held = self.held + stream.bytes - before;
-        stream.waits = end == ReadStatus::Blocked;
-        self.urgent |= stream.next >= stream.told + URGENT;
-        if read > 0 || stream.waits && (!waited || !stream.held.is_empty()) {
-            self.tell(id);
+        stream.reader_waits = end == ReadStatus::Blocked;
+        self.urgent |= stream.next >= stream.last_acked + URGENT_REPORT_BYTES;
+        if read > 0 || stream.reader_waits && (!waited || !stream.held.is_empty()) {
+            self.queue_data_ack(id);
         }
         end
     }
 
-    /// How far streams have come is told from now on.
-    pub(super) fn tell_progress(&mut self) {
-        self.tells = true;
+    /// Enables DataAck reports.
+    pub(super) fn enable_data_acks(&mut self) {
+        self.sends_data_acks = true;
     }
 
-    /// The progress of a stream is to be told.
-    pub(super) fn tell(&mut self, id: StreamId) {
-        if self.tells
+    /// Queues a DataAck of a stream.
+    pub(super) fn queue_data_ack(&mut self, id: StreamId) {
+        if self.sends_data_acks
             && let Some(stream) = self.streams.get_mut(&id)
-            && !std::mem::replace(&mut stream.queued, true)
+            && !std::mem::replace(&mut stream.ack_pending, true)
         {
-            self.to_tell.push_back(id);
+            self.pending_acks.push_back(id);
         }
     }
 
-    /// Whether the far end waits for progress to be told.
+    /// Whether a DataAck is urgent, because the peer waits for it to send more.
     pub(super) fn is_urgent(&self) -> bool {
         self.urgent
     }
 
-    /// What is urgent is being told.
+    /// The urgent DataAcks are being sent.
     pub(super) fn clear_urgent(&mut self) {
         self.urgent = false;
     }
 
-    /// How many streams [`Self::take_progress`] may have something to say about.
-    pub(super) fn progresses(&self) -> usize {
-        self.to_tell.len()
+    /// The number of pending DataAcks.
+    pub(super) fn pending_data_acks(&self) -> usize {
+        self.pending_acks.len()
     }
 
-    /// The progress of the next stream on which something has changed since it was told last, or bytes are missing;
-    /// `None` if the stream is gone.
-    pub(super) fn take_progress(&mut self) -> Option<DataAck> {
-        let id = self.to_tell.pop_front()?;
+    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the stream is gone.
+    pub(super) fn next_data_ack(&mut self) -> Option<DataAck> {
+        let id = self.pending_acks.pop_front()?;
         let stream = self.streams.get_mut(&id)?;
-        let gaps = if stream.waits { stream.gaps() } else { Vec::new() };
-        stream.queued = !gaps.is_empty();
-        stream.told = stream.next;
-        if stream.queued {
-            self.to_tell.push_back(id);
+        let gaps = if stream.reader_waits { stream.gaps() } else { Vec::new() };
+        stream.ack_pending = !gaps.is_empty();
+        stream.last_acked = stream.next;
+        if stream.ack_pending {
+            self.pending_acks.push_back(id);
         }
-        Some(DataAck { stream: id, next_offset: stream.next, reader_waits: stream.waits, gaps })
+        Some(DataAck { stream: id, next_offset: stream.next, reader_waits: stream.reader_waits, gaps })
     }
 }
 
-/// Whether both ends write to a stream (RFC 9000 §2.1).
+/// Whether a stream is bidirectional (RFC 9000 §2.1).
 fn is_bidirectional(id: StreamId) -> bool {
     id & 2 == 0
 }
@@ -329,7 +337,7 @@ fn is_bidirectional(id: StreamId) -> bool {
 mod tests {
     use super::*;
 
-    /// Chunks as the library hands them out; blocked after the last.
+    /// Chunks as noq delivers them; blocked after the last one.
     struct Chunks(VecDeque<(u64, Bytes)>);
 
     impl Chunks {
@@ -339,9 +347,9 @@ mod tests {
     }
 
     impl ChunkReader for Chunks {
-        fn next(&mut self, most: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError> {
+        fn next(&mut self, max: usize) -> Result<Option<noq_proto::Chunk>, noq_proto::ReadError> {
             let Some((offset, bytes)) = self.0.front_mut() else { return Err(noq_proto::ReadError::Blocked) };
-            let chunk = noq_proto::Chunk { offset: *offset, bytes: bytes.split_to(most.min(bytes.len())) };
+            let chunk = noq_proto::Chunk { offset: *offset, bytes: bytes.split_to(max.min(bytes.len())) };
             *offset += chunk.bytes.len() as u64;
             if bytes.is_empty() {
                 self.0.pop_front();
@@ -361,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_sends_behind_gaps_without_end_is_not_kept_without_end() {
+    fn out_of_order_data_is_bounded() {
         let mut streams = ReceiveStreams::default();
         for stream in [0, 4] {
             streams.make_bulk(stream, 0);
@@ -369,7 +377,7 @@ mod tests {
                 streams.take_reinjected(&piece(stream, 1 + 2 * at, b"x"), false, || 0);
             }
         }
-        assert!(streams.held <= MOST_HELD + 1 + HOLDING, "{} bytes", streams.held);
+        assert!(streams.held <= MAX_OUT_OF_ORDER_BYTES + 1 + CHUNK_OVERHEAD, "{} bytes", streams.held);
         let pieces: usize = streams.streams.values().map(|stream| stream.held.len()).sum();
         assert!((10_000..100_000).contains(&pieces), "{pieces} pieces");
         // What is next is taken all the same.
@@ -381,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_out_once_and_in_order_whatever_way_they_came() {
+    fn bytes_are_delivered_once_and_in_order() {
         let mut stream = ReceiveStream::new(0);
         let all: Vec<u8> = (0..200).collect();
         let mut got = Vec::new();
@@ -390,17 +398,17 @@ mod tests {
             let mut out = |bytes: Bytes| got.extend_from_slice(&bytes);
             if reinjected {
                 stream.hold(at as u64, &bytes);
-                stream.next_held(1000, &mut out);
+                stream.deliver_held(1000, &mut out);
             } else {
                 stream.take(at as u64, bytes, &mut out);
-                stream.next_held(1000, &mut out);
+                stream.deliver_held(1000, &mut out);
             }
             stream.bytes
         };
         give(10, 20, false);
         give(25, 20, true);
         give(10, 5, true);
-        assert_eq!(give(10, 30, true), 50 + 2 * HOLDING, "the longer one");
+        assert_eq!(give(10, 30, true), 50 + 2 * CHUNK_OVERHEAD, "the longer one");
         assert_eq!(give(0, 10, false), 0);
         assert_eq!(give(5, 10, true), 0, "known");
         give(60, 10, true);
@@ -410,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_whose_beginning_came_another_way_is_one_of_the_peers_that_may_come_next() {
+    fn only_the_next_streams_of_the_peer_may_begin_with_reinjected_data() {
         let mut streams = ReceiveStreams::default();
         assert!(!streams.take_reinjected(&piece(1, 0, b"x"), true, || 0), "this end's");
         assert!(!streams.take_reinjected(&piece(2, 0, b"x"), false, || 0), "of one direction");
@@ -422,26 +430,26 @@ mod tests {
     }
 
     #[test]
-    fn progress_tells_what_is_missing_until_it_has_come() {
+    fn data_acks_report_gaps_until_they_are_filled() {
         let mut streams = ReceiveStreams::default();
         streams.make_bulk(0, 0);
         read(&mut streams, &[(0, b"ab")]);
-        assert_eq!(streams.progresses(), 0, "nobody asked for it");
-        streams.tell_progress();
+        assert_eq!(streams.pending_data_acks(), 0, "nobody asked for it");
+        streams.enable_data_acks();
         assert_eq!(read(&mut streams, &[(2, b"cd"), (6, b"gh")]), (b"cd".to_vec(), ReadStatus::Blocked));
-        let told = DataAck { stream: 0, next_offset: 4, reader_waits: true, gaps: vec![(4, 2)] };
-        assert_eq!(streams.take_progress(), Some(told.clone()));
-        assert_eq!(streams.take_progress(), Some(told), "as long as it is missing");
+        let last_acked = DataAck { stream: 0, next_offset: 4, reader_waits: true, gaps: vec![(4, 2)] };
+        assert_eq!(streams.next_data_ack(), Some(last_acked.clone()));
+        assert_eq!(streams.next_data_ack(), Some(last_acked), "as long as it is missing");
         assert!(streams.take_reinjected(&piece(0, 4, b"ef"), false, || 0));
         assert_eq!(read(&mut streams, &[]), (b"efgh".to_vec(), ReadStatus::Blocked));
-        let told = DataAck { stream: 0, next_offset: 8, reader_waits: true, gaps: Vec::new() };
-        assert_eq!((streams.take_progress(), streams.progresses()), (Some(told), 0));
+        let last_acked = DataAck { stream: 0, next_offset: 8, reader_waits: true, gaps: Vec::new() };
+        assert_eq!((streams.next_data_ack(), streams.pending_data_acks()), (Some(last_acked), 0));
         streams.note_readable(0);
-        assert_eq!(streams.take_progress().map(|progress| progress.reader_waits), Some(false));
+        assert_eq!(streams.next_data_ack().map(|progress| progress.reader_waits), Some(false));
     }
 
     #[test]
-    fn an_end_that_came_another_way_ends_the_stream() {
+    fn a_reinjected_fin_ends_the_stream() {
         let mut streams = ReceiveStreams::default();
         streams.make_bulk(0, 0);
         let last = StreamChunk { fin: true, ..piece(0, 2, b"cd") };

@@ -1,11 +1,10 @@
-//! Bytes that wait to be sent on streams.
+//! The sending side of streams.
 //!
-//! Those of most streams leave at once, on any path. Those of bulk streams leave only as paths are granted to them: they
-//! wait here, and take turns when a path's pass begins. Not when it is granted: passes have another order than grants, and
-//! bytes of a stream must leave in theirs.
+//! In: written data, flow control credit, send quotas. Out: data for noq. Data of ordinary streams leaves at once, on any
+//! path. Data of bulk streams waits here, and leaves by the send quotas of paths, in turns, when a path's pass begins; not
+//! when the quota is granted, because passes have another order than grants, and the bytes of a stream must leave in order.
 //!
-//! Always holds: a bulk stream has a place in `ready` if it has something to send that the peer gives credit for, and
-//! `waiting` is what those streams have to send.
+//! Always holds: a bulk stream is in `ready` if it has data and flow control credit, and `waiting` is the data of these streams.
 
 use std::collections::VecDeque;
 
@@ -15,18 +14,19 @@ use rustc_hash::FxHashMap;
 
 use super::{
     StreamChunk,
-    readers::{Patience, Reader},
+    readers::{ReadAhead, Reader},
 };
 use crate::StreamId;
 
-/// Bytes that wait in a bulk stream before its owner is told that there is no room.
-const BULK_QUEUE: usize = 256 << 10;
-/// Bytes that a bulk stream may send before the next one has its turn.
-const TURN: u64 = 16 << 10;
-/// Streams that are looked through for those that last.
-const MOST_LOOKS: usize = 64;
+/// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger: memory of readers that
+/// stop. No measurement (docs/design/streams.md).
+const MAX_BULK_QUEUE: usize = 256 << 10;
+/// Bytes that a bulk stream may send before the next one has its turn. Smaller: overhead; larger: others wait. No measurement.
+const TURN_BYTES: u64 = 16 << 10;
+/// Streams that are searched for long transfers. More: processor time; fewer: paths with a large delay difference stay unused.
+const MAX_SEARCHED: usize = 64;
 
-/// The side of the library that takes bytes of streams.
+/// The sending side of streams inside noq.
 pub(super) trait StreamWriter {
     /// Takes bytes from the front of `bytes`; returns how many.
     fn write(&mut self, id: StreamId, bytes: &mut Bytes) -> Result<usize, noq_proto::WriteError>;
@@ -34,60 +34,60 @@ pub(super) trait StreamWriter {
     fn finish(&mut self, id: StreamId);
 }
 
-/// What [`SendStreams::flush`] did.
+/// The result of [`SendStreams::flush`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Flushed {
-    /// Bytes that were taken; the end counts as one.
+    /// Bytes that noq took; a FIN counts as one.
     pub(super) bytes: u64,
-    /// The peer wants no more: what waited was dropped.
+    /// The peer stopped the stream: waiting data was dropped.
     pub(super) dropped: bool,
 }
 
-/// What waits to be sent on one stream.
+/// The sending side of one stream.
 #[derive(Debug, Default)]
 struct SendStream {
     queue: VecDeque<Bytes>,
-    /// Bytes in it.
+    /// Bytes in the queue.
     bytes: usize,
-    /// Where the first of them is in the stream.
+    /// The offset of the first of them.
     at: u64,
     finish: bool,
-    /// The end was sent.
+    /// Whether the FIN was sent.
     ended: bool,
-    /// Leaves as paths are granted.
+    /// Whether data leaves only by send quotas.
     bulk: bool,
-    /// Has a place among those that wait for grants.
+    /// Whether the stream is in the queue of those that wait for quotas.
     ready: bool,
-    /// The peer gives no credit for now, or its reader is not to have more.
+    /// Whether flow control or the reader's limit allows nothing now.
     blocked: bool,
-    /// The owner found no room.
+    /// Whether the writer was stopped.
     full: bool,
-    /// Since when the owner has always had more than there was room for.
-    crowded: Option<Instant>,
+    /// Since when the queue has always been full when the stream had its turn.
+    full_since: Option<Instant>,
     reader: Reader,
-    /// Blocked because of its reader.
-    restrained: bool,
-    /// Something was sent that is not known to have been read.
-    owes: bool,
+    /// Whether it is blocked by the reader's limit.
+    blocked_by_reader: bool,
+    /// Whether sent data is not known to be read.
+    unread: bool,
 }
 
 impl SendStream {
-    /// What it takes to send it all: the end counts as one byte.
-    fn wants(&self) -> u64 {
+    /// Bytes that wait; a FIN counts as one.
+    fn waiting_bytes(&self) -> u64 {
         self.bytes as u64 + u64::from(self.finish)
     }
 
-    /// Bytes that may be sent now.
-    fn may_send(&self, patience: Patience) -> u64 {
-        self.reader.limit(patience).saturating_sub(self.at)
+    /// Bytes that the reader's limit allows now.
+    fn may_send(&self, read_ahead: ReadAhead) -> u64 {
+        self.reader.limit(read_ahead).saturating_sub(self.at)
     }
 
-    /// Whether its owner has had more than there was room for since then.
-    fn lasts_since(&self, since: Instant) -> bool {
-        self.crowded.is_some_and(|crowded| crowded <= since)
+    /// Whether the queue has always been full since then.
+    fn is_full_since(&self, since: Instant) -> bool {
+        self.full_since.is_some_and(|full_since| full_since <= since)
     }
 
-    /// Puts back what the library did not take of the first buffer.
+    /// Puts back the part of the first buffer that noq did not take.
     fn put_back(&mut self, taken: Bytes) {
         let back = self.queue.pop_front().unwrap_or_default();
         for bytes in [back, taken] {
@@ -98,55 +98,55 @@ impl SendStream {
     }
 }
 
-/// The turn of a bulk stream when a path's pass begins.
+/// The turn of a bulk stream in a path's pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) id: StreamId,
-    /// Bytes that it may send.
-    pub(super) most: u64,
-    /// What it had to send.
+    /// Bytes that the stream may send.
+    pub(super) max: u64,
+    /// Bytes that waited before.
     wanted: u64,
-    /// Its owner had found no room.
+    /// Whether the writer was stopped before.
     was_full: bool,
 }
 
-/// What waits on all streams of a connection.
+/// The sending side of all streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct SendStreams {
     streams: FxHashMap<StreamId, SendStream>,
-    /// Bulk streams with something to send that the peer gives credit for.
+    /// Bulk streams with data and flow control credit.
     ready: VecDeque<StreamId>,
-    /// What they have to send (bytes).
+    /// The waiting data of these streams (bytes).
     waiting: u64,
-    /// Streams whose readers are not known to have read everything.
-    owing: u64,
+    /// The number of streams that are not known to be read completely.
+    unread_streams: u64,
 }
 
 impl SendStreams {
-    /// What bulk streams have to send (bytes).
+    /// The data of bulk streams that waits for quotas (bytes).
     pub(super) fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// How many streams have readers that are not known to have read everything.
-    pub(super) fn owing(&self) -> u64 {
-        self.owing
+    /// The number of streams that are not known to be read completely.
+    pub(super) fn unread_streams(&self) -> u64 {
+        self.unread_streams
     }
 
-    /// The number of the bulk stream whose turn is next, and the place of its next byte.
+    /// The bulk stream whose turn is next, and the offset of its next byte.
     pub(super) fn front(&self) -> Option<(StreamId, u64)> {
         let id = *self.ready.front()?;
         Some((id, self.streams.get(&id)?.at))
     }
 
-    /// Bytes of bulk streams whose owners have had more than there was room for since then, as far as they are looked
-    /// through.
-    pub(super) fn lasting(&self, since: Instant) -> u64 {
-        let streams = self.ready.iter().take(MOST_LOOKS).filter_map(|id| self.streams.get(id));
-        streams.filter(|stream| stream.lasts_since(since)).map(|stream| stream.bytes as u64).sum()
+    /// The waiting bytes of long transfers, whose queues have always been full since then, among the first [`MAX_SEARCHED`]
+    /// streams.
+    pub(super) fn long_transfer_bytes(&self, since: Instant) -> u64 {
+        let streams = self.ready.iter().take(MAX_SEARCHED).filter_map(|id| self.streams.get(id));
+        streams.filter(|stream| stream.is_full_since(since)).map(|stream| stream.bytes as u64).sum()
     }
 
-    /// Makes a stream a bulk stream; returns whether it was none.
+    /// Makes a stream a bulk stream; returns whether it was not one before.
     pub(super) fn make_bulk(&mut self, id: StreamId) -> bool {
         let stream = self.streams.entry(id).or_default();
         let new = !std::mem::replace(&mut stream.bulk, true);
@@ -156,17 +156,17 @@ impl SendStreams {
         new
     }
 
-    /// Nobody will write to a bulk stream any more; what was written still leaves.
+    /// Ends the writing of a bulk stream; written data still leaves.
     pub(super) fn end_bulk(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.full = false;
-            if stream.wants() == 0 {
+            if stream.waiting_bytes() == 0 {
                 self.remove(id);
             }
         }
     }
 
-    /// Takes bytes that are to be sent.
+    /// Queues data.
     pub(super) fn push(&mut self, id: StreamId, data: Bytes) {
         let stream = self.streams.entry(id).or_default();
         stream.bytes += data.len();
@@ -176,7 +176,7 @@ impl SendStreams {
         stream.queue.push_back(data);
     }
 
-    /// Ends a stream after what was written.
+    /// Ends a stream after the written data.
     pub(super) fn finish(&mut self, id: StreamId) {
         let stream = self.streams.entry(id).or_default();
         if !std::mem::replace(&mut stream.finish, true) && stream.ready {
@@ -184,7 +184,7 @@ impl SendStreams {
         }
     }
 
-    /// Lets what was written leave: at once, or in the turn of a bulk stream.
+    /// Lets written data leave: at once, or in the turn of a bulk stream.
     pub(super) fn written(&mut self, writer: &mut impl StreamWriter, id: StreamId) -> Flushed {
         if self.streams.get(&id).is_some_and(|stream| stream.bulk) {
             self.make_ready(id);
@@ -193,54 +193,60 @@ impl SendStreams {
         self.flush(writer, id, u64::MAX, |_| {})
     }
 
-    /// Writes to a bulk stream past all turns, if it has sent and has to send nothing.
-    pub(super) fn announce(&mut self, writer: &mut impl StreamWriter, id: StreamId, data: Bytes) -> Flushed {
+    /// Writes to a bulk stream without a quota, if no data of it waits.
+    pub(super) fn write_past_quota(
+        &mut self,
+        writer: &mut impl StreamWriter,
+        id: StreamId,
+        data: Bytes,
+    ) -> Flushed {
         let Some(stream) = self.streams.get_mut(&id) else { return Flushed::default() };
-        if !stream.bulk || stream.wants() > 0 || stream.ended {
+        if !stream.bulk || stream.waiting_bytes() > 0 || stream.ended {
             return Flushed::default();
         }
-        let most = data.len();
-        stream.bytes += most;
+        let max = data.len();
+        stream.bytes += max;
         stream.queue.push_back(data);
-        let flushed = self.flush(writer, id, most as u64, |_| {});
+        let flushed = self.flush(writer, id, max as u64, |_| {});
         self.make_ready(id);
         flushed
     }
 
-    /// The peer gives credit for a stream again; returns whether there is such a stream.
+    /// Flow control allows data of a stream again; returns whether the stream exists.
     pub(super) fn unblock(&mut self, id: StreamId) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         stream.blocked = false;
         true
     }
 
-    /// The reader of a stream has taken so many bytes; returns whether the stream waited for that.
-    pub(super) fn note_read(&mut self, now: Instant, id: StreamId, read: u64) -> bool {
+    /// The reader of a stream has taken `read` bytes; returns whether the stream waited for that.
+    pub(super) fn on_read(&mut self, now: Instant, id: StreamId, read: u64) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        stream.reader.note(now, read);
-        let restrained = std::mem::take(&mut stream.restrained);
-        self.note_owing(id);
-        restrained
+        stream.reader.on_report(now, read);
+        let blocked_by_reader = std::mem::take(&mut stream.blocked_by_reader);
+        self.update_unread(id);
+        blocked_by_reader
     }
 
-    /// Something was sent on a stream, or read.
-    pub(super) fn note_owing(&mut self, id: StreamId) {
+    /// Updates the number of unread streams after data of a stream was sent or read.
+    pub(super) fn update_unread(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let owes = !stream.reader.has_read(stream.at);
-        self.owing = self.owing + u64::from(owes) - u64::from(std::mem::replace(&mut stream.owes, owes));
+        let unread = !stream.reader.has_read(stream.at);
+        self.unread_streams = self.unread_streams + u64::from(unread)
+            - u64::from(std::mem::replace(&mut stream.unread, unread));
     }
 
-    /// Bytes written and not yet taken by the library.
+    /// Bytes that were written, but not passed to noq yet.
     pub(super) fn unsent(&self, id: StreamId) -> usize {
         self.streams.get(&id).map_or(0, |stream| stream.bytes)
     }
 
-    /// Bytes that a bulk stream takes now; after 0 its owner is told by the end of a turn.
-    pub(super) fn room(&mut self, id: StreamId) -> usize {
+    /// Bytes that can be written to a bulk stream now; after 0, [`Self::end_turn`] reports when it is writable again.
+    pub(super) fn writable_bytes(&mut self, id: StreamId) -> usize {
         let Some(stream) = self.streams.get_mut(&id) else { return 0 };
-        let room = BULK_QUEUE.saturating_sub(stream.bytes);
-        stream.full |= room == 0;
-        room
+        let writable_bytes = MAX_BULK_QUEUE.saturating_sub(stream.bytes);
+        stream.full |= writable_bytes == 0;
+        writable_bytes
     }
 
     fn make_ready(&mut self, id: StreamId) {
@@ -248,46 +254,46 @@ impl SendStreams {
             && stream.bulk
             && !stream.ready
             && !stream.blocked
-            && stream.wants() > 0
+            && stream.waiting_bytes() > 0
         {
             stream.ready = true;
-            self.waiting += stream.wants();
-            // What has nothing waiting is what people wait for.
+            self.waiting += stream.waiting_bytes();
+            // In front: a stream that had no data waiting is probably interactive.
             self.ready.push_front(id);
         }
     }
 
-    /// Takes out what was to be sent on a stream.
+    /// Removes a stream and its waiting data.
     pub(super) fn remove(&mut self, id: StreamId) {
         if let Some(stream) = self.forget(id)
             && stream.ready
         {
-            self.waiting -= stream.wants();
+            self.waiting -= stream.waiting_bytes();
             self.ready.retain(|other| *other != id);
         }
     }
 
-    /// The same; of its place among those that wait for grants the caller takes care.
+    /// Removes a stream, but not from the queue of those that wait for quotas.
     fn forget(&mut self, id: StreamId) -> Option<SendStream> {
         let stream = self.streams.remove(&id)?;
-        self.owing -= u64::from(stream.owes);
+        self.unread_streams -= u64::from(stream.unread);
         Some(stream)
     }
 
-    /// Gives the library at most `most` bytes of a stream, of which `each` is told. The end counts as one byte.
+    /// Passes up to `max` bytes of a stream to noq, and to `each`. A FIN counts as one byte.
     pub(super) fn flush(
         &mut self,
         writer: &mut impl StreamWriter,
         id: StreamId,
-        most: u64,
+        max: u64,
         mut each: impl FnMut(StreamChunk),
     ) -> Flushed {
         let mut done = Flushed::default();
         let Some(stream) = self.streams.get_mut(&id) else { return done };
-        while done.bytes < most
+        while done.bytes < max
             && let Some(front) = stream.queue.front_mut()
         {
-            let some = front.len().min(usize::try_from(most - done.bytes).unwrap_or(usize::MAX));
+            let some = front.len().min(usize::try_from(max - done.bytes).unwrap_or(usize::MAX));
             let mut rest = front.split_to(some);
             let bytes = rest.clone();
             match writer.write(id, &mut rest) {
@@ -304,7 +310,7 @@ impl SendStreams {
                     }
                 }
                 Err(noq_proto::WriteError::Blocked) => {}
-                // Stopped or reset: nobody wants it any more.
+                // Stopped or reset.
                 Err(_) => {
                     self.remove(id);
                     done.dropped = true;
@@ -315,63 +321,63 @@ impl SendStreams {
             stream.blocked = true;
             return done;
         }
-        if stream.finish && stream.queue.is_empty() && done.bytes < most {
+        if stream.finish && stream.queue.is_empty() && done.bytes < max {
             (stream.finish, stream.ended) = (false, true);
             writer.finish(id);
             each(StreamChunk { stream: id, offset: stream.at, data: Bytes::new(), fin: true });
             done.bytes += 1;
         }
-        if !stream.bulk && stream.wants() == 0 {
+        if !stream.bulk && stream.waiting_bytes() == 0 {
             self.forget(id);
         }
         done
     }
 
-    /// The bulk stream whose turn is next in a pass with `left` bytes: one that lasts since then, if that is asked for.
-    /// Those that do not are added to `skipped`, for [`Self::return_skipped`].
+    /// The bulk stream whose turn is next in a pass with `left` bytes; only a long transfer, if `long_since` is set. Other
+    /// streams are added to `skipped`, for [`Self::return_skipped`].
     pub(super) fn next_turn(
         &mut self,
         now: Instant,
         left: u64,
-        lasting_since: Option<Instant>,
-        patience: Option<Patience>,
+        long_since: Option<Instant>,
+        read_ahead: Option<ReadAhead>,
         skipped: &mut Vec<StreamId>,
     ) -> Option<Turn> {
         while left > 0
-            && skipped.len() < MOST_LOOKS
+            && skipped.len() < MAX_SEARCHED
             && let Some(id) = self.ready.pop_front()
         {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            if lasting_since.is_some_and(|since| !stream.lasts_since(since)) {
+            if long_since.is_some_and(|since| !stream.is_full_since(since)) {
                 skipped.push(id);
                 continue;
             }
-            let (wanted, was_full) = (stream.wants(), stream.full);
+            let (wanted, was_full) = (stream.waiting_bytes(), stream.full);
             if was_full {
-                stream.crowded.get_or_insert(now);
+                stream.full_since.get_or_insert(now);
             }
-            let may_send = patience.map_or(u64::MAX, |patience| stream.may_send(patience));
-            let most = left.min(TURN).min(may_send);
-            if most == 0 {
-                (stream.blocked, stream.restrained) = (true, true);
+            let may_send = read_ahead.map_or(u64::MAX, |read_ahead| stream.may_send(read_ahead));
+            let max = left.min(TURN_BYTES).min(may_send);
+            if max == 0 {
+                (stream.blocked, stream.blocked_by_reader) = (true, true);
             }
-            return Some(Turn { id, most, wanted, was_full });
+            return Some(Turn { id, max, wanted, was_full });
         }
         None
     }
 
-    /// The turn of a stream is over, in which it has sent so many bytes; `is_read` if this end reads it, too. Returns
-    /// whether its owner is to be told that there is room again.
+    /// Ends the turn of a stream that has sent `done` bytes; `is_read`: this end reads the stream, too. Returns whether its
+    /// writer may go on.
     pub(super) fn end_turn(&mut self, turn: Turn, done: u64, is_read: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&turn.id) else {
             self.waiting = self.waiting.saturating_sub(done);
             return false;
         };
-        let has_room = stream.full && stream.bytes <= BULK_QUEUE / 2;
+        let has_room = stream.full && stream.bytes <= MAX_BULK_QUEUE / 2;
         stream.full &= !has_room;
-        let wants = stream.wants();
+        let wants = stream.waiting_bytes();
         if wants == 0 && !turn.was_full {
-            stream.crowded = None;
+            stream.full_since = None;
         }
         if wants > 0 && !stream.blocked {
             self.waiting -= turn.wanted - wants;
@@ -386,7 +392,7 @@ impl SendStreams {
         has_room
     }
 
-    /// Gives streams that were skipped their places back.
+    /// Returns skipped streams to their places.
     pub(super) fn return_skipped(&mut self, skipped: Vec<StreamId>) {
         skipped.into_iter().rev().for_each(|id| self.ready.push_front(id));
     }
@@ -400,7 +406,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Takes so many bytes of each stream, and remembers what it took.
+    /// Takes `credit` bytes of each stream, and records them.
     #[derive(Default)]
     struct Peer {
         credit: FxHashMap<StreamId, usize>,
@@ -436,29 +442,29 @@ mod tests {
         streams.written(&mut Peer::default(), id);
     }
 
-    /// What a pass with so many bytes sends, and the streams that have room again.
+    /// The data that a pass of `left` bytes sends, and the streams that are writable again.
     fn pass(
         streams: &mut SendStreams,
         peer: &mut Peer,
         now: Instant,
         mut left: u64,
-        lasting_since: Option<Instant>,
+        long_since: Option<Instant>,
     ) -> (Vec<(StreamId, usize)>, Vec<StreamId>) {
-        let (mut skipped, mut room) = (Vec::new(), Vec::new());
+        let (mut skipped, mut writable_bytes) = (Vec::new(), Vec::new());
         peer.got.clear();
-        while let Some(turn) = streams.next_turn(now, left, lasting_since, None, &mut skipped) {
-            let flushed = streams.flush(peer, turn.id, turn.most, |_| {});
+        while let Some(turn) = streams.next_turn(now, left, long_since, None, &mut skipped) {
+            let flushed = streams.flush(peer, turn.id, turn.max, |_| {});
             left -= flushed.bytes;
             if streams.end_turn(turn, flushed.bytes, false) {
-                room.push(turn.id);
+                writable_bytes.push(turn.id);
             }
         }
         streams.return_skipped(skipped);
-        (std::mem::take(&mut peer.got), room)
+        (std::mem::take(&mut peer.got), writable_bytes)
     }
 
     #[test]
-    fn what_is_no_bulk_leaves_at_once_and_a_bulk_stream_waits_for_its_turn() {
+    fn ordinary_streams_leave_at_once_and_bulk_streams_wait_for_their_turn() {
         let (mut streams, mut peer) = (SendStreams::default(), Peer::default());
         streams.push(0, Bytes::from_static(b"hello"));
         streams.finish(0);
@@ -474,16 +480,16 @@ mod tests {
     fn bulk_streams_take_turns_of_16_kb() {
         let (mut streams, mut peer) = (SendStreams::default(), Peer::default());
         [4, 0].into_iter().for_each(|id| bulk(&mut streams, id, 40_000));
-        let turn = TURN as usize;
-        let (sent, _) = pass(&mut streams, &mut peer, Instant::now(), 3 * TURN, None);
+        let turn = TURN_BYTES as usize;
+        let (sent, _) = pass(&mut streams, &mut peer, Instant::now(), 3 * TURN_BYTES, None);
         assert_eq!(sent, [(0, turn), (4, turn), (0, turn)]);
         let (sent, _) = pass(&mut streams, &mut peer, Instant::now(), u64::MAX, None);
         assert_eq!(sent, [(4, turn), (0, 40_000 - 2 * turn), (4, 40_000 - 2 * turn)]);
-        assert_eq!((streams.waiting(), streams.streams.len()), (0, 0), "nobody reads them");
+        assert_eq!((streams.waiting(), streams.streams.len()), (0, 0), "this end does not read them");
     }
 
     #[test]
-    fn what_the_peer_does_not_take_is_sent_when_it_gives_credit() {
+    fn blocked_data_is_sent_when_the_peer_gives_credit() {
         let (mut streams, mut peer) = (SendStreams::default(), Peer::default());
         peer.credit.insert(0, 300);
         bulk(&mut streams, 0, 1000);
@@ -499,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_stopped_is_dropped() {
+    fn data_of_a_stopped_stream_is_dropped() {
         let (mut streams, mut peer) = (SendStreams::default(), Peer::default());
         peer.stopped.push(0);
         [4, 0].into_iter().for_each(|id| bulk(&mut streams, id, 1000));
@@ -509,54 +515,54 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_found_no_room_is_told_when_half_is_free() {
+    fn a_stopped_writer_continues_when_half_of_the_queue_is_free() {
         let (mut streams, mut peer, now) = (SendStreams::default(), Peer::default(), Instant::now());
-        bulk(&mut streams, 0, BULK_QUEUE);
-        assert_eq!(streams.room(0), 0);
-        let half = BULK_QUEUE as u64 / 2;
-        assert_eq!(pass(&mut streams, &mut peer, now, half - TURN, None).1, []);
-        assert_eq!(pass(&mut streams, &mut peer, now, TURN, None).1, [0]);
-        assert_eq!(streams.room(0), BULK_QUEUE / 2);
+        bulk(&mut streams, 0, MAX_BULK_QUEUE);
+        assert_eq!(streams.writable_bytes(0), 0);
+        let half = MAX_BULK_QUEUE as u64 / 2;
+        assert_eq!(pass(&mut streams, &mut peer, now, half - TURN_BYTES, None).1, []);
+        assert_eq!(pass(&mut streams, &mut peer, now, TURN_BYTES, None).1, [0]);
+        assert_eq!(streams.writable_bytes(0), MAX_BULK_QUEUE / 2);
     }
 
     #[test]
-    fn only_streams_that_last_leave_on_a_late_path_and_others_keep_their_places() {
+    fn only_long_transfers_use_a_slow_path_and_others_keep_their_places() {
         let (mut streams, mut peer, start) = (SendStreams::default(), Peer::default(), Instant::now());
-        [8, 4, 0].into_iter().for_each(|id| bulk(&mut streams, id, BULK_QUEUE));
+        [8, 4, 0].into_iter().for_each(|id| bulk(&mut streams, id, MAX_BULK_QUEUE));
         // The owner of the second has more than there is room for.
-        assert_eq!(streams.room(4), 0);
-        pass(&mut streams, &mut peer, start, 3 * TURN, None);
+        assert_eq!(streams.writable_bytes(4), 0);
+        pass(&mut streams, &mut peer, start, 3 * TURN_BYTES, None);
         let since = start + 10 * MS;
         assert_eq!(
-            (streams.lasting(since), streams.lasting(start)),
+            (streams.long_transfer_bytes(since), streams.long_transfer_bytes(start)),
             (streams.unsent(4) as u64, streams.unsent(4) as u64)
         );
-        let (sent, _) = pass(&mut streams, &mut peer, start + 20 * MS, 2 * TURN, Some(since));
-        assert_eq!(sent, [(4, TURN as usize); 2]);
+        let (sent, _) = pass(&mut streams, &mut peer, start + 20 * MS, 2 * TURN_BYTES, Some(since));
+        assert_eq!(sent, [(4, TURN_BYTES as usize); 2]);
         assert_eq!(streams.front().map(|(id, _)| id), Some(0));
     }
 
     #[test]
-    fn a_reader_that_does_not_read_is_sent_no_more_until_it_does() {
+    fn a_reader_that_does_not_read_is_sent_a_bounded_amount() {
         let (mut streams, mut peer, start) = (SendStreams::default(), Peer::default(), Instant::now());
-        let patience = Patience::new(20 * MS, 1);
+        let read_ahead = ReadAhead::new(20 * MS, 1);
         streams.make_bulk(0);
         let (mut sent, mut skipped) = (0, Vec::new());
         loop {
-            streams.push(0, Bytes::from(vec![0; TURN as usize]));
+            streams.push(0, Bytes::from(vec![0; TURN_BYTES as usize]));
             streams.written(&mut peer, 0);
-            let Some(turn) = streams.next_turn(start, u64::MAX, None, Some(patience), &mut skipped) else {
+            let Some(turn) = streams.next_turn(start, u64::MAX, None, Some(read_ahead), &mut skipped) else {
                 break;
             };
-            let flushed = streams.flush(&mut peer, 0, turn.most, |_| {});
+            let flushed = streams.flush(&mut peer, 0, turn.max, |_| {});
             streams.end_turn(turn, flushed.bytes, true);
-            streams.note_owing(0);
+            streams.update_unread(0);
             sent += flushed.bytes;
-            assert!(sent < 8 << 20, "{sent} bytes to who does not read");
+            assert!(sent < 8 << 20, "{sent} bytes to a reader that does not read");
         }
-        assert_eq!((streams.owing(), streams.waiting()), (1, 0));
-        assert!(streams.note_read(start + MS, 0, sent));
-        assert_eq!(streams.owing(), 0);
+        assert_eq!((streams.unread_streams(), streams.waiting()), (1, 0));
+        assert!(streams.on_read(start + MS, 0, sent));
+        assert_eq!(streams.unread_streams(), 0);
         assert!(streams.unblock(0));
         streams.written(&mut peer, 0);
         assert!(streams.waiting() > 0);

@@ -1,8 +1,8 @@
-//! How much paths may take, and what they are given.
+//! The available window of paths, and their queues.
 //!
-//! Several paths over one link carry as one: they have one controller, one pacer and one cap, are offered together
-//! under the name of the first of them, and what is queued for that goes to the one where it waits least. Each on its
-//! own would take the others' packets for a queue and the link's rate for its own.
+//! A path group is several paths over one link that the scheduler sees as one, under the path ID of the first: they share a
+//! controller, a pacer and a rate cap, and data for the group goes to the path where it waits least. With separate
+//! controllers, each path would take the packets of the others for a queue, and the link's rate for its own.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,14 +18,13 @@ use super::{
 use crate::sent_datagrams::TrackedDatagram;
 
 impl Connection {
-    /// Lets the paths of each list carry as one from now on, under the name of the first in it; all others carry
-    /// alone. Controllers that were joined stay so.
+    /// Makes each list of paths a path group, under the path ID of the first in it; all other paths are alone. Controllers that
+    /// were joined stay joined.
     pub fn set_path_groups(&mut self, lists: &[Vec<PathId>]) {
         self.paths.set_groups(lists);
     }
 
-    /// Estimated delivery rate of a path and those that carry as one with it (bytes/s), at most its cap; 0 if
-    /// unknown.
+    /// The delivery rate of a path's group (bytes/s), at most its cap; 0 if unknown.
     pub fn delivery_rate(&self, id: PathId) -> u64 {
         self.paths.get(id).map_or(0, Path::rate)
     }
@@ -73,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// What a path has sent.
+    /// The totals of what a path has sent.
     fn sent(&mut self, id: PathId) -> Option<SentTotals> {
         let noq = noq_proto::PathId::from(id.0);
         let sent = self.inner.path_stats(noq)?.udp_tx;
@@ -81,7 +80,7 @@ impl Connection {
         Some(SentTotals { v4, bytes: sent.bytes, datagrams: sent.datagrams })
     }
 
-    /// Bytes of datagrams, framing included, that `id` and the paths that carry as one with it may take now.
+    /// The available window of a path's group: bytes of datagrams, framing included, that may be queued now.
     pub fn available_window(&mut self, now: Instant, id: PathId) -> u64 {
         let mtu = self.inner.current_mtu();
         let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
@@ -101,16 +100,15 @@ impl Connection {
             window: path.gate.window().saturating_sub(in_flight),
             pacing_rate: path.gate.pacing_rate(),
             mtu,
-            lumps: path.gate.inside_tcp.load(Relaxed),
+            batching: path.gate.inside_tcp.load(Relaxed),
         };
         path.limits.budget(now, allowed, cap_budget).saturating_sub(queued)
     }
 
-    /// What a path, with those that carry as one with it, can do for packets that are queued now; it takes at most
-    /// `most` bytes.
-    pub fn path_candidate(&mut self, now: Instant, id: PathId, most: u64) -> PathCandidate {
-        let room = self.available_window(now, id).min(most);
-        let ahead = self.paths.group(id).map(Path::load).sum();
+    /// A path's group as a candidate of the scheduler, with at most `max` bytes of available window.
+    pub fn path_candidate(&mut self, now: Instant, id: PathId, max: u64) -> PathCandidate {
+        let room = self.available_window(now, id).min(max);
+        let ahead = self.paths.group(id).map(Path::outstanding).sum();
         let Some(path) = self.paths.get(id) else {
             return PathCandidate {
                 id,
@@ -132,13 +130,13 @@ impl Connection {
         }
     }
 
-    /// Says whether more waited for a path, and those that carry as one with it, than they could take.
-    /// Congestion controllers learn capacity only while that is so.
+    /// Sets whether more data waited for a path's group than its available window. Congestion controllers learn the capacity
+    /// only while that is so.
     pub fn set_backlogged(&mut self, id: PathId, limited: bool) {
         let Some(first) = self.paths.get(id) else { return };
         let (capped, paced) = (first.limits.is_capped(), first.limits.is_paced());
         for path in self.paths.group_mut(id) {
-            // What a cap or a shaper holds back says nothing about the path.
+            // Data that a cap or shaper holds back says nothing about the path.
             path.gate.limited.store(limited && !capped, Relaxed);
             path.gate.window_limited.store(limited && !paced, Relaxed);
             path.limits.set_backlogged(limited, capped);
@@ -158,47 +156,47 @@ impl Connection {
         self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
     }
 
-    /// Queues a datagram for a path, or one that carries as one with it; returns the bytes of room that it takes.
+    /// Queues a datagram for a path's group; returns the bytes of available window that it takes.
     pub fn queue_datagram(&mut self, id: PathId, datagram: Bytes) -> u64 {
         self.next_of_group(id).map_or(0, |path| path.queue.push(datagram))
     }
 
-    /// The same for a datagram whose fate is told by [`Self::drain_outcomes`].
+    /// As [`Self::queue_datagram`], for a datagram whose outcome [`Self::drain_outcomes`] reports.
     pub fn queue_tracked(&mut self, id: PathId, datagram: TrackedDatagram) -> u64 {
         self.next_of_group(id).map_or(0, |path| path.queue.push_tracked(datagram))
     }
 
-    /// The same for a datagram that has to leave on this path, whichever carry as one with it.
+    /// As [`Self::queue_tracked`], for this path itself, not its group.
     pub fn queue_tracked_on_path(&mut self, id: PathId, datagram: TrackedDatagram) -> u64 {
         self.paths.get_mut(id).map_or(0, |path| path.queue.push_tracked(datagram))
     }
 
-    /// Queues a datagram for this path and no other, whatever its room.
+    /// Queues a datagram for this path itself, whatever its available window.
     pub fn queue_datagram_on_path(&mut self, id: PathId, datagram: Bytes) {
         if let Some(path) = self.paths.get_mut(id) {
             path.queue.push(datagram);
         }
     }
 
-    /// Bytes of UDP payloads that a path has carried, either way.
+    /// Bytes of UDP payloads that a path has sent and received.
     pub fn udp_bytes_carried(&mut self, id: PathId) -> u64 {
         let stats = self.inner.path_stats(noq_proto::PathId::from(id.0));
         stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
     }
 
-    /// The path on which a datagram leaves that is queued now under the name `head`.
+    /// The path of the group `head` on which a datagram that is queued now leaves.
     pub fn next_path_in_group(&mut self, head: PathId) -> Option<PathId> {
         self.next_of_group(head).map(|path| path.id)
     }
 
-    /// Of the paths that carry as one, the one whose turn it is.
+    /// The path of a group whose turn it is.
     pub(super) fn next_of_group(&mut self, head: PathId) -> Option<&mut Path> {
         let inner = &self.inner;
         self.paths.next_of_group(head, |id| inner.rtt(noq_proto::PathId::from(id.0)).unwrap_or_default())
     }
 
-    /// Takes what has left on paths that carry as one out of their pacer: small datagrams share packets, so that is
-    /// less than was reckoned, and a pacer that counted more than is acknowledged would hold the rate down for good.
+    /// Takes the bytes that a path group has sent out of its pacer. Small datagrams share packets, so this is less than was
+    /// queued; a pacer that counted more than is acknowledged would lower the rate more and more.
     pub(super) fn spend(&mut self, head: PathId, bytes: u64) {
         if let Some(path) = self.paths.get_mut(head) {
             path.limits.spend(bytes);

@@ -1,17 +1,17 @@
-//! The streams of a connection: those that say how it is used, which leave at once on any path and are read in order, and
-//! bulk streams, whose bytes leave on the paths that they are granted to, are put in order here, and are kept until they
-//! have arrived.
+//! The streams of a connection: ordinary ones (control and requests), whose data leaves at once on any path and is read in
+//! order by noq; and bulk streams, whose data leaves by the send quotas of paths, is put in order here, and is kept for
+//! reinjection until it has arrived.
 //!
-//! Here the parts that know one thing each meet the library: what waits to be sent, what arrives, what may leave, and what
-//! may be sent again.
+//! This module connects sending ([`SendStreams`]), receiving ([`ReceiveStreams`]), quotas ([`StreamQuotas`]) and reinjection
+//! ([`ReinjectionLog`]) with noq.
 
 use bytes::Bytes;
 use mpvpn_types::{Duration, Instant, PathId};
 
 use super::{
     Connection, Event,
-    grants::StreamGrants,
-    readers::Patience,
+    quotas::StreamQuotas,
+    readers::ReadAhead,
     receive::ReceiveStreams,
     reinjection::{DataAck, OverdueChunk, ReinjectionLog},
     send::{SendStreams, StreamWriter},
@@ -21,25 +21,25 @@ use crate::{
     streams::{from_noq, to_noq},
 };
 
-/// Bytes of a bulk stream that are on their way on a path.
+/// Data of a bulk stream, as in a STREAM frame (RFC 9000 §19.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamChunk {
-    /// Which stream.
+    /// The stream.
     pub stream: StreamId,
-    /// Where in it they are.
+    /// The offset of the first byte in the stream.
     pub offset: u64,
     /// The bytes.
     pub data: Bytes,
-    /// The stream ends after them.
+    /// Whether the stream ends after these bytes.
     pub fin: bool,
 }
 
-/// What [`Connection::read_bulk`] stopped at.
+/// Why [`Connection::read_bulk`] stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadStatus {
-    /// There may be more.
+    /// There may be more data now.
     More,
-    /// There is no more for now.
+    /// There is no more data now.
     Blocked,
     /// The peer has ended the stream.
     Finished,
@@ -52,19 +52,19 @@ pub enum ReadStatus {
 pub(super) struct Streams {
     pub(super) send: SendStreams,
     pub(super) receive: ReceiveStreams,
-    pub(super) grants: StreamGrants,
-    pub(super) log: ReinjectionLog,
-    /// The far end tells how far its readers have come, so streams are held back for those that do not read.
-    pub(super) heeds_readers: bool,
-    /// Bulk streams that are open in some direction.
-    bulk: usize,
+    pub(super) quotas: StreamQuotas,
+    pub(super) reinjection: ReinjectionLog,
+    /// Whether the peer sends DataAck reports, so that streams are held back for readers that do not read.
+    pub(super) limits_read_ahead: bool,
+    /// The number of open bulk streams.
+    open_bulk: usize,
 }
 
 impl Streams {
-    /// Packets with so many bytes were lost.
+    /// Packets with `bytes` bytes were lost.
     pub(super) fn note_lost(&mut self, bytes: u64) {
-        if bytes > 0 && self.bulk > 0 {
-            self.grants.on_lost(bytes);
+        if bytes > 0 && self.open_bulk > 0 {
+            self.quotas.on_lost(bytes);
         }
     }
 }
@@ -78,13 +78,13 @@ impl StreamWriter for noq_proto::Connection {
     }
 
     fn finish(&mut self, id: StreamId) {
-        // A stream that the peer stopped is as finished as it gets.
+        // A stream that the peer stopped needs no FIN.
         let _ = self.send_stream(to_noq(id)).finish();
     }
 }
 
 impl Connection {
-    /// Opens a stream that only this end writes.
+    /// Opens a unidirectional stream.
     ///
     /// # Errors
     /// If the peer allows no more.
@@ -92,7 +92,7 @@ impl Connection {
         self.inner.streams().open(noq_proto::Dir::Uni).map(from_noq).ok_or(StreamError::Limit)
     }
 
-    /// Opens a stream that both ends write.
+    /// Opens a bidirectional stream.
     ///
     /// # Errors
     /// If the peer allows no more; [`Event::StreamsAvailable`] follows.
@@ -100,11 +100,11 @@ impl Connection {
         self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
     }
 
-    /// Makes a stream one whose bytes leave as paths are granted ([`Self::grant_quota`]), and are read by
-    /// [`Self::read_bulk`]. Until [`Self::end_bulk`] says that it is over.
+    /// Makes a stream a bulk stream until [`Self::end_bulk`]: its data leaves by send quotas ([`Self::grant_quota`]), and is read
+    /// by [`Self::read_bulk`].
     pub fn make_bulk(&mut self, id: StreamId) {
-        self.streams.bulk += usize::from(self.streams.send.make_bulk(id));
-        // What was read before was read in order.
+        self.streams.open_bulk += usize::from(self.streams.send.make_bulk(id));
+        // Until now noq delivered the stream in order.
         let read = self.bytes_read(id);
         self.streams.receive.make_bulk(id, read);
     }
@@ -114,28 +114,28 @@ impl Connection {
         self.inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0)
     }
 
-    /// Nobody will read or write a bulk stream any more; what was written still leaves.
+    /// Ends reading and writing of a bulk stream; written data still leaves.
     pub fn end_bulk(&mut self, id: StreamId) {
         if self.streams.receive.end_bulk(id) {
-            // What came another way may still come a second time, and nobody will read it.
+            // Reinjected data may still arrive a second time, by noq, and will not be read.
             self.stop(id, 0);
         }
         self.streams.send.end_bulk(id);
-        self.streams.bulk = self.streams.bulk.saturating_sub(1);
+        self.streams.open_bulk = self.streams.open_bulk.saturating_sub(1);
     }
 
-    /// Whether streams are open whose bytes leave as paths are granted.
+    /// Whether any bulk stream is open.
     pub fn has_bulk(&self) -> bool {
-        self.streams.bulk > 0
+        self.streams.open_bulk > 0
     }
 
-    /// Writes to a stream. What flow control holds back is sent later.
+    /// Writes to a stream. Data beyond flow control waits.
     pub fn write(&mut self, id: StreamId, data: Bytes) {
         self.streams.send.push(id, data);
         self.written(id);
     }
 
-    /// Ends a stream after what was written.
+    /// Ends a stream after the written data.
     pub fn finish(&mut self, id: StreamId) {
         self.streams.send.finish(id);
         self.written(id);
@@ -143,11 +143,11 @@ impl Connection {
 
     fn written(&mut self, id: StreamId) {
         if self.streams.send.written(&mut self.inner, id).dropped {
-            self.streams.log.forget(id);
+            self.streams.reinjection.forget(id);
         }
     }
 
-    /// Gives a stream up in the direction that this end writes.
+    /// Resets the sending side of a stream (RESET_STREAM).
     pub fn reset(&mut self, id: StreamId, code: u64) {
         self.drop_writes(id);
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
@@ -155,69 +155,69 @@ impl Connection {
         let _ = self.inner.send_stream(to_noq(id)).reset(code);
     }
 
-    /// Asks the peer to send nothing more on a stream.
+    /// Asks the peer to stop sending on a stream (STOP_SENDING).
     pub fn stop(&mut self, id: StreamId, code: u64) {
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
         let _ = self.inner.recv_stream(to_noq(id)).stop(code);
         self.streams.receive.end_ordered(id);
     }
 
-    /// Writes to a stream of this end whose first bytes are on their way as [`Self::receive_reinjected`] takes them, past all
-    /// grants: with these the peer learns that there is such a stream.
+    /// Writes to a stream of this end without a quota. The first bytes of the stream were reinjected, and this data lets the
+    /// peer's noq open the stream.
     pub fn write_past_quota(&mut self, id: StreamId, data: Bytes) {
-        if self.streams.send.announce(&mut self.inner, id, data).dropped {
-            self.streams.log.forget(id);
+        if self.streams.send.write_past_quota(&mut self.inner, id, data).dropped {
+            self.streams.reinjection.forget(id);
         }
     }
 
-    /// Forgets what was to be sent on a stream.
+    /// Drops the waiting data of a stream.
     pub(super) fn drop_writes(&mut self, id: StreamId) {
         self.streams.send.remove(id);
-        self.streams.log.forget(id);
+        self.streams.reinjection.forget(id);
     }
 
-    /// The peer gives credit for a stream again.
+    /// Flow control allows data of a stream again.
     pub(super) fn unblock(&mut self, id: StreamId) {
         if self.streams.send.unblock(id) {
             self.written(id);
         }
     }
 
-    /// How far ahead of their readers streams may be now.
-    pub(super) fn patience(&self) -> Patience {
+    /// How far ahead of their readers streams may be sent now.
+    pub(super) fn read_ahead(&self) -> ReadAhead {
         let rtts = self.paths.iter().filter_map(|path| self.inner.rtt(noq_proto::PathId::from(path.id.0)));
-        Patience::new(rtts.max().unwrap_or_default(), self.streams.send.owing())
+        ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams())
     }
 
-    /// Bytes written and not yet taken by the transport.
+    /// Bytes that were written, but not passed to noq yet.
     pub fn unsent(&self, id: StreamId) -> usize {
         self.streams.send.unsent(id)
     }
 
-    /// Bytes that a bulk stream takes now; after 0, [`Event::StreamWritable`] follows.
+    /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.
     pub fn writable_bytes(&mut self, id: StreamId) -> usize {
-        self.streams.send.room(id)
+        self.streams.send.writable_bytes(id)
     }
 
-    /// Takes the bytes of bulk streams that are on their way on a path, which is dead. What the library had sent again
-    /// there is not among them.
+    /// Takes the unacknowledged data of bulk streams on a path, because the path is dead. Data that noq had retransmitted there
+    /// is not included.
     pub fn take_unacked_chunks(&mut self, now: Instant, id: PathId) -> Vec<StreamChunk> {
         let Some(path) = self.paths.get_mut(id) else { return Vec::new() };
-        path.settle_streams();
+        path.drop_acked_streams();
         let pieces = path.streams.take();
-        pieces.iter().for_each(|piece| self.streams.log.note_again(now, piece));
+        pieces.iter().for_each(|piece| self.streams.reinjection.note_reinjected(now, piece));
         pieces
     }
 
-    /// Whether bytes of streams may be on their way on a path that had been lost before: those are not among the
-    /// unsettled, and the library repeats them only when they are lost again, or the path is closed.
+    /// Whether noq may have retransmitted data on a path that is still unacknowledged: it is not among the unacknowledged
+    /// chunks, and noq retransmits it only when it is lost again or the path is closed.
     pub fn may_hold_retransmissions(&self, id: PathId) -> bool {
         self.paths.get(id).is_some_and(|path| path.streams.may_hold_retransmissions(path.gate.acked_sent()))
     }
 
-    /// Looks for lost packets, whose bytes of streams are to be sent again.
+    /// Looks for lost packets, whose stream data noq retransmits.
     pub(super) fn note_losses(&mut self) {
-        if self.streams.bulk == 0 {
+        if self.streams.open_bulk == 0 {
             return;
         }
         for path in self.paths.iter_mut() {
@@ -226,8 +226,7 @@ impl Connection {
         }
     }
 
-    /// Bytes of a bulk stream have come on another way than in the stream. They are dropped where too much is held:
-    /// they come in the stream as well.
+    /// Takes reinjected data of a bulk stream. It is dropped if too much is kept, because noq delivers it as well.
     pub fn receive_reinjected(&mut self, piece: StreamChunk) {
         let id = piece.stream;
         let own = self.inner.side().is_client() == id.is_multiple_of(2);
@@ -262,12 +261,12 @@ impl Connection {
             Err(noq_proto::ReadError::Blocked) => Read::Blocked,
             Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
         };
-        // Credit that reading gives back to the peer leaves with the next control pass.
+        // Flow control credit for the peer leaves with the next control pass.
         let _ = chunks.finalize();
         read
     }
 
-    /// The same for one of which bytes came another way.
+    /// As [`Self::read`], for a stream with reinjected data.
     fn read_early(&mut self, id: StreamId) -> Read {
         let mut read = Vec::new();
         let end = self.read_bulk(id, 1, |bytes| read.push(bytes));
@@ -279,8 +278,8 @@ impl Connection {
         }
     }
 
-    /// Hands out the next bytes of a bulk stream, in order: about `most`.
-    pub fn read_bulk(&mut self, id: StreamId, most: usize, out: impl FnMut(Bytes)) -> ReadStatus {
+    /// Delivers the next bytes of a bulk stream in order, about `max`.
+    pub fn read_bulk(&mut self, id: StreamId, max: usize, out: impl FnMut(Bytes)) -> ReadStatus {
         if !self.streams.receive.contains(id) {
             return ReadStatus::Blocked;
         }
@@ -289,74 +288,73 @@ impl Connection {
             Ok(chunks) => chunks,
             Err(_) => return ReadStatus::Blocked,
         };
-        let end = self.streams.receive.read(id, most, &mut chunks, out);
+        let end = self.streams.receive.read(id, max, &mut chunks, out);
         // Credit that reading gives back to the peer leaves with the next control pass.
         let _ = chunks.finalize();
         end
     }
 
-    /// Both ends tell each other how far bulk streams have come from now on: [`Self::next_data_ack`] says it,
-    /// [`Self::on_data_ack`] takes it.
+    /// Enables DataAck reports of bulk streams in both directions: [`Self::next_data_ack`] makes them, [`Self::on_data_ack`]
+    /// takes them.
     pub fn enable_data_acks(&mut self) {
-        self.streams.heeds_readers = true;
-        self.streams.receive.tell_progress();
+        self.streams.limits_read_ahead = true;
+        self.streams.receive.enable_data_acks();
     }
 
-    /// What is sent on bulk streams is kept from now on until [`Self::on_data_ack`] is told that it arrived.
+    /// Keeps the sent data of bulk streams from now on until [`Self::on_data_ack`] confirms it.
     pub fn enable_reinjection(&mut self) {
-        self.streams.log.start();
+        self.streams.reinjection.start();
     }
 
-    /// What was said about a stream did not arrive.
+    /// Queues the DataAck of a stream again, because the last one was lost.
     pub fn requeue_data_ack(&mut self, id: StreamId) {
-        self.streams.receive.tell(id);
+        self.streams.receive.queue_data_ack(id);
     }
 
-    /// Whether the far end waits for what [`Self::next_data_ack`] has to say.
+    /// Whether a DataAck is urgent, because the peer waits for it to send more.
     pub fn is_data_ack_urgent(&self) -> bool {
         self.streams.receive.is_urgent()
     }
 
-    /// How many streams [`Self::next_data_ack`] may have something to say about.
+    /// The number of pending DataAcks.
     pub fn pending_data_acks(&self) -> usize {
-        self.streams.receive.progresses()
+        self.streams.receive.pending_data_acks()
     }
 
-    /// What is urgent is being told.
+    /// The urgent DataAcks are being sent.
     pub fn clear_data_ack_urgency(&mut self) {
         self.streams.receive.clear_urgent();
     }
 
-    /// The progress of the next stream on which something has changed since it was told last, or bytes are missing;
-    /// `None` if the stream is gone.
+    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the stream is gone.
     pub fn next_data_ack(&mut self) -> Option<DataAck> {
-        self.streams.receive.take_progress()
+        self.streams.receive.next_data_ack()
     }
 
-    /// Takes what the far end said about a stream that this one writes.
+    /// Takes the peer's DataAck of a stream that this end writes.
     pub fn on_data_ack(&mut self, now: Instant, progress: DataAck) {
-        if self.streams.send.note_read(now, progress.stream, progress.next_offset) {
+        if self.streams.send.on_read(now, progress.stream, progress.next_offset) {
             self.unblock(progress.stream);
         }
-        self.streams.log.confirm(progress);
+        self.streams.reinjection.on_data_ack(progress);
     }
 
-    /// Hands out bytes that the far end waits for, which were sent longer ago than `patience` says for their path: at
-    /// most about `most` bytes. They count as sent now.
+    /// Calls `each` for data that the peer misses, and that was sent longer ago than the timeout of its path, up to about `max`
+    /// bytes. It counts as sent now.
     pub fn take_overdue_chunks(
         &mut self,
         now: Instant,
-        patience: &[(PathId, Duration)],
-        most: usize,
+        read_ahead: &[(PathId, Duration)],
+        max: usize,
         each: impl FnMut(OverdueChunk),
     ) {
         let paths = &self.paths;
         let stalls = |id, at| paths.get(id).is_some_and(|path| path.gate.acked_sent() < at);
-        self.streams.log.take_overdue(now, patience, most, stalls, each);
+        self.streams.reinjection.take_overdue(now, read_ahead, max, stalls, each);
     }
 
-    /// Bytes that were ever sent on bulk streams, but for repetitions.
+    /// Bytes that were ever sent on bulk streams, without retransmissions.
     pub fn stream_bytes_sent(&self) -> u64 {
-        self.streams.log.bytes_sent()
+        self.streams.reinjection.bytes_sent()
     }
 }

@@ -1,4 +1,4 @@
-//! What keeps paths going, and what tells whether they work.
+//! Heartbeats, path status, and observations of each path: arrivals, losses, changes of address.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -7,46 +7,46 @@ use mpvpn_types::{Instant, PathId};
 use noq_proto::PathStatus;
 
 use super::Connection;
-use crate::gate::shared_of;
+use crate::gate::gate_state_of;
 
 impl Connection {
-    /// Sets how this end means to use a path, and tells the peer.
+    /// Sets the status of a path at this end, and reports it to the peer.
     pub fn set_status(&mut self, id: PathId, status: PathStatus) {
         if let Some(path) = self.paths.get_mut(id) {
             path.stall.set_status(status);
         }
-        // Refused without multipath, where there is nothing to choose.
+        // noq refuses this without multipath.
         let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
     }
 
     /// Sends a PING on a path with the next control pass.
     pub fn heartbeat(&mut self, id: PathId) {
-        // A path that is gone needs none.
+        // An abandoned path needs none.
         let _ = self.inner.ping_path(noq_proto::PathId::from(id.0));
     }
 
-    /// Takes losses on this path for the death of the path rather than for congestion.
+    /// Sets whether losses on this path are ignored as signs of congestion, because the path is dead.
     pub fn set_ignore_losses(&mut self, id: PathId, frozen: bool) {
         if let Some(path) = self.paths.get(id) {
-            path.gate.frozen.store(frozen, Relaxed);
+            path.gate.ignore_losses.store(frozen, Relaxed);
         }
     }
 
-    /// Says whether what a path loses at all times is made good without being sent again. Then it does not count as
-    /// congestion for a controller that cannot tell.
+    /// Sets whether FEC restores the constant loss of a path; then it does not count as congestion for controllers that take
+    /// every loss for congestion.
     pub fn set_losses_repaired(&mut self, id: PathId, made_good: bool) {
         if let Some(path) = self.paths.get_mut(id) {
-            path.losses.set_made_good(made_good);
+            path.losses.set_repaired(made_good);
         }
     }
 
-    /// Whether the far end of a path is on this machine, as it is where its packets came here inside TCP.
+    /// Whether the peer's address is a loopback one, as of paths inside TCP at a server.
     pub fn is_loopback_peer(&self, id: PathId) -> bool {
         let tuple = self.inner.network_path(noq_proto::PathId::from(id.0));
         tuple.is_ok_and(|tuple| tuple.remote().ip().to_canonical().is_loopback())
     }
 
-    /// Says that the packets of a path travel inside TCP, which controls congestion already.
+    /// Marks a path as one inside TCP, which controls congestion itself.
     pub fn set_inside_tcp(&self, id: PathId) {
         if let Some(path) = self.paths.get(id) {
             path.gate.inside_tcp.store(true, Relaxed);
@@ -68,7 +68,7 @@ impl Connection {
             if !path.activity.update(now, stats.udp_rx.datagrams) {
                 continue;
             }
-            path.settle_streams();
+            path.drop_acked_streams();
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
             let is_known = path.activity.remote().is_some();
@@ -78,9 +78,8 @@ impl Connection {
             if is_known {
                 self.gates.record_path(now, path.id, &self.inner);
             }
-            // A peer at another IP address gets a controller of its own from the library, behind a gate that
-            // nobody holds yet.
-            if let Some(gate) = self.inner.congestion_state(noq).and_then(shared_of)
+            // For a peer at another IP address noq creates a new controller, with a new gate.
+            if let Some(gate) = self.inner.congestion_state(noq).and_then(gate_state_of)
                 && !Arc::ptr_eq(&gate, &path.gate)
             {
                 self.gates.apply(&gate, path.id);
@@ -89,18 +88,18 @@ impl Connection {
         }
     }
 
-    /// Queues a datagram for a path that leaves after all else, whatever the path's window. One that still
-    /// waits is replaced.
+    /// Queues a report for a path: a datagram that leaves after everything else, whatever the path's window. One that still waits
+    /// is replaced.
     pub fn queue_report(&mut self, id: PathId, datagram: Bytes) {
         if let Some(path) = self.paths.get_mut(id) {
             path.queue.set_report(datagram);
         }
     }
 
-    /// After the data pass of a path: whether the library let its datagrams go.
+    /// Checks after a data pass whether noq has sent the path's datagrams.
     pub(super) fn check_stall(&mut self, now: Instant, index: usize) {
         let Some(path) = self.paths.at_mut(index) else { return };
-        if self.inner.datagrams().send_buffer_space() >= self.buffer {
+        if self.inner.datagrams().send_buffer_space() >= self.empty_datagram_buffer {
             path.stall.on_all_sent();
             return;
         }
@@ -111,9 +110,8 @@ impl Connection {
         }
     }
 
-    /// Since when no datagram has left on a path although it was given some; `None` if they leave. After a
-    /// change of the client's address the library sends none until the new one is validated, and it tries
-    /// that for three probe timeouts only.
+    /// Since when noq has not sent the path's datagrams; `None` if it sends them. After a change of the client's address noq
+    /// sends none until the new address is validated, for which it tries only three probe timeouts.
     pub fn stalled_since(&self, id: PathId) -> Option<Instant> {
         self.paths.get(id).and_then(|path| path.stall.since())
     }

@@ -1,11 +1,11 @@
-//! What is behind the gate: a congestion controller, of our own or of the library, and the delivery rate that it goes by.
+//! The controller behind a gate: BBR or one of noq's, with the measured delivery rate.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use mpvpn_types::{CongestionControl, Duration, Instant};
 use noq_proto::congestion::{Controller, ControllerFactory, CubicConfig};
 
-use super::{INITIAL_WINDOW, SHARE, Shared, UNKNOWN, nanos};
+use super::{FIXED_POINT_ONE, GateState, INITIAL_WINDOW, UNKNOWN, nanos};
 use crate::{bbr::Bbr, delivery::Delivery, random_loss::RandomLoss};
 
 /// A congestion controller.
@@ -14,7 +14,7 @@ pub(super) enum Inner {
     Library(Box<dyn Controller>),
 }
 
-/// What decides how much a path may carry, or several that share a bottleneck.
+/// The controller and delivery rate of a path, or of a group of paths over one link.
 pub(super) struct Model {
     pub(super) inner: Inner,
     pub(super) delivery: Delivery,
@@ -31,7 +31,7 @@ impl Clone for Model {
 }
 
 impl Model {
-    /// One of this kind for a path that has carried nothing; `mtu`: bytes of a UDP payload.
+    /// A new controller of this kind; `mtu`: the largest UDP payload (bytes).
     pub(super) fn new(kind: CongestionControl, now: Instant, mtu: u16) -> Self {
         let inner = match kind {
             CongestionControl::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, mtu))),
@@ -44,7 +44,7 @@ impl Model {
         Self { inner, delivery: Delivery::new(now) }
     }
 
-    /// The kind of its controller.
+    /// The kind of controller.
     pub(super) fn kind(&self) -> CongestionControl {
         match &self.inner {
             Inner::Bbr(_) => CongestionControl::Bbr,
@@ -52,17 +52,17 @@ impl Model {
         }
     }
 
-    /// Says what it allows and knows on all paths that it decides about.
-    pub(super) fn publish(&self, random: &RandomLoss, shared: &Shared) {
+    /// Publishes window, rates and round-trip times in the state of all paths that share this controller.
+    pub(super) fn publish(&self, random: &RandomLoss, shared: &GateState) {
         let base = match &self.inner {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
             Inner::Library(_) => shared.min_rtt().unwrap_or_default(),
         };
-        let known = random.measured().map_or(UNKNOWN, |share| (share * SHARE) as u64);
+        let known = random.measured().map_or(UNKNOWN, |share| (share * FIXED_POINT_ONE) as u64);
         shared.random_loss.store(known, Relaxed);
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
-                // What is lost anyway takes its share of the rate.
+                // Random loss takes its share of what is sent.
                 let rate = (self.delivery.rate() as f64 / (1.0 - random.share())) as u64;
                 let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
                 (bbr.window(rate), bbr.pacing_rate(rate, rtt))
@@ -79,7 +79,7 @@ impl Model {
         });
     }
 
-    /// The controller, if it is one of the library.
+    /// The controller, if it is one of noq's.
     pub(super) fn library(&mut self) -> Option<&mut dyn Controller> {
         match &mut self.inner {
             Inner::Bbr(_) => None,

@@ -1,23 +1,23 @@
-//! What gates record for qlog: packets, and what the controller inside says after acknowledgements and losses.
+//! The qlog events of gates: packets, and the controller's metrics after acknowledgements and losses.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::Shared;
+use super::GateState;
 use crate::{QlogEvent, QlogMetrics, qlog::ConnectionQlog};
 
-/// Acknowledgements that were not recorded yet. Empty where nothing is recorded.
+/// Acknowledged packets that were not recorded yet; empty if nothing is recorded.
 #[derive(Debug, Default)]
 pub(super) struct Acks {
     numbers: Vec<u64>,
     latest_rtt: Duration,
 }
 
-impl Shared {
-    /// Records what happens from now on.
+impl GateState {
+    /// Records events from now on.
     pub(crate) fn set_qlog(&self, qlog: ConnectionQlog) {
-        // One that is there already is of the same connection.
+        // An existing sink is that of the same connection.
         let _ = self.qlog.set(qlog);
     }
 
@@ -30,15 +30,15 @@ impl Shared {
 }
 
 impl Acks {
-    pub(super) fn add(&mut self, shared: &Shared, number: u64, rtt: Duration) {
+    pub(super) fn add(&mut self, shared: &GateState, number: u64, rtt: Duration) {
         if shared.qlog.get().is_some() {
             self.numbers.push(number);
             self.latest_rtt = rtt;
         }
     }
 
-    /// Records the acknowledgements, if there are any, and what the controller says now.
-    pub(super) fn record(&mut self, shared: &Shared, now: Instant) {
+    /// Records the acknowledged packets, if there are any, and the controller's metrics.
+    pub(super) fn record(&mut self, shared: &GateState, now: Instant) {
         if !self.numbers.is_empty() {
             let numbers = std::mem::take(&mut self.numbers);
             shared.record(now, |path| QlogEvent::PacketsAcked { path, numbers });

@@ -1,17 +1,17 @@
-//! What the controller of a path decides, as events for the log: what changed, from which inputs, and why.
+//! Log events about the decisions of a path's controller: what changed, from which inputs, and why.
 //!
-//! Always holds: nothing is computed for an event that nobody wants.
+//! Always holds: nothing is computed for an event that no subscriber wants.
 
 use mpvpn_types::{CongestionControl, PathId, target::CONGESTION};
 use tracing::{Level, debug, enabled, trace};
 
-use super::{Inner, Model, Shared};
-use crate::{ConnectionHandle, bbr::Decided, delivery::Window, random_loss::RandomLoss};
+use super::{GateState, Inner, Model};
+use crate::{ConnectionHandle, bbr::Decisions, delivery::Window, random_loss::RandomLoss};
 
-/// A rate that differs from the reported one by this factor is a change.
-const CHANGED: f64 = 1.25;
+/// A rate that differs from the last logged one by this factor is logged. Smaller: more log lines; larger: changes are missed.
+const LOGGED_RATE_RATIO: f64 = 1.25;
 
-/// Which path a gate belongs to.
+/// The connection and path of a gate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathLabel {
     pub(crate) connection: ConnectionHandle,
@@ -20,64 +20,66 @@ pub(crate) struct PathLabel {
 
 impl Default for PathLabel {
     fn default() -> Self {
-        // Until the connection says otherwise: its first path, of none.
+        // Before the connection sets it.
         Self { connection: ConnectionHandle(usize::MAX), path: PathId(0) }
     }
 }
 
-/// Whether anybody follows decisions.
-pub(super) fn is_followed() -> bool {
+/// Whether decisions are logged.
+pub(super) fn is_logged() -> bool {
     enabled!(target: CONGESTION, Level::DEBUG)
 }
 
-/// What a controller had decided before, to be compared with what it decides now.
+/// The decisions of a controller before an event, for comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
-    decided: Option<Decided>,
+    decisions: Option<Decisions>,
     has_fallen: bool,
 }
 
 impl Before {
     pub(super) fn of(model: &Model) -> Self {
-        Self { decided: decided(model), has_fallen: model.delivery.has_fallen() }
+        Self { decisions: decisions(model), has_fallen: model.delivery.has_fallen() }
     }
 }
 
-fn decided(model: &Model) -> Option<Decided> {
+fn decisions(model: &Model) -> Option<Decisions> {
     match &model.inner {
-        Inner::Bbr(bbr) => Some(bbr.decided()),
+        Inner::Bbr(bbr) => Some(bbr.decisions()),
         Inner::Library(_) => None,
     }
 }
 
-/// A round is over, with what `window` shows if it was looked at.
-pub(super) fn round(
+/// Logs what an acknowledgement has changed; `window`: the delivery window that it completed.
+pub(super) fn acknowledged(
     before: Before,
     model: &Model,
     random: &RandomLoss,
-    shared: &Shared,
+    shared: &GateState,
     window: Option<Window>,
 ) {
     let PathLabel { connection, path } = shared.label();
     let (connection, path) = (connection.0, path.0);
     let rate = model.delivery.rate();
-    if let (Some(before), Some(now)) = (before.decided, decided(model)) {
+    if let (Some(before), Some(now)) = (before.decisions, decisions(model)) {
         changes(before, now, shared, rate);
     }
     if model.delivery.has_fallen() != before.has_fallen {
         let reason = match before.has_fallen {
-            false => "losses that no queue explains go on while less is sent",
-            true => "the rate from before the losses is reached again, or forgotten",
+            false => "losses without a queue continue while less is sent",
+            true => "the rate from before the losses is reached again, or was forgotten",
         };
         debug!(target: CONGESTION, connection, path, rate, fallen = !before.has_fallen, reason, "losses and rate");
     }
     let Some(window) = window else { return };
     let reported = shared.reported_rate();
-    if rate as f64 > reported as f64 * CHANGED || (rate as f64) * CHANGED < reported as f64 {
+    if rate as f64 > reported as f64 * LOGGED_RATE_RATIO
+        || (rate as f64) * LOGGED_RATE_RATIO < reported as f64
+    {
         shared.set_reported_rate(rate);
         let reason = match (rate > reported, window.overflows) {
             (true, _) => "more was delivered than before",
-            (false, true) => "more is lost than the path loses anyway",
+            (false, true) => "more is lost than the random loss of the path",
             (false, false) => "the path was full and delivered less",
         };
         debug!(
@@ -91,12 +93,12 @@ pub(super) fn round(
         lost = window.lost, overflows = window.overflows, random_loss = random.share(),
         shortest_rtt = ?window.shortest, longest_rtt = ?window.longest, base_rtt = ?shared.base_rtt(),
         in_flight = shared.in_flight(), congestion_window = shared.window(), pacing_rate = shared.pacing_rate(),
-        phase = decided(model).map(|decided| decided.phase), step = decided(model).map(|decided| decided.step),
+        phase = decisions(model).map(|decisions| decisions.phase), step = decisions(model).map(|decisions| decisions.step),
         "round"
     );
 }
 
-fn changes(before: Decided, now: Decided, shared: &Shared, rate: u64) {
+fn changes(before: Decisions, now: Decisions, shared: &GateState, rate: u64) {
     let PathLabel { connection, path } = shared.label();
     let (connection, path) = (connection.0, path.0);
     if before.phase != now.phase {
@@ -128,8 +130,8 @@ fn changes(before: Decided, now: Decided, shared: &Shared, rate: u64) {
     }
 }
 
-/// A shaper said that the path carries at least `least` (bytes/s).
-pub(super) fn raised(shared: &Shared, from: u64, least: u64) {
+/// Logs that the shaper lets at least `least` (bytes/s) pass.
+pub(super) fn rate_raised(shared: &GateState, from: u64, least: u64) {
     let PathLabel { connection, path } = shared.label();
     debug!(
         target: CONGESTION, connection = connection.0, path = path.0, from, to = least.max(from),
@@ -137,8 +139,8 @@ pub(super) fn raised(shared: &Shared, from: u64, least: u64) {
     );
 }
 
-/// Losses were reported to the controller, or kept from it.
-pub(super) fn losses(shared: &Shared, lost: u64, from: u64, persistent: bool, ecn: bool, outcome: &str) {
+/// Logs losses, and whether the controller was told of them.
+pub(super) fn losses(shared: &GateState, lost: u64, from: u64, persistent: bool, ecn: bool, outcome: &str) {
     let PathLabel { connection, path } = shared.label();
     let (connection, path, to) = (connection.0, path.0, shared.window());
     if from == to {
@@ -148,11 +150,11 @@ pub(super) fn losses(shared: &Shared, lost: u64, from: u64, persistent: bool, ec
     }
 }
 
-/// Another kind of controller begins.
-pub(super) fn kind(shared: &Shared, from: CongestionControl, to: CongestionControl) {
+/// Logs that another congestion controller begins.
+pub(super) fn controller_replaced(shared: &GateState, from: CongestionControl, to: CongestionControl) {
     let PathLabel { connection, path } = shared.label();
     debug!(
         target: CONGESTION, connection = connection.0, path = path.0, %from, %to,
-        reason = "the configuration, or the far end, asks for it", "controller replaced"
+        reason = "the configuration or the peer requests it", "controller replaced"
     );
 }

@@ -1,4 +1,4 @@
-//! What arrives on a path: when something did last, and from where.
+//! When something last arrived on a path, and from which address.
 
 use std::net::SocketAddr;
 
@@ -7,16 +7,16 @@ use mpvpn_types::{Duration, Instant};
 /// The receiving side of one path.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveActivity {
-    /// UDP datagrams that were noted.
+    /// UDP datagrams at the last update.
     datagrams: u64,
-    /// When it was noted last that something had arrived.
+    /// When something last arrived.
     latest: Option<Instant>,
-    /// Where the path's packets went when that was noted last.
+    /// The remote address at the last update.
     remote: Option<SocketAddr>,
 }
 
 impl ReceiveActivity {
-    /// Notes how many UDP datagrams have ever arrived; returns whether there are new ones.
+    /// Takes the total of received UDP datagrams; returns whether there are new ones.
     pub(crate) fn update(&mut self, now: Instant, datagrams: u64) -> bool {
         let new = datagrams != self.datagrams;
         if new {
@@ -25,17 +25,17 @@ impl ReceiveActivity {
         new
     }
 
-    /// Notes where the path's packets go; returns whether that has changed.
+    /// Takes the remote address; returns whether it has changed.
     pub(crate) fn update_remote(&mut self, remote: Option<SocketAddr>) -> bool {
         std::mem::replace(&mut self.remote, remote) != remote
     }
 
-    /// Where the path's packets went when that was noted last.
+    /// The remote address at the last update.
     pub(crate) fn remote(&self) -> Option<SocketAddr> {
         self.remote
     }
 
-    /// When something arrived last.
+    /// When something last arrived.
     pub(crate) fn latest(&self) -> Option<Instant> {
         self.latest
     }

@@ -1,8 +1,8 @@
-//! Bytes of bulk streams that are on their way on a path.
+//! The data of bulk streams in flight on a path.
 //!
-//! In: pieces as they leave, and when the newest acknowledged packet was sent. Out: what is lost with the path if it dies.
-//! Always holds: what was sent before the newest acknowledged packet has arrived, or the library has found it lost and sends
-//! it again itself.
+//! In: stream chunks as they leave, and when the newest acknowledged packet was sent. Out: the data that is lost if the path
+//! dies. Always holds: data that was sent before the newest acknowledged packet has arrived, or noq has declared it lost and
+//! retransmits it.
 
 use std::collections::VecDeque;
 
@@ -13,44 +13,44 @@ use crate::connection::StreamChunk;
 /// The stream data in flight on one path.
 #[derive(Debug, Default)]
 pub(crate) struct StreamsInFlight {
-    /// With the time when each left.
-    pieces: VecDeque<(Instant, StreamChunk)>,
-    /// When the library may have sent bytes of streams here that had been lost elsewhere, last.
+    /// Each with the time at which it left.
+    chunks: VecDeque<(Instant, StreamChunk)>,
+    /// When noq last may have retransmitted stream data here.
     retransmitted: Option<Instant>,
 }
 
 impl StreamsInFlight {
-    /// A piece leaves.
-    pub(crate) fn push(&mut self, now: Instant, piece: StreamChunk) {
-        self.pieces.push_back((now, piece));
+    /// Adds a chunk that leaves now.
+    pub(crate) fn push(&mut self, now: Instant, chunk: StreamChunk) {
+        self.chunks.push_back((now, chunk));
     }
 
-    /// How many pieces there are.
+    /// The number of chunks.
     pub(crate) fn len(&self) -> usize {
-        self.pieces.len()
+        self.chunks.len()
     }
 
-    /// The pieces from this place on.
+    /// The chunks from this index on.
     pub(crate) fn since(&self, first: usize) -> impl Iterator<Item = &StreamChunk> {
-        self.pieces.range(first..).map(|(_, piece)| piece)
+        self.chunks.range(first..).map(|(_, chunk)| chunk)
     }
 
-    /// The newest acknowledged packet was sent at `newest`.
+    /// Drops the chunks that left before `newest`, when the newest acknowledged packet was sent.
     pub(crate) fn on_acked(&mut self, newest: Instant) {
-        while self.pieces.pop_front_if(|(sent, _)| *sent < newest).is_some() {}
+        while self.chunks.pop_front_if(|(sent, _)| *sent < newest).is_some() {}
     }
 
-    /// Takes all of them: the path is dead.
+    /// Takes all chunks, because the path is dead.
     pub(crate) fn take(&mut self) -> Vec<StreamChunk> {
-        std::mem::take(&mut self.pieces).into_iter().map(|(_, piece)| piece).collect()
+        std::mem::take(&mut self.chunks).into_iter().map(|(_, chunk)| chunk).collect()
     }
 
-    /// The library may send bytes here that had been lost elsewhere; which, it does not say.
+    /// Notes that noq may retransmit stream data here; it does not report which.
     pub(crate) fn note_retransmission(&mut self, now: Instant) {
         self.retransmitted = Some(now);
     }
 
-    /// Whether such bytes may still be on their way, when the newest acknowledged packet was sent at `newest`.
+    /// Whether retransmitted data may still be in flight, when the newest acknowledged packet was sent at `newest`.
     pub(crate) fn may_hold_retransmissions(&self, newest: Instant) -> bool {
         self.retransmitted.is_some_and(|at| at >= newest)
     }
@@ -65,17 +65,17 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn piece(at: u64) -> StreamChunk {
+    fn chunk(at: u64) -> StreamChunk {
         StreamChunk { stream: 0, offset: at, data: Bytes::from_static(b"four"), fin: false }
     }
 
     #[test]
-    fn what_left_before_the_newest_acknowledged_packet_is_no_longer_in_flight() {
+    fn data_sent_before_the_newest_acknowledged_packet_is_not_in_flight() {
         let (mut sent, start) = (StreamsInFlight::default(), Instant::now());
-        (0..5).for_each(|n| sent.push(start + n * MS, piece(4 * u64::from(n))));
+        (0..5).for_each(|n| sent.push(start + n * MS, chunk(4 * u64::from(n))));
         sent.on_acked(start + 3 * MS);
         assert_eq!((sent.len(), sent.since(1).count()), (2, 1));
-        let places: Vec<u64> = sent.take().iter().map(|piece| piece.offset).collect();
+        let places: Vec<u64> = sent.take().iter().map(|chunk| chunk.offset).collect();
         assert_eq!(places, [12, 16]);
         assert_eq!(sent.len(), 0);
     }

@@ -10,12 +10,12 @@ use mpvpn_class::ShaperHandle;
 use mpvpn_path::Pacer;
 use mpvpn_types::{BitRate, Instant};
 
-use crate::{cap::Cap, gate::Shared};
+use crate::{cap::Cap, gate::GateState};
 
-/// What a path has sent, for the headers in front of it to be counted.
+/// The totals of a path, from which bytes with IP and UDP headers follow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentTotals {
-    /// Over IPv4, else over IPv6.
+    /// Whether the path uses IPv4, not IPv6.
     pub(crate) v4: bool,
     /// UDP payload (bytes).
     pub(crate) bytes: u64,
@@ -23,17 +23,17 @@ pub(crate) struct SentTotals {
     pub(crate) datagrams: u64,
 }
 
-/// What the congestion controller allows.
+/// The limits of the congestion controller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
-    /// Bytes that may leave before something is acknowledged.
+    /// The congestion window less the bytes in flight.
     pub(crate) window: u64,
-    /// Bytes/s; `None` for no limit.
+    /// The pacing rate (bytes/s); `None` for no limit.
     pub(crate) pacing_rate: Option<u64>,
-    /// UDP payload (bytes).
+    /// The largest UDP payload (bytes).
     pub(crate) mtu: u16,
-    /// Each time costs something on the wire, so bytes leave in lumps.
-    pub(crate) lumps: bool,
+    /// Whether packets leave in batches, because each write costs bytes on the wire (inside TCP).
+    pub(crate) batching: bool,
 }
 
 /// The limits of one path.
@@ -43,16 +43,16 @@ pub(crate) struct SendLimits {
     cap: Option<Cap>,
     /// The configured rate, which holds while the path has no seat at the shaper of its link.
     rate: Option<BitRate>,
-    /// Packets wait for the path, whatever holds them back.
+    /// Whether data waits for the path.
     backlogged: bool,
-    /// They wait for the cap or the shaper rather than for the path.
+    /// Whether the cap or shaper limits the path.
     capped: bool,
-    /// They wait for pacer, cap or shaper rather than for acknowledgements.
+    /// Whether pacer, cap or shaper limit the path, not the congestion window.
     paced: bool,
 }
 
 impl SendLimits {
-    /// Those of a path on which nothing was sent, with no cap.
+    /// The limits of a new path, without a cap.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             pacer: Pacer::new(now, 1200),
@@ -64,7 +64,7 @@ impl SendLimits {
         }
     }
 
-    /// What is left of a rate (bytes/s) under the cap.
+    /// A rate (bytes/s), limited by the cap.
     pub(crate) fn under_cap(&self, rate: u64) -> u64 {
         self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
     }
@@ -107,7 +107,7 @@ impl SendLimits {
         self.cap = Some(Cap::new(now, seat, sent.v4, sent.bytes, sent.datagrams));
     }
 
-    /// What holds the path back beside its controller.
+    /// The cap or shaper of the path.
     pub(crate) fn cap(&self) -> Option<&Cap> {
         self.cap.as_ref()
     }
@@ -125,20 +125,20 @@ impl SendLimits {
     }
 
     /// Counts what the path has ever sent (UDP payload bytes, datagrams).
-    pub(crate) fn count(&mut self, now: Instant, sent: (u64, u64), gate: &Shared) {
+    pub(crate) fn count(&mut self, now: Instant, sent: (u64, u64), gate: &GateState) {
         if let Some(cap) = &mut self.cap {
             cap.count(now, sent, gate);
         }
     }
 
-    /// Bytes that the cap lets pass now; `None` without one.
+    /// Bytes that the cap allows now; `None` without one.
     pub(crate) fn cap_budget(&mut self, now: Instant) -> Option<u64> {
         self.cap.as_mut().map(|cap| cap.left(now))
     }
 
-    /// Bytes that may leave now, when the cap lets `cap_budget` pass; notes what holds back more.
+    /// Bytes that may leave now, if the cap allows `cap_budget`; records which limit applies.
     pub(crate) fn budget(&mut self, now: Instant, allowed: Allowance, cap_budget: Option<u64>) -> u64 {
-        self.pacer.set_batching(allowed.lumps);
+        self.pacer.set_batching(allowed.batching);
         self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
         let budget = self.pacer.budget();
         self.capped = cap_budget.is_some_and(|left| left < budget.min(allowed.window));
@@ -147,37 +147,37 @@ impl SendLimits {
         allowed.window.min(budget)
     }
 
-    /// Bytes have left that the pacer is to count.
+    /// Takes sent bytes out of the pacer.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.pacer.spend(bytes);
     }
 
-    /// Says whether more waits for the path's group than may leave, and whether that waits for the cap of the group's
-    /// first path.
+    /// Sets whether more data waits for the path's group than may leave, and whether the cap of the group's first path holds it
+    /// back.
     pub(crate) fn set_backlogged(&mut self, backlogged: bool, capped: bool) {
         self.backlogged = backlogged;
         self.paced &= backlogged;
         if let Some(cap) = &mut self.cap {
-            cap.note(backlogged, backlogged && capped);
+            cap.record_backlog(backlogged, backlogged && capped);
         }
     }
 
-    /// Whether packets wait for the path, as [`Self::set_backlogged`] was told.
+    /// Whether data waits for the path.
     pub(crate) fn is_backlogged(&self) -> bool {
         self.backlogged
     }
 
-    /// Whether the last budget was that of the cap.
+    /// Whether the cap limited the last budget.
     pub(crate) fn is_capped(&self) -> bool {
         self.capped
     }
 
-    /// Whether the last budget was less than the window.
+    /// Whether the last budget was below the window.
     pub(crate) fn is_paced(&self) -> bool {
         self.paced
     }
 
-    /// When pacer and cap let something pass again; `None` if they do now.
+    /// When pacer and cap allow sending again; `None` if they do now.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
         self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
     }
@@ -196,11 +196,11 @@ mod tests {
     const NOTHING_SENT: SentTotals = SentTotals { v4: true, bytes: 0, datagrams: 0 };
 
     fn allowed(window: u64, pacing_rate: Option<u64>) -> Allowance {
-        Allowance { window, pacing_rate, mtu: 1200, lumps: false }
+        Allowance { window, pacing_rate, mtu: 1200, batching: false }
     }
 
     #[test]
-    fn it_is_told_what_holds_a_path_back() {
+    fn the_limit_that_holds_a_path_back_is_known() {
         let start = Instant::now();
         let mut limits = SendLimits::new(start);
         assert_eq!(limits.budget(start, allowed(5000, None), None), 5000);

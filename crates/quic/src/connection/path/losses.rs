@@ -1,43 +1,43 @@
-//! What a path loses.
+//! Losses of a path.
 //!
-//! In: the totals that the library counts. Out: the bytes lost since the last question, and the share of packets lost in the
+//! In: noq's counters of packets sent and lost. Out: the bytes lost since the last call, and the share of packets lost in the
 //! last 10 s. Always holds: every lost byte is reported once.
 
 use crate::path_stats::LossWindow;
 
-/// A congestion controller is spared this multiple of the losses that there are at all times, as losses come in bunches.
-/// Less lets an ordinary bunch shrink the window; more hides congestion.
-const SPARED: f64 = 1.25;
+/// Losses up to this multiple of the constant loss do not count as congestion (CUBIC on a path with FEC), as losses come in
+/// bunches. Smaller: an ordinary bunch shrinks the window; larger: congestion is hidden.
+const EXCUSED_LOSS_RATIO: f64 = 1.25;
 
 /// The losses of one path.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
-    /// Bytes of lost packets that were reported.
+    /// Lost bytes that were reported so far.
     reported: u64,
     window: LossWindow,
-    /// What the path loses is made good without being sent again.
-    made_good: bool,
+    /// Whether FEC restores the constant loss.
+    repaired: bool,
 }
 
 impl Losses {
-    /// Of the bytes that were ever lost, those since this was asked last.
+    /// The bytes lost since the last call; `total`: the bytes that were ever lost.
     pub(crate) fn newly_lost(&mut self, total: u64) -> u64 {
         total.saturating_sub(std::mem::replace(&mut self.reported, total))
     }
 
-    /// Says whether losses are made good without being sent again.
-    pub(crate) fn set_made_good(&mut self, made_good: bool) {
-        self.made_good = made_good;
+    /// Sets whether FEC restores the constant loss.
+    pub(crate) fn set_repaired(&mut self, repaired: bool) {
+        self.repaired = repaired;
     }
 
-    /// Takes the totals of packets sent and lost at `second`; losses of a `dead` path do not count.
+    /// Takes the totals of packets sent and lost until `second`; losses of a `dead` path do not count.
     pub(crate) fn update(&mut self, second: u64, (sent, lost): (u64, u64), dead: bool) {
         self.window.update(second, (sent, lost), dead);
     }
 
-    /// The share of packets (0 to 1) whose loss is not to count as congestion.
-    pub(crate) fn spared(&self) -> f64 {
-        if self.made_good { self.window.floor() * SPARED } else { 0.0 }
+    /// The share of packets (0 to 1) whose loss does not count as congestion.
+    pub(crate) fn excused_share(&self) -> f64 {
+        if self.repaired { self.window.constant_loss() * EXCUSED_LOSS_RATIO } else { 0.0 }
     }
 
     /// The share of packets lost in the last 10 s (0 to 1).
@@ -62,14 +62,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_made_good_is_spared() {
+    fn only_repaired_losses_are_excused() {
         let mut losses = Losses::default();
         for second in 0..4 {
             losses.update(second, (1000 * (second + 1), 100 * (second + 1)), false);
         }
-        assert_eq!(losses.spared(), 0.0);
-        losses.set_made_good(true);
+        assert_eq!(losses.excused_share(), 0.0);
+        losses.set_repaired(true);
         // 10 % and two standard deviations more, by 1.25.
-        assert!((0.14..0.16).contains(&losses.spared()), "{}", losses.spared());
+        assert!((0.14..0.16).contains(&losses.excused_share()), "{}", losses.excused_share());
     }
 }

@@ -1,7 +1,7 @@
-//! What the next pass of a path sends: datagrams, and so many bytes of bulk streams.
+//! The queue of a path's next pass: datagrams, and a quota of bulk stream data.
 //!
-//! In: what the scheduler puts on the path. Out: all of it at once, when the pass begins. Always holds: datagrams keep their
-//! order, and those whose outcome is asked for are known to the path's ledger in that order.
+//! In: datagrams and quotas from the scheduler. Out: all of it at once, when the pass begins. Always holds: datagrams keep
+//! their order, also in the path's [`SentDatagrams`].
 
 use bytes::Bytes;
 use mpvpn_types::Instant;
@@ -11,71 +11,71 @@ use crate::{
     sent_datagrams::{SentDatagrams, TrackedDatagram},
 };
 
-/// Bytes that one of several paths of a group takes before another one has its turn: few enough to spread a round trip's
-/// data, enough to make use of segmentation.
-const TURN: u64 = 12 * 1024;
+/// Bytes that one path of a group takes before another one has its turn: few enough to spread a round trip's data, enough for
+/// segmentation offload (eight packets). Smaller: short sends; larger: uneven paths.
+const GROUP_TURN_BYTES: u64 = 12 * 1024;
 
-/// What a pass sends beside the datagrams of [`SendQueue::datagrams`].
+/// The size of a pass, and its stream data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PassLoad {
-    /// Size of everything with framing (bytes).
+pub(crate) struct PassSize {
+    /// All bytes of the pass, framing included.
     pub(crate) bytes: u64,
-    /// Bytes of bulk streams, lost ones first.
+    /// Bytes of bulk streams, retransmissions first.
     pub(crate) stream_bytes: u64,
-    /// Only of streams whose owners have had more than there was room for since then.
-    pub(crate) lasting_since: Option<Instant>,
+    /// If set, only long transfers: streams whose queues have always been full since then.
+    pub(crate) long_since: Option<Instant>,
 }
 
 /// The queue of one path.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     datagrams: Vec<Bytes>,
-    /// Those whose outcome is asked for, with their places.
+    /// The tracked ones, with their indices.
     tracked: Vec<(usize, TrackedDatagram)>,
     stream_bytes: u64,
-    lasting_since: Option<Instant>,
-    /// Size of all that with framing.
+    long_since: Option<Instant>,
+    /// All bytes, framing included.
     bytes: u64,
-    /// Bytes until another path of the group has its turn; 0 if it is not this one's.
+    /// Bytes until another path of the group has its turn; 0 if it is not this path's turn.
     turn: u64,
-    /// A datagram that leaves after everything else, whatever the window.
+    /// The datagram that leaves after everything else, whatever the window.
     report: Option<Bytes>,
 }
 
 impl SendQueue {
-    /// Queues a datagram; returns the bytes of room that it takes.
+    /// Queues a datagram; returns the bytes of available window that it takes.
     pub(crate) fn push(&mut self, datagram: Bytes) -> u64 {
         let cost = (datagram.len() + DATAGRAM_OVERHEAD) as u64;
-        self.add_load(cost);
+        self.add_bytes(cost);
         self.datagrams.push(datagram);
         cost
     }
 
-    /// The same for a datagram whose outcome is asked for.
+    /// Queues a tracked datagram; returns the bytes of available window that it takes.
     pub(crate) fn push_tracked(&mut self, datagram: TrackedDatagram) -> u64 {
         let data = datagram.data.clone();
         self.tracked.push((self.datagrams.len(), datagram));
         self.push(data)
     }
 
-    /// Lets the next pass send so many bytes of bulk streams, which take `cost` bytes of room; see [`PassLoad`].
-    pub(crate) fn add_stream_bytes(&mut self, bytes: u64, cost: u64, lasting_since: Option<Instant>) {
-        self.add_load(cost);
+    /// Adds a quota of `bytes` stream bytes, which take `cost` bytes of available window; see [`PassSize`].
+    pub(crate) fn add_stream_bytes(&mut self, bytes: u64, cost: u64, long_since: Option<Instant>) {
+        self.add_bytes(cost);
         self.stream_bytes += bytes;
-        self.lasting_since = self.lasting_since.or(lasting_since);
+        self.long_since = self.long_since.or(long_since);
     }
 
-    fn add_load(&mut self, cost: u64) {
+    fn add_bytes(&mut self, cost: u64) {
         self.bytes += cost;
         self.turn = self.turn.saturating_sub(cost);
     }
 
-    /// Size of what is queued, with framing (bytes).
+    /// All queued bytes, framing included.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of bulk streams that the next pass may send.
+    /// The quota of bulk stream data (bytes).
     pub(crate) fn stream_bytes(&self) -> u64 {
         self.stream_bytes
     }
@@ -85,12 +85,12 @@ impl SendQueue {
         !self.datagrams.is_empty() || self.stream_bytes > 0
     }
 
-    /// The path's pass begins: what it sends beside the datagrams, which [`Self::clear`] takes out.
-    pub(crate) fn begin_pass(&mut self) -> PassLoad {
-        PassLoad {
+    /// Begins the pass; the datagrams stay until [`Self::clear`].
+    pub(crate) fn begin_pass(&mut self) -> PassSize {
+        PassSize {
             bytes: std::mem::take(&mut self.bytes),
             stream_bytes: std::mem::take(&mut self.stream_bytes),
-            lasting_since: self.lasting_since.take(),
+            long_since: self.long_since.take(),
         }
     }
 
@@ -99,21 +99,21 @@ impl SendQueue {
         &self.datagrams
     }
 
-    /// Whether the outcome of any datagram is asked for.
+    /// Whether any datagram is tracked.
     pub(crate) fn has_tracked(&self) -> bool {
         !self.tracked.is_empty()
     }
 
-    /// Tells the ledger of all datagrams, in order.
-    pub(crate) fn track(&mut self, ledger: &mut SentDatagrams) {
+    /// Adds all datagrams to `sent`, in order.
+    pub(crate) fn track(&mut self, sent: &mut SentDatagrams) {
         let mut tracked = self.tracked.drain(..).peekable();
         for (at, data) in self.datagrams.iter().enumerate() {
             let tracked = tracked.next_if(|(place, _)| *place == at).map(|(_, tracked)| tracked);
-            ledger.on_queued(data.len(), tracked);
+            sent.on_queued(data.len(), tracked);
         }
     }
 
-    /// Forgets the datagrams: the library has them, or does not take them.
+    /// Removes the datagrams, which noq has taken or refused.
     pub(crate) fn clear(&mut self) {
         self.datagrams.clear();
     }
@@ -126,7 +126,7 @@ impl SendQueue {
     /// Gives this path its turn, unless it has it.
     pub(crate) fn give_turn(&mut self) {
         if self.turn == 0 {
-            self.turn = TURN;
+            self.turn = GROUP_TURN_BYTES;
         }
     }
 
@@ -171,28 +171,28 @@ mod tests {
         let bytes = 100 + DATAGRAM_OVERHEAD as u64 + 1560;
         assert_eq!((queue.bytes(), queue.has_work()), (bytes, true));
         let load = queue.begin_pass();
-        assert_eq!(load, PassLoad { bytes, stream_bytes: 1500, lasting_since: Some(since) });
+        assert_eq!(load, PassSize { bytes, stream_bytes: 1500, long_since: Some(since) });
         assert_eq!(queue.datagrams().len(), 1);
         queue.clear();
-        assert_eq!(queue.begin_pass(), PassLoad { bytes: 0, stream_bytes: 0, lasting_since: None });
+        assert_eq!(queue.begin_pass(), PassSize { bytes: 0, stream_bytes: 0, long_since: None });
         assert!(!queue.has_work());
     }
 
     #[test]
-    fn the_ledger_learns_of_all_datagrams_in_their_order() {
+    fn all_datagrams_are_recorded_in_order() {
         let mut queue = SendQueue::default();
         queue.push(Bytes::from_static(&[0; 1300]));
         queue.push_tracked(tracked(1400, 1));
         queue.push_tracked(tracked(1200, 2));
-        let mut ledger = SentDatagrams::default();
-        queue.track(&mut ledger);
+        let mut sent = SentDatagrams::default();
+        queue.track(&mut sent);
         assert!(!queue.has_tracked());
         // One packet each, the last one lost.
-        [1332, 1432, 1232].into_iter().enumerate().for_each(|(pn, len)| ledger.on_sent(pn as u64, len));
-        ledger.on_acked(1);
-        ledger.on_lost(2);
+        [1332, 1432, 1232].into_iter().enumerate().for_each(|(pn, len)| sent.on_sent(pn as u64, len));
+        sent.on_acked(1);
+        sent.on_lost(2);
         let mut outcomes = Vec::new();
-        ledger.drain_outcomes(|outcome| outcomes.push(outcome));
+        sent.drain_outcomes(|outcome| outcomes.push(outcome));
         assert_eq!(outcomes[0], crate::Outcome::Arrived(1));
         assert!(
             matches!(&outcomes[1], crate::Outcome::Lost(lost) if lost.ack_token == Some(2)),

@@ -1,7 +1,8 @@
-//! Whether the library sends the datagrams that it is given for a path.
+//! Detects that noq does not send the datagrams of a path.
 //!
-//! After a change of the client's address it sends none until the new address is validated, and it tries that for three
-//! probe timeouts only. In: what was left over after each of the path's passes. Out: since when no datagram has left.
+//! After a change of the client's address noq sends none until the new address is validated, for which it tries only three
+//! probe timeouts. In: the datagrams left over after each pass of the path. Out: since when no datagram has left. Always
+//! holds: a backup path is never stalled.
 
 use mpvpn_types::Instant;
 use noq_proto::PathStatus;
@@ -14,7 +15,7 @@ pub(crate) struct DatagramStall {
     since: Option<Instant>,
     /// Observed since the status was set last.
     observed: bool,
-    /// Datagrams that had ever left when that was noted last.
+    /// The total of sent datagrams at the last check.
     sent: u64,
 }
 
@@ -25,22 +26,22 @@ impl Default for DatagramStall {
 }
 
 impl DatagramStall {
-    /// This end means to use the path so.
+    /// Sets the status of the path at this end.
     pub(crate) fn set_status(&mut self, status: PathStatus) {
         (self.status, self.observed) = (status, false);
     }
 
-    /// Whether datagrams have to leave: on a backup path none do while others are available.
+    /// Whether noq should send datagrams: on a backup path it sends none while others are available.
     pub(crate) fn expects_datagrams(&self) -> bool {
         self.status != PathStatus::Backup
     }
 
-    /// After a pass nothing was left over.
+    /// No datagrams were left over after a pass.
     pub(crate) fn on_all_sent(&mut self) {
         self.since = None;
     }
 
-    /// After a pass datagrams were left over, maybe another path's; `sent` have ever left on this one.
+    /// Datagrams were left over after a pass, perhaps of another path; `sent` have ever left on this path.
     pub(crate) fn on_left_over(&mut self, now: Instant, sent: u64) {
         let any = std::mem::replace(&mut self.sent, sent) != sent;
         self.since = if any { None } else { self.since.or(Some(now)) };
