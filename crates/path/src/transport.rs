@@ -226,7 +226,7 @@ impl TransportSelector {
         self.wanted != Transport::Tcp || works(self.signs.udp) && !works(self.signs.tcp)
     }
 
-    /// When [`Self::look`] wants to be called, beside when something has changed.
+    /// When [`Self::update`] has to be called at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.next
     }

@@ -13,12 +13,12 @@ const MIN_COUNTED_LOSS: f64 = 0.02;
 /// How often the shaper gets a sample of a path. Shorter: processor time; longer: the shaper reacts late.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The seat of one path at the shaper of its link, acknowledgements, heartbeats and headers included.
+/// Limits one path by the shaper of its link, or by a rate cap; acknowledgements, heartbeats and headers count, too.
 ///
 /// It counts all bytes that noq has sent, but only data waits for it: a path that may not acknowledge would look dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Cap {
-    seat: ShaperHandle,
+    handle: ShaperHandle,
     /// The configured rate of this path's group, if the shaper is for this group alone.
     own: Option<BitRate>,
     /// Bytes of IP and UDP headers in front of every payload.
@@ -41,10 +41,10 @@ pub(crate) struct Cap {
 }
 
 impl Cap {
-    /// The place at `seat` of a path that has sent so much before.
-    pub(crate) fn new(now: Instant, seat: ShaperHandle, v4: bool, bytes: u64, datagrams: u64) -> Self {
+    /// Limits a path by `handle`, after it has sent `bytes` in `datagrams`.
+    pub(crate) fn new(now: Instant, handle: ShaperHandle, v4: bool, bytes: u64, datagrams: u64) -> Self {
         Self {
-            seat,
+            handle,
             own: None,
             header: if v4 { 28 } else { 48 },
             counted: (bytes, datagrams),
@@ -62,15 +62,15 @@ impl Cap {
     /// A rate cap, for a path that has sent `bytes` in `datagrams` before.
     pub(crate) fn limit(now: Instant, rate: BitRate, v4: bool, bytes: u64, datagrams: u64) -> Self {
         let shaper = Arc::new(Mutex::new(Shaper::new(now, Some(rate))));
-        let seat = ShaperHandle::new(shaper, ClassId::DEFAULT);
+        let handle = ShaperHandle::new(shaper, ClassId::DEFAULT);
         let allowed = Some(rate.bps() / 8);
-        Self { own: Some(rate), allowed, ..Self::new(now, seat, v4, bytes, datagrams) }
+        Self { own: Some(rate), allowed, ..Self::new(now, handle, v4, bytes, datagrams) }
     }
 
     /// Shares the cap of another path, if the rate is the same.
     pub(crate) fn share(&mut self, other: &Self) {
         if self.own.is_some() && self.own == other.own {
-            self.seat = other.seat.clone();
+            self.handle = other.handle.clone();
         }
     }
 
@@ -79,8 +79,8 @@ impl Cap {
         self.own
     }
 
-    pub(crate) fn seat(&self) -> &ShaperHandle {
-        &self.seat
+    pub(crate) fn handle(&self) -> &ShaperHandle {
+        &self.handle
     }
 
     /// The rate (bytes/s) that the path gets now; `None` if it is not limited.
@@ -93,7 +93,7 @@ impl Cap {
         let payload = sent.0.saturating_sub(self.counted.0);
         let headers = sent.1.saturating_sub(self.counted.1) * self.header;
         if payload + headers > 0 {
-            self.seat.shaper().on_sent(self.seat.class(), payload + headers);
+            self.handle.shaper().on_sent(self.handle.class(), payload + headers);
             self.left += payload + headers;
             self.counted = sent;
         }
@@ -105,7 +105,7 @@ impl Cap {
     /// Bytes that may leave now.
     pub(crate) fn left(&mut self, now: Instant) -> u64 {
         self.asked = now;
-        self.seat.shaper().available_bytes(now, self.seat.class())
+        self.handle.shaper().available_bytes(now, self.handle.class())
     }
 
     /// Gives the shaper a sample of the bytes delivered since the last one.
@@ -124,7 +124,7 @@ impl Cap {
             base_rtt: gate.min_rtt(),
             backlogged: self.was_backlogged && self.always_backlogged,
         };
-        let (mut shaper, class) = (self.seat.shaper(), self.seat.class());
+        let (mut shaper, class) = (self.handle.shaper(), self.handle.class());
         let least = shaper.on_sample(now, class, sample);
         self.allowed = shaper.class_rate(now, class);
         drop(shaper);
@@ -146,12 +146,12 @@ impl Cap {
 
     /// Tells the shaper whether the class has more data than it may send.
     pub(crate) fn set_wanting(&self, wanting: bool) {
-        self.seat.shaper().set_wanting(self.asked, self.seat.class(), wanting);
+        self.handle.shaper().set_wanting(self.asked, self.handle.class(), wanting);
     }
 
     /// When the shaper allows sending again; `None` if it does now.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
-        self.seat.shaper().retry_at(now, self.seat.class())
+        self.handle.shaper().retry_at(now, self.handle.class())
     }
 }
 

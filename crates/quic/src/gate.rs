@@ -574,7 +574,7 @@ impl Controller for Gate {
             let outcome = match (&model.inner, ignore_losses) {
                 (_, true) => "ignored: the path is dead",
                 (Inner::Bbr(_), false) => "no signal for this controller",
-                (Inner::Library(_), false) => "the controller was told of congestion",
+                (Inner::Library(_), false) => "the controller counts them as congestion",
             };
             report(shared, outcome);
         });

@@ -171,7 +171,7 @@ impl Flow {
             _ => {}
         }
         if segment.has(RST) {
-            // In the window but not at its start it may be a guess (RFC 5961 §3.2).
+            // In the window but not at its start, a RST may be forged (RFC 5961 §3.2).
             if let Phase::Over { until } = &mut self.phase {
                 *until = now;
                 return self.verdict(now);
@@ -200,7 +200,7 @@ impl Flow {
         } else if !admitted {
             self.challenge(now);
         }
-        // What it acknowledges counts even if what it carries does not fit (RFC 9293 §3.10.7.4).
+        // The acknowledgement counts even if the payload is outside of the window (RFC 9293 §3.10.7.4).
         if !admitted && !keep_alive && seq != self.inbound.next() {
             return Verdict::Continue;
         }

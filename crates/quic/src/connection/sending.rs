@@ -29,35 +29,33 @@ impl Connection {
         self.paths.get(id).map_or(0, Path::rate)
     }
 
-    /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
-    /// connection going does not, and counts. Paths that carry as one share it. A path with a seat at the shaper of its
-    /// link ([`Self::set_share`]) is held to that instead.
+    /// Sets the rate cap of a path, in bits of IP packets; a path group shares it. Only data waits for it; acknowledgements and
+    /// other frames count, but do not wait. A path with a shaper ([`Self::set_shaper`]) is limited by that instead.
     pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
         if self.paths.get_mut(id).is_some_and(|path| path.limits.set_rate(rate)) {
             self.apply_rate_cap(now, id);
         }
     }
 
-    /// Gives a path its seat at the shaper of its link, or takes it away. What the shaper holds back waits as with a
-    /// cap, and says nothing about the path. Of one connection, all paths over a link have the same seat.
-    pub fn set_share(&mut self, now: Instant, id: PathId, seat: Option<ShaperHandle>) {
+    /// Sets or removes the shaper of a path's link. All paths of a connection over a link have the same handle.
+    pub fn set_shaper(&mut self, now: Instant, id: PathId, handle: Option<ShaperHandle>) {
         let Some(path) = self.paths.get(id) else { return };
-        let Some(seat) = seat else {
-            if path.limits.has_seat() {
+        let Some(handle) = handle else {
+            if path.limits.has_shaper() {
                 self.apply_rate_cap(now, id);
             }
             return;
         };
-        if path.limits.has_this_seat(&seat) {
+        if path.limits.has_this_shaper(&handle) {
             return;
         }
         let Some(sent) = self.sent(id) else { return };
         if let Some(path) = self.paths.get_mut(id) {
-            path.limits.set_seat(now, seat, sent);
+            path.limits.set_shaper(now, handle, sent);
         }
     }
 
-    /// Holds a path to the rate that was configured for it, or to none.
+    /// Limits a path by its configured rate, if it has one.
     fn apply_rate_cap(&mut self, now: Instant, id: PathId) {
         let Some(sent) = self.sent(id) else { return };
         let Some(path) = self.paths.get(id) else { return };
@@ -144,14 +142,14 @@ impl Connection {
         self.tell_wanting(id);
     }
 
-    /// Tells the shaper of a path's link whether there is more for any path of its seat.
+    /// Tells the shaper of a path's link whether more data waits for any path with the same handle.
     fn tell_wanting(&self, id: PathId) {
         let Some(cap) = self.paths.get(id).and_then(|path| path.limits.cap()) else { return };
-        let wants = |path: &Path| path.limits.is_backlogged() && path.limits.has_this_seat(cap.seat());
+        let wants = |path: &Path| path.limits.is_backlogged() && path.limits.has_this_shaper(cap.handle());
         cap.set_wanting(self.paths.iter().any(wants));
     }
 
-    /// What was said last with [`Self::set_backlogged`].
+    /// Whether more data waits for a path's group than its available window.
     pub fn is_backlogged(&self, id: PathId) -> bool {
         self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
     }

@@ -139,7 +139,7 @@ pub(super) fn rate_raised(shared: &GateState, from: u64, least: u64) {
     );
 }
 
-/// Logs losses, and whether the controller was told of them.
+/// Logs losses, and whether the controller counted them as congestion.
 pub(super) fn losses(shared: &GateState, lost: u64, from: u64, persistent: bool, ecn: bool, outcome: &str) {
     let PathLabel { connection, path } = shared.label();
     let (connection, path, to) = (connection.0, path.0, shared.window());

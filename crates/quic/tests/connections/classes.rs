@@ -123,7 +123,7 @@ impl World {
             for end in 0..2 {
                 let id = world.classes[class].ids[end].expect("a connection");
                 let seat = ShaperHandle::new(world.shapers[end].clone(), ClassId(class as u8));
-                world.ends[end].get(id).unwrap().set_share(world.now, PATH, Some(seat));
+                world.ends[end].get(id).unwrap().set_shaper(world.now, PATH, Some(seat));
             }
         }
         world
@@ -535,7 +535,7 @@ fn a_path_without_its_seat_keeps_to_its_own_cap() {
     };
     let rates = [
         rate(&mut world, |_, _| {}),
-        rate(&mut world, |connection, now| connection.set_share(now, PATH, None)),
+        rate(&mut world, |connection, now| connection.set_shaper(now, PATH, None)),
         rate(&mut world, |connection, now| connection.set_rate_cap(now, PATH, None)),
     ];
     for (rate, expected) in rates.iter().zip([5.0, 8.0, 20.0]) {

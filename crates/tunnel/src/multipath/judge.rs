@@ -65,7 +65,7 @@ impl MultipathConnection {
                     cap = ?settings.cap,
                     "the rate cap, shaper or DSCP of a path has changed"
                 );
-                connection.set_share(now, id, settings.shaper);
+                connection.set_shaper(now, id, settings.shaper);
                 connection.set_rate_cap(now, id, settings.cap);
                 connection.set_dscp(id, settings.dscp);
             }

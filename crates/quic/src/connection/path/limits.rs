@@ -1,10 +1,10 @@
-//! How many bytes may leave on a path now, and what holds the rest back.
+//! How many bytes may leave on a path now, and which limit holds data back.
 //!
-//! In: the congestion window and pacing rate of the path's controller, the rate cap that was configured or the seat at the
-//! shaper of the path's link, and whether more waits than may leave. Out: a budget, and when there is more of it. Always
-//! holds: what cap or shaper hold back says nothing about the path, so `capped` is told from `paced`.
+//! In: the congestion window and pacing rate of the path's controller, the configured rate cap or the shaper of the path's
+//! link, and whether more data waits than may leave. Out: a budget (bytes), and when it grows. Always holds: data held back by
+//! a cap or shaper (`capped`) is distinguished from data held back by the pacer (`paced`), as it says nothing about the path.
 //!
-//! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts what it sends.
+//! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts its own bytes.
 
 use mpvpn_class::ShaperHandle;
 use mpvpn_path::Pacer;
@@ -41,7 +41,7 @@ pub(crate) struct Allowance {
 pub(crate) struct SendLimits {
     pacer: Pacer,
     cap: Option<Cap>,
-    /// The configured rate, which holds while the path has no seat at the shaper of its link.
+    /// The configured rate, which applies while the path has no shaper.
     rate: Option<BitRate>,
     /// Whether data waits for the path.
     backlogged: bool,
@@ -69,16 +69,16 @@ impl SendLimits {
         self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
     }
 
-    /// Bytes/s that all classes together may send over the path's link, if the path has a seat and that is known.
+    /// The rate (bytes/s) of the link for all classes together, if the path has a shaper and the rate is known.
     pub(crate) fn link_rate(&self) -> Option<u64> {
-        let seat = self.cap.as_ref().filter(|cap| cap.own().is_none())?.seat();
-        Some(seat.shaper().capacity()?.bps() / 8)
+        let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
+        Some(handle.shaper().capacity()?.bps() / 8)
     }
 
     /// Sets the configured rate; returns whether it is to be applied now ([`Self::apply_rate`]).
     pub(crate) fn set_rate(&mut self, rate: Option<BitRate>) -> bool {
         self.rate = rate;
-        !self.has_seat()
+        !self.has_shaper()
     }
 
     /// The configured rate.
@@ -86,25 +86,25 @@ impl SendLimits {
         self.rate
     }
 
-    /// Holds the path to the configured rate, or to none.
+    /// Limits the path by the configured rate, if there is one.
     pub(crate) fn apply_rate(&mut self, now: Instant, sent: SentTotals) {
         self.cap = self.rate.map(|rate| Cap::limit(now, rate, sent.v4, sent.bytes, sent.datagrams));
         self.capped &= self.rate.is_some();
     }
 
-    /// Whether the path has a seat at the shaper of its link.
-    pub(crate) fn has_seat(&self) -> bool {
+    /// Whether the path has a shaper.
+    pub(crate) fn has_shaper(&self) -> bool {
         self.cap.as_ref().is_some_and(|cap| cap.own().is_none())
     }
 
-    /// Whether the path is held back at this seat.
-    pub(crate) fn has_this_seat(&self, seat: &ShaperHandle) -> bool {
-        self.cap.as_ref().is_some_and(|cap| cap.seat().is_same(seat))
+    /// Whether the path has this shaper handle.
+    pub(crate) fn has_this_shaper(&self, handle: &ShaperHandle) -> bool {
+        self.cap.as_ref().is_some_and(|cap| cap.handle().is_same(handle))
     }
 
-    /// Gives the path a seat at the shaper of its link.
-    pub(crate) fn set_seat(&mut self, now: Instant, seat: ShaperHandle, sent: SentTotals) {
-        self.cap = Some(Cap::new(now, seat, sent.v4, sent.bytes, sent.datagrams));
+    /// Limits the path by the shaper of its link.
+    pub(crate) fn set_shaper(&mut self, now: Instant, handle: ShaperHandle, sent: SentTotals) {
+        self.cap = Some(Cap::new(now, handle, sent.v4, sent.bytes, sent.datagrams));
     }
 
     /// The cap or shaper of the path.
@@ -218,23 +218,23 @@ mod tests {
     }
 
     #[test]
-    fn the_configured_rate_holds_only_without_a_seat_at_the_shaper() {
+    fn the_configured_rate_applies_only_without_a_shaper() {
         let start = Instant::now();
         let mut limits = SendLimits::new(start);
         let rate = BitRate::from_bps(8_000_000);
         assert!(limits.set_rate(Some(rate)));
         limits.apply_rate(start, NOTHING_SENT);
         assert_eq!(limits.under_cap(2_000_000), 1_000_000);
-        assert!(!limits.has_seat() && limits.link_rate().is_none());
+        assert!(!limits.has_shaper() && limits.link_rate().is_none());
 
         let shaper = Arc::new(Mutex::new(Shaper::new(start, Some(BitRate::from_bps(80_000_000)))));
-        let seat = ShaperHandle::new(shaper, ClassId::DEFAULT);
-        limits.set_seat(start, seat.clone(), NOTHING_SENT);
-        assert!(limits.has_seat() && limits.has_this_seat(&seat));
+        let handle = ShaperHandle::new(shaper, ClassId::DEFAULT);
+        limits.set_shaper(start, handle.clone(), NOTHING_SENT);
+        assert!(limits.has_shaper() && limits.has_this_shaper(&handle));
         assert_eq!(limits.link_rate(), Some(10_000_000));
-        assert!(!limits.set_rate(None), "the seat stays");
+        assert!(!limits.set_rate(None), "the shaper stays");
         limits.apply_rate(start, NOTHING_SENT);
-        assert!(limits.cap().is_none() && !limits.has_seat());
+        assert!(limits.cap().is_none() && !limits.has_shaper());
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
         });
         let first = paths[0].cap().cloned();
         paths[1].share_cap(first.as_ref());
-        let seat = paths[0].cap().map(|cap| cap.seat().clone()).expect("a cap");
-        assert!(paths[1].has_this_seat(&seat));
+        let handle = paths[0].cap().map(|cap| cap.handle().clone()).expect("a cap");
+        assert!(paths[1].has_this_shaper(&handle));
     }
 }
