@@ -1,10 +1,10 @@
-//! Which TCP connections a server opens for its clients.
+//! Which destinations a server relays TCP connections and UDP flows to.
 //!
-//! In: the rules of the configuration, the tunnel's networks, and who wants to connect where. Out: granted, or what
-//! forbids it. Always holds: the rules of the configuration come first, and the first one that fits counts; then the
-//! server itself is reachable at its addresses in the tunnel, and nothing else that is not public. Names are none of
-//! this module's business: each address that a name has is looked at by itself, so a name that is given another address
-//! later opens nothing.
+//! In: the `[[access]]` rules of the configuration, the tunnel's networks, a user and a destination address. Out: whether
+//! the connection is allowed, or what forbids it. Always holds: the first matching rule of the configuration decides; if
+//! none matches, the server's own addresses in the tunnel and public addresses are allowed, and nothing else. The caller
+//! resolves names first and checks every address, so a name that resolves to another address later (DNS rebinding) gains
+//! no access.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use crate::config::{
     schema,
 };
 
-/// Whether the server opens connections to some destinations for some users. The first table that matches counts.
+/// Whether the server relays connections of these users to these destinations. The first table that matches decides.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
@@ -44,9 +44,11 @@ pub struct AccessRule {
 }
 
 impl AccessRule {
-    fn fits(&self, user: &str, to: SocketAddr, behind: Option<IpAddr>) -> bool {
+    /// Whether the rule is about this user and destination. `behind`: the IPv4 address that a translated IPv6 destination
+    /// stands for.
+    fn matches(&self, user: &str, to: SocketAddr, behind: Option<IpAddr>) -> bool {
         let has = |ip: IpAddr| self.to.iter().any(|net| net.contains(&ip));
-        // What is forbidden cannot be had by its other name; what is allowed is allowed as it is written.
+        // A forbidden IPv4 address is forbidden in its IPv6 form, too; an allowed one is allowed only as written.
         let is_there = has(to.ip()) || !self.allow && behind.is_some_and(has);
         (self.users.is_empty() || self.users.iter().any(|name| name == user))
             && (self.to.is_empty() || is_there)
@@ -54,7 +56,7 @@ impl AccessRule {
     }
 }
 
-/// Ports from one to another, both included.
+/// A range of ports, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
     first: u16,
@@ -62,12 +64,12 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Those from `first` to `last`, if that are any and 0 is none of them.
+    /// The ports from `first` to `last`; `None` if the range is empty or has port 0.
     pub fn new(first: u16, last: u16) -> Option<Self> {
         (first > 0 && first <= last).then_some(Self { first, last })
     }
 
-    /// All of them.
+    /// The ports as a range.
     pub fn range(self) -> RangeInclusive<u16> {
         self.first..=self.last
     }
@@ -79,29 +81,30 @@ impl fmt::Display for Ports {
     }
 }
 
-/// Why a connection is not granted.
+/// Why a connection is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// By this `[[access]]`, counted from 1.
+    /// This `[[access]]` table forbids it, counted from 1.
     #[error("the table [[access]] number {0} of the server's file forbids it")]
     Rule(usize),
-    /// The address belongs to a client: what clients send each other are packets, which show who sent them.
+    /// The address belongs to the tunnel's network. Clients reach each other by packets, which show their source address;
+    /// a relayed connection would hide it behind the server's.
     #[error("the address belongs to the network of the tunnel's clients")]
     Client,
-    /// The server carries nothing to the address, and nothing allows it.
+    /// The address is not in the server's `routes`, and no rule allows it.
     #[error("the server's routes do not lead to the address")]
     NoRoute,
-    /// The address is not public, and nothing allows it.
+    /// The address is not public, and no rule allows it.
     #[error("the address is not public")]
     NotPublic,
-    /// The address belongs to the server's machine, and nothing allows it.
+    /// The address belongs to the server's machine, and no rule allows it.
     #[error("the address is the server's own")]
     Server,
 }
 
-/// The rules of a server.
+/// The access rules of a server.
 ///
-/// The first `[[access]]` that fits a user, an address and a port decides. Where none does:
+/// The first `[[access]]` that matches user, address and port decides. If none matches:
 /// 1. the server's own addresses in the tunnel are allowed;
 /// 2. the rest of the tunnel's networks is not;
 /// 3. addresses that the server's routes do not have are not, if it has routes;
@@ -114,13 +117,13 @@ pub enum Denied {
 pub struct Access {
     rules: Vec<AccessRule>,
     tunnel: Vec<IpNet>,
-    /// Where packets may go; `None` is everywhere.
+    /// Networks to which the server carries packets; `None`: everywhere.
     routes: Option<Vec<IpNet>>,
 }
 
 impl Access {
-    /// The rules of the configuration in order, and the server's addresses in the tunnel, each with the prefix of the
-    /// network that its clients are in.
+    /// `rules`: those of the configuration, in order. `tunnel`: the server's addresses in the tunnel, each with the prefix
+    /// length of the clients' network.
     pub fn new(rules: Vec<AccessRule>, tunnel: Vec<IpNet>) -> Self {
         Self { rules, tunnel, routes: None }
     }
@@ -135,11 +138,11 @@ impl Access {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|net| net.contains(&ip)))
     }
 
-    /// Whether `user` may connect to `to`. `is_own` tells whether an address belongs to the server's machine; it is
-    /// asked only where that decides.
+    /// Whether `user` may connect to `to`. `is_own` says whether an address belongs to the server's machine; it is called
+    /// only if no earlier rule decides, as it may have to read the kernel's addresses.
     ///
     /// # Errors
-    /// What forbids it.
+    /// The rule that forbids the connection.
     pub fn check(
         &self,
         user: &str,
@@ -149,7 +152,7 @@ impl Access {
         let ip = to.ip().to_canonical();
         let to = SocketAddr::new(ip, to.port());
         let behind = embedded_ipv4(ip);
-        if let Some(at) = self.rules.iter().position(|rule| rule.fits(user, to, behind)) {
+        if let Some(at) = self.rules.iter().position(|rule| rule.matches(user, to, behind)) {
             return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
         }
         if self.tunnel.iter().any(|net| net.addr() == ip) {

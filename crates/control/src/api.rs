@@ -25,15 +25,15 @@ pub use server::{RequestHandler, Server};
 
 use crate::{Error, Result, dirs, status::Role};
 
-/// Where sockets are unless an option says otherwise.
+/// Folder of the API sockets of root's processes, unless `--api-socket` names another path.
 pub const SOCKET_DIR: &str = "/run/mpvpn";
 
-/// The socket of the instance `name`.
+/// Path of the API socket of root's instance `name`.
 pub fn default_socket(role: Role, name: &str) -> PathBuf {
     PathBuf::from(SOCKET_DIR).join(format!("{role}-{name}.sock"))
 }
 
-/// The socket of the instance `name` of this user.
+/// Path of the API socket of the instance `name` in the runtime folder of the calling user.
 pub fn user_socket(role: Role, name: &str) -> Result<PathBuf> {
     let dir = dirs::runtime_dir().ok_or_else(|| {
         Error::usage(
@@ -44,7 +44,7 @@ pub fn user_socket(role: Role, name: &str) -> Result<PathBuf> {
     Ok(dir.join(format!("{role}-{name}.sock")))
 }
 
-/// Connects to the socket `path` without waiting: a live process whose queue is full is `WouldBlock`.
+/// Connects to the socket `path` without waiting. `WouldBlock` means that a process listens and its backlog is full.
 fn connect_nonblocking(path: &Path) -> io::Result<OwnedFd> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

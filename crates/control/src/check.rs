@@ -1,7 +1,7 @@
-//! What `mpvpn check` has found out about the links of this machine, and what mpvpn makes of it.
+//! The result of `mpvpn check`: measurements over each link, and the transport that a client would use there.
 //!
-//! In: what was measured over each link. Out: what a client would use there and why ([`LinkCheck::judge`]), for people
-//! ([`render`]) and in JSON. Always holds: nothing is said that was not measured.
+//! In: measurements over each link. Out: the transport of a client and the reason ([`LinkCheck::judge`]), as text
+//! ([`render`]) and in JSON. Always holds: the result has measured values only, no guesses.
 
 use std::{
     fmt::Write,
@@ -61,7 +61,7 @@ pub enum TransportCheck<T> {
 }
 
 impl<T> TransportCheck<T> {
-    /// What was found, if it works.
+    /// The measurements, if the transport works.
     pub fn works(&self) -> Option<&T> {
         match self {
             Self::Works(found) => Some(found),
@@ -133,7 +133,7 @@ pub enum NatKind {
 }
 
 impl NatKind {
-    /// What it is, where these ports (and addresses, if known) of this end look like that to the server.
+    /// The kind of translation, from pairs of an own address (if known) and port and the address that the server saw.
     pub fn of(seen: &[(Option<IpAddr>, u16, Option<SocketAddr>)]) -> Self {
         let known: Option<Vec<_>> = seen.iter().map(|(ip, port, far)| Some((*ip, *port, (*far)?))).collect();
         let Some(known) = known.filter(|known| !known.is_empty()) else { return Self::Unknown };
@@ -208,7 +208,7 @@ impl ChosenTransport {
 }
 
 impl LinkCheck {
-    /// A link over which nothing could be tried, for this reason.
+    /// The result for a link over which nothing could be tried, for this reason.
     pub fn unusable(name: &str, addresses: Vec<IpAddr>, why: &str) -> Self {
         let error = || TransportCheck::Fails { error: why.to_owned() };
         Self {
@@ -223,7 +223,7 @@ impl LinkCheck {
         }
     }
 
-    /// Says what a client would use there that was told so of the link.
+    /// Fills in the transport that a client with these settings of the link would use.
     #[must_use]
     pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
         (self.chosen, self.why) = self.choose_transport(tier, transport);
@@ -235,7 +235,7 @@ impl LinkCheck {
             return (ChosenTransport::Nothing, "the server refuses the token".to_owned());
         }
         if tier == Tier::Never {
-            return (ChosenTransport::Nothing, "its tier is never".to_owned());
+            return (ChosenTransport::Nothing, "the tier of the link is `never`".to_owned());
         }
         let tcp = self.tcp.works().map(|found| match found.mptcp {
             Mptcp::Works => ChosenTransport::Mptcp,
@@ -260,12 +260,12 @@ impl LinkCheck {
 }
 
 impl CheckReport {
-    /// Whether a client would have a link.
+    /// Whether a client could use at least one link.
     pub fn works(&self) -> bool {
         self.links.iter().any(|link| link.chosen != ChosenTransport::Nothing)
     }
 
-    /// What the person can do where nothing works.
+    /// What the user can do if no link works.
     fn next_step(&self) -> Option<&'static str> {
         if self.links.is_empty() {
             return Some("bring up an interface with a default route, or name one with --path");
@@ -274,26 +274,27 @@ impl CheckReport {
             return Some("give the token of a user of that server with --token-file");
         }
         (!self.works()).then_some(
-            "see whether the server runs and listens there (`mpvpn status` at the server), and which firewalls are \
-             between; --via HTTP-PROXY helps where only a proxy leads out",
+            "check that the server runs (`mpvpn status` there) and that no firewall blocks its port; where only a proxy leads \
+             out, give it with --via",
         )
     }
 
-    /// What became of Multipath TCP over a link. Where it works over another one, the server knows it.
+    /// The result for Multipath TCP over a link, in words. If it works over another link, the server supports it.
     fn mptcp(&self, found: &TcpMeasurement) -> &'static str {
         let works = |link: &LinkCheck| link.tcp.works().is_some_and(|found| found.mptcp == Mptcp::Works);
         match found.mptcp {
             Mptcp::Works => "works",
-            Mptcp::FellBack if self.via.is_some() => "not at the proxy",
-            Mptcp::FellBack if self.links.iter().any(works) => "stripped on the way",
-            Mptcp::FellBack => "stripped, or not at the server",
+            Mptcp::FellBack if self.via.is_some() => "proxy lacks it",
+            Mptcp::FellBack if self.links.iter().any(works) => "option removed on the way",
+            Mptcp::FellBack => "removed on the way, or server lacks it",
             Mptcp::NoAnswer => "dropped on the way",
-            Mptcp::Missing => "not in this kernel",
+            Mptcp::Missing => "kernel lacks it",
         }
     }
 }
 
-/// For people: a table, why each link is used as it is, and what to do if none works, in lines of `width` columns.
+/// Renders the result as text: a table, the reason for each link, and the next step if no link works, in lines of at most
+/// `width` columns.
 pub fn render(check: &CheckReport, width: usize) -> String {
     let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
     let mut text = format!("server {}{via}\n", check.server);
@@ -439,9 +440,9 @@ mod tests {
         let links = |first| vec![link("a", udp(), tcp(first)), link("b", udp(), tcp(Mptcp::FellBack))];
         let check = |first| CheckReport { server: "vpn.example:443".into(), via: None, links: links(first) };
         let text = render(&check(Mptcp::Works), 200);
-        assert!(text.contains("stripped on the way"), "{text}");
+        assert!(text.contains("option removed on the way"), "{text}");
         let text = render(&check(Mptcp::FellBack), 200);
-        assert!(text.contains("stripped, or not at the server"), "{text}");
+        assert!(text.contains("removed on the way, or server lacks it"), "{text}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What a server or a client was asked to do.
+//! The configuration of a server or client.
 //!
-//! In: the options of the command line ([`ServerOptions`], [`ClientOptions`]) and a TOML file with the
-//! same names as keys. Out: [`ServerConfig`] and [`ClientConfig`], where everything is filled in and
-//! checked. The command line wins over the file, the file over the defaults.
+//! In: the options of the command line ([`ServerOptions`], [`ClientOptions`]) and a TOML file with the same names as keys.
+//! Out: [`ServerConfig`] and [`ClientConfig`], with defaults filled in and contradictions refused. Always holds: the command
+//! line overrides the file, the file overrides the defaults.
 
 mod app;
 mod classes;
@@ -61,52 +61,55 @@ pub use crate::status::Role;
 pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
 /// Where a client looks for its configuration unless `--config` names another file.
 pub const CLIENT_FILE: &str = "/etc/mpvpn/client.toml";
-/// All networks.
+/// All IPv4 and all IPv6 addresses.
 const ALL_NETWORKS: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
 ];
-/// Where a server keeps its certificate, its users and the first client's token, and a client what it has
-/// used of its quotas.
+/// Default folder of root's processes for data that survive a restart: a server's certificate, users and first token; how
+/// much of its quotas a client has used.
 pub const STATE_DIR: &str = "/var/lib/mpvpn";
-/// The name of the TUN device unless `--tun-name` gives another.
+/// Default of `--tun-name`.
 pub const TUN_NAME: &str = "mpvpn0";
 
-/// What a server listens at unless told otherwise.
+/// Default of `--listen`: all IPv4 addresses of the machine.
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
-/// The addresses that it gives to clients.
+/// Default of `--subnet`: 253 clients. A larger network collides with networks of clients more often.
 const DEFAULT_SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24);
 const DEFAULT_SUBNET6: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64);
-/// The port of a server unless `--listen` gives another.
+/// Default port of a server: that of HTTPS, which most firewalls allow.
 const DEFAULT_PORT: u16 = 443;
 
-/// Addresses that a server gives out when nobody says how many clients it may have.
+/// Default of `--max-clients`, if the subnet has so many addresses. Chosen (open question in docs/design/relay.md): more need
+/// more memory, fewer refuse clients.
 const DEFAULT_MAX_CLIENTS: u32 = 4096;
 
-/// TCP connections that a server has open for its clients unless told otherwise.
+/// Default of `--max-relays`. Chosen (open question in docs/design/relay.md): more need more memory and file descriptors,
+/// fewer refuse connections of busy servers.
 const DEFAULT_MAX_RELAYS: u32 = 32_768;
-/// Those that it has open for one user.
+/// Default of `--max-user-relays`: a quarter of [`DEFAULT_MAX_RELAYS`], so that one user leaves most of them to others. Fewer
+/// would refuse connections of busy machines, more would let one user take the place of others.
 const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
 
-/// Everything a server needs to know, checked.
+/// The complete, checked configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Addresses to listen on, at least one.
     pub listen: Vec<SocketAddr>,
-    /// Whether that is for TCP, too.
+    /// Whether the server listens on TCP at these addresses, too.
     pub tcp: Tcp,
-    /// Whether clients of the first drafts of MASQUE are served there: TLS without ALPN, CONNECT-UDP by HTTP/1.1.
+    /// Whether TCP accepts clients of early MASQUE drafts: TLS without ALPN, CONNECT-UDP in HTTP/1.1.
     pub old_clients: bool,
-    /// What it does for its clients.
+    /// Whether the server carries packets, or relays only.
     pub service: ServerMode,
-    /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
+    /// The certificate (PEM, leaf first) and its private key (PEM); `None`: a self-signed one in `state_dir`.
     pub cert: Option<CertFiles>,
-    /// Certificates for other names than those of the first, which who asks for an unknown name gets.
+    /// Further certificates. A client gets the one for the server name that it asks for (SNI), else `cert`.
     pub more_certs: Vec<CertFiles>,
-    /// Whose TCP connections begin with the address of the client (PROXY protocol).
+    /// Networks of load balancers, whose TCP connections begin with a PROXY protocol header.
     pub proxy_protocol_from: Vec<IpNet>,
-    /// What those see who have no credentials.
+    /// The web site for visitors without credentials.
     pub site: Site,
     /// IPv4 addresses of the tunnel; the server takes the first host.
     pub subnet: Ipv4Net,
@@ -116,25 +119,26 @@ pub struct ServerConfig {
     pub tun_name: String,
     /// How clients prove who they are.
     pub auth: AuthMode,
-    /// The file with the users; without it `users.toml` in `state_dir`, made when it is missing.
+    /// The file with the users; `None`: `users.toml` in `state_dir`, created if it is missing.
     pub users: Option<PathBuf>,
-    /// Folder for what has to survive a restart.
+    /// Folder for data that survive a restart.
     pub state_dir: PathBuf,
-    /// Whether clients' packets leave with the server's address.
+    /// Whether the server translates clients' source addresses to its own.
     pub nat: Nat,
-    /// Where clients' packets may go, beside the tunnel's own networks: what clients are told. In order, without overlaps.
+    /// Networks to which clients' packets are carried, beside the tunnel's own; advertised to clients. Sorted, without
+    /// overlaps.
     pub routes: Vec<IpNet>,
-    /// Sessions at once, at most; never more than `subnet` has addresses.
+    /// Limit of sessions at once; not above the number of addresses in `subnet`.
     pub max_clients: u32,
-    /// Resolvers that it suggests to clients, at most three, the best first.
+    /// Resolvers suggested to clients, at most three, the best first.
     pub dns: Vec<IpAddr>,
-    /// Where clients may connect to through the server's own TCP connections; the first rule that fits counts.
+    /// Rules for the destinations of relayed connections; the first that matches decides.
     pub access: Vec<AccessRule>,
-    /// What the classes of users may not exceed; the first that fits a user counts.
+    /// Limits of users' classes of traffic; the first that names a user counts.
     pub limits: Vec<LimitRule>,
-    /// TCP connections that the server has open for its clients at once, at most.
+    /// Limit of TCP connections and UDP flows relayed at once for all clients.
     pub max_relays: u32,
-    /// Those that it has open for one user, at most; never more than `max_relays`.
+    /// Limit of TCP connections and UDP flows relayed at once for one user; not above `max_relays`.
     pub max_user_relays: u32,
     /// Threads that carry packets.
     pub shards: Shards,
@@ -142,9 +146,9 @@ pub struct ServerConfig {
     pub name: String,
     /// Unix socket of the local API.
     pub api_socket: PathBuf,
-    /// TCP address where metrics are offered.
+    /// TCP address at which metrics are served.
     pub metrics: Option<SocketAddr>,
-    /// Folder for qlog files, if they are wanted.
+    /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
@@ -159,7 +163,7 @@ pub struct CertFiles {
     pub key: PathBuf,
 }
 
-/// Everything a client needs to know, checked.
+/// The complete, checked configuration of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     /// The server's name or address, and UDP port.
@@ -172,17 +176,17 @@ pub struct ClientConfig {
     pub token_file: Option<PathBuf>,
     /// Interfaces to use, or patterns of their names, each once, or the one word `auto`.
     pub paths: Vec<String>,
-    /// How links are used; the first whose name fits counts.
+    /// Settings of links; the first whose name pattern matches an interface counts.
     pub links: Vec<LinkConfig>,
-    /// The classes of traffic in the order of their numbers: default, critical and bulk are always there.
+    /// The classes of traffic in the order of their numbers. `default`, `critical` and `bulk` always exist.
     pub classes: Vec<ClassConfig>,
-    /// What belongs to them; the first that fits counts. Those that every client has come last.
+    /// Rules that assign packets to classes; the first that matches decides. The built-in rules come last.
     pub class_rules: Vec<MatchRule>,
-    /// What the kernel steers into the TUN devices of classes, in the order in which it tries them.
+    /// Rules by which the kernel steers packets into the TUN devices of classes, in the order of evaluation.
     pub class_steering: Vec<SteeringRule>,
-    /// The TUN devices of classes that its file asks for, and a proxy does not have.
+    /// Names of the TUN devices of classes that a proxy ignores.
     pub ignored_class_tuns: Vec<String>,
-    /// Folder for what has to survive a restart: how much of the quotas is used.
+    /// Folder for data that survive a restart: how much of the quotas is used.
     pub state_dir: PathBuf,
     /// Name of the TUN device.
     pub tun_name: String,
@@ -190,19 +194,19 @@ pub struct ClientConfig {
     pub scheduler: Scheduler,
     /// The congestion controller of every path.
     pub cc: CongestionControl,
-    /// The proxy through which the server is reached by TCP.
+    /// The HTTP proxy for TCP connections to the server.
     pub via: Option<ViaProxy>,
-    /// How TCP connections travel where no rule says anything.
+    /// How TCP connections travel where no rule decides.
     pub lane: FlowMode,
-    /// How they travel to some destinations; the first that fits counts.
+    /// How TCP connections to some destinations travel; the first rule that matches decides.
     pub lane_rules: Vec<LaneRule>,
-    /// Which destinations go into the tunnel.
+    /// The destinations whose packets go into the tunnel.
     pub routes: Routes,
-    /// Which resolvers this machine asks while the tunnel is up.
+    /// The resolvers that this machine asks while the tunnel is up.
     pub dns: Dns,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`SharedNetwork`].
     pub share: Vec<String>,
-    /// Where it is a proxy for apps; if anywhere, it has no TUN.
+    /// Addresses at which the client is a proxy for apps. If there are any, it has no TUN device.
     pub proxies: Proxies,
     /// Threads that carry packets, each with a connection of its own.
     pub shards: Shards,
@@ -210,15 +214,15 @@ pub struct ClientConfig {
     pub name: String,
     /// Unix socket of the local API.
     pub api_socket: PathBuf,
-    /// TCP address where metrics are offered.
+    /// TCP address at which metrics are served.
     pub metrics: Option<SocketAddr>,
-    /// Folder for qlog files, if they are wanted.
+    /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
 }
 
-/// How a client judges the server's certificate.
+/// How a client verifies the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// The certificate is in this PEM file, or a CA in it signed it for the name asked for.
@@ -230,7 +234,7 @@ pub enum Trust {
 }
 
 impl Default for ServerConfig {
-    /// A server of root's that was told nothing.
+    /// The configuration of a server that root starts without options and file.
     fn default() -> Self {
         Self::resolve(ServerOptions::default(), Rights::ALL)
             .expect("the defaults do not contradict each other")
@@ -238,13 +242,13 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The options `cli` over those in `file`, checked. Without one they are over those in [`SERVER_FILE`] if it is
-    /// there, and this is no ordinary user's process.
+    /// Merges the options `cli` with those of `file`, and checks the result. Without `file`, [`SERVER_FILE`] is read if it
+    /// exists and the process has root's rights.
     pub fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<Self> {
         service::load(file, cli, rights)
     }
 
-    /// Fills in the defaults and checks what belongs together.
+    /// Fills in the defaults, and refuses options that contradict each other.
     pub fn resolve(mut options: ServerOptions, rights: Rights) -> Result<Self> {
         let service = ServerMode::of(&options, rights);
         if !service.has_tun() {
@@ -305,7 +309,7 @@ impl ClientConfig {
         Self { trust, ..Self::resolve(options).expect("the defaults do not contradict each other") }
     }
 
-    /// The options `cli` over those in `file` (by default [`CLIENT_FILE`], if it is there), checked.
+    /// Merges the options `cli` with those of `file` (by default [`CLIENT_FILE`], if it exists), and checks the result.
     pub fn load(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
         if !cli.socks5.is_empty() || !cli.http.is_empty() {
             return Err(Error::usage(
@@ -319,7 +323,7 @@ impl ClientConfig {
         Self::resolve(ClientOptions { via, ..options })
     }
 
-    /// The same for who wants to know about classes only: no server need be named.
+    /// Loads a file for a command that needs the classes only: `server` and the trust options may be missing.
     pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
         let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
         options.server.get_or_insert(ServerAddr { host: String::new(), port: DEFAULT_PORT });
@@ -327,7 +331,7 @@ impl ClientConfig {
         Self::resolve(options)
     }
 
-    /// Fills in the defaults and checks what belongs together.
+    /// Fills in the defaults, and refuses options that contradict each other.
     pub fn resolve(options: ClientOptions) -> Result<Self> {
         let Some(server) = options.server else {
             return Err(Error::usage("no server is given", "add --server HOST:PORT"));
@@ -399,7 +403,7 @@ impl ClientConfig {
         })
     }
 
-    /// The token to show to the server, read from its file if it is in one.
+    /// The token for the server, read from `token_file` if that is given.
     pub fn load_token(&self) -> Result<Option<Token>> {
         let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
         let bytes = files::read_secret(file)?;
@@ -421,7 +425,7 @@ fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<Cert
     }
 }
 
-/// Every client needs an IPv4 address: all hosts of the subnet but the server.
+/// The limit of clients. Each needs an IPv4 address: all hosts of the subnet but the server.
 fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
     let hosts = u32::MAX >> subnet.prefix_len();
     let available = hosts.saturating_sub(2);
@@ -438,7 +442,7 @@ fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
     }
 }
 
-/// Where clients' packets may go: everywhere unless networks are given, which are put in order and merged.
+/// The networks to which clients' packets are carried, sorted and merged; all addresses if none are given.
 fn routes(given: &[IpNet], subnet6: Option<Ipv6Net>) -> Result<Vec<IpNet>> {
     if given.is_empty() {
         return Ok(ALL_NETWORKS.into());
@@ -454,7 +458,7 @@ fn routes(given: &[IpNet], subnet6: Option<Ipv6Net>) -> Result<Vec<IpNet>> {
     }
 }
 
-/// Those of all clients, and those of one.
+/// The limits of relayed connections: for all clients, and for one user.
 fn max_relays(all: Option<u32>, user: Option<u32>) -> Result<(u32, u32)> {
     for (option, given) in [("max-relays", all), ("max-user-relays", user)] {
         if given == Some(0) {
@@ -514,7 +518,7 @@ fn paths(given: Vec<String>, tun_name: &str) -> Result<Vec<String>> {
     Ok(given)
 }
 
-/// Links of which nothing else is said have so many paths, in this.
+/// The link tables with the general `pipes` and `transport` filled in, and a last table for all other links.
 fn links(mut links: Vec<LinkConfig>, pipes: Option<Pipes>, transport: Option<Transport>) -> Vec<LinkConfig> {
     if pipes.is_some() || transport.is_some() {
         for link in &mut links {

@@ -1,4 +1,4 @@
-//! What a server needs before it may listen: its identity and its users, made at the first start.
+//! The certificates and users of a server, which the first start creates.
 //!
 //! In: a [`ServerConfig`]. Out: [`Credentials`], and the message with the complete client command.
 
@@ -15,24 +15,25 @@ use crate::{
     identity::Identity,
 };
 
-/// The user that the first start makes.
+/// Name of the user that the first start creates.
 pub const FIRST_USER: &str = "default";
 
-/// Who the server is, and whom it lets in.
+/// The certificates of a server, and its check of clients' tokens.
 #[derive(Debug)]
 pub struct Credentials {
     /// The certificate and its key.
     pub identity: Identity,
-    /// Its certificates for other names.
+    /// Certificates for further server names.
     pub others: Vec<Identity>,
     /// The check of a client's credentials.
     pub authenticator: Authenticator,
-    /// The token of the user made at the first start, as long as its file is there.
+    /// The token of the user that the first start created, as long as the file `client-token` exists.
     pub token: Option<Token>,
 }
 
 impl Credentials {
-    /// Reads what `config` names, and makes in its state folder what it does not name.
+    /// Reads the files that `config` names. Those that it does not name are read from the state folder, and created there
+    /// at the first start.
     pub fn load(config: &ServerConfig) -> Result<Self> {
         let identity = match &config.cert {
             Some(files) => Identity::load(&files.cert, &files.key)?,
@@ -63,7 +64,7 @@ impl Credentials {
     }
 }
 
-/// The users of `state_dir`, with one made if there is no file, and that one's token if it is kept.
+/// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.
 fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     let (users_file, token_file) = (state_dir.join("users.toml"), state_dir.join("client-token"));
     files::create_private_dir(state_dir)?;
@@ -71,7 +72,7 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     if !users_file.exists() {
         let mut users = Users::default();
         let token = users.create_token(FIRST_USER)?;
-        // The token goes first: its hash alone would lock everybody out after a crash in between.
+        // The token is written first: after a crash in between, its hash alone would lock everybody out.
         files::write_secret(&token_file, format!("{}\n", token.reveal()).as_bytes())?;
         users.save(&users_file)?;
         return Ok((users, Some(token)));
@@ -89,8 +90,8 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     Ok((users, known.then_some(token)))
 }
 
-/// Tells how a client connects: the complete command. `address` is where clients find this server, by
-/// [`guess_address`] or better knowledge.
+/// The message that a server prints at its start: the complete command of a client. `address` is the server's public
+/// address, as found by [`guess_address`].
 pub fn first_start_message(
     config: &ServerConfig,
     credentials: &Credentials,
@@ -117,8 +118,8 @@ pub fn first_start_message(
     message
 }
 
-/// The address that clients most probably reach this machine by: what it listens on, else the one it
-/// sends from by default. Sends nothing.
+/// The address by which clients most probably reach this machine: the first specific address of `listen`, else the source
+/// address of the default route. Sends no packet.
 pub fn guess_address(listen: &[SocketAddr]) -> Option<IpAddr> {
     if let Some(named) = listen.iter().find(|address| !address.ip().is_unspecified()) {
         return Some(named.ip());

@@ -1,4 +1,4 @@
-//! Folders for what a process keeps: root's, or those of an ordinary user (XDG Base Directory Specification).
+//! Folders for sockets and state: root's, or those of an ordinary user (XDG Base Directory Specification).
 
 use std::{env, path::PathBuf};
 
@@ -8,12 +8,12 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// An absolute path in the environment; others are to be ignored.
+/// The absolute path in an environment variable; the specification says to ignore relative ones.
 fn absolute_path_in(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// For sockets; `None` where this user has no such folder.
+/// Folder for sockets; `None` if this user has none.
 pub(crate) fn runtime_dir() -> Option<PathBuf> {
     if is_root() {
         return Some(api::SOCKET_DIR.into());
@@ -25,7 +25,7 @@ pub(crate) fn runtime_dir() -> Option<PathBuf> {
     absolute_path_in("XDG_RUNTIME_DIR").or_else(session_dir).map(|dir| dir.join("mpvpn"))
 }
 
-/// For what has to survive a restart.
+/// Folder for data that survive a restart.
 pub(crate) fn state_dir() -> PathBuf {
     if is_root() {
         return config::STATE_DIR.into();

@@ -2,10 +2,10 @@ use std::{io::ErrorKind, path::PathBuf};
 
 use rustix::io::Errno;
 
-/// Why something around the tunnel could not be done: what was expected, what came, and from where.
+/// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option, or a combination of options, that makes no sense.
+    /// An option, or a combination of options, is not valid.
     #[error("{why}")]
     Usage {
         /// One sentence without a full stop.
@@ -85,10 +85,10 @@ pub enum Error {
     SocketInUse {
         /// The socket.
         path: PathBuf,
-        /// Who listens there, if the kernel tells.
+        /// Process ID of the listener, if the kernel reports it (SO_PEERCRED).
         pid: Option<i32>,
     },
-    /// A path that the kernel does not take as a unix socket address.
+    /// A path that is too long for a unix socket address (unix(7)).
     #[error("{} is too long for a unix socket: {bytes} bytes, at most 100", path.display())]
     SocketPath {
         /// The path.
@@ -96,7 +96,7 @@ pub enum Error {
         /// Its length in bytes.
         bytes: usize,
     },
-    /// Nobody answers at the API's socket.
+    /// No process answers at the API's socket.
     #[error("nothing answers at {}: {source}", path.display())]
     NoAnswer {
         /// The socket.
@@ -104,7 +104,7 @@ pub enum Error {
         /// The kernel's answer.
         source: std::io::Error,
     },
-    /// Somebody answered at the API's socket, but not as the API does.
+    /// The process at the API's socket gave an answer that is not one of the API.
     #[error("the process at {} gave an answer that is not understood: {why}", path.display())]
     BadAnswer {
         /// The socket.
@@ -125,7 +125,7 @@ impl Error {
         move |source| Self::File { doing, path, source }
     }
 
-    /// One of each kind, and of each kind that has several next steps; what differs from case to case is in capitals.
+    /// An example of each kind and of each next step, for `docs/reference`; variable parts are in capitals.
     pub(crate) fn examples() -> Vec<Self> {
         let io = std::io::Error::from;
         let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
@@ -161,12 +161,12 @@ impl Error {
         ]
     }
 
-    /// Whether the person's options or configuration file caused it (exit code 2), not the world.
+    /// Whether options or the configuration file caused the error (exit code 2).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
     }
 
-    /// What the person can do about it.
+    /// What the user can do about the error.
     pub fn next_step(&self) -> String {
         match self {
             Self::Usage { next, .. } => next.clone(),

@@ -1,4 +1,4 @@
-//! Files with secrets: made whole or not at all, and never readable by others, not even for a moment.
+//! Reading of bounded files, and writing of files with secrets: atomically, and with mode 0600 from the beginning.
 
 use std::{
     fs,
@@ -9,7 +9,8 @@ use std::{
 
 use crate::{Error, Result};
 
-/// No file that we read is larger than this, in bytes.
+/// Largest file that is read (bytes): a users' file with 10,000 users has 1.2 MB. A larger limit lets a wrong path, as
+/// `/dev/zero`, fill memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The whole text of `path`.
@@ -38,7 +39,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A secret from a file; warns when other users can read it too.
+/// Reads a file with a secret, and warns if other users can read it, too.
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let bytes = read(path)?;
     if fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o077 != 0) {
@@ -50,12 +51,12 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes `dir` and its parents, for this user only; a folder that is there stays as it is.
+/// Creates `dir` and its parents with mode 0700; an existing folder stays as it is.
 pub(crate) fn create_private_dir(dir: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(Error::file("create", dir))
 }
 
-/// Puts `content` at `path` with mode 0600: after a crash the file is the old one or the new one.
+/// Writes `content` to `path` with mode 0600, atomically: after a crash the file is the old one or the new one.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -68,7 +69,7 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 fn write_new(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    // A temporary that a crashed process of the same pid left would keep its own mode.
+    // A temporary file that a crashed process with the same process ID left behind would keep its own mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -78,8 +79,8 @@ fn write_new(path: &Path, content: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// Holds `dir` for this process until dropped, so that two that start together do not both make what
-/// is missing in it. Waits for the other.
+/// Locks `dir` until dropped (flock(2)), waiting for other processes: of two processes that start together, only one
+/// creates the missing files.
 pub(crate) fn lock_dir(dir: &Path) -> Result<fs::File> {
     let folder = fs::File::open(dir).map_err(Error::file("open", dir))?;
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)

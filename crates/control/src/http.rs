@@ -1,5 +1,7 @@
-//! HTTP/1.1 for the few requests of programs on this machine or of who watches it: server_name waits, is read or is answered is
-//! bounded in number, size and time. Only an answer marked [`NoTimeLimit`] has no time limit.
+//! A small HTTP/1.1 server for the local API and for metrics.
+//!
+//! In: accepted connections, and a function that answers requests. Out: responses. Always holds: connections, sizes and
+//! times are bounded; only a response marked [`NoTimeLimit`] may last.
 
 use std::{
     convert::Infallible,
@@ -26,29 +28,33 @@ use tokio::{
 
 use crate::api::{ControlRequest, RequestHandler};
 
-/// Requests being answered at once.
+/// Connections at once. More wait in the backlog of the socket. Each takes about 16 kB; with fewer, one slow reader would
+/// delay other programs.
 const MAX_CONNECTIONS: usize = 32;
-/// How long a request may take as a whole.
+/// Time for a whole request and its response. Longer lets slow clients occupy all connections; shorter fails for the status
+/// of a large server over a slow network.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the data plane may take.
+/// Time for the reply of the data plane, which answers between two batches of packets. Shorter fails on a busy machine;
+/// longer than the client's timeout (5 s) would make the reason invisible.
 const DATA_PLANE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes read ahead on a connection; hyper takes no less.
+/// Read buffer of a connection (bytes): the smallest that hyper accepts. Larger only costs memory, as requests have less
+/// than 1 kB.
 const READ_BUFFER_BYTES: usize = 8192;
 
-/// An answer.
+/// A response.
 pub(crate) type HttpResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
-/// Marks an answer without a time limit, as an extension.
+/// Extension of a response that has no time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoTimeLimit;
 
-/// An answer with a complete body.
+/// A response with a complete body.
 pub(crate) fn complete(body: impl Into<Bytes>) -> HttpResponse {
     Response::new(Full::new(body.into()).boxed_unsync())
 }
 
-/// Answers requests on the connections that `accept` gives until dropped; inside a tokio runtime with I/O and time.
-/// `server_name` names it in the log.
+/// Answers requests on the connections that `accept` returns, until dropped; inside a tokio runtime with I/O and time.
+/// `server_name` names the server in the log.
 pub(crate) async fn serve<S, F>(
     server_name: &'static str,
     accept: impl AsyncFn() -> io::Result<S>,
@@ -65,7 +71,7 @@ pub(crate) async fn serve<S, F>(
         let stream = match accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                // Mostly a lack of file descriptors: waiting is all that helps.
+                // Mostly a lack of file descriptors (EMFILE): the next attempt may find one free.
                 tracing::debug!("{server_name}: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -103,7 +109,7 @@ pub(crate) async fn serve<S, F>(
     }
 }
 
-/// What the data plane answers; nothing if it does not.
+/// The reply of the data plane; `None` if it does not reply within [`DATA_PLANE_TIMEOUT`].
 pub(crate) async fn ask_data_plane<T>(
     handler: &RequestHandler,
     request: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,

@@ -19,9 +19,11 @@ use rustls::{
 
 use crate::{Error, Result, files, tls};
 
-/// How long a certificate of our own is good for.
+/// Validity of a certificate that mpvpn makes: 10 years. Clients pin it, so a shorter validity only brings outages; a longer
+/// one keeps a stolen key usable.
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
-/// Certificates of our own start that long ago, for clients whose clock is behind.
+/// The validity of such a certificate begins this long before it is made, for clients whose clock is behind. Nothing gets
+/// worse with more.
 const BACKDATED_BY: Duration = Duration::from_secs(24 * 3600);
 
 /// A certificate chain and the private key of its leaf.
@@ -74,7 +76,7 @@ impl Identity {
         &self.certified.cert
     }
 
-    /// The fingerprint of the leaf, which clients pin.
+    /// The fingerprint of the leaf certificate, which clients pin.
     pub fn fingerprint(&self) -> Fingerprint {
         self.certified.cert.first().map_or(Fingerprint([0; 32]), |leaf| Fingerprint::of(leaf))
     }
@@ -136,7 +138,7 @@ fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     params.not_before = rcgen::date_time_ymd(1970, 1, 1) + now.saturating_sub(BACKDATED_BY);
     params.not_after = params.not_before + BACKDATED_BY + CERTIFICATE_LIFETIME;
     let cert = params.self_signed(&pair)?;
-    // The key goes first: a crash in between leaves a key alone, which the next start reports.
+    // The key is written first: a crash in between leaves the key alone, which the next start reports as an error.
     files::write_secret(key_file, pair.serialize_pem().as_bytes())?;
     files::write_secret(cert_file, cert.pem().as_bytes())
 }
@@ -166,7 +168,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A text that is no fingerprint.
+/// A text that is not a fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a SHA-256 fingerprint: expected 64 hexadecimal digits, with or without colons")]
 pub struct ParseFingerprintError(String);

@@ -1,4 +1,4 @@
-//! What surrounds the tunnel: who we are, what we were asked to do, and how we tell about it.
+//! Configuration, identity, authentication and monitoring: everything of a server or client beside the tunnel itself.
 //!
 //! In: command-line options, TOML files, PEM files, the state directory, requests on a unix socket.
 //! Out: validated [`config::ServerConfig`] and [`config::ClientConfig`], a server's
@@ -35,5 +35,5 @@ pub mod tls;
 
 pub use error::Error;
 
-/// What every fallible function of this crate returns.
+/// The result of the functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -6,8 +6,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogLevel;
 
-/// Sends the log to stderr: what `level` says, unless `RUST_LOG` says otherwise, which also shows the targets
-/// that can be written there. Colours only on a terminal. A second call changes nothing.
+/// Sends the log to stderr, filtered by `level`; the environment variable `RUST_LOG` overrides it, and lines then show their
+/// target. Colours only on a terminal. A second call changes nothing.
 pub fn init(level: LogLevel) {
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let parsed = asked.as_ref().map(EnvFilter::try_new);
@@ -30,7 +30,7 @@ pub fn init(level: LogLevel) {
     }
 }
 
-/// Libraries say more than a person wants to know: below debug only their warnings count.
+/// The filter for a level: at INFO, libraries log warnings only.
 fn directives(level: LogLevel) -> String {
     match level {
         LogLevel::Info => "warn,mpvpn=info".into(),

@@ -1,8 +1,7 @@
-//! Figures for those who watch many machines: `GET /metrics` in the text format of Prometheus, over HTTP on a TCP address.
+//! Metrics for Prometheus: `GET /metrics` over HTTP on a TCP address, in the text format.
 //!
-//! In: the [`Status`](crate::status::Status), asked for anew for each request. Out: text. Always holds: it cannot change
-//! anything; there are as many series as there are classes, links and paths of this machine, however many clients a
-//! server has.
+//! In: the [`Status`](crate::status::Status) at the time of each request. Out: text. Always holds: requests only read; the
+//! number of series depends on the classes, links and paths of this machine, not on the clients of a server.
 
 mod table;
 mod text;
@@ -24,7 +23,7 @@ use crate::{
     http::{self, HttpResponse, ask_data_plane, complete},
 };
 
-/// The text format that is written.
+/// Content type of the text format, version 0.0.4.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A bound address.
@@ -37,7 +36,7 @@ impl Server {
     /// Listens at a TCP address.
     ///
     /// # Errors
-    /// If that cannot be had.
+    /// If the kernel refuses the address.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         let failed = |source| Error::MetricsAddress { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! How much of their quotas links have used, kept across restarts.
+//! The file with how much of its quota each link has used, so that a restart does not begin at 0.
 
 use std::{collections::BTreeMap, io::ErrorKind, path::Path};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, files};
 
-/// What a link has used in a month.
+/// The data that a link has carried in its month.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaUsage {
@@ -22,8 +22,8 @@ struct UsageFile {
     links: BTreeMap<String, QuotaUsage>,
 }
 
-/// What the file `path` tells, by interface. A file that is not there tells nothing; one that cannot be
-/// understood neither, and is kept beside under another name.
+/// Reads the file `path`: the usage by interface. Empty if the file does not exist. A file that cannot be parsed is renamed
+/// to `*.json.bad`, and the result is empty.
 ///
 /// # Errors
 /// If the file is there and cannot be read or moved away.
@@ -49,7 +49,7 @@ pub fn load(path: &Path) -> Result<BTreeMap<String, QuotaUsage>> {
     }
 }
 
-/// Puts it into the file `path`; after a crash the file is the old one or the new one.
+/// Writes the file `path` atomically: after a crash the file is the old one or the new one.
 ///
 /// # Errors
 /// If the file or its folder cannot be made.

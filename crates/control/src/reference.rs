@@ -1,9 +1,8 @@
-//! What can be configured, asked for and told, as data: `docs/reference` is written from it.
+//! The definitions of configuration, status, metrics, events and errors as data, for the generator of `docs/reference`.
 //!
 //! In: the definitions themselves, through `schemars` and the tables of metrics. Out: JSON schemas (draft 2020-12) of files
-//! and of answers of the local API, metrics, events, and each error as it is printed. Always holds: nothing is said here
-//! that another module defines; nothing that runs in a tunnel calls this, so that a program without documents to write
-//! does not have it.
+//! and of answers of the local API, metrics, events, and each error as it is printed. Always holds: this module defines
+//! nothing itself; the running program does not call it, so that the linker leaves it out.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;

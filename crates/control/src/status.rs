@@ -1,7 +1,8 @@
-//! What a running server or client tells about itself: the JSON of `GET /v1/status`, and a readable form.
+//! The status of a running server or client: the JSON of `GET /v1/status`, and its rendering as text.
 //!
-//! Times are in ms (or s where the name ends in `_s`), rates in bit/s, sizes in bytes of UDP payload.
-//! Fields are added, never renamed; a reader takes missing ones as their default and skips unknown ones.
+//! In: values that the engine fills in. Out: JSON and text. Always holds: times are in ms (or s if the name ends in `_s`),
+//! rates in bit/s, sizes in bytes of UDP payload unless the field says otherwise; fields are added, never renamed; a reader
+//! uses defaults for missing fields and skips unknown ones.
 
 mod flows;
 mod render;
@@ -217,14 +218,14 @@ impl Class {
         self.resequencing.map(|counters| counters.fec)
     }
 
-    /// A class that has carried nothing.
+    /// The status of a class before its first packet.
     pub fn new(name: &str) -> Self {
         let auto = || "auto".to_owned();
         Self { name: name.into(), flow_mode: auto(), cc: "bbr".into(), scheduler: auto(), ..Self::default() }
     }
 
-    /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss; it sleeps
-    /// only where all do.
+    /// Adds the values of another connection of the class: counters and rates are summed, of round-trip times the lowest is
+    /// kept, of losses and queueing delays the highest. The class is asleep only if all its connections are.
     pub fn add(&mut self, other: &Self) {
         if self.state == Some(State::Asleep) && other.state.is_some_and(|state| state != State::Asleep) {
             self.state = other.state;
@@ -313,7 +314,7 @@ impl Link {
         "link_quota_used_bytes" Gauge link.quota_used_bytes, "Used part of the quota, in bytes of IP packets.";
     };
 
-    /// A link of which nothing is known.
+    /// The status of a link before anything is known about it.
     pub fn new(name: &str) -> Self {
         Self { name: name.into(), tier: "primary".into(), ..Self::default() }
     }
@@ -513,12 +514,12 @@ impl FecStats {
 }
 
 impl Resequencing {
-    /// Those of a connection that is over.
+    /// The counters of a connection that has ended.
     pub fn as_over(self) -> Self {
         Self { on: false, fec: FecStats { percent: 0, ..self.fec }, ..self }
     }
 
-    /// Adds those of another connection of the same session.
+    /// Adds the counters of another connection of the same session.
     pub fn add(&mut self, other: Self) {
         self.on |= other.on;
         self.numbered += other.numbered;
@@ -559,7 +560,7 @@ pub struct Client {
 
 word_schemas!(Role, State, LinkState, PathState);
 
-/// Bytes per second.
+/// Converts bit/s to bytes/s.
 fn bytes(bits_per_second: u64) -> f64 {
     bits_per_second as f64 / 8.0
 }
@@ -572,7 +573,7 @@ fn ratio(percent: f64) -> f64 {
     percent / 100.0
 }
 
-/// JSON has no NaN and no infinity: they become 0, or the reader would meet `null`.
+/// Writes NaN and infinity as 0: JSON has neither, and serde would write `null`.
 fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(if value.is_finite() { *value } else { 0.0 })
 }
@@ -581,7 +582,7 @@ fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The example that other programs are built on, word for word.
+    /// The documented example, on which other programs rely byte for byte.
     pub(crate) const EXAMPLE: &str = concat!(
         r#"{"role":"client","version":"0.1.0","state":"up","uptime_s":12.5,"addresses":["10.0.0.2/24","fd00::2/64"],"session":{"server":"203.0.113.1:4433","user":"alice","resumed":0},"#,
         r#""classes":[{"name":"default","lane":"auto","cc":"bbr","scheduler":"auto","tx_bytes":0,"rx_bytes":0,"queue_ms":0.1,"drops":0}],"#,

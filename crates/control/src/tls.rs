@@ -1,9 +1,8 @@
-//! TLS 1.3 for QUIC: what both ends offer, and how a client judges a server's certificate.
+//! TLS 1.3 for QUIC and TCP: the parameters that both ends offer, and the verification of the server's certificate.
 //!
-//! In: an [`Identity`], or a [`Trust`]. Out: rustls configurations with the hybrid post-quantum key
-//! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the certificate's
-//! key, whatever the trust; and a certificate that is refused leaves a [`CertificateRefusal`] behind, because QUIC
-//! tells the other side no more than an alert.
+//! In: an [`Identity`] (server), or a [`Trust`] (client). Out: rustls configurations with the hybrid post-quantum key
+//! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the private key of its certificate,
+//! whatever the trust; the reason of a refusal is stored as a [`CertificateRefusal`], as a TLS alert carries none.
 
 mod by_name;
 mod verify;
@@ -20,7 +19,8 @@ pub use verify::{CertificateRefusal, LastRefusal, names};
 
 use crate::{Result, config::Trust, identity::Identity};
 
-/// The configuration of a server that speaks one of `alpn`. Who asks for a name that one of the `others` is for gets that one.
+/// The configuration of a server with the protocols `alpn`. A client that asks for a name of one of the `others` (SNI) gets
+/// that certificate, else the one of `identity`.
 pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -> Result<ServerConfig> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
@@ -30,12 +30,12 @@ pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -
     Ok(config)
 }
 
-/// The configuration of a client that speaks one of `alpn` and trusts as `trust` says.
+/// The configuration of a client with the protocols `alpn`, which verifies the server's certificate by `trust`.
 pub fn client_config(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig> {
     client_config_reporting(trust, alpn, &LastRefusal::default())
 }
 
-/// As [`client_config`]; why a server's certificate was refused is put into `last_refusal`.
+/// As [`client_config`]; stores in `last_refusal` why a server's certificate was refused.
 pub fn client_config_reporting(
     trust: &Trust,
     alpn: &[&[u8]],
@@ -60,7 +60,7 @@ pub fn client_config_reporting(
     Ok(config)
 }
 
-/// aws-lc-rs with our order: AES first where the CPU has it.
+/// aws-lc-rs with an own order of cipher suites: AES first if the CPU has instructions for it, else ChaCha20.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![

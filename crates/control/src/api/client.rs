@@ -18,15 +18,17 @@ use serde::de::DeserializeOwned;
 use super::{SOCKET_DIR, connect_nonblocking};
 use crate::{Error, Result, dirs};
 
-/// How long an answer may take.
+/// Time for a whole response. The server answers within its `DATA_PLANE_TIMEOUT` of 2 s: less than that would fail while the
+/// data plane is busy; more lets a command hang at a stopped process.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer, in bytes: a server with thousands of clients.
+/// Longest response (bytes): a client in the status of a server takes some 2 kB, 10,000 clients 20 MB. A lower limit would refuse it; a
+/// higher one lets a wrong process fill memory.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// Longest line of an event log (bytes): ten times the longest event. Without a limit a process that sends no line end
 /// would fill memory.
 const MAX_EVENT_LINE_BYTES: usize = 64 << 10;
 
-/// The answer of a process.
+/// The response of a process.
 #[derive(Debug)]
 pub(super) struct ApiResponse {
     path: PathBuf,
@@ -55,7 +57,8 @@ impl ApiResponse {
         self.error(format!("{}: {}", self.code, excerpt(&self.body)))
     }
 
-    /// The body as JSON. The `refusals` are errors of usage with the reason in the body, and `next` as advice.
+    /// The body as JSON. A response with one of the statuses `refusals` becomes a usage error with the reason in the body,
+    /// and `next` as the next step.
     pub(super) fn json_or_usage_error<T: DeserializeOwned>(
         &self,
         refusals: &[StatusCode],
@@ -78,7 +81,7 @@ fn excerpt(body: &[u8]) -> String {
     text.escape_debug().to_string()
 }
 
-/// Sends a request to the process at the socket `path` and waits for the answer.
+/// Sends a request to the process at the socket `path` and waits for the response.
 pub(super) fn request(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<ApiResponse> {
     block_on(path, async {
         let response = with_timeout(path, send(path, method, uri, body)).await?;
@@ -86,7 +89,7 @@ pub(super) fn request(path: &Path, method: Method, uri: &str, body: Bytes) -> Re
     })
 }
 
-/// Calls `take` for each line of an answer as it arrives. Returns when `take` breaks, or at the end of the answer.
+/// Calls `take` for each line of a response as it arrives. Returns when `take` breaks, or at the end of the response.
 pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
     block_on(path, async {
         let mut response = with_timeout(path, send(path, Method::GET, uri, Bytes::new())).await?;
@@ -95,7 +98,7 @@ pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> Contr
             return Err(response.failure());
         }
         let mut line_start = Vec::new();
-        // A killed process aborts the answer, which ends it as well.
+        // The response of a process that is killed ends with an error: that is the end of the events, too.
         while let Some(Ok(frame)) = response.frame().await {
             line_start.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             while let Some(end) = line_start.iter().position(|byte| *byte == b'\n') {
@@ -123,7 +126,7 @@ async fn with_timeout<T>(path: &Path, work: impl Future<Output = Result<T>>) -> 
     tokio::time::timeout(RESPONSE_TIMEOUT, work).await.map_err(late)?
 }
 
-/// Sends a request and returns the head of the answer. The body arrives while the runtime runs.
+/// Sends a request and returns the head of the response. The body arrives while the runtime runs.
 async fn send(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<Response<Incoming>> {
     let bad = |why: String| Error::BadAnswer { path: path.into(), why };
     let stream = tokio::net::UnixStream::connect(path)
@@ -160,7 +163,7 @@ pub(super) fn sockets_in(dir: &Path) -> Vec<PathBuf> {
     let mut sockets: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
-        // One that we may not open is alive too: asking it will say why.
+        // A socket without permission belongs to a live process, too: a request to it reports the lack of permission.
         .filter(|path| match connect_nonblocking(path) {
             Ok(_) => true,
             Err(error) => matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::WouldBlock),

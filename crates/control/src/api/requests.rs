@@ -1,8 +1,8 @@
 //! The requests of the local API. Each has a [`ControlRequest`] for the data plane, a route, and a function that sends it. The
 //! engine answers in its `answers.rs`.
 //!
-//! In: requests of programs. Out: answers in JSON. Always holds: a request with a malformed body does not reach the data
-//! plane.
+//! In: HTTP requests of programs on this machine. Out: responses in JSON. Always holds: a request with a malformed body does
+//! not reach the data plane.
 
 use std::{ops::ControlFlow, path::Path};
 
@@ -19,27 +19,27 @@ use crate::{
     status::{FlowList, Link, Status},
 };
 
-/// What the data plane is asked. Dropping a sender means that it cannot answer.
+/// A request to the data plane, with the sender for its reply. Dropping the sender means that there is no reply.
 #[derive(Debug)]
 pub enum ControlRequest {
-    /// How things are.
+    /// The status.
     Status(oneshot::Sender<Status>),
-    /// Which flows there are.
+    /// The flows inside the tunnel.
     Flows(oneshot::Sender<FlowList>),
-    /// To use a link in another way.
+    /// Change the settings of a link until the client ends.
     Link {
         /// The interface.
         name: String,
-        /// What is to change.
+        /// The settings that change.
         change: LinkChange,
-        /// How the link is now, or why nothing has changed.
+        /// The status of the link after the change, or why nothing changed.
         reply: oneshot::Sender<std::result::Result<Link, String>>,
     },
-    /// To read the configuration again: what came of it, or why nothing has changed.
+    /// Read the configuration again. The reply says what changed, or why nothing did.
     Reload(oneshot::Sender<std::result::Result<ReloadReport, String>>),
 }
 
-/// The last word of a route that matches any word.
+/// A route that ends with this word matches any word in its place.
 pub(super) const PATH_PARAMETER: &str = "NAME";
 
 pub(super) const ROUTES: &[Route] = &[
@@ -80,8 +80,8 @@ pub fn follow_events(path: &Path, mut take: impl FnMut(&str) -> ControlFlow<()>)
     follow(path, "/v1/events?follow", &mut take)
 }
 
-/// Has the client at the socket `path` use the link `name` in another way; how the link is then. Waits for
-/// up to 5 s. Not for use inside an asynchronous runtime.
+/// Changes the settings of the link `name` of the client at the socket `path`, and returns the status of the link after the
+/// change. Waits for up to 5 s. Not for use inside an asynchronous runtime.
 pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
     let body = serde_json::to_vec(change)
         .map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
@@ -92,7 +92,8 @@ pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link>
 /// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
 /// asynchronous runtime.
 pub fn reload(path: &Path) -> Result<ReloadReport> {
-    let next = "correct the file and reload again; until then all stays as it is";
+    let next =
+        "correct the file and run `mpvpn config reload` again; until then the running configuration stays";
     request(path, Method::POST, "/v1/reload", Bytes::new())?
         .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }

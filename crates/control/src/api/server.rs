@@ -31,18 +31,20 @@ use crate::{
     http::{self, HttpResponse, NoTimeLimit, ask_data_plane, complete},
 };
 
-/// Asks the data plane.
+/// Hands a request to the data plane.
 pub type RequestHandler = Arc<dyn Fn(ControlRequest) + Send + Sync>;
 
-/// Longest path of a socket that leaves room for the temporary's name, in bytes (`sun_path` has 108).
+/// Longest path of a socket (bytes): `sun_path` of unix(7) has 108, and the temporary name beside the socket may be some bytes
+/// longer than the socket's own. A longer limit would let binding fail later; a shorter one refuses usable paths.
 const MAX_SOCKET_PATH_BYTES: usize = 100;
-/// Longest body of a request, in bytes.
+/// Longest body of a request (bytes): many times the longest [`LinkChange`](crate::config::LinkChange). A longer limit lets
+/// programs occupy memory; a shorter one would refuse valid requests.
 const MAX_REQUEST_BODY_BYTES: usize = 4096;
-/// Programs that may follow the event log at a time. Each holds one of the 32 connections without a time limit; the others
-/// remain for requests.
+/// Programs that may follow the event log at a time. Each occupies one of the 32 connections of `http` for as long as it
+/// likes: with more, followers could leave none for requests; with fewer, monitoring programs are refused.
 const MAX_FOLLOWERS: usize = 8;
 
-/// The sources of answers.
+/// What the answers to requests are made of.
 #[derive(Clone)]
 pub(super) struct ApiState {
     source: RequestHandler,
@@ -58,8 +60,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, with mode 0600. A socket file that nobody listens at is replaced; one that a
-    /// live process listens at is an error that names it.
+    /// Listens at `path`, with mode 0600. A socket file that no process listens at is replaced; if a process listens there,
+    /// the error names it.
     pub fn bind(path: &Path) -> Result<Self> {
         let bytes = path.as_os_str().as_bytes().len();
         if bytes > MAX_SOCKET_PATH_BYTES {
@@ -73,7 +75,7 @@ impl Server {
         let _lock = files::lock_dir(dir)?;
         check_socket_unused(path)?;
 
-        // Made under another name and renamed: at its own name it never has a wider mode.
+        // Bound under a temporary name and renamed after chmod: at `path` it never has a wider mode than 0600.
         let temporary = dir.join(format!(".{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(Error::file("create", path))?;
@@ -107,14 +109,14 @@ impl Server {
 /// A request of a program.
 pub(super) struct ApiRequest {
     request: Request<Incoming>,
-    /// The word in permit of [`PATH_PARAMETER`]; empty for other routes.
+    /// The word of the path in place of [`PATH_PARAMETER`]; empty for routes without it.
     name: String,
     state: ApiState,
 }
 
 type ResponseFuture = Pin<Box<dyn Future<Output = HttpResponse> + Send>>;
 
-/// A path with the method and the answer of its requests.
+/// A path and method, and the function that answers its requests.
 pub(super) struct Route {
     method: Method,
     path: &'static str,
@@ -130,7 +132,7 @@ impl Route {
         Self { method: Method::POST, path, answer }
     }
 
-    /// If the route matches a path, the word in permit of [`PATH_PARAMETER`].
+    /// If the route matches `path`, the word in place of [`PATH_PARAMETER`].
     fn parameter_in<'a>(&self, path: &'a str) -> Option<&'a str> {
         match self.path.strip_suffix(PATH_PARAMETER) {
             Some(before) => path.strip_prefix(before),
@@ -140,7 +142,7 @@ impl Route {
 }
 
 impl ApiRequest {
-    /// Answers with the answer of the data plane.
+    /// Responds with the reply of the data plane.
     pub(super) fn query<T: Serialize + Send + 'static>(
         self,
         request: fn(oneshot::Sender<T>) -> ControlRequest,
@@ -152,7 +154,7 @@ impl ApiRequest {
         })
     }
 
-    /// Answers with the result of an action of the data plane, or with the status `refused` and the reason.
+    /// Responds with the result of an action of the data plane, or with the status `refused` and the reason.
     pub(super) fn command<T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
@@ -161,7 +163,7 @@ impl ApiRequest {
         Box::pin(async move { command_response(ask_data_plane(&self.state.source, request).await, refused) })
     }
 
-    /// The same for an action with the name in the path and the body of the request as arguments.
+    /// As [`command`](Self::command), for an action whose arguments are the name in the path and the JSON body.
     pub(super) fn command_with_body<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
@@ -184,7 +186,7 @@ impl ApiRequest {
         })
     }
 
-    /// Answers with the event log in lines of JSON, and with `?follow` also with new events.
+    /// Responds with the event log in lines of JSON; with `?follow`, new events follow until the client disconnects.
     pub(super) fn events(self) -> ResponseFuture {
         let follows = match self.request.uri().query() {
             None => false,
@@ -210,8 +212,8 @@ impl ApiRequest {
     }
 }
 
-/// A body that reads the next lines of the event log when the connection has room: for a program that does not read,
-/// nothing is read.
+/// A response body that reads the next lines of the event log only when the connection can send them, so that a program
+/// that does not read occupies no memory.
 struct EventLines {
     /// `None` at the end.
     next: Option<NextLines>,
@@ -319,7 +321,7 @@ fn with_content_type(mut response: HttpResponse, content: &'static str) -> HttpR
     response
 }
 
-/// Clears the way at `path` if nothing lives there.
+/// An error if `path` is in use: a socket with a listening process, or any other kind of file.
 fn check_socket_unused(path: &Path) -> Result<()> {
     let meta = match std::fs::symlink_metadata(path) {
         Ok(meta) => meta,
@@ -341,7 +343,7 @@ fn check_socket_unused(path: &Path) -> Result<()> {
                 pid: pid.map(|peer| peer.pid.as_raw_nonzero().get()),
             })
         }
-        // Nobody listens: a leftover, which the rename will replace.
+        // No process listens: a leftover, which the rename replaces.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         // A full backlog belongs to a live process too.
@@ -352,10 +354,11 @@ fn check_socket_unused(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes the socket's file when dropped, unless another process has put its own there.
+/// Removes the socket's file when dropped, unless another process has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
+    /// Device and inode, which tell this file from a later one at the same path.
     id: (u64, u64),
 }
 

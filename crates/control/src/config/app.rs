@@ -1,12 +1,12 @@
-//! A client inside an app, which hands it the packets and changes the machine itself. It has the keys of a client but
-//! those that are about a TUN device, proxies and the log.
+//! The configuration of a client inside an app. The app hands over packets and changes the machine itself, so the keys about
+//! a TUN device, proxies and the log are refused.
 
 use std::path::Path;
 
 use super::{ClientConfig, ClientOptions, file, proxy::tun_only_option};
 use crate::{Error, Result};
 
-/// The name of such a client unless `name` gives another.
+/// Default of `name` for a client inside an app.
 const DEFAULT_NAME: &str = "app";
 
 impl ClientOptions {
@@ -17,15 +17,15 @@ impl ClientOptions {
 }
 
 impl ClientConfig {
-    /// Fills in the defaults of a client inside an app, and checks what belongs together. Nothing is read from files but
-    /// what `options` name.
+    /// Fills in the defaults of a client inside an app, and refuses keys that contradict each other or do not apply. Only
+    /// files that `options` name are read.
     pub fn resolve_app(options: ClientOptions) -> Result<Self> {
         let other_options = [
             (!options.socks5.is_empty(), "socks5"),
             (!options.http.is_empty(), "http"),
             (options.log_level.is_some(), "log-level"),
         ];
-        // How packets travel counts for those of an app, too.
+        // `lane` does apply to an app: its TCP connections may travel as streams.
         let lane = options.lane;
         let options = ClientOptions { lane: None, ..options };
         let other_options = other_options.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option);

@@ -1,8 +1,7 @@
-//! ResolvedClasses of traffic: `[[class]]` in a client's file, and what belongs to each.
+//! Classes of traffic: `[[class]]` in a client's file, and the rules that assign packets to them.
 //!
-//! In: the tables as they were read ([`ClassTables`]), and what else the client was told. Out: all classes, whether a
-//! table speaks of them or not, and the rules in the order in which they are tried. What contradicts itself or something
-//! else is refused with its line.
+//! In: the parsed tables ([`ClassTables`]), and the options that they must agree with. Out: all classes, built-in ones
+//! included, and the rules in the order of evaluation. Always holds: contradictions are refused with the line of the file.
 
 mod check;
 mod classify;
@@ -27,47 +26,47 @@ pub use render::render_classes;
 pub use steering::{KernelMatch, Mark, SteeringRule};
 pub use table::ClassTables;
 
-/// How the packets of a class travel.
+/// The settings of a class of traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassConfig {
-    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. It keeps it when the
-    /// file is read again.
+    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. The number stays the same
+    /// when the file is read again.
     pub id: ClassId,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// How its TCP connections travel where no rule says anything; without it as the client's.
+    /// How its TCP connections travel where no rule decides; `None`: as the client's.
     pub lane: Option<FlowMode>,
-    /// The congestion controller of its paths; without it the client's.
+    /// The congestion controller of its paths; `None`: the client's.
     pub cc: Option<CongestionControl>,
-    /// How its packets are spread over the paths; without it as the client's.
+    /// How its packets are spread over the paths; `None`: as the client's.
     pub scheduler: Option<Scheduler>,
     /// On how many links each packet travels, 1 to [`mpvpn_class::MAX_COPIES`].
     pub copies: u8,
     /// How its packets are protected against loss.
     pub fec: Fec,
-    /// Its share of what a link carries, compared with other classes.
+    /// Its share of a link relative to other classes that compete for it.
     pub weight: Weight,
-    /// What it gets of each link if it needs it.
+    /// The guaranteed rate on each link.
     pub min: Option<Portion>,
-    /// What it gets of each link at most; a class with [`priority`](Self::priority) goes first up to here.
+    /// The limit on each link. A class with [`priority`](Self::priority) precedes others up to this limit.
     pub max: Option<Portion>,
-    /// The DSCP of the tunnel's packets that carry it (RFC 2474), 0 to 63; without it that of the link.
+    /// The DSCP of the tunnel's packets that carry it (RFC 2474), 0 to 63; `None`: that of the link.
     pub dscp: Option<u8>,
-    /// Links that it takes while one of them works: names, or patterns of names.
+    /// Links that it uses as long as one of them works: names, or patterns of names.
     pub prefer: Vec<String>,
-    /// Links that it never takes.
+    /// Links that it never uses: names, or patterns of names.
     pub exclude: Vec<String>,
-    /// The TUN device of its own, if it has one: what comes from there is of this class, whatever the rules say.
+    /// Its own TUN device, if it has one. All packets from this device belong to the class, whatever the rules say.
     pub tun: Option<String>,
-    /// Whether it goes before the classes without priority.
+    /// Whether its packets are sent before those of classes without priority.
     pub priority: bool,
 }
 
 impl ClassConfig {
-    /// The classes that are always there, each with its number as its place.
+    /// The built-in classes, at the index of their number.
     pub fn built_in() -> [Self; 3] {
         let default = Self::new(ClassId::DEFAULT, "default".into());
-        // 46 is EF (RFC 3246), 8 is CS1: networks that do not know LE (RFC 8622) know that.
+        // 46 is EF (RFC 3246). 8 is CS1 for bulk traffic: more networks know it than LE (RFC 8622).
         let critical = Self {
             max: Some(Portion::Percent(50)),
             dscp: Some(46),
@@ -103,17 +102,17 @@ impl ClassConfig {
     }
 }
 
-/// The weights here are constants within the limits.
+/// A weight from a constant that is within the limits.
 fn weight(number: u64) -> Weight {
     Weight::new(number).unwrap_or_default()
 }
 
-/// What belongs to a class.
+/// A rule that assigns packets to a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatchRule {
-    /// Who says so.
+    /// Where the rule is defined.
     pub origin: RuleOrigin,
-    /// The packets, and their class.
+    /// The packets that it matches, and their class.
     pub rule: Rule,
 }
 
@@ -123,7 +122,7 @@ impl super::ClientConfig {
         self.classes.iter().find(|class| class.id == id)
     }
 
-    /// What it is called; nothing if there is none.
+    /// The name of the class with this number; empty if there is none.
     pub fn class_name(&self, id: ClassId) -> String {
         self.class(id).map_or(String::new(), |class| class.name.clone())
     }
@@ -134,7 +133,7 @@ impl super::ClientConfig {
     }
 }
 
-/// Where a rule is from.
+/// Where a rule is defined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleOrigin {
     /// A `[[class.match]]`.
@@ -144,7 +143,7 @@ pub enum RuleOrigin {
         /// The line of its head, counted from 1.
         line: usize,
     },
-    /// Every client has it, by this name.
+    /// It is a built-in rule with this name.
     BuiltIn(&'static str),
 }
 
@@ -158,7 +157,7 @@ impl fmt::Display for RuleOrigin {
 }
 
 impl MatchRule {
-    /// The rules that every client has.
+    /// The built-in rules.
     pub fn built_in() -> Vec<Self> {
         let one = |built_in: &BuiltInRule| Self {
             origin: RuleOrigin::BuiltIn(built_in.name),
@@ -168,19 +167,19 @@ impl MatchRule {
     }
 }
 
-/// The rules, for who asks them about packets.
+/// The rules without their origins, in the form that classifies packets.
 pub fn rules_of(rules: &[MatchRule]) -> Rules {
     Rules::new(rules.iter().map(|found| found.rule.clone()).collect())
 }
 
-/// All classes, and all rules in order.
+/// All classes, and all rules in the order of evaluation.
 pub(super) struct ResolvedClasses {
     pub(super) list: Vec<ClassConfig>,
     pub(super) rules: Vec<MatchRule>,
     pub(super) steering: Vec<SteeringRule>,
 }
 
-/// What else the client was told that has to do with classes.
+/// The options of the client that its classes must agree with.
 pub(super) struct ClassContext<'a> {
     pub(super) paths: &'a [String],
     pub(super) links: &'a [LinkConfig],
@@ -189,7 +188,7 @@ pub(super) struct ClassContext<'a> {
 }
 
 impl ClassTables {
-    /// These tables; if there are none, those `fallback`.
+    /// These tables, or `fallback` if there are none.
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         if self.tables.is_empty() { fallback } else { self }
     }
@@ -198,7 +197,7 @@ impl ClassTables {
         self.source = source;
     }
 
-    /// Fills in what is not said, and checks what belongs together.
+    /// Fills in defaults, and refuses what contradicts itself or the options in `context`.
     pub(super) fn resolve(&self, context: &ClassContext<'_>) -> Result<ResolvedClasses> {
         let list = self.classes()?;
         let (mut rules, mut steering) = (Vec::new(), Vec::new());
@@ -223,7 +222,7 @@ impl ClassTables {
         Ok(ResolvedClasses { list, rules, steering })
     }
 
-    /// The classes with their numbers, and what their tables say.
+    /// All classes with their numbers and the settings of their tables.
     fn classes(&self) -> Result<Vec<ClassConfig>> {
         let mut list = Vec::from(ClassConfig::built_in());
         for (at, table) in self.tables.iter().enumerate() {

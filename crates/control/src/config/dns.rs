@@ -1,22 +1,22 @@
-//! Which resolvers a client's machine asks while the tunnel is up, and which a server suggests.
+//! The option `dns`: the resolvers of a client's machine while the tunnel is up, and those that a server suggests.
 
 use std::net::IpAddr;
 
 use super::{first_repeated, values::Text};
 use crate::{Error, Result};
 
-/// Resolvers that a machine asks at most: `MAXNS` of resolv.conf(5).
+/// Resolvers that the C library uses: `MAXNS` of resolv.conf(5). It ignores further ones.
 const MAX_RESOLVERS: usize = 3;
 
-/// Which resolvers a client's machine asks while the tunnel is up.
+/// The resolvers that a client's machine asks while the tunnel is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Dns {
-    /// Those that the server suggests, where everything goes into the tunnel; else those of before.
+    /// Those that the server suggests, if all traffic goes into the tunnel; else those of the system.
     #[default]
     Suggested,
-    /// Those of before.
+    /// Those of the system.
     Untouched,
-    /// These, at least one and at most three, the best first.
+    /// These, one to three, the best first.
     Servers(Vec<IpAddr>),
 }
 
@@ -24,23 +24,23 @@ pub enum Dns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DnsServer(IpAddr);
 
-/// What a client may be told about resolvers.
+/// A value of the client's option `dns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsOption {
-    /// To ask those that the server suggests.
+    /// Ask the resolvers that the server suggests.
     Auto,
-    /// To leave the system's resolver alone.
+    /// Keep the resolvers of the system.
     Off,
-    /// To ask this one.
+    /// Ask this resolver.
     Server(DnsServer),
 }
 
-/// The resolvers that a server suggests.
+/// The resolvers that a server suggests to clients.
 pub(super) fn suggested_servers(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
     addresses(given.into_iter().map(|server| server.0).collect())
 }
 
-/// What a client makes of the words that it was given.
+/// The setting that results from all values of a client's option `dns`.
 pub(super) fn client_dns(given: Vec<DnsOption>) -> Result<Dns> {
     let servers: Vec<IpAddr> = given
         .iter()

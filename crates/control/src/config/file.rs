@@ -1,4 +1,4 @@
-//! Configuration files: TOML, whose every mistake is shown with its line and column.
+//! Reads configuration files (TOML). Every error shows its line and column.
 
 use std::{
     ops::Range,
@@ -9,17 +9,17 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result, files};
 
-/// Keys that people look for in the wrong place, and where they are.
+/// Keys that users write into the wrong table, and where they belong.
 const MISPLACED_KEYS: &[(&str, &str)] =
     &[("fec", "it is a key of each [[class]] in the client's file, as in fec = \"auto\"")];
 
-/// What a file holds.
+/// The content of a configuration file.
 pub(super) trait ConfigFile: DeserializeOwned + Default {
-    /// Where it came from, for who finds mistakes only when everything is together.
+    /// Stores the text of the file, for errors that are found after parsing.
     fn set_source(&mut self, _source: SourceText) {}
 }
 
-/// A file's text.
+/// The path and text of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SourceText {
     file: PathBuf,
@@ -31,24 +31,24 @@ impl SourceText {
         &self.file
     }
 
-    /// The line of the byte `at`, counted from 1.
+    /// The line of the byte offset `at`, counted from 1.
     pub(super) fn line(&self, at: usize) -> usize {
         locate(&self.text, at..at).0
     }
 
-    /// What to say about a mistake in `span`.
+    /// The error for a mistake in the byte range `span`.
     pub(super) fn error_at(&self, span: Range<usize>, why: String) -> Error {
         let (line, column, shown) = locate(&self.text, span);
         Error::ConfigFile { file: self.file.clone(), line, column, why, shown }
     }
 }
 
-/// The file that was named.
+/// Reads the named file.
 pub(super) fn load_named<T: ConfigFile>(named: &Path) -> Result<T> {
     load(Some(named), named)
 }
 
-/// The file that was named, or the default one if it is there, or nothing.
+/// Reads the named file, or the default one if it exists; else the content is empty.
 pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Result<T> {
     let path = match named {
         Some(path) if !path.exists() => {
@@ -64,7 +64,7 @@ pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Resul
     parse(&files::read_text(path)?, path)
 }
 
-/// Reads `text`, which came from `file`.
+/// Parses `text`, the content of `file`.
 pub(super) fn parse<T: ConfigFile>(text: &str, file: &Path) -> Result<T> {
     let source = SourceText { file: file.into(), text: text.into() };
     match toml::from_str::<T>(text) {
@@ -76,7 +76,7 @@ pub(super) fn parse<T: ConfigFile>(text: &str, file: &Path) -> Result<T> {
     }
 }
 
-/// Says in our words what the parser found.
+/// Rewords a message of the parser, with the key that was probably meant.
 fn explain(message: &str) -> String {
     let Some((key, known)) =
         message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected one of "))

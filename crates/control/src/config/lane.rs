@@ -1,4 +1,4 @@
-//! How `[[lane-rule]]` is written in a client's file.
+//! Parses the tables `[[lane-rule]]` of a client's file.
 
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::access::Ports;
 
-/// The modes of a rule.
+/// The modes that a rule can set.
 const RULE_MODES: &str = "\"datagram\" or \"stream\"";
 
-/// How TCP connections to some destinations travel. The first table that matches counts.
+/// How TCP connections to some destinations travel. The first table that matches decides.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "lane-rule")]
 #[serde(deny_unknown_fields, expecting = "a table with the head [[lane-rule]]")]
@@ -37,7 +37,7 @@ pub struct LaneRule {
     pub ports: Vec<Ports>,
 }
 
-/// The words that [`lane`] reads.
+/// The schema of the words that [`lane`] accepts.
 fn rule_mode_schema(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<_> =
         FlowMode::WORDS.iter().filter(|(word, _)| *word != FlowMode::Auto.as_str()).copied().collect();

@@ -1,4 +1,4 @@
-//! What a user's classes of traffic may not exceed: `[[limit]]` in a server's file.
+//! Limits of users' classes of traffic: the tables `[[limit]]` of a server's file.
 
 use mpvpn_types::{ClassId, Portion};
 use schemars::JsonSchema;
@@ -31,7 +31,7 @@ pub struct LimitRule {
 }
 
 impl LimitRule {
-    /// The rule for a user: the first one that fits.
+    /// The limits of a user: the first table that names the user, or names nobody.
     pub fn of<'a>(rules: &'a [Self], user: &str) -> Option<&'a Self> {
         rules.iter().find(|rule| rule.users.is_empty() || rule.users.iter().any(|name| name == user))
     }

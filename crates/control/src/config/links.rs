@@ -1,4 +1,4 @@
-//! What a client is told about its links: `[[link]]` in the file, `mpvpn link set` at run time.
+//! Settings of links: the tables `[[link]]` of a client's file, and `mpvpn link set` at run time.
 
 use std::fmt;
 
@@ -17,9 +17,12 @@ use super::{
     values::{Text, is_link_name, one, one_or_number, text, word},
 };
 
-/// Slower links could not even keep a connection going beside the data.
+/// Lowest limit of a link. With less, heartbeats and acknowledgements would leave nothing for data; more would exclude slow
+/// links.
 const MIN_LINK_RATE: BitRate = BitRate::from_bps(64_000);
+/// Highest limit of a link, 1 Tbit/s: above any interface of today, and low enough that no arithmetic on rates overflows.
 const MAX_LINK_RATE: BitRate = BitRate::from_bps(1_000_000_000_000);
+/// Lowest quota of a month, 1 MB: less would be used up by heartbeats within minutes, and is most likely a wrong unit.
 const MIN_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
 
 /// How interfaces with names like this are used. The first table whose `name` matches counts.
@@ -81,7 +84,7 @@ pub struct LinkConfig {
 }
 
 impl Default for LinkConfig {
-    /// For links that nobody said anything about.
+    /// The settings of links that no table names.
     fn default() -> Self {
         Self {
             name: "*".into(),
@@ -106,7 +109,7 @@ impl LinkConfig {
         LinkPolicy { tier, metered, up, down, weight, dscp }
     }
 
-    /// Changes it as told. `quota_reset` is for who counts.
+    /// Applies a change. The caller handles `quota_reset`, as the usage is not part of the settings.
     pub fn change(&mut self, change: &LinkChange) {
         self.tier = change.tier.unwrap_or(self.tier);
         self.metered = change.metered.unwrap_or(self.metered);
@@ -119,7 +122,7 @@ impl LinkConfig {
     }
 }
 
-/// What is to change about a link, until the client ends.
+/// Changed settings of a link, which apply until the client ends.
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkChange {
@@ -175,7 +178,7 @@ pub struct LinkChange {
 
 impl fmt::Display for LinkChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // As the keys of the file and the options have it.
+        // With the names of the keys and options.
         let written = serde_json::to_value(self).map_err(|_| fmt::Error)?;
         for (at, (key, value)) in written.as_object().into_iter().flatten().enumerate() {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -186,7 +189,7 @@ impl fmt::Display for LinkChange {
 }
 
 impl LinkChange {
-    /// Whether it changes nothing.
+    /// Whether no setting changes.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -266,11 +269,11 @@ fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Whether `name` is one of those that `pattern` stands for: `*` is any characters, `?` any one.
+/// Whether `name` matches `pattern`: `*` matches any characters, `?` any one.
 pub fn is_match(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut at, mut from) = (0, 0);
-    // Where to go on if what follows the last star does not fit here.
+    // Where to continue if the text after the last star does not match here: places in pattern and name.
     let mut star: Option<(usize, usize)> = None;
     while from < name.len() {
         match pattern.get(at) {
@@ -340,7 +343,7 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Weight, D::Error> {
     })
 }
 
-/// A code point: a number, or one of the names that people use.
+/// A DSCP: a number, or a name of the IANA registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dscp(pub(super) u8);
 
@@ -380,11 +383,11 @@ fn dscp_named(text: &str) -> Option<u8> {
     }
 }
 
-/// For serde: a list in which no name comes twice.
+/// For serde: the tables `[[link]]`, of which no two have the same name.
 pub(super) fn link_tables<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>, D::Error> {
     struct Links;
 
-    /// One entry, read with those before it in view, so that a mistake is shown where it is.
+    /// One table, read with the earlier ones at hand, so that the error for a repeated name has the right line.
     struct LinkTable<'a>(&'a [LinkConfig]);
 
     impl<'de> serde::de::DeserializeSeed<'de> for LinkTable<'_> {
@@ -406,7 +409,7 @@ pub(super) fn link_tables<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Link
             let link = LinkConfig::deserialize(MapAccessDeserializer::new(fields))?;
             match self.0.iter().any(|other| other.name == link.name) {
                 true => Err(A::Error::custom(format!(
-                    "there are two [[link]] with the name `{}`: the second would never count",
+                    "there are two [[link]] with the name `{}`: the second would never apply, put both into one",
                     link.name
                 ))),
                 false => Ok(link),

@@ -419,9 +419,9 @@ impl ConfigFile for ClientOptions {
     }
 }
 
-/// An option that may be missing.
+/// An option that may be missing, in one of two layers of options.
 pub(super) trait OrFallback {
-    /// This option; where it is missing, `fallback`.
+    /// This option, or `fallback` if this one is missing.
     fn or_fallback(self, fallback: Self) -> Self;
 }
 
@@ -443,7 +443,7 @@ impl OrFallback for bool {
     }
 }
 
-/// Each of these fields of `preferred`; where one is missing, that of `fallback`.
+/// A struct with these fields of `preferred`; a missing one is taken from `fallback`.
 macro_rules! fields_or_fallback {
     ($preferred:expr, $fallback:expr; $($field:ident)+) => {
         Self { $($field: $preferred.$field.or_fallback($fallback.$field)),+ }
@@ -451,7 +451,7 @@ macro_rules! fields_or_fallback {
 }
 
 impl ServerOptions {
-    /// These options; where one is missing, the one of `fallback`.
+    /// These options; a missing one is taken from `fallback`.
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
@@ -462,8 +462,8 @@ impl ServerOptions {
 }
 
 impl ClientOptions {
-    /// These options; where one is missing, the one of `fallback`. Options that exclude each other are
-    /// one choice: `--pin` replaces a `ca` fallback it.
+    /// These options; a missing one is taken from `fallback`. Options that exclude each other count as one choice: `--pin`
+    /// on the command line replaces `ca` of the file.
     pub(super) fn or_fallback(self, mut fallback: Self) -> Self {
         if self.ca.is_some() || self.pin.is_some() || self.insecure {
             (fallback.ca, fallback.pin, fallback.insecure) = (None, None, false);

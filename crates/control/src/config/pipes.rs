@@ -1,4 +1,4 @@
-//! How many paths a link has.
+//! The option `pipes`: the number of paths over a link.
 
 use std::fmt;
 
@@ -6,21 +6,22 @@ use mpvpn_types::LinkId;
 
 use super::values::Text;
 
-/// Paths over one link, each from a source port of its own.
+/// Number of paths over one link, each from its own source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pipes {
-    /// As many as bring more.
+    /// Found by measurement: paths are added while each raises the rate.
     Auto,
     /// This many, from 1 to [`Pipes::MAX`].
     Count(u8),
 }
 
 impl Pipes {
-    /// Paths a link at most.
+    /// Largest number of paths over a link. More cost heartbeats and sockets, and the number has to stay below
+    /// [`LinkId::TCP`]; fewer leave rate unused where an operator limits each flow (docs/design/pipes.md).
     pub const MAX: u8 = 8;
 }
 
-// The packets of this one travel inside TCP.
+// The path number `LinkId::TCP` stands for the path inside TCP.
 const _: () = assert!(Pipes::MAX < LinkId::TCP_PATH_INDEX);
 
 impl Default for Pipes {

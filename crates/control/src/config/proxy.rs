@@ -1,15 +1,15 @@
-//! A client that is a proxy for apps instead of having a TUN. It has the options of a client but those that are about a
-//! TUN; a file for both may have the keys of both.
+//! The configuration of `mpvpn proxy`: a client that is a proxy for apps and has no TUN device. Options about a TUN device
+//! are refused on the command line and ignored in a file, so that one file can serve a client and a proxy.
 
 use std::{net::SocketAddr, path::Path};
 
 use super::{ClientConfig, ClientOptions, FlowMode, Shards, first_repeated};
 use crate::{Error, Result, api, dirs, status::Role};
 
-/// The name of a proxy unless `--name` gives another.
+/// Default of `--name` for a proxy.
 const DEFAULT_NAME: &str = "proxy";
 
-/// Where apps find proxies.
+/// The addresses at which a client offers proxies to apps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies {
     /// TCP addresses of SOCKS5 proxies.
@@ -26,7 +26,7 @@ impl Proxies {
 }
 
 impl ClientConfig {
-    /// The options `cli` over those in `file`, for a proxy. There is no default file: that of the client is root's.
+    /// Merges the options `cli` with those of `file`, for a proxy. There is no default file: the client's belongs to root.
     pub fn load_proxy(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
         if let Some(option) = tun_only_option(&cli) {
             return Err(Error::usage(
@@ -40,7 +40,7 @@ impl ClientConfig {
         Self::resolve_proxy(ClientOptions { via, ..options })
     }
 
-    /// Fills in the defaults of a proxy, and checks what belongs together.
+    /// Fills in the defaults of a proxy, and refuses options that contradict each other.
     pub fn resolve_proxy(options: ClientOptions) -> Result<Self> {
         let proxies = Proxies { socks5: options.socks5.clone(), http: options.http.clone() };
         if proxies.is_empty() {
@@ -76,7 +76,7 @@ impl ClientConfig {
         };
         let mut config =
             Self { proxies, lane: FlowMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
-        // What a file for both says of a TUN means nothing here.
+        // A file for a client and a proxy may name TUN devices of classes: a proxy ignores them.
         for class in &mut config.classes {
             class.lane = None;
             config.ignored_class_tuns.extend(class.tun.take());
@@ -87,7 +87,7 @@ impl ClientConfig {
 }
 
 impl ClientConfig {
-    /// What people should know of it: a sentence.
+    /// A sentence about ignored settings, for status and log.
     pub fn note(&self) -> Option<String> {
         let tuns = self.ignored_class_tuns.iter().map(|tun| format!("`{tun}`")).collect::<Vec<_>>();
         (!tuns.is_empty()).then(|| {
@@ -96,7 +96,7 @@ impl ClientConfig {
     }
 }
 
-/// The first option that is about a TUN.
+/// The first given option that only applies with a TUN device.
 pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
     let given = [
         (options.tun_name.is_some(), "tun-name"),

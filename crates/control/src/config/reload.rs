@@ -1,7 +1,7 @@
-//! Reading a configuration again while the process runs.
+//! Reads a configuration again while the process runs.
 //!
-//! In: what was said at the start, and the file as it is now. Out: what is taken over at once, which is how links are
-//! used and the classes of traffic, and the keys whose new values count after a restart only. A file with a mistake changes nothing.
+//! In: the options of the start, and the file as it is now. Out: settings of links and classes, which apply at once, and the
+//! names of changed keys that need a restart. Always holds: a file with an error changes nothing.
 
 use std::path::PathBuf;
 
@@ -12,17 +12,17 @@ use super::{
 };
 use crate::Result;
 
-/// Where a configuration came from.
+/// The sources of a configuration: file and command line, from which it can be read again.
 #[derive(Clone, Debug)]
 pub struct ConfigSource<O> {
     file: Option<PathBuf>,
     options: O,
     kind: Kind,
-    /// Only servers ask for them.
+    /// Used for servers only.
     rights: Rights,
 }
 
-/// What a configuration is for.
+/// The kind of client.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Machine,
@@ -30,37 +30,37 @@ enum Kind {
     App,
 }
 
-/// What came of reading a configuration again.
+/// The result of reading a configuration again.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ReloadReport {
-    /// Links are used in another way now.
+    /// Whether settings of links changed.
     pub links: bool,
-    /// Packets are told apart in another way, or classes travel in another way.
+    /// Whether classes or their rules changed.
     #[serde(default)]
     pub classes: bool,
-    /// Keys with other values than at the start, which count after a restart.
+    /// Keys whose values differ from those at the start, and take effect after a restart.
     pub restart: Vec<String>,
 }
 
 impl<O> ConfigSource<O> {
-    /// `file` as given by `--config`, and the options beside it.
+    /// `file`: the value of `--config`. `options`: the rest of the command line.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
         Self { file, options, kind: Kind::Machine, rights: Rights::ALL }
     }
 }
 
 impl ConfigSource<ClientOptions> {
-    /// The same for a client that is a proxy.
+    /// The sources of a proxy's configuration.
     pub fn of_proxy(file: Option<PathBuf>, options: ClientOptions) -> Self {
         Self { kind: Kind::Proxy, ..Self::new(file, options) }
     }
 
-    /// The options of a client inside an app, which has no file.
+    /// The source of the configuration of a client inside an app, which has no file.
     pub fn of_app(options: ClientOptions) -> Self {
         Self { kind: Kind::App, ..Self::new(None, options) }
     }
 
-    /// What a client that starts now would be told.
+    /// The configuration of a client that would start now.
     pub fn load(&self) -> Result<ClientConfig> {
         match self.kind {
             Kind::Machine => ClientConfig::load(self.file.as_deref(), self.options.clone()),
@@ -71,12 +71,12 @@ impl ConfigSource<ClientOptions> {
 }
 
 impl ConfigSource<ServerOptions> {
-    /// The same for a server that has these rights.
+    /// The sources of the configuration of a server with these rights.
     pub fn of_server(file: Option<PathBuf>, options: ServerOptions, rights: Rights) -> Self {
         Self { rights, ..Self::new(file, options) }
     }
 
-    /// What a server that starts now would be told.
+    /// The configuration of a server that would start now.
     pub fn load(&self) -> Result<ServerConfig> {
         ServerConfig::load(self.file.as_deref(), self.options.clone(), self.rights)
     }
@@ -93,7 +93,7 @@ macro_rules! differing {
 }
 
 impl ClientConfig {
-    /// Takes over of `new` what can change while a client runs.
+    /// Applies the settings of `new` that can change while a client runs, and reports the others.
     pub fn apply_reload(&mut self, new: Self) -> ReloadReport {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
@@ -104,10 +104,11 @@ impl ClientConfig {
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
         if class_reload == ClassReload::NeedsRestart {
             restart.push(
-                "tun of [[class]], or what is steered there (until then no [[class]] changes)".to_owned(),
+                "tun of [[class]] or rules that steer packets there (until then no [[class]] changes)"
+                    .to_owned(),
             );
         }
-        // The socket of a link has it from its beginning.
+        // The DSCP is set when the socket of a link is opened.
         if dscps(&self.links) != dscps(&new.links) {
             restart.push("dscp of [[link]]".to_owned());
         }
@@ -122,7 +123,7 @@ fn dscps(links: &[LinkConfig]) -> Vec<(&str, u8)> {
 }
 
 impl ServerConfig {
-    /// What differs in `new`; nothing of it can change while a server runs.
+    /// The keys that differ in `new`. All of them need a restart of the server.
     pub fn compare(&self, new: &Self) -> ReloadReport {
         let restart = differing!(
             self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", cert: "cert and key", more_certs: "certificate",

@@ -1,4 +1,4 @@
-//! How users, networks and ports are written in the rules of a file.
+//! Parses users, networks and ports in the rules of a file.
 
 use std::net::IpAddr;
 
@@ -12,17 +12,17 @@ pub(crate) struct UserName(String);
 
 pub(crate) struct Prefix(pub(super) IpNet);
 
-/// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
+/// For serde: one text, or a list of texts. An empty list is refused: some users would read it as all, others as none.
 pub(crate) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
     filled(many::<D, T>(from)?)
 }
 
-/// For serde: the same, of names of users.
+/// For serde: names of users, as [`some`].
 pub(crate) fn users<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     Ok(some::<D, UserName>(from)?.into_iter().map(|name| name.0).collect())
 }
 
-/// For serde: the same, of networks and addresses.
+/// For serde: networks and addresses, as [`some`].
 pub(crate) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
     Ok(some::<D, Prefix>(from)?.into_iter().map(|prefix| prefix.0).collect())
 }
@@ -73,7 +73,7 @@ impl Text for Ports {
     const EXAMPLE: &'static str = "8000-8100";
 
     fn read(text: &str) -> Result<Self, String> {
-        // Digits only: numbers with a sign are numbers, too.
+        // Digits only: `parse` alone would accept a plus sign.
         let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) {
             true => text.parse::<u16>().ok(),
             false => None,

@@ -1,5 +1,5 @@
-//! JSON schemas of values that a file writes as text: one function for each way of writing them, with the name of the
-//! function of [`values`](super::values) or [`rules`](super::rules) that reads them.
+//! JSON schemas of the values of a configuration file: one function for each function of [`values`](super::values) or
+//! [`rules`](super::rules) that reads values, with the same name.
 //!
 //! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value, `examples` holds an
 //! accepted text, and `oneOf` lists the words with their meanings. Only the generator of `docs/reference` uses this module.

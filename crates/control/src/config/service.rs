@@ -1,16 +1,16 @@
-//! What a server does for its clients: all, or as much as an ordinary user can.
+//! Whether a server carries packets through a TUN device, or relays TCP and UDP only, and which defaults follow from that.
 
 use std::{net::SocketAddr, path::Path};
 
 use super::{DEFAULT_LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
 use crate::{Error, Result, api, dirs, status::Role};
 
-/// The name of a server without a TUN device unless `--name` gives another.
+/// Default of `--name` for a server without a TUN device.
 const DEFAULT_NAME: &str = "server";
-/// The port of a server that may not have [`super::DEFAULT_PORT`].
+/// Default port of a server that may not listen on [`super::DEFAULT_PORT`].
 const UNPRIVILEGED_PORT: u16 = 4433;
 
-/// What this process may do to the machine.
+/// What the kernel allows this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Open a TUN device and change addresses and routes.
@@ -20,19 +20,19 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Those of root.
+    /// The rights of root.
     pub const ALL: Self = Self { network: true, port_443: true };
 }
 
-/// What a server does for its clients.
+/// How a server serves its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServerMode {
-    /// It carries their packets through a TUN device, and relays.
+    /// It carries IP packets through a TUN device, and relays TCP and UDP.
     #[default]
     Packets,
-    /// It relays TCP and UDP only, as it was told to.
+    /// It relays TCP and UDP only, because of `--relay-only`.
     Relays,
-    /// It relays TCP and UDP only, as it may not open a TUN device.
+    /// It relays TCP and UDP only, because it may not open a TUN device.
     Unprivileged,
 }
 
@@ -45,12 +45,12 @@ impl ServerMode {
         }
     }
 
-    /// Whether it has a TUN device, and addresses for clients.
+    /// Whether the server has a TUN device, and addresses for clients.
     pub fn has_tun(self) -> bool {
         self == Self::Packets
     }
 
-    /// What people should know about it, and do about it.
+    /// What a server without a TUN device cannot do, and how to change that.
     pub fn note(self) -> Option<&'static str> {
         match self {
             Self::Packets => None,
@@ -70,7 +70,7 @@ impl ServerOptions {
     }
 }
 
-/// The options `cli` over those of the file. That in `/etc` is root's: an ordinary user names one.
+/// Merges the options `cli` with those of the file. The default file in `/etc` is for root: other users name one.
 pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
     let from_file = match file {
         Some(named) => file::load_named(named)?,
@@ -92,7 +92,7 @@ pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> R
     }
 }
 
-/// Fills in what is different without a TUN device.
+/// Fills in the defaults that differ without a TUN device.
 pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<ServerOptions> {
     let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
     let api_socket = match options.api_socket.clone() {
@@ -112,7 +112,7 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
     })
 }
 
-/// The first option that is about a TUN.
+/// The first given option that only applies with a TUN device.
 fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
     let given = [
         (options.subnet.is_some(), "subnet"),

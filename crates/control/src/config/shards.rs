@@ -1,13 +1,13 @@
-//! How many threads carry packets.
+//! The option `shards`: the number of threads that carry packets.
 
 use std::{fmt, str::FromStr};
 
 use super::values::Text;
 
-/// Threads that carry packets.
+/// Number of threads that carry packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shards {
-    /// As many as are good for this machine.
+    /// Chosen for this machine: see the help of the option.
     #[default]
     Auto,
     /// This many, from 1 to [`Shards::MAX`].
@@ -15,10 +15,10 @@ pub enum Shards {
 }
 
 impl Shards {
-    /// Threads at most: a connection ID has four bits for their number.
+    /// Largest number of threads: a connection ID has four bits for the thread.
     pub const MAX: u8 = 16;
 
-    /// The number, where `auto` means `auto` threads, within the limits.
+    /// The number of threads, from 1 to [`Self::MAX`]; [`Self::Auto`] stands for `auto` threads.
     pub fn count(self, auto: usize) -> u8 {
         match self {
             Self::Auto => u8::try_from(auto).unwrap_or(Self::MAX).clamp(1, Self::MAX),

@@ -1,4 +1,4 @@
-//! What a server shows to who has no credentials: `[site]`, and the other certificates: `[[certificate]]`.
+//! Parses the table `[site]`, the web site for visitors without credentials, and the tables `[[certificate]]`.
 
 use std::path::PathBuf;
 
@@ -14,28 +14,28 @@ use super::{
     values::{Text, one},
 };
 
-/// What the field `server` of answers says unless told otherwise: what most sites say.
+/// Default value of the header field `server` of responses: a common web server, so that the site does not stand out.
 const DEFAULT_SERVER_FIELD: &str = "nginx";
 
-/// The site that a server is to those who have no credentials.
+/// The web site of a server for visitors without credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// Where its pages come from.
+    /// The source of its pages.
     pub content: SiteContent,
-    /// What the field `server` of its answers says.
+    /// The value of the header field `server` of its responses.
     pub server: String,
-    /// Whether wrong credentials are answered as none at all, instead of by saying so.
+    /// Whether requests with wrong credentials are answered like those without, instead of with 401.
     pub hide: bool,
 }
 
-/// Where the pages of a site come from.
+/// The source of the pages of a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SiteContent {
-    /// There are none.
+    /// No pages.
     Nothing,
-    /// From the files of this folder.
+    /// The files of this folder.
     Root(PathBuf),
-    /// From the HTTP server at this `HOST:PORT`.
+    /// The HTTP server at this `HOST:PORT`.
     Upstream(String),
 }
 
@@ -45,7 +45,7 @@ impl Default for Site {
     }
 }
 
-/// The web site that a server is for visitors without credentials.
+/// The web site that visitors without credentials see.
 #[derive(Default, Deserialize, JsonSchema)]
 #[schemars(rename = "site")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [site]")]
@@ -117,7 +117,7 @@ impl Text for ServerName {
     }
 }
 
-/// A further certificate. A client that asks for one of its names gets it.
+/// A further certificate, which the server shows to clients that ask for one of its names (SNI, RFC 6066).
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "certificate")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[certificate]]")]

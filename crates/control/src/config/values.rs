@@ -1,4 +1,4 @@
-//! The values that options take: how each is written, read and explained when it is wrong.
+//! The values of options: how each is parsed, and the error if it is wrong.
 
 use std::{
     ffi::OsStr,
@@ -18,16 +18,16 @@ use mpvpn_types::{CongestionControl, FlowMode, Tier, Transport, UnknownWord, wor
 
 use crate::{auth::Token, identity::Fingerprint};
 
-/// A value that is written as text, on the command line and in a file alike.
+/// A value that is parsed from text, in the same way on the command line and in a file.
 pub(crate) trait Text: Sized {
-    /// What the text should be, as in "expected …".
+    /// The expected text, for errors: "expected …".
     const EXPECTED: &'static str;
-    /// A text that can be read, for documents.
+    /// A valid text, for the JSON schema.
     const EXAMPLE: &'static str;
-    /// The words that can be read, each with its meaning, where these are all.
+    /// All valid words with their meanings, if the value is one of a few words.
     const WORDS: &'static [(&'static str, &'static str)] = &[];
 
-    /// Reads `text`, or says in one sentence what is wrong with it.
+    /// Parses `text`. The error is a sentence that says what is wrong with it.
     fn read(text: &str) -> Result<Self, String>;
 }
 
@@ -146,7 +146,7 @@ impl<'de, T: Text, const NUMBERS: bool> Visitor<'de> for ListVisitor<T, NUMBERS>
     }
 }
 
-/// Lets options take the words of an enum.
+/// Implements [`Text`] for enums whose values are words.
 macro_rules! take_words {
     ($($name:ty),+) => {$(
         impl Text for $name {
@@ -163,7 +163,7 @@ macro_rules! take_words {
 
 take_words!(CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, Tier, Transport);
 
-/// What will mean something one day is refused as such.
+/// The word `mtls` is reserved for a later version.
 impl Text for AuthMode {
     const EXPECTED: &'static str = Self::EXPECTED;
     const EXAMPLE: &'static str = Self::WORDS[0].0;
@@ -252,7 +252,7 @@ pub struct ServerAddr {
 }
 
 impl ServerAddr {
-    /// The address, where the host is one.
+    /// The host as an IP address, if it is one.
     pub fn ip(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
@@ -314,15 +314,15 @@ fn is_host_name(text: &str) -> bool {
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    // A last label of digits only would be a mistyped IPv4 address.
+    // A last label of digits only is a mistyped IPv4 address.
     let last_is_number = labels.rsplit('.').next().is_some_and(|l| l.bytes().all(|b| b.is_ascii_digit()));
     labels.len() <= 253 && labels.split('.').all(label_is_good) && !last_is_number
 }
 
-/// What lies behind a client and may use its tunnel.
+/// Machines behind a client that may use its tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SharedNetwork {
-    /// Every machine behind this interface.
+    /// All machines behind this interface.
     Interface(String),
     /// The machines of this network.
     Network(IpNet),
@@ -356,7 +356,7 @@ impl FromStr for SharedNetwork {
     }
 }
 
-/// Whether the kernel takes `text` as an interface's name (`dev_valid_name`, and no `%d` patterns).
+/// Whether the kernel accepts `text` as the name of an interface (`dev_valid_name`; `%d` patterns are refused).
 pub fn is_link_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%'))
@@ -460,7 +460,7 @@ pub(super) fn host_bits(given: &str, meant: &dyn fmt::Display) -> String {
     format!("{given} has host bits set: did you mean {meant}?")
 }
 
-/// A bare string among the options is an interface's name.
+/// Options with the type `String` are names of interfaces.
 impl Text for String {
     const EXPECTED: &'static str = "an interface's name in quotes";
     const EXAMPLE: &'static str = "wan0";
@@ -475,7 +475,7 @@ impl Text for String {
     }
 }
 
-/// The name of an instance, which becomes part of a file's name.
+/// The name of an instance, which is part of the file name of its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InstanceName(pub(crate) String);
 

@@ -1,4 +1,4 @@
-//! The HTTP proxy through which a client reaches its server by TCP.
+//! The option `via`: an HTTP proxy for TCP connections to the server.
 
 use std::{env, fmt, net::IpAddr, str::FromStr};
 
@@ -7,22 +7,23 @@ use ipnet::IpNet;
 
 use super::values::{ServerAddr, Text};
 
-/// Port of `http://PROXY` without one (RFC 9110, section 4.2.1).
+/// Default port of an `http` URI (RFC 9110 §4.2.1).
 const DEFAULT_PORT: u16 = 80;
-/// Longest user name and password together (bytes).
+/// Longest user name and password together (bytes), as percent-encoded. The value of the header field has to fit into a request
+/// header that proxies accept, mostly 8 kB; a shorter limit would refuse tokens used as passwords.
 const MAX_CREDENTIALS_BYTES: usize = 512;
 
-/// Variables of the environment that name a proxy for what is encrypted, as other programs know them, the first that is set first.
+/// Environment variables that name a proxy for HTTPS, as curl and other programs use them, in the order of precedence.
 const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
-/// Those that name what is reached without one.
+/// Environment variables that name hosts to reach without a proxy.
 const NO_PROXY_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
-/// A proxy that makes connections for those who ask by CONNECT (RFC 9110, section 9.3.6).
+/// An HTTP proxy that supports CONNECT (RFC 9110 §9.3.6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ViaProxy {
     /// Its name or address, and its TCP port.
     pub proxy: ServerAddr,
-    /// Who asks.
+    /// User name and password for the proxy, if it needs them.
     pub credentials: Option<ProxyCredentials>,
 }
 
@@ -34,7 +35,7 @@ pub struct ProxyCredentials {
 }
 
 impl ProxyCredentials {
-    /// The value of the `proxy-authorization` field that shows them (RFC 7617, section 2).
+    /// The value of the `proxy-authorization` field with them (RFC 7617 §2).
     pub fn authorization(&self) -> String {
         format!("Basic {}", STANDARD.encode(format!("{}:{}", self.user, self.password)))
     }
@@ -46,20 +47,19 @@ impl fmt::Debug for ProxyCredentials {
     }
 }
 
-/// What `--via` says.
+/// The value of `--via`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViaOption {
-    /// No proxy, whatever the environment says.
+    /// No proxy, whatever the environment variables say.
     None,
-    /// This one.
+    /// This proxy.
     Proxy(ViaProxy),
 }
 
 impl FromStr for ViaProxy {
     type Err = String;
 
-    /// `http://[USER[:PASSWORD]@]HOST[:PORT]`, where the scheme may be missing; what is wrong is said without repeating
-    /// a password.
+    /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`; the scheme may be missing. Errors do not repeat the password.
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = match text.split_once("://") {
             None => text,
@@ -75,7 +75,7 @@ impl FromStr for ViaProxy {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, rest),
         };
-        // Without a port it is that of a server of mpvpn.
+        // `ServerAddr` fills in the port of an mpvpn server, which is not that of a proxy.
         let has_port = match host.strip_prefix('[') {
             Some(rest) => rest.contains("]:"),
             None => host.matches(':').count() == 1,
@@ -103,7 +103,7 @@ fn read_credentials(text: &str) -> Result<ProxyCredentials, String> {
     }
 }
 
-/// Undoes percent-encoding (RFC 3986, section 2.1); `None` if an escape is broken or the result is no text.
+/// Decodes percent-encoding (RFC 3986 §2.1); `None` if an escape is broken or the result is not UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -130,7 +130,7 @@ impl Text for ViaOption {
     }
 }
 
-/// The proxy to `server` that is given, or else the one that the environment names.
+/// The given proxy, else the one that the environment variables name for `server`.
 pub(super) fn or_from_environment(
     given: Option<ViaOption>,
     server: Option<&ServerAddr>,
@@ -155,7 +155,7 @@ fn from_environment(
     match value.parse() {
         Ok(via) => Some(via),
         Err(why) => {
-            // It may be meant for other programs, which know other kinds of proxies.
+            // Not an error: the variable may be meant for programs that support other kinds of proxies.
             tracing::warn!(
                 variable, %why,
                 "the proxy of this environment variable is not used; name another one with --via, or --via none"
@@ -165,7 +165,7 @@ fn from_environment(
     }
 }
 
-/// Whether an entry of `no_proxy` means this server: `*`, a name with all below it, an address or a network.
+/// Whether an entry of `no_proxy` matches this server: `*`, a domain and its subdomains, an address or a network.
 fn is_excepted(entry: &str, server: &ServerAddr) -> bool {
     if entry == "*" {
         return true;

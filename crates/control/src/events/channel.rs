@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Event, EventLog};
 
-/// Events that may wait for the log, about 200 bytes each. The log takes them within 1 ms unless its thread is busy. With
-/// fewer, events are dropped when many clients of a server disconnect at once.
+/// Events in the queue to the log, about 200 bytes each. The log takes them within 1 ms unless its thread is busy. With
+/// fewer, events are dropped when many clients of a server disconnect at once; more take more memory.
 const MAX_QUEUED_EVENTS: usize = 1024;
 
 /// The target of the log lines.
@@ -139,7 +139,8 @@ pub(crate) struct EventReader {
 }
 
 impl EventReader {
-    /// Entries of a batch, about 20 kB: copied while the log is locked, and held by the reader.
+    /// Entries of a batch, about 20 kB, which are copied while the log is locked. More delay the thread that records events;
+    /// fewer make a reader lock more often.
     const BATCH_ENTRIES: usize = 64;
 
     /// The next batch of whole lines of JSON; `None` at the end. If entries were evicted before they were read, the batch

@@ -1,15 +1,15 @@
-//! How the metrics of classes, links and paths are defined: a table beside each of these types in [`crate::status`].
+//! Definitions of metrics. The tables themselves stand beside the types in [`crate::status`].
 
-/// What a number is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// It only grows, until it begins anew.
+    /// A value that only grows, and restarts at 0.
     Counter,
-    /// Any other.
+    /// A value that may grow and shrink.
     Gauge,
 }
 
-/// A metric that is written by itself, not for each of several things.
+/// A metric that is not repeated for each class, link or path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SingleMetric {
     /// Its name without the prefix.
@@ -22,7 +22,7 @@ pub(crate) struct SingleMetric {
     pub(crate) labels: &'static [&'static str],
 }
 
-/// A metric of each of several things.
+/// A metric with a sample for each item: each class, link or path.
 #[derive(Debug)]
 pub(crate) struct Metric<T> {
     /// Its name without the prefix.
@@ -31,11 +31,11 @@ pub(crate) struct Metric<T> {
     pub(crate) kind: Kind,
     /// What it tells, in a sentence.
     pub(crate) help: &'static str,
-    /// The number; a thing without one has none.
+    /// The value of an item; `None`: the item has no sample.
     pub(crate) value: fn(&T) -> Option<f64>,
 }
 
-/// A number of a metric, or none.
+/// A value that can be a sample of a metric.
 pub(crate) trait ToSample {
     /// The number.
     fn to_sample(self) -> Option<f64>;
@@ -65,7 +65,7 @@ impl<T: ToSample> ToSample for Option<T> {
     }
 }
 
-/// A table of metrics: a name, what its number is, the number of a thing, and what it tells.
+/// A table of metrics: name, type, value of an item, and help text.
 macro_rules! metrics {
     ($item:ident: $type:ty; $($name:literal $kind:ident $value:expr, $help:literal;)+) => {
         &[$($crate::metrics::Metric::<$type> {

@@ -18,7 +18,7 @@ const FLOWS: SingleMetric = single("flows", Gauge, "Flows inside the tunnel, by 
 const CLIENTS: SingleMetric = single("clients", Gauge, "Sessions at a server.", &[]);
 const PATHS: SingleMetric =
     single("paths", Gauge, "Paths of all clients of a server, by their states.", &["class", "state"]);
-/// The metrics that are no table of [`Metric`].
+/// The metrics that are not in the tables of [`Metric`].
 pub(crate) const SINGLE_METRICS: &[SingleMetric] = &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, CLIENTS, PATHS];
 
 const fn single(
@@ -30,8 +30,8 @@ const fn single(
     SingleMetric { name, kind, help, labels }
 }
 
-/// A status as metrics. Paths are by_label by class, link and their number among those of the link, so that a path that is
-/// made anew goes on where the one before ended.
+/// A status in the text format. The label `path` is the number of a path among those of its link, so that a path that
+/// replaces a closed one continues its series.
 pub fn exposition(status: &Status) -> String {
     let mut out = Exposition::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());
@@ -60,7 +60,7 @@ pub fn exposition(status: &Status) -> String {
     out.0
 }
 
-/// The paths by their names. While one ends and another takes its place, there is the one that works.
+/// The paths by their labels. If a path and its replacement have the same labels, the active one is kept.
 fn by_labels(paths: &[Path]) -> BTreeMap<Labels, &Path> {
     let mut by_label: BTreeMap<Labels, &Path> = BTreeMap::new();
     for path in paths {
@@ -81,7 +81,7 @@ fn by_labels(paths: &[Path]) -> BTreeMap<Labels, &Path> {
     by_label
 }
 
-/// How many clients and paths there are; there may be too many to tell them apart.
+/// Numbers of clients and of their paths; a series for each client could be thousands.
 fn client_totals(out: &mut Exposition, status: &Status) {
     out.single(&CLIENTS, &[], status.clients.len() as f64);
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
@@ -123,13 +123,13 @@ impl Exposition {
         let _ = writeln!(self.0, "{close} {value}");
     }
 
-    /// A metric with one sample; `values` are those of its labels.
+    /// A metric with one sample; `values` are the values of its labels.
     fn single(&mut self, head: &SingleMetric, values: &[&str], value: f64) {
         self.head(head.name, head.kind, head.help);
         self.labelled_sample(head, values, value);
     }
 
-    /// A metric with a sample for each of these values of its labels.
+    /// A metric with several samples, each with the values of its labels.
     fn labelled<'a, const N: usize>(
         &mut self,
         head: &SingleMetric,

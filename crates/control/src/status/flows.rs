@@ -17,7 +17,8 @@ pub struct FlowList {
 }
 
 impl FlowList {
-    /// Flows in a list.
+    /// Flows in a list, about 300 bytes of JSON each. More make the answer slow for servers with many flows; fewer hide
+    /// active flows.
     pub const MAX_FLOWS: usize = 1000;
 
     /// A list of no flows.
@@ -25,7 +26,7 @@ impl FlowList {
         Self { role, flows: Vec::new(), left_out: 0 }
     }
 
-    /// Takes another list in, and keeps the latest of all.
+    /// Merges another list into this one, and keeps the most recently active flows.
     pub fn add(&mut self, other: Self) {
         self.left_out += other.left_out;
         self.flows.extend(other.flows);

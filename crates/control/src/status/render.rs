@@ -6,8 +6,7 @@ use super::{
     Class, Client, FecStats, FlowList, FlowState, Link, Path, Resequencing, Role, Session, State, Status,
 };
 
-/// The status for people: a headline and tables that fit into `width` columns where they can. Lines
-/// that do not fit are cut.
+/// Renders the status as text: a headline and tables. Lines longer than `width` columns are cut.
 pub fn render(status: &Status, width: usize) -> String {
     let mut text = headline(status);
     for note in &status.notes {
@@ -42,18 +41,19 @@ pub fn render(status: &Status, width: usize) -> String {
     fit(&text, width)
 }
 
-/// Whether packets are numbered, and how many of those were sent again.
+/// Whether packets are numbered, and the share that was retransmitted.
 fn order(counters: &Resequencing) -> String {
-    let again = || format!("{:.1} % sent again", 100.0 * counters.resent as f64 / counters.numbered as f64);
+    let again =
+        || format!("{:.1} % retransmitted", 100.0 * counters.resent as f64 / counters.numbered as f64);
     match (counters.on, counters.numbered) {
         (true, 0) => "numbered".into(),
         (true, _) => format!("numbered, {}", again()),
-        (false, 0) => "as it comes".into(),
-        (false, _) => format!("as it comes; numbered before, {}", again()),
+        (false, 0) => "not numbered".into(),
+        (false, _) => format!("not numbered now; before, {}", again()),
     }
 }
 
-/// How much repair is sent, and what came of it; `None` where there has been none in either direction.
+/// The rate of repair packets and their effect; `None` if there were none in either direction.
 fn repair(fec: &FecStats) -> Option<String> {
     if *fec == FecStats::default() {
         return None;
@@ -64,11 +64,11 @@ fn repair(fec: &FecStats) -> Option<String> {
     };
     let FecStats { made_good, recovered, unrecoverable, .. } = fec;
     Some(format!(
-        "{now}; {recovered} lost packets restored here, {made_good} there; {unrecoverable} groups beyond repair"
+        "{now}; lost packets restored: {recovered} at this end, {made_good} at the far end; {unrecoverable} groups lost too much"
     ))
 }
 
-/// What became of repair, in few words; empty where there has been none.
+/// The effect of repair packets in a table cell; empty if there were none.
 fn repair_in_short(fec: &FecStats) -> String {
     let FecStats { percent, made_good, recovered, wasted, .. } = fec;
     match *fec == FecStats::default() {
@@ -88,7 +88,7 @@ fn headline(status: &Status) -> String {
     format!("mpvpn {} {}: {state}, running for {time}{clients}\n", status.role, status.version)
 }
 
-/// The links for people, as a table like that of [`render`].
+/// Renders the links as a table.
 pub fn render_links(all: &[Link], width: usize) -> String {
     let mut text = String::new();
     section(&mut text, links(all));
@@ -96,15 +96,15 @@ pub fn render_links(all: &[Link], width: usize) -> String {
     fit(text.trim_start_matches('\n'), width)
 }
 
-/// The flows for people, as a table like that of [`render`].
+/// Renders the flows as a table.
 pub fn render_flows(list: &FlowList, width: usize) -> String {
     let mut text = String::new();
     section(&mut text, flows(list));
     match (list.flows.len(), list.left_out) {
         (0, _) => text.push_str("no flows\n"),
         (_, 0) => {}
-        (_, 1) => text.push_str("and 1 more that was silent for longer\n"),
-        (_, more) => _ = writeln!(text, "and {more} more that were silent for longer"),
+        (_, 1) => text.push_str("and 1 more that has been idle for longer\n"),
+        (_, more) => _ = writeln!(text, "and {more} more that have been idle for longer"),
     }
     fit(text.trim_start_matches('\n'), width)
 }
@@ -140,7 +140,7 @@ fn classes(classes: &[Class]) -> Table {
         "class",
         "state",
         "lane",
-        "how",
+        "scheduler, cc",
         ">sends",
         ">receives",
         ">rtt",
@@ -216,7 +216,7 @@ fn limits(link: &Link) -> String {
     words.join(", ")
 }
 
-/// Why links have as many pipes as they have, where that is found out: a line each.
+/// A line for each link whose number of pipes is found by measurement, with the reason for this number.
 fn pipe_reasons(links: &[Link]) -> String {
     let mut text = String::new();
     for link in links {
@@ -267,15 +267,14 @@ fn clients(clients: &[Client]) -> Table {
             bytes(client.tx_bytes),
             bytes(client.rx_bytes),
             client.paths.len().to_string(),
-            client.resequencing.as_ref().map_or_else(|| "as it comes".into(), order),
+            client.resequencing.as_ref().map_or_else(|| "not numbered".into(), order),
             join(&client.addresses),
         ]);
     }
     table
 }
 
-/// Rows under a head, in columns that are as wide as their widest cell. A head that starts with `>`
-/// is of a column of numbers, which are set to the right.
+/// A text table with columns as wide as their widest cell. A head that starts with `>` makes its column right-aligned.
 pub(crate) struct Table {
     right: Vec<bool>,
     pub(crate) rows: Vec<Vec<String>>,
@@ -289,7 +288,7 @@ impl Table {
         }
     }
 
-    /// Without the columns that say nothing in any row.
+    /// The table without the columns that are empty in all rows.
     pub(crate) fn without_empty_columns(mut self) -> Self {
         for column in (0..self.right.len()).rev() {
             if self.rows[1..].iter().all(|row| row[column].is_empty()) {
@@ -323,8 +322,8 @@ pub(crate) fn section(text: &mut String, table: Table) {
     }
 }
 
-/// Cuts lines to `width`. Names come from users' files and from the other end: nothing but text gets
-/// through to the terminal.
+/// Cuts lines to `width` columns, and replaces control characters: names come from files and from the far end, and must not
+/// control the terminal.
 pub(crate) fn fit(text: &str, width: usize) -> String {
     let safe = |c: char| if c.is_control() { '?' } else { c };
     let cut = |line: &str| -> String {
@@ -399,10 +398,10 @@ mod tests {
 mpvpn client 0.1.0: up, running for 12.5 s
 session   alice at 203.0.113.1:4433
 addresses 10.0.0.2/24 fd00::2/64
-order     numbered, 0.4 % sent again
+order     numbered, 0.4 % retransmitted
 
-class    lane  how         queue  dropped
-default  auto  auto, bbr  0.1 ms        0
+class    lane  scheduler, cc   queue  dropped
+default  auto  auto, bbr      0.1 ms        0
 
 link  state  tier     sent  received  addresses
 eth0  up     primary   0 B       0 B  192.0.2.7
@@ -469,7 +468,7 @@ wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbi
 flow  from             to                lane      why      state          up     down        age   idle
 tcp   10.0.0.2:40001   198.51.100.9:443  stream    rule 2   up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.2 s
 udp   [fd00::2]:53000  198.51.100.9:443  datagram  not TCP            1.0 KiB  5.0 MiB  1 min 1 s  3.0 s
-and 12 more that were silent for longer
+and 12 more that have been idle for longer
 ";
         assert_eq!(render_flows(&list, 200), expected);
         list.role = Role::Server;
@@ -507,11 +506,11 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
             Class { state: Some(State::Asleep), reason: "not used yet".into(), ..Class::new("cams") },
         ];
         let expected = "\
-class     state                  lane  how             sends  receives      rtt    loss   queue  dropped  copies  repair
-critical  up                     auto  auto, bbr  4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
-bulk      up                     auto  auto, bbr  4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
-default   connecting             auto  auto, bbr                                         0.0 ms        0
-cams      asleep (not used yet)  auto  auto, bbr                                         0.0 ms        0
+class     state                  lane  scheduler, cc       sends  receives      rtt    loss   queue  dropped  copies  repair
+critical  up                     auto  auto, bbr      4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
+bulk      up                     auto  auto, bbr      4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
+default   connecting             auto  auto, bbr                                             0.0 ms        0
+cams      asleep (not used yet)  auto  auto, bbr                                             0.0 ms        0
 ";
         let text = render(&status, 200);
         assert!(text.contains(expected), "{text}");
@@ -522,11 +521,11 @@ cams      asleep (not used yet)  auto  auto, bbr                                
         let mut status = example();
         let fec = FecStats { percent: 30, recovered: 12, made_good: 7, ..FecStats::default() };
         status.resequencing = Some(Resequencing { fec, ..Resequencing::default() });
-        let line = "repair    30 %; 12 lost packets restored here, 7 there; 0 groups beyond repair\n";
+        let line = "repair    30 %; lost packets restored: 12 at this end, 7 at the far end; 0 groups lost too much\n";
         assert!(render(&status, 200).contains(line));
         status.resequencing =
             Some(Resequencing { fec: FecStats { percent: 0, ..fec }, ..Resequencing::default() });
-        assert!(render(&status, 200).contains("repair    none now; 12 lost"));
+        assert!(render(&status, 200).contains("repair    none now; lost packets restored: 12 at"));
     }
 
     #[test]
@@ -546,7 +545,7 @@ cams      asleep (not used yet)  auto  auto, bbr                                
         assert!(text.starts_with("mpvpn server 0.1.0: starting, running for 0.0 s, 1 client\n"), "{text}");
         assert!(text.contains("ali?[31mce  1 h 1 min"), "{text}");
         assert!(text.contains("1023 B"), "{text}");
-        assert!(text.contains("as it comes; numbered before, 0.5 % sent again"), "{text}");
+        assert!(text.contains("not numbered now; before, 0.5 % retransmitted"), "{text}");
         assert!(text.contains("default/eth10/0"), "{text}");
     }
 

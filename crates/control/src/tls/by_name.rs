@@ -1,4 +1,4 @@
-//! Which of several certificates a server shows: the one for the name that the client asks for (RFC 6066 §3).
+//! Chooses among several certificates of a server by the name that the client asks for (SNI, RFC 6066 §3).
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use rustls::{
 use super::verify;
 use crate::identity::Identity;
 
-/// Certificates by the names that they are for. The first is for everybody else.
+/// Certificates by their DNS names. The first is also for clients that ask for no name or an unknown one.
 #[derive(Debug)]
 pub(super) struct CertificatesByName {
     first: Arc<CertifiedKey>,
@@ -18,7 +18,7 @@ pub(super) struct CertificatesByName {
 }
 
 impl CertificatesByName {
-    /// Of those with the same name the one that comes first counts.
+    /// If several certificates have the same name, the first one counts.
     pub(super) fn new(first: &Identity, others: &[Identity]) -> Self {
         let mut by_name = HashMap::new();
         for identity in std::iter::once(first).chain(others) {
@@ -29,7 +29,7 @@ impl CertificatesByName {
         Self { first: first.certified(), by_name }
     }
 
-    /// That of a name, or of all names beside it (`*.example.org`, RFC 9525 §6.3).
+    /// The certificate for a name, or the wildcard certificate for its siblings (`*.example.org`, RFC 9525 §6.3).
     fn certificate_for(&self, name: &str) -> Option<&Arc<CertifiedKey>> {
         let name = name.to_ascii_lowercase();
         let beside = || name.split_once('.').and_then(|(_, rest)| self.by_name.get(&format!("*.{rest}")));

@@ -129,8 +129,8 @@ fn another_certificate_is_refused_and_both_names_are_told() {
     assert_eq!(
         refusal.to_string(),
         format!(
-            "the server's certificate is not trusted: `vpn.example` was asked for, it is for `mpvpn`, and {} \
-             holds neither it nor a CA that signed it",
+            "the server's certificate is not trusted: the client asked for `vpn.example`, the certificate is for `mpvpn`, \
+             and {} has neither this certificate nor the CA that signed it",
             file.display()
         )
     );
@@ -146,7 +146,7 @@ fn a_certificate_signed_by_the_ca_is_accepted_for_its_names_only() {
     let refusal = meet(&identity, &trust, "other.example").unwrap_err().unwrap();
     assert_eq!(
         refusal.to_string(),
-        "the server's certificate is for another name: `other.example` was asked for, it is for \
+        "the server's certificate is for another name: the client asked for `other.example`, the certificate is for \
          `vpn.example`, `203.0.113.1`"
     );
 }

@@ -25,8 +25,8 @@ use crate::{
 pub enum CertificateRefusal {
     /// Neither the certificate nor its issuer is trusted.
     #[error(
-        "the server's certificate is not trusted: `{asked}` was asked for, it is for {}, and {} holds \
-         neither it nor a CA that signed it", list(presented), file.display()
+        "the server's certificate is not trusted: the client asked for `{asked}`, the certificate is for {}, and {} \
+         has neither this certificate nor the CA that signed it", list(presented), file.display()
     )]
     Untrusted {
         /// The name or address asked for.
@@ -38,7 +38,7 @@ pub enum CertificateRefusal {
     },
     /// A trusted CA signed it, but for other names.
     #[error(
-        "the server's certificate is for another name: `{asked}` was asked for, it is for {}",
+        "the server's certificate is for another name: the client asked for `{asked}`, the certificate is for {}",
         list(presented)
     )]
     OtherName {
@@ -48,7 +48,9 @@ pub enum CertificateRefusal {
         presented: Vec<String>,
     },
     /// The certificate is not the pinned one.
-    #[error("the server's certificate is another one: SHA-256 {expected} was expected, {presented} came")]
+    #[error(
+        "the server's certificate is not the pinned one: its SHA-256 is {presented}, --pin says {expected}"
+    )]
     OtherFingerprint {
         /// The fingerprint that was pinned.
         expected: Fingerprint,
@@ -57,7 +59,7 @@ pub enum CertificateRefusal {
     },
     /// It cannot be used: expired, damaged, for another purpose.
     #[error(
-        "the server's certificate cannot be used: `{asked}` was asked for, it is for {}: {why}",
+        "the server's certificate cannot be used: the client asked for `{asked}`, the certificate is for {}: {why}",
         list(presented)
     )]
     Unusable {
@@ -68,16 +70,16 @@ pub enum CertificateRefusal {
         /// What is wrong with it.
         why: String,
     },
-    /// Somebody shows a certificate whose key he does not have.
-    #[error("the server does not own the certificate that it showed: its signature is wrong ({why})")]
+    /// The server presents a certificate whose private key it does not have.
+    #[error("the server does not have the private key of its certificate: its signature is wrong ({why})")]
     NotOwner {
-        /// What the check of the signature said.
+        /// The error of the signature check.
         why: String,
     },
 }
 
 impl CertificateRefusal {
-    /// One of each kind; what differs from case to case is in capitals.
+    /// An example of each kind, for `docs/reference`; variable parts are in capitals.
     pub(crate) fn examples() -> Vec<Self> {
         let (asked, presented) = (|| "NAME".to_owned(), || vec!["OTHER-NAME".to_owned()]);
         vec![
@@ -89,32 +91,32 @@ impl CertificateRefusal {
         ]
     }
 
-    /// What the person can do about it.
+    /// What the user can do about it.
     pub fn next_step(&self) -> &'static str {
         match self {
             Self::Untrusted { .. } => {
-                "copy the server's certificate to this machine and give it with --ca, or give its \
-                 fingerprint with --pin; if it should have matched, somebody may be in between"
+                "copy the server's certificate to this machine and give it with --ca, or give its fingerprint with \
+                 --pin; if you have done that, an attacker may be between client and server"
             }
             Self::OtherName { .. } => {
                 "use a name of the certificate in --server, or give the certificate itself with --ca"
             }
             Self::OtherFingerprint { .. } => {
-                "ask the server's owner for the fingerprint of today; if it has not changed, somebody \
-                 is in between"
+                "ask the server's owner for its current fingerprint; if it has not changed, an attacker is between client \
+                 and server"
             }
-            Self::Unusable { .. } => "give the server a good certificate",
-            Self::NotOwner { .. } => "somebody may be in between: check the server",
+            Self::Unusable { .. } => "renew or replace the server's certificate",
+            Self::NotOwner { .. } => "check the server: an attacker may be between client and server",
         }
     }
 }
 
-/// Where the last [`CertificateRefusal`] waits for the one who reports it.
+/// The last [`CertificateRefusal`] of a TLS configuration, for the code that reports the failed handshake.
 #[derive(Clone, Debug, Default)]
 pub struct LastRefusal(Arc<Mutex<Option<CertificateRefusal>>>);
 
 impl LastRefusal {
-    /// The last refusal, once.
+    /// Takes the last refusal out.
     pub fn take(&self) -> Option<CertificateRefusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -169,14 +171,14 @@ impl Verifier {
                 presented if presented == *expected => Ok(()),
                 presented => Err(CertificateRefusal::OtherFingerprint { expected: *expected, presented }),
             },
-            // The very certificate that the person trusts: its name and dates add nothing to that.
+            // The certificate itself is in the file: the user trusts it whatever its name and dates are.
             TrustRule::File { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
             TrustRule::File { file, issuers, .. } => {
                 let presented = names(cert);
                 let name = asked.to_str().into_owned();
                 let untrusted =
                     |asked, presented| CertificateRefusal::Untrusted { asked, presented, file: file.clone() };
-                // webpki refuses a CA's certificate as a server's before it looks who signed it.
+                // webpki refuses a CA certificate as a server's before it looks at the signature.
                 let Some(issuers) = issuers.as_ref().filter(|_| !is_ca(cert)) else {
                     return Err(untrusted(name, presented));
                 };
@@ -258,8 +260,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Judges chains to those of `certs` that are marked as a CA: webpki alone would take a server's
-/// certificate in the file for an issuer of others.
+/// Verifies chains to those of `certs` that are marked as a CA: webpki alone would accept a server's certificate in the file
+/// as an issuer of others.
 fn issuers(
     certs: &[CertificateDer<'static>],
     provider: &Arc<CryptoProvider>,
@@ -277,8 +279,8 @@ fn is_ca(cert: &CertificateDer<'_>) -> bool {
     parse(cert).is_some_and(|cert| cert.is_ca())
 }
 
-/// The names and addresses a certificate is for, at most 8 of at most 64 characters, safe to print:
-/// those of its subjectAltName, or without these its common name.
+/// The names and addresses of a certificate, at most 8 with at most 64 characters, escaped for printing: those of its
+/// subjectAltName, or its common name if it has none.
 pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Some(cert) = parse(cert) else { return Vec::new() };
     let alternative = cert.subject_alternative_name().ok().flatten();

@@ -1,4 +1,4 @@
-//! What classes say that cannot be, alone or together.
+//! Validates the classes of a file: portions, links, TUN devices and rules that contradict each other.
 
 use mpvpn_class::UnreachableReason;
 use mpvpn_types::{BitRate, Portion};
@@ -12,24 +12,24 @@ use crate::{
     config::{SharedNetwork, is_match},
 };
 
-/// The classes and what they came from.
+/// The classes, the tables that define them, and the options that they must agree with.
 pub(super) struct ClassCheck<'a> {
     pub(super) tables: &'a ClassTables,
-    /// Each with its number as its place.
+    /// The classes, at the index of their number.
     pub(super) list: &'a [ClassConfig],
     pub(super) context: &'a ClassContext<'a>,
 }
 
-/// What carries the portions that classes ask for.
+/// A link whose rate the guaranteed portions of several classes must fit into.
 struct SharedLink<'a> {
-    /// As in "of each link".
+    /// For error messages: `each link`, or a name.
     name: String,
     rates: Vec<BitRate>,
     classes: Vec<&'a ClassConfig>,
 }
 
 impl ClassCheck<'_> {
-    /// All of it; `rules` and `steering` are those of the file.
+    /// Runs all checks; `rules` and `steering` are those of the file.
     pub(super) fn all(&self, rules: &[MatchRule], steering: &[SteeringRule]) -> Result<()> {
         self.portions()?;
         for table in &self.tables.tables {
@@ -41,7 +41,7 @@ impl ClassCheck<'_> {
         self.steering(steering)
     }
 
-    /// Portions that contradict each other.
+    /// Refuses a `min` above `max`, and guarantees that exceed a link.
     fn portions(&self) -> Result<()> {
         let shared_links = self.shared_links();
         for table in &self.tables.tables {
@@ -50,7 +50,7 @@ impl ClassCheck<'_> {
             let above = match (min, max) {
                 (Portion::Percent(min), Portion::Percent(max)) => min > max,
                 (Portion::Rate(min), Portion::Rate(max)) => min > max,
-                // One says nothing about the other until the rate of a link is known.
+                // A rate and a percentage can only be compared where the rate of a link is configured.
                 _ => shared_links
                     .iter()
                     .filter(|link| link.classes.iter().any(|user| user.id == class.id))
@@ -67,12 +67,12 @@ impl ClassCheck<'_> {
         shared_links.iter().try_for_each(|link| self.check_sums(link))
     }
 
-    /// What could carry less than classes need together.
+    /// The links on which the sum of the guarantees has to be checked.
     fn shared_links(&self) -> Vec<SharedLink<'_>> {
         let classes = |excluded: &dyn Fn(&ClassConfig) -> bool| {
             self.list.iter().filter(|class| class.min.is_some() && !excluded(class)).collect::<Vec<_>>()
         };
-        // Some link is there that has no name here.
+        // A link that no table names.
         let any = SharedLink {
             name: "each link".into(),
             rates: Vec::new(),
@@ -116,7 +116,7 @@ impl ClassCheck<'_> {
                 [one] => format!("{one} is more than {of}"),
                 several => format!("{} are together more than {of}", several.join(" and ")),
             };
-            // Of the classes whose needs were added, the one that comes last in the file is the one to look at.
+            // The error points to the last table of those whose guarantees were added.
             let last = self.tables.tables.iter().rev().find(|table| {
                 table.min.is_some() && link.classes[..=at].iter().any(|class| class.name == *table.name())
             });
@@ -125,12 +125,12 @@ impl ClassCheck<'_> {
         Ok(())
     }
 
-    /// Links that a class cannot have.
+    /// Refuses `prefer` and `exclude` that name unknown links, contradict each other, or leave no link.
     fn links(&self, table: &Table, class: &ClassConfig) -> Result<()> {
         let ClassContext { paths, .. } = self.context;
         let is_pattern = |text: &str| text.contains(['*', '?']);
         let all_known = !paths.iter().any(|path| path == "auto" || is_pattern(path));
-        // A pattern may stand for links that come later.
+        // A pattern may match links that appear later.
         let is_possible = |said: &str| {
             paths.iter().any(|path| path == "auto" || is_match(path, said) || is_match(said, path))
                 || is_pattern(said) && !all_known
@@ -179,7 +179,7 @@ impl ClassCheck<'_> {
         Err(self.error_at(table, Key::Tun, why))
     }
 
-    /// Rules that can never decide.
+    /// Refuses rules that can never decide, because an earlier one matches all their packets or because they match none.
     fn rules(&self, rules: &[MatchRule]) -> Result<()> {
         let Some(first) = rules_of(rules).unreachable().into_iter().next() else { return Ok(()) };
         let why = match first.reason {
@@ -198,7 +198,7 @@ impl ClassCheck<'_> {
         Err(self.tables.source.error_at(span, why))
     }
 
-    /// Rules for packets that the kernel is to steer and cannot.
+    /// Refuses rules by which the kernel cannot steer packets.
     fn steering(&self, rules: &[SteeringRule]) -> Result<()> {
         let of_classes = self.list.iter().filter_map(|class| class.tun.as_deref());
         let tuns: Vec<&str> = of_classes.chain([self.context.tun_name]).collect();
@@ -213,7 +213,7 @@ impl ClassCheck<'_> {
     }
 
     fn class(&self, table: &Table) -> &ClassConfig {
-        // Every table has its class, so the other way out is never taken.
+        // Every table has a class, so the fallback is never used.
         self.list.iter().find(|class| class.name == *table.name()).unwrap_or(&self.list[0])
     }
 

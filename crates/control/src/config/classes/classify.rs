@@ -1,4 +1,4 @@
-//! What the rules say about a packet that somebody describes.
+//! `mpvpn class test`: parses the description of a packet, and finds its class.
 
 use std::{
     fmt,
@@ -22,28 +22,29 @@ use crate::config::{ClientConfig, links::Dscp, values::Text};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketDescription {
     facts: PacketFields,
-    /// A name that DNS said the far end has.
+    /// A domain name whose DNS answer had the address of the far end.
     domain: Option<String>,
-    /// What only the kernel sees: the firewall mark, the VLAN, and the interface by which it comes in.
+    /// Attributes that only the kernel sees: firewall mark, VLAN ID, and incoming interface.
     mark: u32,
     vlan: Option<u16>,
     ingress: Option<String>,
 }
 
-/// What the rules say about a packet.
+/// The class of a packet, and the rule that decided it. `mpvpn class test --json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Classification {
-    /// The packet, as it was understood.
+    /// The packet, as it was parsed.
     pub packet: String,
     /// The name of its class.
     pub class: String,
-    /// The number of the rule that decided, in order, counted from 1; none if no rule fits, or the kernel steers it.
+    /// The number of the rule that decided, in the order of evaluation from 1; `None` if no rule matches, or if the kernel
+    /// steers the packet.
     pub rule: Option<usize>,
-    /// The file in which that is written,
+    /// The file that defines the rule; `None` for a built-in rule.
     pub file: Option<PathBuf>,
-    /// and the line.
+    /// The line of the rule in that file, from 1.
     pub line: Option<usize>,
-    /// The name of the rule if every client has it.
+    /// The name of the rule if it is built in.
     pub built_in: Option<&'static str>,
     /// The TUN device into which the kernel steers it, whatever the rules say.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +62,7 @@ impl fmt::Display for Classification {
                 write!(f, "by rule {rule}: {}, line {line}", file.display())
             }
             (Some(rule), _, _, Some(name)) => write!(f, "by rule {rule}: built-in `{name}`"),
-            _ => f.write_str("as no rule fits"),
+            _ => f.write_str("as no rule matches"),
         }
     }
 }
@@ -69,7 +70,7 @@ impl fmt::Display for Classification {
 impl ClientConfig {
     /// The class of a packet.
     pub fn class_of(&self, packet: &PacketDescription) -> Classification {
-        // What is read from the TUN of a class is of that class.
+        // All packets from the TUN device of a class belong to that class.
         if let Some(SteeringRule { origin, rule, .. }) =
             self.class_steering.iter().find(|rule| packet.is_steered_by(rule))
         {
@@ -100,7 +101,7 @@ impl ClientConfig {
     }
 }
 
-/// The file, the line, or the name.
+/// The file and line of a rule, or its name if it is built in.
 fn rule_location(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option<&'static str>) {
     match origin {
         Some(RuleOrigin::File { file, line }) => (Some(file.clone()), Some(*line), None),
@@ -144,7 +145,7 @@ impl fmt::Display for PacketDescription {
 impl FromStr for PacketDescription {
     type Err = String;
 
-    /// The protocol, both ends, and what else is said, in words.
+    /// Parses the protocol, both ends, and optional attributes, separated by spaces.
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [protocol, from, "->", to, more @ ..] = words.as_slice() else {
@@ -157,7 +158,9 @@ impl FromStr for PacketDescription {
         let has_ports = protocol.numbers().iter().any(|number| has_ports(*number));
         let ((src, from), (dst, to)) = (endpoint(from, has_ports)?, endpoint(to, has_ports)?);
         if src.is_ipv4() != dst.is_ipv4() {
-            return Err(format!("{src} and {dst} are of two versions of IP"));
+            return Err(format!(
+                "{src} and {dst} are of different IP versions: give two IPv4 or two IPv6 addresses"
+            ));
         }
         let number = match protocol.numbers() {
             [_, v6] if src.is_ipv6() => *v6,
@@ -170,11 +173,11 @@ impl FromStr for PacketDescription {
 }
 
 impl PacketDescription {
-    /// The same with one more thing said about it.
+    /// The packet with one more attribute, given as name and value.
     fn with_attribute(mut self, words: &[&str]) -> Result<Self, String> {
         match *words {
             ["dscp", dscp] => self.facts.dscp = Dscp::read(dscp)?.0,
-            // A name, and so no star in it.
+            // A domain name, not a pattern: `*` is refused.
             ["domain", domain] if !domain.starts_with('*') => {
                 DomainPattern::read(domain)?;
                 self.domain = Some(domain.to_owned());
@@ -197,7 +200,7 @@ impl PacketDescription {
         Ok(self)
     }
 
-    /// Whether a rule has the kernel steer it.
+    /// Whether the kernel steers this packet by the rule.
     fn is_steered_by(&self, SteeringRule { rule, kernel_match, .. }: &SteeringRule) -> bool {
         let KernelMatch { marks, vlans, ingress } = kernel_match;
         let rules = Rules::new(vec![rule.clone()]);
@@ -208,7 +211,7 @@ impl PacketDescription {
     }
 }
 
-/// An address, and its port where that has to be there.
+/// Parses an address, with a port if the protocol has ports.
 fn endpoint(text: &str, has_port: bool) -> Result<(IpAddr, Option<u16>), String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     match (text.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {

@@ -1,4 +1,4 @@
-//! Classes that are read again while a client runs.
+//! Applies a changed list of classes while a client runs.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,19 @@ use mpvpn_types::ClassId;
 use super::{ClassConfig, MatchRule, SteeringRule, rules_of};
 use crate::config::ClientConfig;
 
-/// What came of classes that were read again.
+/// The result of reading the classes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum ClassReload {
-    /// They are the same.
+    /// The classes are the same.
     Unchanged,
-    /// Others count from now on.
+    /// The new classes are in use.
     Applied,
-    /// Devices differ, or what is steered there, which is made at the start: all stays as it is.
+    /// TUN devices of classes or their steering rules differ. These are created at the start only, so nothing changed.
     NeedsRestart,
 }
 
 impl ClientConfig {
-    /// Takes over the classes and rules of `new`. A class keeps its number, which its connection and its sockets know it
-    /// by, as long as it is there.
+    /// Replaces the classes and rules. A class that stays keeps its number, which identifies its connection and sockets.
     pub(in crate::config) fn reload_classes(
         &mut self,
         classes: Vec<ClassConfig>,
@@ -39,7 +38,7 @@ impl ClientConfig {
         if devices_differ || steered(&self.class_steering) != steered(&steering) {
             return ClassReload::NeedsRestart;
         }
-        // Where a rule is written does not matter.
+        // A rule that only moved within the file is not a change.
         let is_changed = self.classes != classes || rules_of(&self.class_rules) != rules_of(&rules);
         (self.classes, self.class_rules, self.class_steering) = (classes, rules, steering);
         if is_changed { ClassReload::Applied } else { ClassReload::Unchanged }
@@ -50,7 +49,7 @@ fn devices(classes: &[ClassConfig]) -> BTreeMap<&str, &str> {
     classes.iter().filter_map(|class| Some((class.name.as_str(), class.tun.as_deref()?))).collect()
 }
 
-/// The new classes in the order of the numbers that they get, and these by those that they had.
+/// The new classes, sorted by their final numbers, and a map from their numbers in the new file to the final ones.
 fn renumbered(
     old: &[ClassConfig],
     mut new: Vec<ClassConfig>,

@@ -1,4 +1,4 @@
-//! Classes and rules as tables for people.
+//! Renders classes and rules as text tables for `mpvpn class list`.
 
 use std::{fmt::Display, ops::RangeInclusive};
 
@@ -11,15 +11,15 @@ use crate::{
     status::{Table, fit, section},
 };
 
-/// The classes, and the rules in the order in which they are tried, in lines of `width` columns at most.
+/// Renders the classes, and the rules in the order of evaluation, in lines of at most `width` columns.
 pub fn render_classes(config: &ClientConfig, width: usize) -> String {
     let mut text = String::new();
     section(&mut text, classes(config).without_empty_columns());
     section(&mut text, rules(config).without_empty_columns());
     section(&mut text, steering(config).without_empty_columns());
-    text.push_str("\nThe first rule that fits decides; packets that none fits are of the class `default`.\n");
+    text.push_str("\nThe first rule that matches decides; packets that no rule matches belong to the class `default`.\n");
     if let Some(file) = file(config) {
-        text.push_str(&format!("Lines are those of {file}.\n"));
+        text.push_str(&format!("Line numbers are those of {file}.\n"));
     }
     fit(text.trim_start_matches('\n'), width)
 }
@@ -27,7 +27,7 @@ pub fn render_classes(config: &ClientConfig, width: usize) -> String {
 fn classes(config: &ClientConfig) -> Table {
     let mut table = Table::new(&[
         "class",
-        "first",
+        "priority",
         ">min",
         ">max",
         ">weight",
@@ -74,7 +74,7 @@ fn rules(config: &ClientConfig) -> Table {
         "ports",
         "dscp",
         "domain",
-        "said by",
+        "defined in",
     ]);
     for (at, found) in config.class_rules.iter().enumerate() {
         let Rule { domains, class, .. } = &found.rule;
@@ -86,7 +86,7 @@ fn rules(config: &ClientConfig) -> Table {
     table
 }
 
-/// What the kernel steers into the TUN devices of classes.
+/// The rules by which the kernel steers packets into the TUN devices of classes.
 fn steering(config: &ClientConfig) -> Table {
     let mut table = Table::new(&[
         "steered into",
@@ -99,7 +99,7 @@ fn steering(config: &ClientConfig) -> Table {
         "to",
         "ports",
         "dscp",
-        "said by",
+        "defined in",
     ]);
     for found in &config.class_steering {
         let tun = config.class(found.rule.class).and_then(|class| class.tun.clone());

@@ -1,5 +1,5 @@
-//! What a packet no longer shows when it is read from a TUN: its firewall mark, its VLAN, and the interface by which it
-//! came in. The kernel looks at these, and steers what fits into the TUN of the class.
+//! Rules on firewall mark, VLAN and incoming interface. A packet read from a TUN device does not show these any more, so the
+//! kernel evaluates such rules and steers matching packets into the TUN device of the class.
 
 use std::fmt;
 
@@ -8,38 +8,39 @@ use mpvpn_class::{Rule, Rules};
 use super::{ClassConfig, RuleOrigin};
 use crate::config::{is_link_name, values::Text};
 
-/// Of the firewall mark these bits say where packets are steered.
+/// Bits of the firewall mark that mpvpn itself sets to steer packets (docs/design/machine.md): rules on them could not match.
+/// More bits would leave fewer for other programs; fewer could not number the devices of 8 classes.
 const RESERVED_MARK_BITS: u32 = 0x0f00_0000;
 
-/// Packets that go into the TUN of a class.
+/// A rule by which the kernel steers packets into the TUN device of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteeringRule {
-    /// Who says so.
+    /// Where the rule is defined.
     pub origin: RuleOrigin,
-    /// The class, and what the packets show as well.
+    /// The class, and the conditions on fields of the packet.
     pub rule: Rule,
-    /// What they no longer show in a TUN.
+    /// The conditions that only the kernel can evaluate.
     pub kernel_match: KernelMatch,
 }
 
-/// What only the kernel sees. Each list fits if one of it does, or if it is empty.
+/// Conditions that only the kernel can evaluate. A list matches if one of its values does, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelMatch {
-    /// Their firewall mark.
+    /// Firewall marks.
     pub marks: Vec<Mark>,
-    /// Their VLAN (IEEE 802.1Q).
+    /// VLAN IDs (IEEE 802.1Q).
     pub vlans: Vec<u16>,
-    /// The interface by which they come in.
+    /// Incoming interfaces.
     pub ingress: Vec<String>,
 }
 
 impl KernelMatch {
-    /// Whether nothing is asked for.
+    /// Whether there is no condition.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The first key that is there.
+    /// The name of the first key with a condition.
     pub(super) fn key(&self) -> &'static str {
         match (self.marks.is_empty(), self.vlans.is_empty()) {
             (false, _) => "mark",
@@ -49,12 +50,12 @@ impl KernelMatch {
     }
 }
 
-/// Some bits of a firewall mark.
+/// A condition on a firewall mark: `mark & mask == value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// How they are.
+    /// The value of the bits in the mask.
     pub value: u32,
-    /// Which they are.
+    /// The bits that are compared.
     pub mask: u32,
 }
 
@@ -90,7 +91,7 @@ impl Text for Mark {
     }
 }
 
-/// A number as it is written, or after `0x` in hexadecimal digits.
+/// Parses a firewall mark: decimal, or hexadecimal after `0x`.
 pub(super) fn mark_number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
@@ -98,7 +99,7 @@ pub(super) fn mark_number(text: &str) -> Option<u32> {
     }
 }
 
-/// The number of a VLAN.
+/// A VLAN ID, 1 to 4094.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vlan(pub(super) u16);
 
@@ -112,7 +113,7 @@ impl Text for Vlan {
     }
 }
 
-/// The name of an interface, and no pattern.
+/// The name of an incoming interface; patterns are not possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ingress(pub(super) String);
 
@@ -130,7 +131,7 @@ impl Text for Ingress {
     }
 }
 
-/// Why a rule cannot be, if it cannot. `tuns` are the devices of the client and of its classes.
+/// Why the kernel cannot steer by a rule; `None` if it can. `tuns`: the TUN devices of the client and of its classes.
 pub(super) fn steering_error(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
     let SteeringRule { rule, kernel_match, .. } = found;
     let key = kernel_match.key();

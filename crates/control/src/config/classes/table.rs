@@ -1,4 +1,4 @@
-//! How `[[class]]` and `[[class.match]]` are written.
+//! Parses the tables `[[class]]` and `[[class.match]]`.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -36,7 +36,7 @@ pub struct ClassTables {
 }
 
 impl ClassTables {
-    /// Whether one says that TCP connections travel as streams.
+    /// Whether a class sends its TCP connections as streams.
     pub(in crate::config) fn takes_streams(&self) -> bool {
         self.tables.iter().any(|table| table.lane == Some(FlowMode::Stream))
     }
@@ -111,12 +111,12 @@ pub(super) struct Table {
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     dscp: Option<Dscp>,
-    /// LinkPatterns that the class uses as long as one of them works, names or patterns; others only if none does [default:
+    /// Links that the class uses as long as one of them works, names or patterns; others only if none does [default:
     /// all]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
     prefer: Option<Spanned<LinkPatterns>>,
-    /// LinkPatterns that the class never uses, names or patterns; for example a metered link for backups [default: none]
+    /// Links that the class never uses, names or patterns; for example a metered link for backups [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
     exclude: Option<Spanned<LinkPatterns>>,
@@ -135,7 +135,7 @@ pub(super) struct Table {
     rules: Vec<Spanned<MatchEntry>>,
 }
 
-/// What a mistake that shows later may be about.
+/// A key whose place in the file is needed for errors that are found after parsing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Min,
@@ -153,7 +153,7 @@ impl Table {
         self.name.span()
     }
 
-    /// The value of a key; the name of the class where that key is missing.
+    /// The place of the value of a key; the place of the class name if the key is missing.
     pub(super) fn span(&self, key: Key) -> Range<usize> {
         let found = match key {
             Key::Min => self.min.as_ref().map(Spanned::span),
@@ -164,19 +164,19 @@ impl Table {
         found.unwrap_or_else(|| self.name_span())
     }
 
-    /// Its rules for packets of the client's TUN, and where they are.
+    /// Its rules for packets from the client's TUN device, and their places in the file.
     pub(super) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
         let rules = self.rules.iter().filter(|rule| rule.get_ref().kernel_match.is_empty());
         rules.map(|rule| (rule.span(), &rule.get_ref().rule))
     }
 
-    /// Its rules for packets that the kernel steers, and where they are.
+    /// Its rules for packets that the kernel steers, and their places in the file.
     pub(super) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &KernelMatch)> {
         let rules = self.rules.iter().filter(|rule| !rule.get_ref().kernel_match.is_empty());
         rules.map(|found| (found.span(), &found.get_ref().rule, &found.get_ref().kernel_match))
     }
 
-    /// Writes what it says into `class`.
+    /// Applies the keys of the table to `class`.
     pub(super) fn apply(&self, class: &mut ClassConfig) {
         let links =
             |links: &Option<Spanned<LinkPatterns>>| links.as_ref().map(|links| links.get_ref().0.clone());
@@ -198,7 +198,7 @@ impl Table {
     }
 }
 
-/// A value that is written as text, for [`Spanned`], which asks the type itself.
+/// A [`Text`] value that deserializes itself, as [`Spanned`] needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parsed<T>(pub(super) T);
 
@@ -220,7 +220,7 @@ impl<'de> Deserialize<'de> for LinkPatterns {
     }
 }
 
-/// Parsed `[[class.match]]`; the class is filled in later.
+/// One parsed `[[class.match]]`; its class is filled in later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MatchEntry {
     rule: Rule,
@@ -356,10 +356,10 @@ impl Text for DomainPattern {
     }
 }
 
-/// A protocol as people call it.
+/// An IP protocol by name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// Of both versions of IP.
+    /// ICMP of IPv4 and IPv6.
     Icmp,
     Number(u8),
 }
@@ -375,7 +375,7 @@ impl Protocol {
         }
     }
 
-    /// The numbers as names, where they have one.
+    /// Formats protocol numbers, with names where they have one.
     pub(super) fn name(numbers: &[u8]) -> String {
         let mut numbers = numbers.to_vec();
         let mut names = Vec::new();

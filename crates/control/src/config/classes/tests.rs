@@ -411,8 +411,8 @@ fn a_packet_in_words_gets_its_class_and_the_rule_that_says_so() {
         ("udp [fd00::5]:5060 -> [2001:db8::9]:9 dscp le", "bulk, by rule 3: built-in `low-effort`"),
         ("icmp 10.0.0.5 -> 1.1.1.1", "critical, by rule 5: built-in `ping`"),
         ("icmp fd00::5 -> [2001:db8::1]", "critical, by rule 5: built-in `ping`"),
-        ("47 10.0.0.5 -> 1.1.1.1", "default, as no rule fits"),
-        ("tcp 10.0.0.5:4000 -> 203.0.113.9:443", "default, as no rule fits"),
+        ("47 10.0.0.5 -> 1.1.1.1", "default, as no rule matches"),
+        ("tcp 10.0.0.5:4000 -> 203.0.113.9:443", "default, as no rule matches"),
     ] {
         assert_eq!(said(&config, packet), expected, "{packet}");
     }
@@ -458,7 +458,7 @@ fn a_packet_that_makes_no_sense_is_explained() {
         ("udp fd00::5 -> [fd00::6]:2", "expected one as in [fd00::5]:5060"),
         ("icmp 10.0.0.5:1 -> 10.0.0.6", "has a port, and the protocol has none: expected 10.0.0.5"),
         ("udp 10.0.0.5:x -> 10.0.0.6:2", "`10.0.0.5:x` is not an address with a port"),
-        ("udp 10.0.0.5:1 -> [fd00::6]:2", "are of two versions of IP"),
+        ("udp 10.0.0.5:1 -> [fd00::6]:2", "are of different IP versions"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 dscp 64", "`64` is not a DSCP"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 dscp", "`dscp` is not understood"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 ttl 5", "`ttl 5` is not understood"),
@@ -485,21 +485,21 @@ fn classes_and_rules_are_shown_in_tables_without_empty_columns() {
     assert_eq!(
         lines[..5],
         [
-            "class     first    min  max  weight  lane  cc   scheduler  copies  fec    dscp  prefer",
-            "default   no                      4  auto  bbr  auto            1  off  link's",
-            "critical  yes           50%       4  auto  bbr  auto            1  off      46",
-            "bulk      no                      1  auto  bbr  auto            1  off       8",
-            "cams      no     2mbit            4  auto  bbr  auto            1  off  link's  eth*",
+            "class     priority    min  max  weight  lane  cc   scheduler  copies  fec    dscp  prefer",
+            "default   no                         4  auto  bbr  auto            1  off  link's",
+            "critical  yes              50%       4  auto  bbr  auto            1  off      46",
+            "bulk      no                         1  auto  bbr  auto            1  off       8",
+            "cams      no        2mbit            4  auto  bbr  auto            1  off  link's  eth*",
         ]
     );
     assert_eq!(
         lines[6].split_whitespace().collect::<Vec<_>>().join(" "),
-        "rule class protocol to ports dscp said by"
+        "rule class protocol to ports dscp defined in"
     );
     let first: Vec<_> = lines[7].split_whitespace().collect();
     assert_eq!(first, ["1", "cams", "icmp", "udp", "fd00::/8", "line", "7"]);
-    assert!(text.contains("\nThe first rule that fits decides"), "{text}");
-    assert!(text.ends_with("Lines are those of client.toml.\n"), "{text}");
+    assert!(text.contains("\nThe first rule that matches decides"), "{text}");
+    assert!(text.ends_with("Line numbers are those of client.toml.\n"), "{text}");
 }
 
 #[test]
