@@ -1,6 +1,6 @@
-//! The functions of `include/mpvpn.h`, which says what each does, who owns what, and which thread calls what.
+//! The C functions of `include/mpvpn.h`, whose comments define behaviour, ownership and threads.
 //!
-//! Here is only what turns one side into the other: strings, pointers and descriptors. No panic crosses it.
+//! In: pointers, C strings and descriptors. Out: calls of [`Tunnel`]. Always holds: no panic crosses the border to C.
 
 #![allow(non_camel_case_types, reason = "these are the names of the header")]
 
@@ -17,7 +17,8 @@ use serde_json::json;
 
 use crate::{Builder, Error, Event, Level, Link, Tunnel};
 
-/// Bytes for the addresses that an app resolves.
+/// Buffer for the addresses that an app resolves (bytes): about 25 IPv6 addresses. A smaller one would cut long lists; a
+/// larger one has no use, as a client tries few addresses.
 const ADDRESSES: usize = 1024;
 
 /// A running tunnel.
@@ -71,7 +72,7 @@ pub struct mpvpn_callbacks {
     pub log: Option<unsafe extern "C" fn(*mut c_void, c_int, *const c_char, *const c_char)>,
 }
 
-/// What the app gave for its callbacks.
+/// The `context` pointer of the app, which all its callbacks get.
 #[derive(Clone, Copy)]
 struct Context(*mut c_void);
 
@@ -298,7 +299,7 @@ pub extern "C" fn mpvpn_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Keeps panics on this side.
+/// Runs `work`; returns `else_this` if it panics.
 fn guarded<T>(else_this: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(else_this)
 }
@@ -356,7 +357,7 @@ unsafe fn link(given: &mpvpn_link) -> Result<Link, String> {
     Ok(link)
 }
 
-/// The addresses in what an app wrote.
+/// Parses the addresses that the app's `resolve` wrote.
 fn addresses(found: &[u8]) -> Result<Vec<IpAddr>, String> {
     let end = found.iter().position(|byte| *byte == 0).unwrap_or(found.len());
     let words = std::str::from_utf8(&found[..end]).map_err(|_| "the app's addresses are not UTF-8")?;
@@ -384,7 +385,7 @@ unsafe fn taken(result: Result<(), String>, error: *mut *mut c_char) -> c_int {
     0
 }
 
-/// What failed, and what to do about it if that is known.
+/// The text of an error, with the next step if there is one.
 fn explained(error: Error) -> String {
     match error {
         Error::Control(control) => format!("{control}: {}", control.next_step()),
@@ -392,7 +393,7 @@ fn explained(error: Error) -> String {
     }
 }
 
-/// Without what a string of C cannot have.
+/// A C string without the NUL bytes of `text`.
 fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }

@@ -15,7 +15,7 @@ use tracing::{
 
 pub use tracing::Level;
 
-/// Takes a line: its level, the part of the program that says it, and what it says.
+/// Receives a log line: level, target, and message with fields.
 type Sink = Box<dyn Fn(Level, &str, &str) + Send + Sync>;
 
 struct Lines {
@@ -23,13 +23,13 @@ struct Lines {
     sink: Sink,
 }
 
-/// A second subscriber, which wants nothing and never ends.
+/// A second subscriber, which is interested in nothing and lives as long as the process.
 ///
-/// Where there is only one, `tracing` takes it for the subscriber of all threads: when a thread of the app is the first to
-/// reach an event, that thread is asked, has no subscriber, and the event is off for the threads of tunnels, too.
+/// With a single subscriber, `tracing` caches the interest of the first thread that reaches an event for all threads: if that
+/// is a thread of the app without a subscriber, the event is disabled for the threads of tunnels, too.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
-/// Hands lines up to the level `most` to `sink`.
+/// A subscriber that passes log lines up to the level `most` to `sink`.
 pub(crate) fn lines(most: Level, sink: Sink) -> Dispatch {
     LazyLock::force(&SECOND_SUBSCRIBER);
     Dispatch::new(Lines { most, sink })

@@ -1,4 +1,4 @@
-//! A tunnel of an app: how to start one, and what to do with it.
+//! The Rust API of a tunnel inside an app: a builder, and the handle of the running tunnel.
 
 use std::{
     net::IpAddr,
@@ -34,9 +34,9 @@ impl Builder {
         Ok(Self { options, protect: None, resolve: None, links: None, log: None })
     }
 
-    /// Has every socket shown to the app before anything is sent through it, with the name of its link. There the app
-    /// keeps it out of the tunnel (`VpnService.protect`) and may bind it to a network (`Network.bindSocket`). A link whose
-    /// socket is answered with `false` is not used.
+    /// Sets a callback that gets every socket, with the name of its link, before anything is sent through it. The app excludes
+    /// the socket from the tunnel (`VpnService.protect`), and may bind it to a network (`Network.bindSocket`). If the callback
+    /// returns `false`, the link is not used.
     #[must_use]
     pub fn protect(mut self, protect: impl Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync + 'static) -> Self {
         self.protect = Some(Arc::new(protect));
@@ -125,8 +125,8 @@ impl Builder {
 pub struct Tunnel(Handle);
 
 impl Tunnel {
-    /// Hands over one packet of the app without waiting; whether it was taken. It is not if too many wait (1024), if the
-    /// tunnel has ended, or if packets come by a descriptor. While there is no connection packets are taken and lost.
+    /// Sends one packet of the app into the tunnel, without blocking. Returns `false` if the queue is full (1024 packets), the
+    /// tunnel has ended, or packets come by a descriptor. Without a connection, packets are accepted and lost.
     pub fn push(&self, packet: &[u8]) -> bool {
         self.0.push(packet)
     }
@@ -140,18 +140,18 @@ impl Tunnel {
         self.0.set_descriptor(packets)
     }
 
-    /// Links may have come or gone, or have other addresses: they are looked at anew. Linux tells of that by itself, so
-    /// this is for systems that do not.
+    /// Reads the links and their addresses from the kernel again. Linux reports changes by itself, so this is for systems
+    /// that do not.
     pub fn network_changed(&self) {
         self.0.network_changed();
     }
 
-    /// The links are these now, whoever told before. One that is here again with the same address keeps its socket.
+    /// Replaces the list of links. A link that stays with the same address keeps its socket.
     pub fn set_links(&self, links: Vec<Link>) {
         self.0.set_links(links);
     }
 
-    /// How things are, as `mpvpn status` tells; `None` if the tunnel has ended, or in a call of its own thread.
+    /// The status, as of `mpvpn status`; `None` if the tunnel has ended, or in a callback of its own thread.
     pub fn status(&self) -> Option<Status> {
         self.0.status()
     }
@@ -166,8 +166,8 @@ impl Tunnel {
         self.0.is_running()
     }
 
-    /// Says good-bye to the server and waits until the tunnel's threads have ended: nothing is called after this, but for
-    /// the rest of the call in which it may itself have been called.
+    /// Closes the connection and waits until the tunnel's threads have ended: no callback is called after this. Called from a
+    /// callback, it returns at once, and the tunnel ends after that callback.
     pub fn stop(self) {
         self.0.stop();
     }

@@ -1,4 +1,7 @@
-//! The words that the program understands, and what it says about those it does not.
+//! The command line: parses it, runs the command, and rewords the errors of clap.
+//!
+//! In: the arguments of the process. Out: the exit code of the command, or a [`Failure`]. Always holds: a wrong command line
+//! ends with exit code 2 and names a next step.
 
 use std::{error::Error as _, ffi::OsString, process::ExitCode};
 
@@ -16,14 +19,16 @@ const WHAT: &str = "bad usage";
 fn define() -> clap::Command {
     clap::Command::new("mpvpn")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Carries a machine's traffic over all its links at once, to a server that hands it on")
+        .about(
+            "A VPN that carries a machine's traffic over all its links at once, to a server that forwards it",
+        )
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(commands::ALL.iter().map(|entry| with_words((entry.define)())))
 }
 
-/// The command with the words that its options take in their help, one a line.
+/// The command with the possible words of its options in their help texts, one word a line.
 fn with_words(command: clap::Command) -> clap::Command {
     command.mut_subcommands(with_words).mut_args(|arg| {
         let words: Vec<_> = arg.get_possible_values();
@@ -69,15 +74,15 @@ fn entry(name: &str) -> Option<&'static Entry> {
 const EXAMPLES: &str = "\
 Examples:
   mpvpn server
-      as root on the server: makes a certificate and a token, and prints the command for clients
+      as root on the server: creates a certificate and a token, and prints the command for clients
   mpvpn client --server 203.0.113.1 --pin SHA256 --token TOKEN
-      as root on the client: that command
+      as root on the client: the command that the server printed
   mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token TOKEN
       as any user: a proxy for apps instead of a VPN for the machine
   mpvpn status
-      which links and paths carry how much
+      state, rates, delay and loss of links and paths
   mpvpn lab demo
-      all of it on this machine, over emulated links
+      a demonstration on this machine, over emulated links
 
 `mpvpn --mode server …` and `mpvpn --mode client …` mean `mpvpn server …` and `mpvpn client …`.
 Exit codes: 0 ended as asked, 1 failure, 2 bad usage or configuration.";
@@ -106,22 +111,20 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
     Ok(words)
 }
 
-/// What people look for here and is said elsewhere.
-const ELSEWHERE: &[(&str, &str)] = &[(
-    "--fec",
-    "say it for each class of traffic in the client's file: fec = \"auto\" in a table [[class]]",
-)];
+/// Options that users try although they are keys of the configuration file, with the next step.
+const ELSEWHERE: &[(&str, &str)] =
+    &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
-/// Commands that later versions will have.
+/// Commands that are planned for later versions.
 const LATER_COMMANDS: &[&str] = &["top", "ping", "user"];
 
 fn missing() -> Failure {
-    Failure::usage(WHAT, "a command is missing", format!("{HELP}; `mpvpn lab demo` shows it at work"))
+    Failure::usage(WHAT, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
 }
 
 const HELP: &str = "see `mpvpn --help` and `mpvpn COMMAND --help`";
 
-/// Says in our words what is wrong with the command line.
+/// Rewords an error of clap as cause and next step.
 pub(crate) fn explain(error: &clap::Error) -> Failure {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -158,7 +161,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
     }
 }
 
-/// clap's own sentence, without its head and its hints.
+/// The first sentence of clap's message, without `error:` and hints.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let sentence = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");

@@ -2,8 +2,8 @@ use std::{error::Error as StdError, process::ExitCode};
 
 use mpvpn_control::tls::CertificateRefusal;
 
-/// What to do about a failure that does not say it itself.
-pub(crate) const LOG: &str = "see the log above; --log-level debug tells more";
+/// The next step for errors that have none of their own.
+pub(crate) const LOG: &str = "read the log above; --log-level debug shows more";
 
 /// The exit codes of all commands.
 #[cfg(test)]
@@ -33,19 +33,19 @@ impl Failure {
         Self { what: what.into(), why: why.into(), next: next.into(), code: USAGE }
     }
 
-    /// Something in the world.
+    /// A failure of a file, the network, the kernel or another process.
     pub(crate) fn world(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into(), next: next.into(), code: WORLD }
     }
 
-    /// What configuration or the local API said.
+    /// An error of configuration or the local API.
     pub(crate) fn control(what: &str, error: &mpvpn_control::Error) -> Self {
         let kind = if error.is_usage() { Self::usage } else { Self::world };
         kind(what, error.to_string(), error.next_step())
     }
 
-    /// What running said. A cause from configuration, or a refused certificate, knows what to do next.
-    /// Otherwise it is `next`.
+    /// An error of a running server, client or lab. The next step is that of its cause, if the cause is an error of
+    /// configuration or a refused certificate; else `next`.
     pub(crate) fn run(what: &str, error: &(dyn StdError + 'static), next: &str) -> Self {
         let mut next = next.to_owned();
         let mut code = WORLD;
@@ -60,7 +60,7 @@ impl Failure {
         Self { what: what.into(), why: chain(error), next, code }
     }
 
-    /// Tells it on stderr.
+    /// Prints the failure to stderr.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("{}", self.text());
         ExitCode::from(self.code)
@@ -71,7 +71,7 @@ impl Failure {
     }
 }
 
-/// The error and its causes in one line, where an error does not repeat its cause itself.
+/// The error and its causes in one line; a cause that is already part of the line is left out.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     for cause in causes(error).skip(1) {

@@ -1,9 +1,9 @@
-//! The binary: reads what a person typed, and hands it to the rooms that do the work.
+//! The binary `mpvpn`: parses the command line and calls the crates that do the work.
 //!
-//! In: the command line. Out: exit code 0 (ended as asked), 1 (failure) or 2 (bad usage or
-//! configuration), and for every failure what failed, why, and what to do next on stderr. Always holds:
-//! nothing is decided here that a configuration file could not decide too.
-// This crate is at the edge: it starts what has clocks, files and sockets.
+//! In: the command line. Out: exit code 0 (success), 1 (failure) or 2 (bad usage or configuration); every failure prints to
+//! stderr what failed, why, and the next step. Always holds: every option of a server or client is also a key of its
+//! configuration file.
+// This crate is at the edge: clocks, files and sockets are allowed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod cli;

@@ -9,8 +9,9 @@ use crate::failure::Failure;
 
 /// A line of JSON; `what` names the failed action.
 pub(crate) fn in_json(what: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
-    let json =
-        written.map_err(|error| Failure::world(what, error.to_string(), "report it as a fault of mpvpn"))?;
+    let json = written.map_err(|error| {
+        Failure::world(what, error.to_string(), "this is a bug: report it to the project")
+    })?;
     Ok(format!("{json}\n"))
 }
 
@@ -22,7 +23,7 @@ pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(usize::MAX, |(width, _)| usize::from(width.0))
 }
 
-/// Writes to stdout; a reader that has seen enough is no failure.
+/// Writes to stdout. A closed pipe is not a failure.
 pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

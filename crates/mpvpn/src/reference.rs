@@ -1,8 +1,8 @@
-//! Writes `docs/reference` from the definitions in the code, or says where it is not as they are.
+//! Writes `docs/reference` from the definitions in the code, or reports where the two differ.
 //!
 //! In: the commands (clap), and what `mpvpn_control::reference` gives: schemas of files and answers, metrics, events,
-//! errors. Out: pages of Markdown and two JSON schemas. Always holds: a page has nothing about an option, key, field,
-//! metric, event or error that is not said where that is defined; only what introduces a page is in the folder `text`.
+//! errors. Out: pages of Markdown and two JSON schemas. Always holds: all texts about options, keys, fields, metrics, events
+//! and errors come from their definitions; only the introductions of the pages are in the folder `text`.
 
 mod answers;
 mod commands;
@@ -18,12 +18,12 @@ use std::{
 
 use since::Since;
 
-/// Set: the pages are written instead of compared.
+/// Environment variable: if it is set, the test writes the pages instead of comparing them.
 const WRITE: &str = "MPVPN_WRITE_REFERENCE";
-/// What to do about a difference.
+/// The next step after a difference.
 const MEND: &str = "`./dev reference` writes docs/reference anew; commit it with the change";
 
-/// The pages by their file names, and what is known of the age of everything.
+/// The pages by their file names.
 fn pages(since: &mut Since) -> BTreeMap<&'static str, String> {
     let mut pages = BTreeMap::from([
         ("README.md", include_str!("reference/text/index.txt").to_owned()),

@@ -1,4 +1,4 @@
-//! The running process that a command asks.
+//! The running process to which a command connects.
 
 use std::path::{Path, PathBuf};
 
@@ -7,20 +7,22 @@ use mpvpn_control::api;
 
 use crate::failure::Failure;
 
-/// The process to ask.
+/// The options that select a running process.
 #[derive(Args, Debug)]
 pub(crate) struct Target {
-    /// Ask the client with this name [default: the only one that runs]
+    /// Connect to the running client with this name [default: the only mpvpn process that runs]
     #[arg(long, value_name = "NAME", conflicts_with = "api_socket")]
     pub(crate) name: Option<String>,
-    /// Ask at this unix socket
+    /// Connect to the process at this unix socket, instead of by name
     #[arg(long, value_name = "PATH")]
     pub(crate) api_socket: Option<PathBuf>,
 }
 
 /// The help of `--name` for commands that ask servers and clients.
 pub(crate) fn either(name: clap::Arg) -> clap::Arg {
-    name.help("Ask the server or client with this name [default: the only one that runs]")
+    name.help(
+        "Connect to the running server or client with this name [default: the only mpvpn process that runs]",
+    )
 }
 
 impl Target {

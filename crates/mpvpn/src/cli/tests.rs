@@ -90,7 +90,7 @@ fn what_does_not_work_yet_says_so() {
     assert_eq!(
         refused("mpvpn client --server a --insecure --fec auto"),
         "mpvpn: bad usage: `--fec` is not an option\n  \
-         next: say it for each class of traffic in the client's file: fec = \"auto\" in a table [[class]]"
+         next: set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]"
     );
     assert_eq!(
         refused("mpvpn server --auth mtls"),

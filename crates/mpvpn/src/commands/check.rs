@@ -1,4 +1,4 @@
-//! `mpvpn check`: tries every link to a server, and says what works.
+//! `mpvpn check`: tries every link to a server, and reports which transports work.
 
 use std::{
     io::{IsTerminal, Write},
@@ -24,14 +24,14 @@ Examples:
   mpvpn check --server 203.0.113.1 --pin SHA256 --token-file token --path eth0 --path wwan0
   mpvpn check --json --config ~/mpvpn.toml
 
-It takes the options and the file of `mpvpn client`, and ignores keys that do not matter for a check.
+It reads the options and the file of `mpvpn client`, and ignores keys that do not matter for a check.
 Exit code 0 if a client would have at least one link, else 1.";
 
-/// Try every link to a server: UDP, TCP, path MTU, NAT, and the token; needs no root and no running client
+/// Test every link to a server: UDP, TCP, path MTU, NAT, and the token; needs no root and no running client
 #[derive(Debug, Parser)]
 #[command(name = "check", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Check {
-    /// Print the result in JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -57,16 +57,16 @@ fn check_links(args: Check) -> Result<ExitCode, Failure> {
     let config = ClientConfig::load(args.client.config.as_deref(), args.client.options)
         .map_err(|error| Failure::control(WHAT, &error))?;
     log::init(config.log_level);
-    // A program reads the end only.
+    // Progress is for people: a program reads the JSON only.
     let shows = std::io::stderr().is_terminal() || !args.json;
     let tell = |line: &str| {
         if shows {
-            // Who does not want to hear of it misses nothing.
+            // Without stderr, only the progress is lost.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     };
     tell(&format!("checking the links to {}, for up to 20 s", config.server));
-    let next = "check --server, and that names are resolved here";
+    let next = "check the name in --server, and that this machine resolves names: `getent hosts NAME`";
     let found = run(&config, &tell).map_err(|error| Failure::run(WHAT, &error, next))?;
     print(&if args.json {
         in_json(WHAT, serde_json::to_string(&found))?

@@ -17,21 +17,21 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   mpvpn class list
-      the classes, and the rules in the order in which they are tried
+      the classes, and the rules in the order of evaluation
   mpvpn class test \"udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46\"
       the class of such a packet, and the rule that decides it
   mpvpn class test --config new.toml \"tcp [fd00::5]:40000 -> [2001:db8::9]:443 domain zoom.us\"
       the same with another file, and as if DNS had given the far end's address to that name
   mpvpn class test \"icmp 10.0.0.5 -> 1.1.1.1 mark 0x10 vlan 20 ingress lan0\"
-      the same where the kernel steers by these into a class with a TUN of its own
+      a packet that the kernel may steer into the TUN device of a class
   mpvpn class test --json \"icmp 10.0.0.5 -> 1.1.1.1\"
       in JSON
 
-A packet is: a protocol (tcp, udp, icmp or a number), the client's end, an arrow, the far end; both
-ends with ports if the protocol has them; then, if it matters, dscp, domain, mark, vlan and ingress. It
-stands in quotes, as > means something to the shell.
-The first rule that fits decides: those of the tables [[class]] of the file in order, then those that
-are built in. The file is read as it is now; a running client may have read it before.";
+A packet is described by its protocol (tcp, udp, icmp or a number), the client's end, an arrow, and the far
+end, both with ports if the protocol has ports; then optionally dscp, domain, mark, vlan and ingress. Put it
+in quotes: the shell would take > for a redirection.
+The first rule that matches decides: first those of the tables [[class]] of the file in order, then the
+built-in ones. The file is read as it is now; a running client may have read an older version.";
 
 /// Show the classes of traffic of a client, and which one a packet belongs to
 #[derive(Debug, Parser)]

@@ -15,13 +15,13 @@ use crate::failure::{Failure, LOG};
 const EXAMPLES: &str = "\
 Examples:
   mpvpn client --server 203.0.113.1 --pin SHA256 --token-file /etc/mpvpn/token
-      everything through the tunnel, over every interface that has a default route
+      send all traffic through the tunnel, over every interface with a default route
   mpvpn client --server vpn.example:4433 --ca server.crt --path eth0 --path wwan0
-      over these two interfaces only
+      use these two interfaces only
   mpvpn client --server 203.0.113.1 --pin SHA256 --token-file t --routes advertised --share lan0
-      only what the server offers, and for the machines behind lan0 too
+      send only traffic to the networks that the server advertises, also that of the machines behind lan0
 
-Every option but --config is a key of the configuration file, as in
+Every option except --config is a key of the configuration file, as in
   server = \"vpn.example:4433\"
   path = [\"eth0\", \"wwan0\"]
 Options on the command line override the file.";
@@ -34,7 +34,7 @@ pub(crate) struct Client {
     pub(crate) args: ClientArgs,
 }
 
-/// The options of what connects to a server.
+/// The options of commands that connect to a server.
 #[derive(Args, Debug)]
 pub(crate) struct ClientArgs {
     /// Configuration file [default: /etc/mpvpn/client.toml, if it is there]

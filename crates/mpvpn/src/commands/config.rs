@@ -1,4 +1,4 @@
-//! `mpvpn config`: has a running process read its configuration again.
+//! `mpvpn config`: makes a running process read its configuration again.
 
 use std::process::ExitCode;
 
@@ -13,10 +13,10 @@ const WHAT: &str = "cannot reload the configuration";
 const EXAMPLES: &str = "\
 Examples:
   mpvpn config reload
-      links and classes change at once, other keys after a restart, and the command names these;
-      changes by `mpvpn link set` are lost
+      links and classes change at once; other changed keys need a restart, and the command lists them;
+      changes by `mpvpn link set` are undone
 
-SIGHUP does the same, except for a process that was started in a terminal, which ends.";
+SIGHUP does the same, except for a process that was started in a terminal: that ends.";
 
 /// Make a running server or client read its configuration again
 #[derive(Debug, Parser)]
@@ -28,7 +28,7 @@ pub(crate) struct Config {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Read the file again; sessions continue
+    /// Read the configuration file again; sessions continue
     Reload(Target),
 }
 

@@ -25,7 +25,7 @@ Examples:
   mpvpn events
       the last 1,000 events of each kind, the latest at the end
   mpvpn events --since 14:02 --until 14:03
-      what happened at 14:02
+      the events of the minute 14:02
   mpvpn events --kind path,transport --since 10m --follow
       events of paths and transport since ten minutes ago, and new ones until Ctrl-C
   mpvpn events --json
@@ -43,7 +43,7 @@ pub(crate) struct Events {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Continue with new events, until Ctrl-C or the end of the process
+    /// Print new events as they happen, until Ctrl-C or the end of the process
     #[arg(long)]
     follow: bool,
     /// Only events at this time or later
@@ -77,7 +77,7 @@ impl Command for Events {
         api::follow_events(&socket, take).map_err(failed)?;
         outcome?;
         let why = format!("the process at {} has ended", socket.display());
-        Err(Failure::world("no more events", why, "start it again, and ask again"))
+        Err(Failure::world("no more events", why, "start the process again, then this command"))
     }
 }
 

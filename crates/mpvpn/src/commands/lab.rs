@@ -8,7 +8,7 @@ use mpvpn_lab::cli::{LabCommand, run};
 use super::Command;
 use crate::failure::Failure;
 
-/// Try mpvpn on this machine: emulated links between network namespaces
+/// Try mpvpn on this machine, over emulated links between network namespaces
 #[derive(Debug, Parser)]
 #[command(name = "lab")]
 pub(crate) struct Lab {

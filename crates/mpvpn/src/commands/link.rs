@@ -1,4 +1,4 @@
-//! `mpvpn link`: shows the links of a running client, and has one used in another way.
+//! `mpvpn link`: shows the links of a running client, and changes their settings.
 
 use std::process::ExitCode;
 
@@ -20,15 +20,15 @@ const EXAMPLES: &str = "\
 Examples:
   mpvpn link show
   mpvpn link set wwan0 --tier backup --metered yes
-      only while no other link works, with few heartbeats
+      use it only while no other link works, with few heartbeats
   mpvpn link set wwan0 --up 20mbit --down 50mbit --quota 50GB
-      no faster than that, and no more than that a month
+      limit its rates, and the data in a month
   mpvpn link set wwan0 --down none --quota-reset
-      as fast as it goes, and counting from 0
+      remove the limit of the rate, and count the quota from 0
 
 The tables [[link]] of the configuration file set the same permanently.";
 
-/// Show the links of a running client, or change how one is used until the client ends
+/// Show the links of a running client, or change the settings of one until the client ends
 #[derive(Debug, Parser)]
 #[command(name = "link", after_help = EXAMPLES)]
 pub(crate) struct Link {
@@ -38,9 +38,9 @@ pub(crate) struct Link {
 
 #[derive(Debug, Subcommand)]
 enum LinkCommand {
-    /// Show the links, their states and the reasons
+    /// Show the links, their states and the reasons for these
     Show(Target),
-    /// Change how a link is used, until the client ends
+    /// Change the settings of a link until the client ends
     Set {
         /// The interface
         #[arg(value_name = "NAME", id = "link")]

@@ -1,4 +1,4 @@
-//! `mpvpn proxy`: offers apps a SOCKS5 or HTTP proxy that goes through a server.
+//! `mpvpn proxy`: offers a SOCKS5 or HTTP proxy to apps, whose traffic goes through a server.
 
 use std::process::ExitCode;
 
@@ -14,18 +14,18 @@ Examples:
   mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token-file ~/token
       then, for example: curl --socks5-hostname 127.0.0.1:1080 https://example.com/
   mpvpn proxy --socks5 127.0.0.1:1080 --http 127.0.0.1:8080 --config ~/mpvpn.toml
-      both kinds, and the rest from a file; then: export https_proxy=http://127.0.0.1:8080
+      both kinds, with the other options in a file; then: export https_proxy=http://127.0.0.1:8080
   mpvpn proxy --http 127.0.0.1:8080 --server vpn.example --ca server.crt --path eth0 --path wwan0
-      over these two interfaces only
+      use these two interfaces only
 
-The server makes the TCP connections and resolves the names. No TUN device, no routes and no root are
-needed. Everybody who reaches the addresses can use the proxy: 127.0.0.1 is for this machine only.
+The server opens the TCP connections and resolves the names, so neither a TUN device nor routes nor root are
+needed. Everybody who can connect to the addresses can use the proxy: 127.0.0.1 is for this machine only.
 The file has the keys of `mpvpn client`, and
   socks5 = [\"127.0.0.1:1080\"]
   http = [\"127.0.0.1:8080\"]
 Options on the command line override the file.";
 
-/// Offer apps a SOCKS5 or HTTP proxy that goes through a server over all links; needs no root
+/// Offer a SOCKS5 or HTTP proxy to apps, whose traffic goes through a server over all links; needs no root
 #[derive(Debug, Parser)]
 #[command(name = "proxy", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Proxy {
@@ -33,18 +33,23 @@ pub(crate) struct Proxy {
     pub(crate) args: ClientArgs,
 }
 
-/// Options that are about a TUN.
+/// Options that only apply with a TUN device.
 const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "dns", "share", "shards"];
 
 fn hide(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {
         "config" => arg.help("Configuration file"),
-        "name" => arg.help("Name of this proxy among the mpvpn processes of this machine [default: proxy]"),
+        "name" => arg.help(
+            "Name of this proxy in `mpvpn status --name NAME` and in the name of its socket, for machines with several mpvpn \
+             processes [default: proxy]",
+        ),
         "api_socket" => arg.help(
-            "Unix socket for `mpvpn status` [default: client-NAME.sock in $XDG_RUNTIME_DIR/mpvpn, for root in /run/mpvpn]",
+            "Path of the unix socket at which `mpvpn status` and other commands reach this proxy [default: client-NAME.sock in \
+             $XDG_RUNTIME_DIR/mpvpn, for root in /run/mpvpn]",
         ),
         "state_dir" => arg.help(
-            "Folder for the use of quotas by links [default: $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
+            "Folder for data that survive a restart: how much of its quota each link has used [default: \
+             $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
         ),
         _ => arg,
     };

@@ -15,18 +15,18 @@ use crate::failure::{Failure, LOG};
 const EXAMPLES: &str = "\
 Examples:
   mpvpn server
-      with a certificate and a token of its own, kept in /var/lib/mpvpn; prints the client's command
+      with a certificate and a token that it creates in /var/lib/mpvpn; prints the client's command
   mpvpn server --listen 0.0.0.0:4433 --listen '[::]:4433' --cert server.crt --key server.key
       with your certificate, on another port, over IPv4 and IPv6
   mpvpn server --subnet 10.8.0.0/16 --subnet6 none --nat off
-      other addresses; the network behind routes 10.8.0.0/16 back to this machine
+      other addresses, without translation: the network behind has a route for 10.8.0.0/16 to this machine
   mpvpn server --routes 192.168.7.0/24 --routes fd00:7::/64
-      clients reach these two networks only; `--routes advertised` at a client sends nothing else here
+      clients reach these two networks only; with `--routes advertised` a client sends nothing else here
 
-Without root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
-$XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no file but the one of --config.
+Without root, the server relays TCP and UDP only, by default on port 4433, with a certificate and a token in
+$XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no configuration file unless --config names one.
 
-Every option but --config is a key of the configuration file, as in
+Every option except --config is a key of the configuration file, as in
   listen = [\"0.0.0.0:4433\", \"[::]:4433\"]
   subnet = \"10.8.0.0/16\"
 Options on the command line override the file.";

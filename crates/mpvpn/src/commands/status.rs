@@ -1,4 +1,4 @@
-//! `mpvpn status`: asks a running server or client how it is.
+//! `mpvpn status`: prints the status of a running server or client.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   mpvpn status
   mpvpn status --flows
-      which connections travel as streams and which as packets
+      each connection inside the tunnel, and whether it travels as a stream or as packets
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
 
@@ -26,7 +26,7 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "status", after_help = EXAMPLES, mut_arg("name", either))]
 pub(crate) struct Status {
-    /// List the flows inside the tunnel one by one: how each travels, and why
+    /// List the flows inside the tunnel: how each travels, and why
     #[arg(long)]
     pub(crate) flows: bool,
     /// Print JSON, the answer of the local API

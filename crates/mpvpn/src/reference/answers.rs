@@ -1,4 +1,4 @@
-//! The pages about what a running mpvpn tells: status, checks, events, metrics, errors.
+//! The pages about the output of a running mpvpn: status, checks, events, metrics, errors.
 
 use mpvpn_control::reference;
 use mpvpn_engine::EngineError;
@@ -239,7 +239,7 @@ pub(super) fn errors() -> String {
     }
     tidy(&format!(
         "{GENERATED}{}\n## Exit codes\n\n{}## Errors of options, files, certificates and the local API\n\n{}## Errors of the tunnel \
-         and the system\n\nMany of these say themselves what to do. The next step of all of them: {LOG}.\n\n{}",
+         and the system\n\nMany of these contain what to do. The next step that is printed for all of them: {LOG}.\n\n{}",
         include_str!("text/errors.txt"),
         codes.end(),
         errors.end(),

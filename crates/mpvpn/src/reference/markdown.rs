@@ -1,6 +1,6 @@
 //! Tables and texts of Markdown.
 
-/// How a page says that it is written by a program.
+/// The comment at the beginning of a generated page.
 pub(super) const GENERATED: &str =
     "<!-- Written by `./dev reference` from the definitions in the code: change those instead. -->\n\n";
 

@@ -1,6 +1,6 @@
-//! Since when everything of the reference exists: a record beside the pages, which the generator reads and completes.
+//! The version in which each item of the reference appeared: a record beside the pages, which the generator reads and updates.
 //!
-//! Always holds: what is not in the record yet gets the version of today; what does not exist any more leaves it.
+//! Always holds: a new item gets the current version; an item that no longer exists is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(super) const HEAD: &str = "\
 # The version in which each item of the reference appeared. `./dev reference` adds new items with the version of
 # Cargo.toml, and removes items that are gone.
 ";
-/// What has existed since this version is not marked.
+/// Items that have existed since this version are not marked.
 const FIRST: &str = "0.1.0";
 
 /// The record.
