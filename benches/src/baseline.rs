@@ -1,7 +1,7 @@
-//! The accepted numbers, `benches/baseline.toml`, and what is said when those of now differ.
+//! The accepted instruction counts, `benches/baseline.toml`, and the comparison with the counts of a run.
 //!
-//! In: that file and the counts of a run of all its benchmarks. Out: a verdict for people, or the file with new numbers.
-//! Every benchmark has a number, and every number a benchmark: otherwise what is added is never guarded.
+//! In: the file, and the counts of a run of all benchmarks. Out: a verdict as text, or the file with new counts. Always
+//! holds: a benchmark without an accepted count fails, and so does a count without a benchmark.
 
 use std::fmt::Write;
 
@@ -9,52 +9,52 @@ use serde::Deserialize;
 
 use crate::{Counts, exceeds, percent};
 
-/// What a run may take more than accepted, and less without being told to accept that (percent). Smaller: another
-/// compiler or C library than [`Baseline::counted_with`] may fail it. Larger: a slower packet may pass unseen.
-pub const THRESHOLD: f64 = 5.0;
+/// Maximum difference between a count and the accepted one, percent. Smaller: another compiler or C library than
+/// [`Baseline::counted_with`] may fail the comparison. Larger: a slower packet may pass unnoticed.
+pub const THRESHOLD_PERCENT: f64 = 5.0;
 
-/// How to accept other numbers.
-pub const ACCEPT: &str = "./dev micro --accept";
+/// Command that accepts new counts.
+pub const ACCEPT_COMMAND: &str = "./dev micro --accept";
 
-/// Accepted numbers.
+/// Accepted counts.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
-    /// Architecture that was counted on, as Rust names it: on another one nothing can be compared.
+    /// Architecture of the counts, as named by Rust; counts of other architectures are not compared.
     pub architecture: String,
-    /// Compiler, C compiler, C library and valgrind: others count a little differently.
+    /// Versions of the Rust compiler, C compiler, C library and valgrind; other versions count slightly differently.
     pub counted_with: String,
     /// Instructions of each benchmark.
     pub instructions: Counts,
 }
 
-/// What differs by more than [`THRESHOLD`], and what cannot be compared.
+/// Counts that differ by more than [`THRESHOLD_PERCENT`], and counts that cannot be compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// More instructions than accepted.
     pub worse: Vec<String>,
     /// Fewer instructions than accepted.
     pub better: Vec<String>,
-    /// Without an accepted number.
+    /// Benchmarks without an accepted count.
     pub new: Vec<String>,
-    /// An accepted number without a benchmark.
-    pub gone: Vec<String>,
+    /// Accepted counts without a benchmark.
+    pub missing: Vec<String>,
 }
 
 impl Baseline {
-    /// Reads the file.
+    /// Parses the file.
     ///
     /// # Errors
-    /// If it is not as [`Baseline::to_text`] writes it, with the line.
+    /// If `text` is not in the format of [`Baseline::to_text`]; the error names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())
     }
 
-    /// The file: one line a benchmark, sorted, so that a change of one is a change of one line.
+    /// The content of the file: one line per benchmark, sorted.
     pub fn to_text(&self) -> String {
         let mut text = format!(
             "# Instructions of each benchmark in the profile of the tests. `./dev test micro` compares with them, \
-             `{ACCEPT}`\n# writes them. Do not edit.\narchitecture = \"{}\"\ncounted_with = \"{}\"\n\n[instructions]\n",
+             `{ACCEPT_COMMAND}`\n# writes them. Do not edit.\narchitecture = \"{}\"\ncounted_with = \"{}\"\n\n[instructions]\n",
             self.architecture, self.counted_with
         );
         for (name, count) in &self.instructions {
@@ -72,25 +72,25 @@ impl Baseline {
                 continue;
             };
             let change = || format!("{name}: {old} accepted, {new} now ({:+.1} %)", percent(old, new));
-            if exceeds(new, old, THRESHOLD) {
+            if exceeds(new, old, THRESHOLD_PERCENT) {
                 verdict.worse.push(change());
-            } else if exceeds(old, new, THRESHOLD) {
+            } else if exceeds(old, new, THRESHOLD_PERCENT) {
                 verdict.better.push(change());
             }
         }
-        let gone = self.instructions.keys().filter(|name| !counts.contains_key(*name));
-        verdict.gone.extend(gone.map(|name| format!("{name}: no such benchmark ran")));
+        let missing = self.instructions.keys().filter(|name| !counts.contains_key(*name));
+        verdict.missing.extend(missing.map(|name| format!("{name}: no such benchmark ran")));
         verdict
     }
 }
 
 impl Verdict {
-    /// Whether the numbers in the tree have to be accepted anew or the code to be changed.
+    /// Whether a benchmark is worse, or counts and benchmarks do not match.
     pub fn fails(&self) -> bool {
-        [&self.worse, &self.new, &self.gone].iter().any(|list| !list.is_empty())
+        [&self.worse, &self.new, &self.missing].iter().any(|list| !list.is_empty())
     }
 
-    /// What to tell, in lines; empty if nothing differs. `counted_with` is what counted now.
+    /// The verdict as text; empty if nothing differs. `counted_with` are the versions of this run.
     pub fn to_text(&self, baseline: &Baseline, counted_with: &str) -> String {
         let mut text = String::new();
         let mut section = |title: String, list: &[String]| {
@@ -98,10 +98,10 @@ impl Verdict {
                 let _ = writeln!(text, "{title}\n  {}", list.join("\n  "));
             }
         };
-        section(format!("more than {THRESHOLD} % worse than accepted:"), &self.worse);
+        section(format!("more than {THRESHOLD_PERCENT} % worse than accepted:"), &self.worse);
         section("benchmarks without an accepted number:".to_owned(), &self.new);
-        section("accepted numbers without a benchmark:".to_owned(), &self.gone);
-        section(format!("more than {THRESHOLD} % better than accepted:"), &self.better);
+        section("accepted numbers without a benchmark:".to_owned(), &self.missing);
+        section(format!("more than {THRESHOLD_PERCENT} % better than accepted:"), &self.better);
         if text.is_empty() {
             return text;
         }
@@ -114,10 +114,10 @@ impl Verdict {
         }
         let next = if self.fails() {
             format!(
-                "make it cheaper, or if the new numbers are meant: {ACCEPT}, and commit benches/baseline.toml"
+                "make it cheaper, or if the new numbers are meant: {ACCEPT_COMMAND}, and commit benches/baseline.toml"
             )
         } else {
-            format!("keep what was gained: {ACCEPT}, and commit benches/baseline.toml")
+            format!("keep what was gained: {ACCEPT_COMMAND}, and commit benches/baseline.toml")
         };
         let _ = writeln!(text, "  next: {next}");
         text
@@ -162,23 +162,23 @@ mod tests {
         assert_eq!(verdict.worse, ["b: 1000 accepted, 1051 now (+5.1 %)"]);
         assert!(verdict.fails() && verdict.better.is_empty());
         let text = verdict.to_text(&baseline, "rustc 1.0");
-        assert!(text.contains(ACCEPT) && !text.contains("tools"), "{text}");
+        assert!(text.contains(ACCEPT_COMMAND) && !text.contains("tools"), "{text}");
     }
 
     #[test]
-    fn what_became_better_is_told_and_passes() {
+    fn better_counts_are_reported_and_pass() {
         let baseline = baseline(&[("a", 1000), ("b", 1000)]);
         let verdict = baseline.compare(&counts(&[("a", 953), ("b", 900)]));
         assert_eq!(verdict.better, ["b: 1000 accepted, 900 now (-10.0 %)"]);
         assert!(!verdict.fails());
-        assert!(verdict.to_text(&baseline, "rustc 1.0").contains(ACCEPT));
+        assert!(verdict.to_text(&baseline, "rustc 1.0").contains(ACCEPT_COMMAND));
     }
 
     #[test]
-    fn a_new_benchmark_and_one_that_is_gone_have_to_be_accepted() {
+    fn a_new_benchmark_and_a_missing_one_have_to_be_accepted() {
         let (old, now) = (baseline(&[("a", 1000), ("old", 9)]), counts(&[("a", 1000), ("new", 9)]));
         let verdict = old.compare(&now);
-        assert_eq!((verdict.new.len(), verdict.gone.len()), (1, 1));
+        assert_eq!((verdict.new.len(), verdict.missing.len()), (1, 1));
         assert!(verdict.fails());
         let accepted = Baseline { instructions: now.clone(), ..old };
         assert_eq!(accepted.compare(&now), Verdict::default());

@@ -1,8 +1,7 @@
-//! One benchmark under callgrind: how valgrind is called, and what is read of the file that it leaves.
+//! Runs one benchmark under callgrind, and parses its result.
 //!
-//! The count must not depend on the machine or on the person who runs it. valgrind shows programs a processor of its
-//! own (whatever the real one is, as long as that has AVX2), so that libraries choose the same code everywhere. The
-//! environment is empty, because its size moves the stack, and what is copied there is aligned otherwise then.
+//! The count must not depend on the machine or its user. valgrind emulates the same processor on every machine with AVX2, so
+//! that libraries choose the same code. The environment is empty, because its size changes the alignment of the stack.
 
 use std::{
     ffi::OsString,
@@ -12,11 +11,11 @@ use std::{
 
 use crate::plan::Benchmark;
 
-/// Counting is on while a function of this name runs: the macros of gungraun put what is measured, without what prepares
-/// it, into a module of this name.
+/// Functions during which callgrind counts: the macros of gungraun put the measured code, without its setup, into a module of
+/// this name.
 const MEASURED: &str = "*::__gungraun_wrapper_mod::*";
 
-/// How to run `benchmark` of `binary`, leaving callgrind's file at `out`.
+/// The command that runs `benchmark` of `binary` and writes callgrind's file to `out`.
 pub fn command(valgrind: &Path, binary: &Path, benchmark: &Benchmark, out: &Path) -> Command {
     let mut command = Command::new(valgrind);
     let mut file = OsString::from("--callgrind-out-file=");
@@ -24,11 +23,11 @@ pub fn command(valgrind: &Path, binary: &Path, benchmark: &Benchmark, out: &Path
     command
         .env_clear()
         .args(["--tool=callgrind", "--quiet", "--error-exitcode=1"])
-        // Simulated caches would double the time.
+        // A cache simulation would double the time.
         .args(["--cache-sim=no", "--compress-strings=no", "--compress-pos=no", "--combine-dumps=yes"])
         .arg(format!("--toggle-collect={MEASURED}"))
         .arg(file);
-    // The path of a program is on its stack, too: from its own folder that is short and always the same.
+    // The program's path is on its stack, too; run from its folder, it is always the same.
     if let (Some(folder), Some(name)) = (binary.parent(), binary.file_name()) {
         command.current_dir(folder).arg(Path::new(".").join(name));
     }
@@ -36,10 +35,10 @@ pub fn command(valgrind: &Path, binary: &Path, benchmark: &Benchmark, out: &Path
     command
 }
 
-/// The instructions that a file of callgrind counts.
+/// The total number of instructions in a callgrind file.
 ///
 /// # Errors
-/// If there is no such line, or nothing was counted: then no function had the name that is looked for.
+/// If there is no line with totals, or the total is 0 because no function matched [`MEASURED`].
 pub fn total(file: &str) -> Result<u64, String> {
     let total = file.lines().find_map(|line| line.strip_prefix("totals:"));
     let total = total.ok_or("callgrind left no totals")?.trim();
@@ -50,7 +49,7 @@ pub fn total(file: &str) -> Result<u64, String> {
     }
 }
 
-/// Where a program of this name is in `path`, a list as in `PATH`.
+/// Finds a program in `path`, a list of folders as in `PATH`.
 pub fn find(name: &str, path: &std::ffi::OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }

@@ -1,21 +1,21 @@
-//! Which benchmarks a benchmark binary has: it sends them, encoded, to the runner that it starts.
+//! Decodes the list of benchmarks that a benchmark binary sends to the runner.
 //!
-//! In: the bytes that it writes to the runner's standard input. Out: name and arguments of each benchmark, in their order.
-//! What the benchmarks here do not use (setup of a whole group, options of one benchmark) is refused, not ignored.
+//! In: the bytes from standard input. Out: name and arguments of each benchmark in order. Features that the benchmarks here
+//! do not use (setup of a group, options of one benchmark) are errors.
 
 use gungraun_runner::api::{BenchRunMode, LibraryBenchmark, LibraryBenchmarkGroups};
 
-/// The release of gungraun whose encoding this is, pinned in the root `Cargo.toml`.
-pub const VERSION: &str = "0.20.0";
+/// The release of gungraun whose encoding is supported; pinned in the root `Cargo.toml`.
+pub const GUNGRAUN_VERSION: &str = "0.20.0";
 
-/// Memory that a list may take (bytes), some thousand times what one takes: without a limit, bytes of something else
-/// make the decoder ask for all memory.
-const LIMIT: usize = 1 << 24;
+/// Maximum memory of a decoded list, bytes: about 1000 times the usual size. Without a limit, arbitrary bytes make the decoder
+/// allocate all memory.
+const MAX_ENCODED_BYTES: usize = 1 << 24;
 
 /// A benchmark that can be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Benchmark {
-    /// Group, function, and after a space the case: `packet::split tcp4_46_packets`.
+    /// Group, function and case, for example `packet::split tcp4_46_packets`.
     pub name: String,
     /// Arguments with which the benchmark binary runs this benchmark alone, once.
     pub arguments: Vec<String>,
@@ -24,19 +24,19 @@ pub struct Benchmark {
 /// The benchmarks of one binary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// All that it has.
+    /// All benchmarks.
     pub benchmarks: Vec<Benchmark>,
-    /// The arguments it was called with: those for the runner.
-    pub words: Vec<String>,
+    /// Arguments of the binary, which are meant for the runner.
+    pub args: Vec<String>,
 }
 
 impl Plan {
-    /// Decodes what a benchmark binary sends.
+    /// Decodes the bytes of a benchmark binary.
     ///
     /// # Errors
-    /// If that is not the encoding of gungraun [`VERSION`], or needs what this runner does not do.
+    /// If that is not the encoding of gungraun [`GUNGRAUN_VERSION`], or needs what this runner does not do.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let config = bincode_next::config::legacy().with_limit::<LIMIT>();
+        let config = bincode_next::config::legacy().with_limit::<MAX_ENCODED_BYTES>();
         let (groups, _) = bincode_next::serde::decode_from_slice(bytes, config)
             .map_err(|error| format!("the list of benchmarks cannot be read: {error}"))?;
         Self::of(groups)
@@ -56,7 +56,7 @@ impl Plan {
                 benchmarks.extend(cases(&group.id, [at, function_at], function)?);
             }
         }
-        Ok(Self { benchmarks, words: groups.command_line_args })
+        Ok(Self { benchmarks, args: groups.command_line_args })
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
         let names: Vec<&str> = plan.benchmarks.iter().map(|benchmark| benchmark.name.as_str()).collect();
         assert_eq!(names, ["packet::update", "packet::split tcp4", "packet::split tcp6"]);
         assert_eq!(plan.benchmarks[2].arguments, ["--gungraun-run", "d:d:000000", "00000", "00001", "00001"]);
-        assert_eq!(plan.words, ["--home=x", "--bench"]);
+        assert_eq!(plan.args, ["--home=x", "--bench"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Reports of the runner, and tables of one or two of them.
+//! Reports of the runner, and tables of one or two reports.
 //!
-//! In: lines of JSON, one a benchmark. Out: lines of text for people, and which benchmarks became more expensive.
+//! In: lines of JSON, one per benchmark. Out: tables as text, and the names of benchmarks that became worse.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::{Counts, exceeds, percent};
 
-/// Why a report cannot be read.
+/// An invalid line of a report.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_exceeds_the_threshold_is_worse() {
+    fn only_counts_above_the_threshold_are_worse() {
         let before = counts(&[("a", 1000), ("b", 1000), ("c", 1000), ("gone", 1), ("short", 20)]);
         let after = counts(&[("a", 1050), ("b", 1051), ("c", 10), ("new", 9000), ("short", 25)]);
         let (table, worse) = compared(&before, &after, 5.0);

@@ -1,4 +1,4 @@
-//! `gungraun-runner`: what the benchmark binaries start, in the place of gungraun's own runner.
+//! `gungraun-runner`: the program that benchmark binaries start, in place of gungraun's own runner.
 //!
 //! In: the list of benchmarks on standard input, encoded; the path of the binary and words after `--` of `cargo bench`:
 //! `--home=DIR` (for the files of callgrind, without it beside the binary) and part of the name of the benchmarks to run.
@@ -37,8 +37,8 @@ fn run() -> Result<(), String> {
     // gungraun calls it: VERSION --lib-bench PACKAGE_DIR PACKAGE FILE MODULE TARGET TOOLS BINARY LENGTH.
     let words: Vec<String> = env::args().skip(1).collect();
     let version = words.first().map_or("", String::as_str);
-    if version != plan::VERSION {
-        let expected = plan::VERSION;
+    if version != plan::GUNGRAUN_VERSION {
+        let expected = plan::GUNGRAUN_VERSION;
         return Err(format!("benchmarks with gungraun {expected} were expected, not '{version}'"));
     }
     let binary = words.get(8).filter(|_| words[1] == "--lib-bench").ok_or("no benchmark binary was named")?;
@@ -47,11 +47,12 @@ fn run() -> Result<(), String> {
     let mut bytes = Vec::new();
     std::io::stdin().read_to_end(&mut bytes).map_err(|error| format!("standard input: {error}"))?;
     let plan = Plan::decode(&bytes)?;
-    let wish = Wish::of(&plan.words, &binary)?;
+    let options = RunOptions::of(&plan.args, &binary)?;
     let chosen: Vec<&Benchmark> =
-        plan.benchmarks.iter().filter(|benchmark| benchmark.name.contains(&wish.part)).collect();
-    fs::create_dir_all(&wish.home).map_err(|error| format!("{}: {error}", wish.home.display()))?;
-    let home = fs::canonicalize(&wish.home).map_err(|error| format!("{}: {error}", wish.home.display()))?;
+        plan.benchmarks.iter().filter(|benchmark| benchmark.name.contains(&options.name_filter)).collect();
+    fs::create_dir_all(&options.home).map_err(|error| format!("{}: {error}", options.home.display()))?;
+    let home =
+        fs::canonicalize(&options.home).map_err(|error| format!("{}: {error}", options.home.display()))?;
 
     let path = env::var_os("PATH").unwrap_or_default();
     let valgrind = callgrind::find("valgrind", &path).ok_or("valgrind is not installed")?;
@@ -63,26 +64,26 @@ fn run() -> Result<(), String> {
     std::io::stdout().write_all(out.as_bytes()).map_err(|error| format!("standard output: {error}"))
 }
 
-/// What the words after `--` say.
-struct Wish {
+/// The options after `--`.
+struct RunOptions {
     home: PathBuf,
-    /// Of the names of the benchmarks to run.
-    part: String,
+    /// Part of the names of the benchmarks to run.
+    name_filter: String,
 }
 
-impl Wish {
+impl RunOptions {
     fn of(words: &[String], binary: &Path) -> Result<Self, String> {
-        let mut wish = Self { home: binary.with_extension("callgrind"), part: String::new() };
+        let mut options = Self { home: binary.with_extension("callgrind"), name_filter: String::new() };
         for word in words {
             match word.strip_prefix("--home=") {
-                Some(home) => wish.home = PathBuf::from(home),
+                Some(home) => options.home = PathBuf::from(home),
                 // From cargo.
                 None if word == "--bench" => {}
                 None if word.starts_with('-') => return Err(format!("no such option: {word}")),
-                None => word.clone_into(&mut wish.part),
+                None => word.clone_into(&mut options.name_filter),
             }
         }
-        Ok(wish)
+        Ok(options)
     }
 }
 

@@ -1,14 +1,14 @@
-//! `micro-table`: the table of `./dev micro`, of one run or of before and after, and the comparison of a run with the
-//! numbers in the tree.
+//! `micro-table`: prints the table of `./dev micro` for one run or for two commits, and compares a run with the accepted
+//! counts in the tree.
 //!
-//! Exits with 1 if a benchmark became more than PERCENT (5) more expensive, or the numbers in the tree have to be
-//! accepted anew; with 2 if it was called wrongly.
+//! Exit code 1: a benchmark takes more than PERCENT (5) more instructions, or the accepted counts do not match the
+//! benchmarks. Exit code 2: invalid arguments.
 
 use std::{env::consts::ARCH, fs, process::ExitCode};
 
 use mpvpn_benches::{
     Counts,
-    baseline::{ACCEPT, Baseline},
+    baseline::{ACCEPT_COMMAND, Baseline},
     report,
 };
 
@@ -130,6 +130,7 @@ fn accept(file: &str, counts: &Counts, counted_with: &str) -> Result<ExitCode, S
 }
 
 fn read(file: &str) -> Result<Baseline, String> {
-    let text = fs::read_to_string(file).map_err(|error| format!("{file}: {error}; {ACCEPT} writes it"))?;
+    let text =
+        fs::read_to_string(file).map_err(|error| format!("{file}: {error}; {ACCEPT_COMMAND} writes it"))?;
     Baseline::parse(&text).map_err(|error| format!("{file}: {error}"))
 }

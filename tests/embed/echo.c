@@ -1,6 +1,6 @@
 /*
- * Two tunnels in one process of an ordinary user, one with packets by calls, one by a descriptor that comes later: each sends ICMP echo
- * requests that this program makes itself to the server's address in the tunnel, and gets the answers.
+ * Two tunnels in one process of an unprivileged user: one exchanges packets by function calls, one by a file descriptor that is set
+ * later. Each sends ICMP echo requests to the server's address in the tunnel, and checks the replies.
  *
  * usage: echo CONFIGURATION ADDRESS OWN-ADDRESS
  */
@@ -22,7 +22,7 @@
 
 enum { ECHO = 28 + 56, PATIENCE_S = 30 };
 
-/* What the callbacks of a tunnel tell. */
+/* State set by the callbacks of a tunnel. */
 struct seen {
     pthread_mutex_t lock;
     pthread_cond_t news;
@@ -140,7 +140,7 @@ static unsigned count(const char *folder) {
     return entries;
 }
 
-/* What is wrong is refused with a reason, and nothing crashes. */
+/* Invalid arguments are refused with a reason. */
 static void refuse_nonsense(const mpvpn_callbacks *callbacks) {
     char *error = NULL;
     mpvpn_config config = MPVPN_CONFIG_INIT;
@@ -215,13 +215,13 @@ int main(int count_of_words, char **words) {
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "no pair of sockets");
     struct seen by_calls = {.id = 0x1111}, by_descriptor = {.id = 0x2222};
     mpvpn_tunnel *one, *other;
-    /* The first asks the kernel for its links; the second is given one by its name, one by its address. */
+    /* The first tunnel finds its links itself; the second gets one link by name and one by address. */
     const mpvpn_link links[] = {{"eth1", NULL, 0}, {"mobile", words[3], 1400}}, wrong[] = {{"eth1", "nowhere", 0}};
     start(&one, &by_calls, toml, true, NULL, 0);
     start(&other, &by_descriptor, toml, false, links, 2);
     wait_for(&by_calls, &by_calls.up, "the first tunnel");
     wait_for(&by_descriptor, &by_descriptor.up, "the second tunnel");
-    /* As on Android, where the interface is made of the addresses. */
+    /* As on Android, where the app creates the interface with the assigned addresses. */
     char *error = NULL;
     check(mpvpn_set_packet_fd(other, -1, &error) == 0 && error != NULL, "-1 is a descriptor");
     mpvpn_string_free(error);

@@ -1,8 +1,8 @@
-"""Says to a server what no client should say, each case on a connection of its own, and looks at how it is told off.
+"""A hostile HTTP/3 client: violates one protocol rule per connection, and checks the error with which the server answers.
 
     hostile_client.py HOST PORT
 
-Prints a line a case and "N cases, M wrong" at the end; the exit code is 1 if any is wrong.
+Prints one line per case and "N cases, M wrong" at the end; the exit code is 1 if any is wrong.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def connect_ip(path=PATH, *more, protocol="connect-ip"):
 
 
 def capsule(kind, body=b"", length=None):
-    """In a DATA frame."""
+    """Wraps bytes in a DATA frame."""
     return frame(DATA, frame(kind, body, length))
 
 
@@ -45,7 +45,7 @@ CASES = []
 
 
 def case(rule):
-    """Marks a case; `rule` is what the server must know."""
+    """Registers a case; `rule` is the rule that the case violates."""
 
     def add(function):
         CASES.append((function.__name__.replace("_", " "), rule, function))
@@ -65,7 +65,7 @@ async def closed(raw, code):
 
 
 async def aborted(raw, stream, code, ended=False):
-    """That stream, in both directions unless it was ended here, and nothing else."""
+    """Only that stream must be reset, in both directions unless this side has ended it."""
     seen = raw.stream(stream)
     stopped = None if ended else code
     await raw.until(lambda: raw.closed is not None or (seen.reset, seen.stopped) == (code, stopped))
@@ -93,12 +93,12 @@ async def granted(raw, stream):
 
 
 async def lives(raw):
-    """The connection takes requests as before."""
+    """The connection must still accept requests."""
     await answered(raw, raw.open(connect_ip("/nothing-here/")), 404)
 
 
 async def has_address(raw, stream):
-    """The tunnel on that stream works: it gives an address."""
+    """The tunnel on that stream must work: it assigns an address."""
     raw.say(stream, capsule(ADDRESS_REQUEST, ANY_ADDRESS))
     seen = raw.stream(stream)
     if not await raw.until(lambda: bytes([ADDRESS_ASSIGN]) in seen.content()):
@@ -286,7 +286,7 @@ async def end_without_a_request(raw):
 async def oversize_headers(raw):
     raw.preface()
     await aborted(raw, raw.open(connect_ip(PATH, ("x", "y" * 17000))), EXCESSIVE_LOAD)
-    # By the names alone, each of which costs 32 bytes more than it has (RFC 9114 §4.2.2).
+    # Exceeded by the names alone: each field counts 32 bytes more than its length (RFC 9114 §4.2.2).
     await aborted(raw, raw.open(connect_ip(PATH, *[(f"n{number}", "") for number in range(500)])), EXCESSIVE_LOAD)
 
 
@@ -378,7 +378,7 @@ async def unknown_datagrams(raw):
         raw.datagram(varint(number) + b"\x00E" + bytes(60))
     for context in (1, 2, 4, 1000, BIGGEST):
         raw.datagram(quarter + varint(context) + b"E" + bytes(60))
-    # No packet of IP at all, and one that says it is longer than it is.
+    # Bytes that are no IP packet, and a packet whose length field is too large.
     for packet in (b"", b"\x00", b"\xff" * 50, b"E\x00\x05\xdc" + bytes(16)):
         raw.datagram(quarter + b"\x00" + packet)
     await has_address(raw, stream)

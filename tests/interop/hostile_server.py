@@ -1,8 +1,8 @@
-"""Answers clients as no server should, each way on a port of its own.
+"""A hostile HTTP/3 server: each behaviour has its own port.
 
     hostile_server.py HOST CERTIFICATE KEY
 
-Prints "PORT WAY" for each, then "up"; later "WAY connected" and "WAY closed CODE" (None: not by the client).
+Prints "PORT BEHAVIOUR" for each, then "up"; later "BEHAVIOUR connected" and "BEHAVIOUR closed CODE" (None: not by the client).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""MASQUE over HTTP/2 and HTTP/1.1: TLS is Python's, HTTP/2 is h2's, capsules are made here.
+"""MASQUE over HTTP/2 and HTTP/1.1, with the TLS of Python and the HTTP/2 of h2; capsules are encoded here.
 
     http2.py HOST PORT TOKEN STORY WORDS...
 
@@ -31,16 +31,16 @@ def secured(host, port, *protocols):
         context.set_alpn_protocols(protocols)
     connection = socket.create_connection((host, port), PATIENCE)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # An end without TLS's own is an error.
+    # A TCP end without a TLS close_notify is an error.
     return context.wrap_socket(connection, server_hostname="mpvpn", suppress_ragged_eofs=False)
 
 
 class Reset(Exception):
-    """With the code of the stream."""
+    """The stream was reset; has its error code."""
 
 
 class Stream:
-    """One request: what came, and what ended it."""
+    """One request: its received data, and how it ended."""
 
     def __init__(self, client, number):
         self.client, self.number = client, number
@@ -60,7 +60,7 @@ class Stream:
         self.client.flush()
 
     def read(self, length):
-        """Exactly so many bytes."""
+        """Reads exactly this many bytes."""
         self.client.until(lambda: len(self.data) >= length or self.ended or self.code is not None)
         if self.code is not None:
             raise Reset(self.code)
@@ -76,7 +76,7 @@ class Stream:
         return data
 
     def capsule(self, limit=PATIENCE):
-        """The next capsule: its type and value."""
+        """Reads the next capsule: type and value."""
         while True:
             if (kind := read_varint(self.data, 0)) and (length := read_varint(self.data, kind[1])):
                 end = length[1] + length[0]
@@ -90,7 +90,7 @@ class Stream:
             assert len(self.data) > have, "the end instead of a capsule"
 
     def datagram(self, limit=PATIENCE):
-        """The payload of the next DATAGRAM capsule."""
+        """Reads the payload of the next DATAGRAM capsule."""
         while True:
             kind, value = self.capsule(limit)
             if kind == DATAGRAM:
@@ -103,7 +103,7 @@ class Stream:
 
 
 class Client:
-    """One connection."""
+    """One HTTP/2 connection."""
 
     def __init__(self, host, port, token, *protocols):
         self.authority, self.token = f"{host}:{port}", token
@@ -120,7 +120,7 @@ class Client:
         self.socket.sendall(self.http.data_to_send())
 
     def turn(self, timeout):
-        """Takes what has come; whether anything did."""
+        """Handles received bytes; returns whether there were any."""
         self.socket.settimeout(timeout)
         try:
             data = self.socket.recv(1 << 16)
@@ -186,7 +186,7 @@ class Client:
         return self.extended("connect-ip", "/.well-known/masque/ip/*/*/")
 
     def send(self, number, data, end=False):
-        """Waits for room where there is none."""
+        """Sends data; waits while the flow control window is empty."""
         while data:
             room = min(self.http.local_flow_control_window(number), self.http.max_outbound_frame_size)
             stream = self.streams[number]
@@ -220,7 +220,7 @@ def opened(stream):
 
 
 def both_ways(client, echo):
-    """What is sent comes back, in turns, and all the rest after this side has ended."""
+    """Echo: data sent in turns comes back, and the rest after this side has ended."""
     tcp = opened(client.tcp(echo))
     for size in (1, 100, 10_000, 100_000):
         data = os.urandom(size)
@@ -232,7 +232,7 @@ def both_ways(client, echo):
 
 
 def far_end_first(client, greeter):
-    """The far end says something, ends its side, and still hears what comes: it says so to whoever runs this."""
+    """The far end sends data and ends its direction, and still receives; the Rust test checks what it received."""
     tcp = opened(client.tcp(greeter))
     assert tcp.read_to_end() == b"greeting"
     tcp.send(b"late ")
@@ -242,7 +242,7 @@ def far_end_first(client, greeter):
 
 
 def far_end_breaks(client, breaker):
-    """The far end resets the connection: so is the stream."""
+    """The far end resets the TCP connection: the stream must be reset."""
     tcp = opened(client.tcp(breaker))
     tcp.send(b"break it")
     try:
@@ -253,7 +253,7 @@ def far_end_breaks(client, breaker):
 
 
 def breaks(client, far):
-    """This end resets the stream: so is the connection, which whoever runs this sees."""
+    """This end resets the stream: the TCP connection must be reset, which the Rust test checks."""
     tcp = opened(client.tcp(far))
     tcp.send(b"before")
     assert tcp.read(6) == b"before"
@@ -262,7 +262,7 @@ def breaks(client, far):
 
 
 def refusals(client, *pairs):
-    """Of each pair of authority and wanted answer (status, or status/error)."""
+    """Checks refusals: pairs of authority and expected answer (status, or status/error)."""
     for authority, wanted in zip(pairs[::2], pairs[1::2]):
         tcp = client.tcp(authority)
         code, _, error = wanted.partition("/")
@@ -273,7 +273,7 @@ def refusals(client, *pairs):
 
 
 def much(client, echo, mebibytes):
-    """So much goes to the far end and comes back right, beside a stream that nobody reads."""
+    """This many MiB are echoed unchanged, beside a stream that is not read."""
     total, piece = int(mebibytes) << 20, 1 << 14
     ignored, tcp = opened(client.tcp(echo)), opened(client.tcp(echo))
     ignored.send(os.urandom(1 << 15))
@@ -282,7 +282,7 @@ def much(client, echo, mebibytes):
     out = back = 0
     while back < total:
         while out < total and out - back < 1 << 20:
-            # Each piece starts with its number, so that none can take the place of another.
+            # Each piece starts with its number, so that swapped pieces are detected.
             data = out.to_bytes(8, "big") + block[8:]
             sent.update(data)
             out += piece
@@ -294,7 +294,7 @@ def much(client, echo, mebibytes):
 
 
 def echoed(udp, sizes):
-    """Payloads of these sizes come back."""
+    """Payloads of these sizes are echoed."""
     for size in sizes:
         payload = os.urandom(size)
         for _ in range(5):
@@ -309,12 +309,12 @@ def echoed(udp, sizes):
 
 
 def payloads(client, *echoes):
-    """Datagrams to an echo and back: two requests on one connection, and one more after an end."""
+    """Datagrams are echoed: two requests on one connection, and one more after an end."""
     udps = [client.udp(*split(echo)) for echo in echoes]
     for udp in udps:
         assert udp.status() == "200" and udp.answer.get("capsule-protocol") == "?1", udp.answer
     for udp in udps:
-        # Unknown capsules and contexts are passed over (RFC 9297 §3.2, RFC 9298 §4).
+        # Unknown capsules and contexts must be ignored (RFC 9297 §3.2, RFC 9298 §4).
         udp.send(frame(0x2F3A, b"nobody knows this") + frame(DATAGRAM, b"\x17elsewhere"))
         echoed(udp, (1, 100, 1200, 1452))
     first, second = udps
@@ -328,7 +328,7 @@ def payloads(client, *echoes):
 
 
 def hostile(client, echo):
-    """What breaks the rules of capsules ends that request and no other."""
+    """An invalid capsule ends its request and no other."""
     good = opened(client.udp(*split(echo)))
     lies = {
         "a datagram of 2^62 bytes": frame(DATAGRAM, b"\0" * 100, length=BIGGEST),
@@ -351,7 +351,7 @@ def hostile(client, echo):
         client.until(lambda: bad.code is not None)
         assert bad.code == ErrorCodes.PROTOCOL_ERROR, (name, bad.code)
         print(name, bad.code)
-    # An unknown capsule may be as long as it likes: it is passed over, and nothing of it is kept.
+    # An unknown capsule of any length must be ignored without buffering it.
     endless = opened(client.udp(*split(echo)))
     endless.send(frame(0x1234, b"", length=BIGGEST))
     for _ in range(64):
@@ -378,7 +378,7 @@ def echo_request(source, destination, number, size):
 
 
 def packets(client, tunnel, beyond):
-    """An address is assigned, routes are told, and pings to the server's own address and to a host behind it answered."""
+    """An address is assigned, routes are advertised, and pings to the server and to a host behind it are answered."""
     ip = client.ip()
     assert ip.status() == "200" and ip.answer.get("capsule-protocol") == "?1", ip.answer
     seen, address = set(), None
@@ -395,7 +395,7 @@ def packets(client, tunnel, beyond):
     for number, (host, size) in enumerate([(tunnel, 56), (tunnel, 1400), (beyond, 56), (beyond, 1300)]):
         deadline = time.monotonic() + 2 * PATIENCE
         whole = False
-        # At first the server's device may be for smaller packets, and an answer comes in parts.
+        # At first the MTU of the server's device may be smaller, and an answer is fragmented.
         while not whole:
             assert time.monotonic() < deadline, f"no answer from {host} to {size} bytes"
             ip.say(echo_request(address, host, number, size))
@@ -406,12 +406,12 @@ def packets(client, tunnel, beyond):
             is_echo = answer[9] == 1 and answer[20] == 0 and answer[12:16] == socket.inet_aton(host)
             whole = is_echo and answer[26:28] == number.to_bytes(2, "big") and len(answer) == 28 + size
     print("answered")
-    # Whoever runs this looks at the server's status meanwhile.
+    # The Rust test reads the server's status meanwhile.
     time.sleep(1)
 
 
 class Upgraded(Stream):
-    """A request that has the whole connection of HTTP/1.1 (RFC 9298 §3.2)."""
+    """An HTTP/1.1 upgrade that uses the whole connection (RFC 9298 §3.2)."""
 
     def __init__(self, host, port, token, request, protocols=("http/1.1",)):
         self.socket = secured(host, port, *protocols)
@@ -432,7 +432,7 @@ class Upgraded(Stream):
             try:
                 data = self.socket.recv(1 << 16)
             except (ConnectionError, ssl.SSLError) as error:
-                # Cut off, and not ended.
+                # The connection is closed without an end of the request.
                 self.code = repr(error)
                 continue
             self.data += data
@@ -452,7 +452,7 @@ def upgrade(protocol, authority, path):
 
 
 def upgrades(host, port, token, echo, tunnel):
-    """CONNECT-UDP and CONNECT-IP by HTTP/1.1."""
+    """CONNECT-UDP and CONNECT-IP over HTTP/1.1."""
     authority = f"{host}:{port}"
     udp = Upgraded(host, port, token, upgrade("connect-udp", authority, udp_path(*split(echo))))
     assert udp.answer[":status"] == "101", udp.answer
@@ -472,7 +472,7 @@ def upgrades(host, port, token, echo, tunnel):
 
 
 def old(host, port, token, echo, udp):
-    """The wire of the first drafts: TLS without ALPN; in it CONNECT of HTTP/2, or CONNECT-UDP of HTTP/1.1 with chunks of
+    """The wire format of early drafts: TLS without ALPN; in it CONNECT of HTTP/2, or CONNECT-UDP of HTTP/1.1 with chunks of
     type 0 without a context (draft-ietf-masque-connect-udp-03)."""
     credentials = f"PrivacyToken token={token}"
     client = Client(host, port, token)
@@ -487,7 +487,7 @@ def old(host, port, token, echo, udp):
     assert chunks.answer[":status"] == "200", chunks.answer
     for size in (1, 100, 1400):
         payload = os.urandom(size)
-        # A chunk of a type that nobody knows is passed over.
+        # A chunk of an unknown type must be ignored.
         chunks.send(frame(0x17, b"what is this?") + frame(0x00, payload))
         assert chunks.capsule() == (0x00, payload), size
     for fields, status in ((f"\r\nProxy-Authorization: {credentials}0", "401"), ("", "405")):
@@ -499,7 +499,7 @@ def old(host, port, token, echo, udp):
 
 
 def not_old(host, port, token, echo, udp):
-    """Where these are not served: what has no ALPN is HTTP/1.1, and CONNECT-UDP a method that no site has."""
+    """A server without support of early drafts: TLS without ALPN is HTTP/1.1, and CONNECT-UDP is an unknown method."""
     connection = secured(host, port)
     http = h2.connection.H2Connection()
     http.initiate_connection()

@@ -1,4 +1,4 @@
-"""TCP connections over CONNECT of HTTP/3, as aioquic speaks it when nobody interferes.
+"""TCP connections over CONNECT of HTTP/3, by an unmodified aioquic.
 
     tcp.py HOST PORT STORY WORDS...
 
@@ -58,7 +58,7 @@ class Tcp(asyncio.Queue):
         return data
 
     async def read(self, length):
-        """Exactly so many bytes."""
+        """Reads exactly this many bytes."""
         data = b""
         while len(data) < length:
             more = await self.receive()
@@ -81,7 +81,7 @@ class Tcp(asyncio.Queue):
 
 
 class Reset(Exception):
-    """With the code of the stream."""
+    """The stream was reset; has its error code."""
 
 
 class Client(QuicConnectionProtocol):
@@ -120,7 +120,7 @@ async def opened(client, authority, **fields):
 
 
 async def both_ways(client, echo):
-    """What is sent comes back, in turns, and all the rest after this side has ended."""
+    """Echo: data sent in turns comes back, and the rest after this side has ended."""
     tcp = await opened(client, echo)
     for size in (1, 100, 10_000, 100_000):
         data = os.urandom(size)
@@ -132,7 +132,7 @@ async def both_ways(client, echo):
 
 
 async def far_end_first(client, greeter):
-    """The far end says something, ends its side, and still hears what comes: it says so to whoever runs this."""
+    """The far end sends data and ends its direction, and still receives; the Rust test checks what it received."""
     tcp = await opened(client, greeter)
     assert await tcp.read_to_end() == b"greeting"
     tcp.send(b"late ")
@@ -142,7 +142,7 @@ async def far_end_first(client, greeter):
 
 
 async def far_end_breaks(client, breaker):
-    """The far end resets the connection: so is the stream."""
+    """The far end resets the TCP connection: the stream must be reset."""
     tcp = await opened(client, breaker)
     tcp.send(b"break it")
     try:
@@ -153,7 +153,7 @@ async def far_end_breaks(client, breaker):
 
 
 async def breaks(client, far):
-    """This end resets the stream: so is the connection, which whoever runs this sees."""
+    """This end resets the stream: the TCP connection must be reset, which the Rust test checks."""
     tcp = await opened(client, far)
     tcp.send(b"before")
     assert await tcp.read(6) == b"before"
@@ -164,7 +164,7 @@ async def breaks(client, far):
 
 
 async def refusals(client, *pairs):
-    """Of each pair of authority and wanted answer (status, or status/error)."""
+    """Checks refusals: pairs of authority and expected answer (status, or status/error)."""
     for authority, wanted in zip(pairs[::2], pairs[1::2]):
         status, fields = await client.tcp(authority).status()
         code, _, error = wanted.partition("/")
@@ -175,14 +175,14 @@ async def refusals(client, *pairs):
 
 
 async def credentials(client, echo, token):
-    """Wrong credentials are refused, the right ones let in, in either field (RFC 9110 §11.7); without any there is a site."""
+    """Wrong credentials are refused, right ones accepted, in both fields (RFC 9110 §11.7); without any there is a web site."""
     status, answer = await client.tcp(echo).status()
     assert status == "405" and "proxy-authenticate" not in answer, answer
     wrong = "Bearer 0123456789abcdef0123456789abcdef"
     for fields in ({"proxy_authorization": wrong}, {"authorization": wrong}, {"proxy_authorization": "Basic eDp5"}):
         status, answer = await client.tcp(echo, **fields).status()
         assert status in ("401", "407"), answer
-        # RFC 9110 §15.5.2 and §15.5.8: each has to say how.
+        # Each response must have a challenge (RFC 9110 §15.5.2, §15.5.8).
         challenge = {"401": "www-authenticate", "407": "proxy-authenticate"}[status]
         assert answer.get(challenge, "").startswith("Bearer"), answer
     for field in ("proxy_authorization", "authorization"):
@@ -192,7 +192,7 @@ async def credentials(client, echo, token):
 
 
 async def much(client, echo, mebibytes):
-    """So much goes to the far end and comes back right, with not more than 2 MiB under way."""
+    """This many MiB are echoed unchanged, with at most 2 MiB in flight."""
     total, window, piece = int(mebibytes) << 20, 2 << 20, 1 << 16
     block = os.urandom(piece)
     tcp = await opened(client, echo)
@@ -200,7 +200,7 @@ async def much(client, echo, mebibytes):
     out = back = 0
     while back < total:
         while out < total and out - back < window:
-            # Each piece starts with its number, so that none can take the place of another.
+            # Each piece starts with its number, so that swapped pieces are detected.
             data = out.to_bytes(8, "big") + block[8:]
             sent.update(data)
             out += piece
@@ -214,7 +214,7 @@ async def much(client, echo, mebibytes):
 
 async def main(host, port, story, *words):
     configuration = client_configuration()
-    # The default of 1 MiB a stream would make the way back slower than it is.
+    # The default of 1 MiB per stream would limit the rate of the echo.
     configuration.max_data = configuration.max_stream_data = 8 << 20
     async with connect(host, int(port), configuration=configuration, create_protocol=Client) as client:
         await STORIES[story](client, *words)

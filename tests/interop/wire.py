@@ -1,4 +1,4 @@
-"""HTTP/3 as bytes: QUIC and TLS are aioquic's, every frame is made by whoever uses this."""
+"""HTTP/3 on the byte level: QUIC and TLS of aioquic, with frames made by the caller."""
 
 import asyncio
 import ssl
@@ -33,7 +33,7 @@ def varint(value):
 
 
 def read_varint(data, at):
-    """The number and where the next byte is; None if it is not complete."""
+    """The value and the position after it; None if it is incomplete."""
     if at >= len(data):
         return None
     end = at + (1 << (data[at] >> 6))
@@ -43,7 +43,7 @@ def read_varint(data, at):
 
 
 def frame(kind, body=b"", length=None):
-    """A frame (RFC 9114 §7.1) or a capsule (RFC 9297 §3.2), whose length may be a lie."""
+    """A frame (RFC 9114 §7.1) or a capsule (RFC 9297 §3.2), possibly with a wrong length."""
     return varint(kind) + varint(len(body) if length is None else length) + body
 
 
@@ -52,7 +52,7 @@ def settings(*pairs):
 
 
 def section(fields):
-    """A field section from the static table and literals only."""
+    """A field section that uses only the static table and literals."""
     pairs = [(name.encode(), value.encode()) for name, value in fields]
     return pylsqpack.Encoder().encode(0, pairs)[1]
 
@@ -61,12 +61,12 @@ def headers(*fields):
     return frame(HEADERS, section(fields))
 
 
-# What any endpoint with datagrams says.
+# Settings of an endpoint with HTTP datagrams.
 USUAL_SETTINGS = settings((0x01, 0), (0x07, 0), (0x08, 1), (0x33, 1))
 
 
 class Stream:
-    """What came on one stream."""
+    """Data received on one stream."""
 
     def __init__(self):
         self.data = b""
@@ -75,7 +75,7 @@ class Stream:
         self.stopped = None
 
     def frames(self):
-        """The complete frames so far."""
+        """The complete frames received so far."""
         found, at = [], 0
         while (kind := read_varint(self.data, at)) and (length := read_varint(self.data, kind[1])):
             end = length[1] + length[0]
@@ -101,7 +101,7 @@ class Stream:
 
 
 class Raw(QuicConnectionProtocol):
-    """Remembers what came. Nothing is sent that was not asked for."""
+    """Records received events. Sends only what the caller asks for."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -128,7 +128,7 @@ class Raw(QuicConnectionProtocol):
         self.heard(event)
 
     def heard(self, event):
-        """For those who react at once."""
+        """Called for every event; for subclasses that react at once."""
 
     def stream(self, number):
         return self.streams.setdefault(number, Stream())
@@ -151,11 +151,11 @@ class Raw(QuicConnectionProtocol):
         self.transmit()
 
     def preface(self, settings=USUAL_SETTINGS):
-        """The control stream."""
+        """Opens the control stream."""
         return self.open(varint(CONTROL) + settings, one_way=True)
 
     async def until(self, wanted, limit=5.0):
-        """Waits for it to be true; False if it was not in time."""
+        """Waits until the condition is true; False if the time has passed."""
         deadline = asyncio.get_running_loop().time() + limit
         while not wanted():
             left = deadline - asyncio.get_running_loop().time()
@@ -163,14 +163,14 @@ class Raw(QuicConnectionProtocol):
                 return False
             self.news.clear()
             try:
-                # Not all that happens is an event.
+                # Some changes cause no event, so the condition is checked periodically.
                 await asyncio.wait_for(self.news.wait(), min(left, 0.05))
             except TimeoutError:
                 pass
         return True
 
     async def sent(self, number):
-        """Waits until the peer has acknowledged all that was said on a stream."""
+        """Waits until the peer has acknowledged all data of a stream."""
         if not await self.until(lambda: not self._quic._streams[number].sender._buffer, 15):
             raise TimeoutError(f"stream {number} is not taken")
 

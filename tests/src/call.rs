@@ -1,7 +1,6 @@
-//! A call: numbered datagrams at a steady pace, and their echoes.
+//! A voice call: numbered UDP datagrams at a fixed interval, and their echoes.
 //!
-//! In: where to and how often. Out: what came back, as with pings, but of UDP, so that rules can tell calls apart by
-//! their port.
+//! In: destination, interval and size. Out: the same results as of pings. UDP ports allow rules to assign calls to classes.
 
 use std::{
     io,
@@ -19,28 +18,29 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// What G.711 sends in 20 ms (RFC 3551): 160 bytes of sound, with the headers of RTP, UDP and IPv4 200.
+/// G.711 with 20 ms per packet (RFC 3551): 160 bytes of sound and 12 of RTP header; 200 bytes with UDP and IPv4.
 pub const G711: CallProfile = CallProfile { interval: Duration::from_millis(20), payload_bytes: 172 };
-/// Often enough to see how long nothing comes through.
+/// An interval short enough to measure gaps of 10 ms and more.
 pub const DENSE: CallProfile = CallProfile { interval: Duration::from_millis(10), payload_bytes: 64 };
 
-/// How long echoes are waited for at the end.
+/// How long the receiver waits for echoes after the last datagram. Shorter: delayed echoes count as lost. Longer: every call
+/// takes longer.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a socket that hears nothing looks whether it is over.
+/// Read timeout of the sockets: how soon their threads notice the stop flag.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A datagram begins with its number, and when it was sent.
+/// Length of the header of a datagram: sequence number and sending time (ns since the start of the call), both `u64`.
 const STAMP_BYTES: usize = 2 * size_of::<u64>();
 
-/// How often, and how much.
+/// Interval and size of the datagrams of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallProfile {
-    /// From one datagram to the next.
+    /// Time between datagrams.
     pub interval: Duration,
-    /// UDP payload of each, at least 16 bytes.
+    /// UDP payload per datagram, at least 16 bytes.
     pub payload_bytes: usize,
 }
 
-/// A call from the client to the server that goes on until it is ended.
+/// A running call from the client to the server.
 pub struct Call {
     stop: Arc<AtomicBool>,
     sender: JoinHandle<io::Result<u64>>,
@@ -48,14 +48,14 @@ pub struct Call {
     _echo_server: EchoServer,
 }
 
-/// The other end, until it is dropped.
+/// The far end of a call; stopped when dropped.
 struct EchoServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Call {
-    /// Calls that address and port of the server, where this makes somebody answer.
+    /// Starts a call to that address and port of the server, and the echo server there.
     pub fn start(testbed: &Testbed, (to, port): (&str, u16), profile: CallProfile) -> Result<Self, String> {
         let describe = |error: io::Error| format!("a call to {to}:{port}: {error}");
         let to: SocketAddr = format!("{to}:{port}").parse().map_err(|_| format!("{to} is no address"))?;
@@ -80,7 +80,7 @@ impl Call {
         Ok(Self { stop, sender, receiver, _echo_server: echo_server })
     }
 
-    /// Ends it, and waits for the last echoes.
+    /// Stops sending, and waits for the last echoes.
     pub fn finish(self) -> Result<Pings, String> {
         self.stop.store(true, Ordering::Relaxed);
         let over = |_| io::Error::other("it panicked");
@@ -91,7 +91,8 @@ impl Call {
     }
 }
 
-/// The programs under test shall not hold up who measures them. A refusal costs precision only.
+/// Raises the priority of this thread, so that the programs under test do not delay the measurement. If the kernel refuses,
+/// the measurement is less precise.
 fn raise_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -15);
 }
@@ -112,7 +113,7 @@ fn send_datagrams(
         datagram[8..STAMP_BYTES].copy_from_slice(&begin.elapsed().as_nanos().to_be_bytes()[8..]);
         number += 1;
         match socket.send(&datagram) {
-            // While a link is gone there may be no way: such a datagram is lost like others.
+            // While a link is down there may be no route: such a datagram counts as lost.
             Ok(_) => {}
             Err(error) if is_transient(&error) => {}
             Err(error) => return Err(error),
@@ -142,7 +143,7 @@ fn receive_echoes(
         let now = begin.elapsed();
         let Some((number, sent)) = stamp(&datagram[..len]) else { continue };
         let at = number as usize;
-        // A second echo of the same datagram is no echo of another one.
+        // A duplicated echo counts once.
         if received.get(at).copied().unwrap_or(false) {
             continue;
         }
@@ -164,7 +165,7 @@ fn stamp(datagram: &[u8]) -> Option<(u64, Duration)> {
     Some((number, Duration::from_nanos(sent)))
 }
 
-/// Whether the socket may be used on.
+/// Whether the socket can still be used after the error.
 fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionRefused, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable, PermissionDenied,

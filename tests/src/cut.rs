@@ -1,4 +1,5 @@
-//! A link dies under load and comes back: how long nothing came through, and how soon it is used again.
+//! Cuts link 1 under load and restores it: measures the longest gap between ping replies and the time until the link
+//! carries data again.
 
 use std::{
     thread,
@@ -12,23 +13,23 @@ use crate::{
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-/// How link 1 dies.
+/// How link 1 fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkFailure {
-    /// The client's cable is pulled.
+    /// The client's interface loses its carrier.
     Carrier,
-    /// Packets vanish, and nobody is told.
+    /// All packets in that direction are lost; the carrier stays on.
     Silent(Direction),
 }
 
-/// What it did.
+/// The measured effects.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The longest time without an answer to pings 10 ms apart, from the cut until the restore.
+    /// The longest time between replies to pings sent every 10 ms, from the cut until the restore.
     pub longest_gap: Duration,
-    /// From the restore until the link carried data again.
+    /// Time from the restore until the link carried data again.
     pub recovery_time: Duration,
-    /// The eight flows meanwhile.
+    /// The eight TCP flows.
     pub load: Report,
 }
 
@@ -48,27 +49,27 @@ impl LinkFailure {
     }
 }
 
-/// When what happens.
+/// Times of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeline {
-    /// From the start of the load until the link dies.
+    /// From the start of the load to the cut.
     pub before_cut: Duration,
-    /// From when that was noticed until the link comes back.
+    /// From the detection of the cut to the restore.
     pub outage: Duration,
-    /// How long the load lasts, in seconds.
+    /// Duration of the load, seconds.
     pub load_seconds: u32,
 }
 
 impl Timeline {
-    /// Long enough for rates that have settled.
+    /// Long enough for stable rates before the cut.
     pub const LONG: Self =
         Self { before_cut: Duration::from_secs(3), outage: Duration::from_secs(3), load_seconds: 12 };
-    /// Just long enough to see the link die and come back under load.
+    /// Just long enough to see the failure and the recovery under load.
     pub const SHORT: Self =
         Self { before_cut: Duration::from_secs(2), outage: Duration::from_secs(2), load_seconds: 9 };
 }
 
-/// Eight flows and a dense ping; link 1 dies and comes back meanwhile.
+/// Runs eight TCP flows and pings every 10 ms, cuts link 1 meanwhile and restores it.
 pub fn cut_under_load(
     testbed: &Testbed,
     client: &MpvpnProcess,
@@ -98,7 +99,7 @@ pub fn cut_under_load(
     Outcome { longest_gap, recovery_time, load }
 }
 
-/// Waits until link 1 carries data again: 200 kB, which no heartbeats add up to.
+/// Waits until link 1 has carried 200 kB since the call: more than heartbeats add up to in 5 s.
 fn wait_until_used(testbed: &Testbed, direction: Direction) {
     let carried = || {
         let (received, sent) = testbed.interface_bytes(Host::Client, "eth1");

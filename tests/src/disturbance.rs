@@ -1,8 +1,8 @@
-//! Whether a measurement had the machine to itself.
+//! Detects whether other load disturbed a measurement.
 //!
-//! In: a task that measures. Out: its result, with the processor time that others used meanwhile. Ours are this
-//! process, all that descends from it, the kernel's threads, and interrupts; everything else is foreign, and so is
-//! time that the host took from this machine (steal) and time that no visible process accounts for.
+//! In: a task that measures. Out: its result, and the processor time that foreign processes used meanwhile. Own are this
+//! process, its descendants, kernel threads and interrupts. Foreign are all other processes, time that the hypervisor took
+//! (steal), and time that no visible process accounts for.
 
 use std::{
     collections::BTreeMap,
@@ -12,30 +12,31 @@ use std::{
 
 use crate::usage::TICK;
 
-/// Foreign or stolen time, in cores, from which on a measurement counts as disturbed.
+/// Foreign or stolen time above which a measurement counts as disturbed, in cores. Larger: disturbed results count. Smaller:
+/// background services make every measurement fail.
 pub const MAX_DISTURBANCE_CORES: f64 = 0.1;
 /// `PF_KTHREAD` of the kernel's `sched.h`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// What came of a measurement, and under what conditions.
+/// A result and the conditions under which it was measured.
 #[derive(Clone, Debug)]
 pub struct Measurement<T> {
-    /// The result of the least disturbed try.
+    /// Result of the least disturbed attempt.
     pub value: T,
-    /// What disturbed that one.
+    /// Disturbance of that attempt.
     pub disturbance: Disturbance,
-    /// How often it was tried.
+    /// Number of attempts.
     pub tries: u32,
 }
 
-/// What others did during a measurement, in cores (1 is one core all the time).
+/// Processor time used by others during a measurement, in cores (1: one core all the time).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// Used by processes that are not ours, or that are hidden from us.
+    /// Used by foreign or invisible processes.
     pub foreign: f64,
-    /// Taken by the host.
+    /// Taken by the hypervisor (steal).
     pub stolen: f64,
-    /// The foreign process that used most.
+    /// The foreign process that used most, with its process ID.
     pub top_process: Option<String>,
 }
 
@@ -45,7 +46,7 @@ impl Disturbance {
         self.total() > MAX_DISTURBANCE_CORES
     }
 
-    /// How much it was, in cores.
+    /// The larger of both, in cores.
     pub fn total(&self) -> f64 {
         self.foreign.max(self.stolen)
     }
@@ -58,7 +59,7 @@ impl fmt::Display for Disturbance {
     }
 }
 
-/// Runs `task`, and again while it was disturbed, at most `tries` times: the least disturbed counts.
+/// Runs `task`, and repeats it while it is disturbed, at most `tries` times. The least disturbed attempt counts.
 pub fn measure_undisturbed<T>(tries: u32, mut task: impl FnMut() -> T) -> Measurement<T> {
     least_disturbed(tries, || {
         let before = CpuCounters::now();
@@ -80,7 +81,7 @@ fn least_disturbed<T>(tries: u32, mut attempt: impl FnMut() -> (T, Disturbance))
     Measurement { value: best.0, disturbance: best.1, tries: tried }
 }
 
-/// The counters at one moment.
+/// The kernel's counters at one time.
 #[derive(Debug)]
 struct CpuCounters {
     at: Instant,
@@ -88,10 +89,10 @@ struct CpuCounters {
     processes: Vec<Process>,
 }
 
-/// Ticks of all processors together.
+/// Ticks of all processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Processors {
-    /// In processes and kernel threads; interrupts are not in it.
+    /// In processes and kernel threads, without interrupts.
     tasks: u64,
     steal: u64,
 }
@@ -102,9 +103,9 @@ struct Process {
     parent: u32,
     kernel: bool,
     name: String,
-    /// Ticks of its own.
+    /// Ticks of the process itself.
     own_ticks: u64,
-    /// The same, and of those of its children that have ended.
+    /// Ticks of the process and of its ended children.
     total_ticks: u64,
 }
 
@@ -143,7 +144,7 @@ impl Processors {
     }
 }
 
-/// Ticks by whose they are.
+/// Ticks of own and of foreign processes.
 struct TicksByOwner {
     ours: u64,
     foreign: u64,
@@ -160,7 +161,7 @@ impl TicksByOwner {
             } else {
                 &mut shares.foreign
             };
-            // What has ended is counted where it was waited for, so that nothing is lost between two readings.
+            // An ended process is counted at the parent that waited for it, so that no tick is lost between two readings.
             *share += process.total_ticks;
         }
         shares
@@ -168,7 +169,7 @@ impl TicksByOwner {
 }
 
 fn is_descendant(mut pid: u32, ancestor: u32, parents: &BTreeMap<u32, u32>) -> bool {
-    // Process ids are read one by one: a cycle is unlikely, not impossible.
+    // Processes are read one after the other, so parents may form a cycle: stop after 64 steps.
     for _ in 0..64 {
         if pid == ancestor {
             return true;
@@ -181,7 +182,7 @@ fn is_descendant(mut pid: u32, ancestor: u32, parents: &BTreeMap<u32, u32>) -> b
     false
 }
 
-/// The foreign process that used most between two readings, if it used more than a tick.
+/// The foreign process that used most between two readings, if that is more than one tick.
 fn top_process(before: &[Process], after: &[Process], own_pid: u32) -> Option<String> {
     let parents: BTreeMap<u32, u32> = after.iter().map(|process| (process.pid, process.parent)).collect();
     let earlier: BTreeMap<u32, u64> = before.iter().map(|process| (process.pid, process.own_ticks)).collect();
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_stat_is_read_whatever_the_name() {
+    fn a_stat_line_is_parsed_with_any_process_name() {
         let line = "17 (a) b (c) S 4 17 17 0 -1 4194560 1 2 3 4 50 60 7 8 20 0 1 0 100 0 0";
         let read = parse(line).expect("well formed");
         assert_eq!((read.pid, read.parent, read.own_ticks, read.total_ticks), (17, 4, 110, 125));
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_from_our_own() {
+    fn foreign_and_own_processes_are_distinguished() {
         let (own_pid, start) = (std::process::id(), Instant::now());
         let (child, other) = (own_pid + 1, own_pid + 2);
         let before = counters(
@@ -271,7 +272,7 @@ mod tests {
             &[process(own_pid, 1, 5), process(child, own_pid, 150), process(other, 1, 70)],
         );
         let found = before.until(&after);
-        // 30 ticks were the other's, 20 nobody's.
+        // 30 ticks of the other process, and 20 of no visible process.
         assert!((found.foreign - 0.5).abs() < 1e-9, "{found}");
         assert!((found.stolen - 0.03).abs() < 1e-9, "{found}");
         assert_eq!(found.top_process, Some(format!("p{other} ({other})")));

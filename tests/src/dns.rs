@@ -1,4 +1,4 @@
-//! A name server that knows one answer.
+//! A name server that answers every question with one IPv4 address.
 
 use std::{
     collections::BTreeSet,
@@ -13,12 +13,12 @@ use std::{
 
 use crate::testbed::{Host, Testbed};
 
-/// The address of every name.
+/// The address in every answer.
 pub const ANSWER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
-/// Bytes of a header (RFC 1035 §4.1.1).
+/// Length of a DNS header, bytes (RFC 1035 §4.1.1).
 const HEADER_BYTES: usize = 12;
 
-/// Answers at port 53 until it is dropped.
+/// A name server at port 53; stopped when dropped.
 pub struct NameServer {
     client_addresses: Arc<Mutex<BTreeSet<IpAddr>>>,
     stop: Arc<AtomicBool>,
@@ -30,7 +30,7 @@ impl NameServer {
     pub fn start(testbed: &Testbed, host: Host) -> Self {
         let socket = testbed.in_namespace(host, || {
             let any: SocketAddr = "[::]:53".parse().expect("an address");
-            UdpSocket::bind(any).expect("nobody else serves names")
+            UdpSocket::bind(any).expect("port 53 is free in a testbed")
         });
         socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket can wait for a while");
         let (client_addresses, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
@@ -39,7 +39,7 @@ impl NameServer {
         Self { client_addresses, stop, thread: Some(thread) }
     }
 
-    /// Who has asked.
+    /// The addresses that have sent questions.
     pub fn client_addresses(&self) -> Vec<IpAddr> {
         self.client_addresses.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
@@ -60,13 +60,13 @@ fn serve(socket: &UdpSocket, client_addresses: &Mutex<BTreeSet<IpAddr>>, stop: &
         let Ok((length, from)) = socket.recv_from(&mut query) else { continue };
         if let Some(answer) = answer(&query[..length]) {
             client_addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(from.ip().to_canonical());
-            // Who asks does so again.
+            // A resolver repeats a question whose answer is lost.
             let _ = socket.send_to(&answer, from);
         }
     }
 }
 
-/// The answer to a query with one question (RFC 1035 §4): the address if one was asked for, else none.
+/// The response to a query with one question (RFC 1035 §4): one A record if the question is for type A, else no record.
 fn answer(query: &[u8]) -> Option<Vec<u8>> {
     let name_ends = query.get(HEADER_BYTES..)?.iter().position(|byte| *byte == 0)?;
     let question = query.get(HEADER_BYTES..HEADER_BYTES + name_ends + 5)?;
@@ -76,7 +76,7 @@ fn answer(query: &[u8]) -> Option<Vec<u8>> {
     answer.extend([0x81, 0x80, 0, 1, 0, u8::from(is_for_v4), 0, 0, 0, 0]);
     answer.extend(question);
     if is_for_v4 {
-        // The name of the question, type A, class IN, good for no time, 4 bytes.
+        // A pointer to the name in the question, type A, class IN, TTL 0, 4 bytes of data.
         answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
         answer.extend(ANSWER.octets());
     }

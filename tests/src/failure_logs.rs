@@ -1,7 +1,7 @@
-//! What the processes of a failing test have written, kept where it outlives the stage.
+//! Keeps the logs of a failed test beyond the end of its testbed.
 //!
-//! In: the directory of a lab. Out: its files in `target/e2e-failures/TEST`, which takes the place of those of the same
-//! test's last failure. Sockets, folders and files larger than [`MAX_FILE_BYTES`] are left out.
+//! In: the directory of a lab. Out: its files in `target/e2e-failures/TEST`, in place of those of the last failure of the
+//! same test. Sockets, folders and files larger than [`MAX_FILE_BYTES`] are left out.
 
 use std::{
     fs, io,
@@ -10,10 +10,11 @@ use std::{
 
 use crate::target_dir;
 
-/// Bytes of the largest file that is kept: logs have kilobytes, captures of packets tens of megabytes.
+/// Size of the largest file that is copied, bytes: logs have kilobytes, packet captures tens of megabytes. Larger: a runaway
+/// log fills the disk. Smaller: captures are missing.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Copies the files of `dir`; where they are then.
+/// Copies the files of `dir`, and returns the folder with the copies.
 pub(crate) fn copy_logs(dir: &Path, test: &str) -> io::Result<PathBuf> {
     copy_logs_to(&target_dir().join("e2e-failures"), dir, test)
 }

@@ -1,6 +1,6 @@
-//! iperf3 runs that may fail: for systems of others, of which nothing is taken for granted.
+//! iperf3 runs that return errors instead of panicking: for other VPNs, which may fail in any way.
 //!
-//! In: where to, what, which way. Out: what the receiver got, or why there is no result. A run is bounded in time.
+//! In: destination, traffic and direction. Out: the receiver's result or an error. Always holds: a run is bounded in time.
 
 use std::fs;
 
@@ -11,40 +11,41 @@ use crate::{
     testbed::{Direction, Host, Testbed},
 };
 
-/// Bytes of socket buffer that UDP runs ask for, where the system allows it.
+/// Socket buffer that UDP runs request, bytes, if the system's limits allow it. Smaller: bursts are lost at the receiver and
+/// count as losses of the tunnel. Larger: the kernel refuses it on many machines.
 const MAX_UDP_BUFFER_BYTES: u64 = 1 << 20;
 
-/// What is sent.
+/// The traffic of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Traffic {
-    /// So many TCP flows, as fast as they go.
+    /// Parallel TCP flows at the highest rate.
     Tcp {
-        /// How many.
+        /// Number of flows.
         flows: u32,
     },
-    /// Datagrams of one size at one rate.
+    /// Datagrams of one size at a constant rate.
     Udp {
         /// Bytes of UDP payload.
         size: u32,
-        /// Datagrams offered a second.
+        /// Datagrams per second.
         rate: f64,
     },
 }
 
-/// What arrived.
+/// The receiver's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IperfResult {
     /// Goodput at the receiver, bit/s.
     pub rate: f64,
-    /// Payload that arrived, bytes.
+    /// Received payload, bytes.
     pub bytes: f64,
-    /// Datagrams sent a second; 0 for TCP.
+    /// Datagrams sent per second; 0 for TCP.
     pub sent: f64,
     /// Lost datagrams, percent; 0 for TCP.
     pub loss_pct: f64,
 }
 
-/// An iperf3 server at the lab's server, started again when a run has failed.
+/// An iperf3 server on the testbed's server; restarted after a failed run.
 pub struct IperfTarget<'a> {
     testbed: &'a Testbed,
     address: String,
@@ -53,18 +54,18 @@ pub struct IperfTarget<'a> {
 }
 
 impl<'a> IperfTarget<'a> {
-    /// Listens at the server; clients reach it at `address`.
+    /// A server that clients reach at `address`. It starts with the first run.
     pub fn new(testbed: &'a Testbed, address: &str, port: u16) -> Self {
         Self { testbed, address: address.to_owned(), port, server: None }
     }
 
-    /// Starts the server, if it does not run.
+    /// Starts the server unless it runs.
     pub fn listen(&mut self) {
         let (testbed, port) = (self.testbed, self.port);
         self.server.get_or_insert_with(|| IperfServer::start(testbed, Host::Server, port));
     }
 
-    /// Runs `traffic` for `seconds`, asked for by the client.
+    /// Runs `traffic` for `seconds`; the iperf3 client is on the testbed's client.
     pub fn run(
         &mut self,
         traffic: Traffic,
@@ -75,7 +76,7 @@ impl<'a> IperfTarget<'a> {
         self.server.as_ref().expect("made by the line above").ensure_unused(self.testbed);
         let result = self.attempt(traffic, direction, seconds);
         if result.is_err() {
-            // It may still wait for the client of the failed run.
+            // The server may still wait for the client of the failed run.
             self.server = None;
         }
         result
@@ -111,7 +112,7 @@ impl<'a> IperfTarget<'a> {
     }
 }
 
-/// What may be asked for without being refused.
+/// The largest buffer that the system grants, at most [`MAX_UDP_BUFFER_BYTES`].
 fn udp_buffer() -> u64 {
     let limit_of = |name: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?;
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_receivers_view_counts() {
+    fn results_are_those_of_the_receiver() {
         let end = json!({ "sum_sent": { "bytes": 900, "bits_per_second": 9.0 },
                           "sum_received": { "bytes": 500, "bits_per_second": 5.0 } });
         let tcp = arrived(&end).expect("a TCP run");

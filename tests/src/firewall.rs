@@ -1,8 +1,7 @@
-//! Networks that let not everything through: no UDP to and from the server, or TCP without the options of Multipath TCP.
+//! Emulates restrictive networks: no UDP to and from the server, or TCP without the options of Multipath TCP.
 //!
-//! In: which links, counted from 1. Out: rules of nftables that both ends apply to what arrives from these links, so that to
-//! either end it looks as if it had been the network. Always holds: there is one wall at a time, and raising another one takes
-//! its place at once.
+//! In: numbers of links, from 1. Out: nftables rules on both ends for packets that arrive from these links, so that the loss
+//! looks like one in the network. Always holds: one set of rules is active at a time, and is replaced atomically.
 
 use std::{fs, time::Duration};
 
@@ -10,22 +9,22 @@ use serde_json::Value;
 
 use crate::testbed::{Host, MpvpnProcess, Testbed, paths_of};
 
-/// The table of nftables.
+/// The nftables table.
 const TABLE: &str = "netdev wall";
-/// The comment of rules that strip.
+/// Comment of the rules that strip options.
 const STRIPPED_COMMENT: &str = "stripped";
 
-/// What does not get through.
+/// What the links block.
 #[derive(Clone, Copy, Debug)]
 pub struct Firewall<'a> {
-    /// Links that let no UDP through to the server's port or from it.
+    /// Links that drop UDP to and from the server's port.
     pub no_udp: &'a [usize],
-    /// Links on which TCP loses the options of Multipath TCP (RFC 8684), in both directions.
+    /// Links that strip the options of Multipath TCP (RFC 8684) in both directions.
     pub no_mptcp: &'a [usize],
 }
 
 impl Firewall<'_> {
-    /// Everything gets through.
+    /// Nothing is blocked.
     pub const OPEN: Self = Firewall { no_udp: &[], no_mptcp: &[] };
 
     /// Raises it in place of what was there.
@@ -42,7 +41,7 @@ impl Firewall<'_> {
         }
     }
 
-    /// What arrives over one link.
+    /// The nftables chain for packets that arrive over one link.
     fn chain(&self, testbed: &Testbed, host: Host, side: &str, link: usize) -> String {
         let handle = testbed.link(link);
         let handle = handle.handle();
@@ -67,23 +66,23 @@ pub fn count_stripped_segments(testbed: &Testbed) -> u64 {
     [Host::Server, Host::Client].map(|host| testbed.count_nft_packets(host, STRIPPED_COMMENT)).iter().sum()
 }
 
-/// How the packets of a link travel.
+/// The transport of a link's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// In UDP.
+    /// QUIC over UDP.
     Quic,
     /// Inside HTTP/2 over TCP or Multipath TCP.
     Tcp,
 }
 
-/// How the paths of the default class over a link travel, those that carry data: `quic`, `tcp` or `mptcp`.
+/// Transports of the active paths of the default class over a link: `quic`, `tcp` or `mptcp`.
 pub fn transports<'a>(status: &'a Value, link: &str) -> Vec<&'a str> {
     let of_link = paths_of(status, "default").into_iter().filter(|path| path["link"] == link);
     let active = of_link.filter(|path| path["state"] == "active");
     active.filter_map(|path| path["transport"].as_str()).collect()
 }
 
-/// Complains unless a link is used in this way only.
+/// Fails unless the link has exactly one active path and that uses this transport.
 pub fn check_transport(status: &Value, link: &str, how: Transport) -> Result<(), String> {
     match transports(status, link)[..] {
         [transport] if ["tcp", "mptcp"].contains(&transport) == (how == Transport::Tcp) => Ok(()),
@@ -91,7 +90,7 @@ pub fn check_transport(status: &Value, link: &str, how: Transport) -> Result<(),
     }
 }
 
-/// Waits until a link is used in this way only.
+/// Waits until [`check_transport`] succeeds.
 pub fn wait_for_transport(client: &MpvpnProcess, link: &str, how: Transport, limit: Duration) -> Value {
     client.wait_for_status(limit, &format!("{link} travels by {how:?}"), |status| {
         check_transport(status, link, how)
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_paths_that_carry_data_say_how_a_link_travels() {
+    fn only_active_paths_determine_the_transport_of_a_link() {
         let path = |link: &str, state: &str, transport: &str| json!({ "class": "default", "link": link, "state": state, "transport": transport });
         let status = json!({ "paths": [
             path("eth1", "down", "quic"), path("eth1", "active", "mptcp"), path("eth2", "active", "quic"),

@@ -1,10 +1,9 @@
-//! The notation by which pages of the documentation say how their shell blocks are run.
+//! The notation in pages of the documentation that tells how their shell blocks are run.
 //!
-//! In: a page in Markdown. Out: what is to be done, in the order of the page, each with its line. Always holds: a block of
-//! shell that says neither where it runs nor why it does not run is an error, and so is a word that this notation does
-//! not have.
+//! In: a page in Markdown. Out: the actions of the page in order, each with its line. Always holds: a shell block that states
+//! neither where it runs nor why it is skipped is an error, and so is an unknown word.
 //!
-//! The word after a fence is the language, as always; renderers show nothing of what follows it:
+//! The first word after a fence is the language; renderers do not show the rest of the line:
 //!
 //! | block | meaning |
 //! |---|---|
@@ -17,25 +16,25 @@
 //! | `toml at=client file=PATH` | this file is written at the client; `append=PATH` adds to it |
 //! | `toml of=client` | a part of a client's file, which is read and checked; also `of=server` |
 //!
-//! HTML comments hold what a reader does not need: `<!-- lab: --link 100mbit,12ms --lan -->` (the links of the lab, as
+//! HTML comments hold actions that readers do not need: `<!-- lab: --link 100mbit,12ms --lan -->` (the links of the lab, as
 //! for `mpvpn lab up`), `<!-- link 1 down -->`, `<!-- link 1 up -->`, `<!-- copy server:FILE client -->`, and blocks of
 //! shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN` and `TOKEN` stand for what the server printed last.
 
 use crate::testbed::Host;
 
-/// A page, as it is to be played.
+/// A parsed page.
 #[derive(Debug)]
 pub struct Page {
     /// The links, each as for `mpvpn lab up --link`.
     pub links: Vec<String>,
     /// Whether there is a LAN behind the client.
     pub lan: bool,
-    /// What is to be done.
+    /// The actions in order.
     pub steps: Vec<Step>,
 }
 
 impl Page {
-    /// The hosts on which something is done, each once.
+    /// The hosts of all actions, each once.
     pub fn hosts(&self) -> Vec<Host> {
         let mut hosts = Vec::new();
         for step in &self.steps {
@@ -51,81 +50,81 @@ impl Page {
     }
 }
 
-/// Something to be done, and the line of the page that says so.
+/// An action and its line in the page.
 #[derive(Debug)]
 pub struct Step {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
-/// What is to be done.
+/// An action of a page.
 #[derive(Debug)]
 pub enum Action {
-    /// A block of shell runs.
+    /// Runs a shell block.
     Run(Run),
-    /// A file is written, or its end.
+    /// Writes a file, or appends to it.
     Write {
-        /// Where.
+        /// Host and user.
         at: At,
-        /// The file; a relative path is one in the home folder of the user.
+        /// Path of the file; relative paths are below the user's home folder.
         path: String,
-        /// Whether what is there stays.
+        /// Whether the text is appended.
         append: bool,
-        /// What is written.
+        /// The content.
         text: String,
     },
-    /// A part of a file is checked.
+    /// Parses a part of a configuration file.
     Check {
-        /// Whether it is the server's file, not the client's.
+        /// Whether it belongs to a server's file, not a client's.
         server: bool,
-        /// The part.
+        /// The content.
         text: String,
     },
-    /// A cable is pulled or plugged in.
+    /// Removes or restores the carrier of a link.
     Cable {
-        /// Which link, counted from 1.
+        /// Number of the link, from 1.
         link: usize,
-        /// Whether it is plugged in.
+        /// Whether the carrier is restored.
         up: bool,
     },
-    /// A file in a home folder is copied.
+    /// Copies a file between the home folders of two hosts.
     Copy {
-        /// Where from.
+        /// Source host.
         from: Host,
-        /// Its name.
+        /// File name.
         file: String,
-        /// Where to.
+        /// Destination host.
         to: Host,
     },
 }
 
-/// A host, and a user there.
+/// A host and a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The host.
     pub host: Host,
-    /// Whether the user has no privileges.
+    /// Whether the user is unprivileged; else root.
     pub user: bool,
 }
 
-/// A block of shell that runs.
+/// A shell block that runs.
 #[derive(Debug)]
 pub struct Run {
-    /// Where.
+    /// Host and user.
     pub at: At,
-    /// Whether it goes on.
+    /// Whether the command keeps running (`stays`).
     pub stays: bool,
-    /// The exit code that it has to have.
+    /// The required exit code.
     pub code: i32,
-    /// The lines.
+    /// The commands.
     pub script: String,
-    /// What it prints, as the page shows it, with the line of the page.
+    /// The output that the page shows, with line numbers of the page.
     pub output: Vec<(usize, String)>,
 }
 
-/// Reads a page.
+/// Parses a page.
 pub fn parse(page: &str) -> Result<Page, String> {
     let mut parsed = Page { links: Vec::new(), lan: false, steps: Vec::new() };
     let mut lines = (1..).zip(page.lines());
@@ -144,7 +143,7 @@ pub fn parse(page: &str) -> Result<Page, String> {
     Ok(parsed)
 }
 
-/// The lines up to the one that ends a block.
+/// The lines up to the end of a block.
 fn take<'a>(
     lines: &mut impl Iterator<Item = (usize, &'a str)>,
     line: usize,
@@ -157,10 +156,10 @@ fn take<'a>(
         }
         body.push((number, text));
     }
-    Err(format!("line {line}: what begins here does not end"))
+    Err(format!("line {line}: this block has no end"))
 }
 
-/// The words of an info string; a value in quotes may have spaces.
+/// The words of an info string; values in quotes may contain spaces.
 fn words(text: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
     for character in text.chars() {
@@ -289,10 +288,10 @@ fn host(name: &str) -> Result<Host, String> {
     }
 }
 
-/// Whether `printed` has all lines of `shown` in this order, perhaps among others; else the first that it lacks.
+/// Whether `printed` contains all lines of `shown` in this order, perhaps among others; else the first missing line.
 ///
-/// Words are compared, not the space between them. A number is equal to any other one, and a unit of bytes, rates or time to
-/// any other one. `…` in a word stands for any characters, and alone for any words.
+/// Words are compared without the white space between them. All numbers are equal, and so are all units of bytes, rates and
+/// time. `…` in a word stands for any characters, and alone for any words.
 pub fn prints<'a>(printed: &str, shown: &'a [(usize, String)]) -> Result<(), (usize, &'a str)> {
     let mut printed = printed.lines().map(tokens);
     for (line, text) in shown {
@@ -304,6 +303,7 @@ pub fn prints<'a>(printed: &str, shown: &'a [(usize, String)]) -> Result<(), (us
     Ok(())
 }
 
+/// Units that count as equal in outputs.
 const UNITS: [&str; 15] = [
     "B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "bit/s", "kbit/s", "Mbit/s", "Gbit/s", "ms", "s", "min", "h",
 ];
@@ -321,7 +321,7 @@ fn token(word: &str) -> String {
     let is_digit = |character: Option<char>| character.is_some_and(|character| character.is_ascii_digit());
     let (mut text, mut rest) = (String::new(), word.chars());
     while let Some(character) = rest.next() {
-        // A point between digits belongs to the number.
+        // A decimal point between digits is a part of the number.
         let is_point = character == '.' && text.ends_with('#') && is_digit(rest.clone().next());
         if !character.is_ascii_digit() && !is_point {
             text.push(character);
@@ -342,7 +342,7 @@ fn fits(wanted: &[String], found: &[String]) -> bool {
     }
 }
 
-/// Whether a word is as wanted, where `…` stands for any characters.
+/// Whether a word matches, where `…` stands for any characters.
 fn is_like(wanted: &str, found: &str) -> bool {
     match wanted.split_once('…') {
         None => wanted == found,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_read_in_order_with_its_lines() {
+    fn a_page_is_parsed_in_order_with_line_numbers() {
         let page = "<!-- lab: --link 10mbit,1ms --lan -->\n# A\n```sh at=server stays\nsudo x\n```\n\n```text output\nup 1\n```\n\
                     <!-- link 1 down -->\n<!-- sh at=lan\na\nb\n-->\n```toml at=client user file=a.toml\nb = 1\n```\n\
                     ```sh skip=\"it is not there\"\nz\n```\n```json\n{}\n```\n<!-- copy server:a client -->\n";
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_says_nothing_or_something_unknown_is_refused_with_its_line() {
+    fn blocks_without_notation_or_with_unknown_words_are_errors_with_the_line() {
         for (page, why) in [
             ("\n```sh\nx\n```\n", "line 2: say where it runs"),
             ("```sh at=moon\n```\n", "line 1: `moon` is none of"),
@@ -388,7 +388,7 @@ mod tests {
             ("```toml\n```\n", "line 1: say where it is written"),
             ("```text output\n```\n", "line 1: `output` follows"),
             ("<!-- TODO -->\n", "line 1: `TODO` has no meaning"),
-            ("\n\n```sh at=client\n", "line 3: what begins here does not end"),
+            ("\n\n```sh at=client\n", "line 3: this block has no end"),
         ] {
             let error = parse(page).expect_err(page);
             assert!(error.starts_with(why), "{page:?}: {error}");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_compared_by_its_words_and_not_by_its_numbers() {
+    fn output_is_compared_by_words_and_not_by_numbers() {
         let printed = "first\nlink  state  sent\neth1  up  29.1 KiB\n2026-11-26T04:33:05Z  INFO eth1: pin 5f3ce1 (pid 7)\n";
         for fitting in [
             &["link state sent", "eth2 up 1 MiB"][..],

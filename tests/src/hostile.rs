@@ -1,5 +1,7 @@
-//! Peers that complete the handshake and then say what they like: HTTP/3 frames, capsules and datagrams, some of them
-//! right, most of them damaged. Their bytes are made here by hand, so that they share no mistake with what they test.
+//! Hostile QUIC peers: complete the handshake, then send valid and damaged HTTP/3 frames, capsules and datagrams.
+//!
+//! In: a testbed, an address, random numbers. Out: counts of what was sent. Frames are encoded by this file, so that the code
+//! under test is not tested with its own encoder.
 
 use std::{
     io,
@@ -21,10 +23,10 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// How many pieces of each kind were said.
+/// Counts of what a hostile peer has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentCounts {
-    /// Connections that were established.
+    /// Established connections.
     pub connections: u64,
     /// Frames and capsules.
     pub frames: u64,
@@ -32,7 +34,7 @@ pub struct SentCounts {
     pub datagrams: u64,
 }
 
-/// Connects `rounds` times to the server at `remote`, and misbehaves each time.
+/// Connects `rounds` times to the server at `remote`, and sends damaged data each time.
 pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut Random) -> SentCounts {
     let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
     let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
@@ -63,7 +65,7 @@ pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut R
     sent
 }
 
-/// Serves at this address of the server's host for some time, and misbehaves towards everybody who comes.
+/// Listens at `address` of the server's host for `time`, and sends damaged data to every client.
 pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Random) -> SentCounts {
     let identity = Identity::load(&testbed.dir().join("server.crt"), &testbed.dir().join("server.key"));
     let tls = tls::server_config(&identity.expect("the stage's certificate"), &[], &[b"h3"])
@@ -87,10 +89,10 @@ pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Ran
     sent
 }
 
-/// Hears every event of a connection, and in every turn `None`.
+/// Called with every event of a connection, and with `None` once per iteration.
 type Listener<'a> = &'a mut dyn FnMut(ConnectionHandle, &mut Connection, Option<&Event>);
 
-/// Sockets and clock around an endpoint.
+/// Connects an endpoint with a socket and the clock.
 struct EndpointDriver {
     socket: UdpSocket,
     endpoint: Endpoint,
@@ -114,7 +116,7 @@ impl EndpointDriver {
         Self { socket, endpoint, local, connections, buffer: Vec::new() }
     }
 
-    /// Receives what there is, tells it, sends what there is. `false`: no connection is left.
+    /// Receives pending datagrams, reports events, and sends. Returns `false` if no connection is left.
     fn drive_once(&mut self, on_event: Listener<'_>) -> bool {
         let mut datagram = [0; 2048];
         for _ in 0..64 {
@@ -164,7 +166,7 @@ fn send(socket: &UdpSocket, remote: SocketAddr, data: &[u8], segment: Option<usi
     data.chunks(size).try_for_each(|datagram| socket.send_to(datagram, remote).map(drop))
 }
 
-/// What a rogue says on one connection.
+/// State of a hostile peer on one connection.
 struct HostileSession {
     is_client: bool,
     request: Option<u64>,
@@ -172,9 +174,9 @@ struct HostileSession {
     rounds_sent: u32,
 }
 
-/// Between two speeches.
+/// Interval between bursts of damaged data: short enough for dozens of bursts in the 150 ms of a client's connection.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
-/// After so many speeches a server closes the connection, if nobody else has.
+/// Number of bursts after which a hostile server closes the connection.
 const MAX_ROUNDS: u32 = 60;
 
 impl HostileSession {
@@ -226,7 +228,7 @@ impl HostileSession {
         }
     }
 
-    /// The control stream, mostly right: otherwise everything ends there.
+    /// Opens the control and QPACK streams; damages SETTINGS only in one of four cases, since that ends the connection.
     fn open_control_streams(&self, connection: &mut Connection, random: &mut Random, sent: &mut SentCounts) {
         let settings = [&[0x08, 0x01, 0x33, 0x01, 0x01, 0x00, 0x07, 0x00][..]].concat();
         let mut control = [vec![0x00], frame(SETTINGS, &settings)].concat();
@@ -241,7 +243,7 @@ impl HostileSession {
         }
     }
 
-    /// Requests: one as it should be, and some that should not.
+    /// Sends one valid request and five that may be damaged.
     fn send_requests(&mut self, connection: &mut Connection, random: &mut Random, sent: &mut SentCounts) {
         for number in 0..6 {
             let Ok(id) = connection.open_bi() else { return };
@@ -278,7 +280,7 @@ impl HostileSession {
         }
     }
 
-    /// Capsules in DATA frames, frames of other kinds, and noise.
+    /// Sends capsules in DATA frames, frames of unknown types, and random bytes.
     fn send_random_frames(
         &self,
         connection: &mut Connection,
@@ -286,7 +288,7 @@ impl HostileSession {
         random: &mut Random,
         sent: &mut SentCounts,
     ) {
-        // What the peer does not read must not pile up here.
+        // Limits the memory for data that the peer does not read.
         if connection.unsent(id) > 100_000 {
             return;
         }
@@ -316,7 +318,7 @@ impl HostileSession {
         }
     }
 
-    /// HTTP datagrams: IP packets from addresses that are not ours, with lengths that are not true.
+    /// Sends HTTP datagrams with IP packets of wrong source addresses and lengths.
     fn send_datagrams(
         &self,
         connection: &mut Connection,
@@ -359,12 +361,12 @@ fn varint(value: u64) -> Vec<u8> {
     }
 }
 
-/// Frames (RFC 9114 §7.1) and capsules (RFC 9297 §3.2) look alike.
+/// A frame (RFC 9114 §7.1) or capsule (RFC 9297 §3.2): both have the same encoding.
 fn frame(kind: u64, body: &[u8]) -> Vec<u8> {
     [varint(kind), varint(body.len() as u64), body.to_vec()].concat()
 }
 
-/// A field section of literals without Huffman coding (RFC 9204 §4.5.6).
+/// A field section of literal field lines without Huffman coding (RFC 9204 §4.5.6).
 fn fields(all: &[(&str, &str)]) -> Vec<u8> {
     let mut section = vec![0, 0];
     for (name, value) in all {
@@ -387,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_those_of_the_rfcs() {
+    fn encodings_match_the_examples_of_the_rfcs() {
         // RFC 9000 §A.1.
         assert_eq!(varint(37), [0x25]);
         assert_eq!(varint(15_293), [0x7b, 0xbd]);

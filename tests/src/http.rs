@@ -1,4 +1,4 @@
-//! A small web server that gives and takes a known stream of bytes, and curl against it.
+//! An HTTP server with pages of known bytes, and downloads and uploads by curl that compare every byte.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -14,10 +14,10 @@ use std::{
 
 use crate::testbed::{Host, Testbed};
 
-/// A megabyte.
+/// A megabyte, bytes.
 pub const MB: u64 = 1_000_000;
 
-/// `GET /N` gives N bytes of the stream; `PUT` takes as many as `Content-Length` says and tells whether they were right.
+/// `GET /N` returns the first N bytes of [`KnownBytes`]; `PUT` compares its content with them and answers with the result.
 pub struct TestPages {
     port: u16,
     stop: Arc<AtomicBool>,
@@ -25,7 +25,7 @@ pub struct TestPages {
 }
 
 impl TestPages {
-    /// Serves on every address of that host.
+    /// Listens on every address of that host.
     pub fn start(testbed: &Testbed, host: Host) -> Self {
         let listener = testbed.in_namespace(host, || {
             let any: SocketAddr = "[::]:0".parse().expect("an address");
@@ -39,7 +39,7 @@ impl TestPages {
         Self { port, stop, acceptor: Some(acceptor) }
     }
 
-    /// Its address for curl, with this path.
+    /// URL of a page.
     pub fn url(&self, host: &str, path: &str) -> String {
         let port = self.port;
         if host.contains(':') {
@@ -65,7 +65,7 @@ fn accept(listener: &TcpListener, stop: &Arc<AtomicBool>) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let stopped = Arc::clone(stop);
-                // A connection that ends badly shows at curl's end.
+                // curl reports errors of the connection.
                 connections.push(thread::spawn(move || drop(serve(&stream, &stopped))));
             }
             Err(_) => thread::sleep(Duration::from_millis(10)),
@@ -110,7 +110,7 @@ fn serve(stream: &TcpStream, stop: &AtomicBool) -> io::Result<()> {
     io::copy(&mut KnownBytes::default().take(size), &mut writer).map(drop)
 }
 
-/// A socket whose time-outs only serve to look at the stop flag.
+/// A socket whose read and write timeouts only serve to check the stop flag.
 struct StoppableSocket<'a> {
     stream: &'a TcpStream,
     stop: &'a AtomicBool,
@@ -144,7 +144,7 @@ impl Write for StoppableSocket<'_> {
     }
 }
 
-/// The known bytes: eight at a time from a mixed counter, so that a lost, doubled or moved piece shows.
+/// An endless byte sequence in which every 8-byte block differs, so that lost, duplicated and moved data is detected.
 #[derive(Default)]
 pub struct KnownBytes {
     position: u64,
@@ -165,7 +165,7 @@ impl Read for KnownBytes {
     }
 }
 
-/// SplitMix64's finaliser.
+/// The output function of SplitMix64 (Steele, Lea and Flood, 2014).
 fn mix(counter: u64) -> u64 {
     let mut x = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -173,7 +173,7 @@ fn mix(counter: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Reads to the end and compares with the stream.
+/// Reads to the end and compares with the first `size` bytes of [`KnownBytes`].
 pub fn compare(reader: &mut impl Read, size: u64) -> Result<(), String> {
     let (mut got, mut expected) = (vec![0; 65536], vec![0; 65536]);
     let (mut stream, mut total) = (KnownBytes::default(), 0_u64);
@@ -191,7 +191,7 @@ pub fn compare(reader: &mut impl Read, size: u64) -> Result<(), String> {
     if total == size { Ok(()) } else { Err(format!("{total} of {size} bytes")) }
 }
 
-/// A running curl that downloads.
+/// A running download by curl.
 pub struct Download {
     child: Child,
     checker: Option<JoinHandle<Result<(), String>>>,
@@ -199,7 +199,7 @@ pub struct Download {
 }
 
 impl Download {
-    /// `size` bytes from `host`, for at most `limit`; `args` go to curl.
+    /// Starts downloading `size` bytes from `host`. curl ends after `limit`; `args` are further options of curl.
     pub fn start(
         testbed: &Testbed,
         site: &TestPages,
@@ -217,7 +217,7 @@ impl Download {
         Self { child, checker: Some(checker), url }
     }
 
-    /// Waits for it: every byte must have come, and be right.
+    /// Waits for the download, and panics unless every byte arrived unchanged.
     pub fn finish(mut self) {
         let verdict = self.checker.take().expect("finished once").join().expect("the checker does not panic");
         let mut complaint = String::new();
@@ -236,7 +236,7 @@ impl Drop for Download {
     }
 }
 
-/// Uploads `size` bytes by curl within `limit`; the server must find them right.
+/// Uploads `size` bytes by curl within `limit`, and panics unless the server received them unchanged.
 pub fn upload(testbed: &Testbed, site: &TestPages, host: &str, size: u64, limit: Duration) {
     let url = site.url(host, "");
     let mut command = testbed.command(Host::Client, "curl");
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_check_accepts_the_stream_and_nothing_else() {
+    fn only_the_known_bytes_are_accepted() {
         let mut bytes = vec![0; 100_000];
         KnownBytes::default().read_exact(&mut bytes).expect("an endless stream");
         assert_eq!(compare(&mut bytes.as_slice(), 100_000), Ok(()));

@@ -1,4 +1,4 @@
-//! A small web server that gives a known stream of bytes over TLS, and a name server that knows its name.
+//! An HTTPS server with pages of known bytes, and a name server that resolves its name.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -21,10 +21,10 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// How long a client may be silent.
+/// Read and write timeout of a connection: longer than the outages in the tests.
 const IO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// `GET /N` gives N bytes of the stream.
+/// An HTTPS server: `GET /N` returns the first N bytes of [`KnownBytes`].
 pub struct HttpsPages {
     name: String,
     port: u16,
@@ -34,14 +34,14 @@ pub struct HttpsPages {
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// How far pages have got, and where they wait.
+/// Bytes that were sent, and the byte count at which sending pauses.
 struct Progress {
     sent: AtomicU64,
     pause: AtomicU64,
 }
 
 impl HttpsPages {
-    /// Serves on every address of that host, with a certificate for `name`. Pages wait after `pause` bytes for
+    /// Listens on every address of that host, with a certificate for `name`. Sending pauses after `pause` bytes until
     /// [`Self::resume`].
     pub fn start(testbed: &Testbed, host: Host, name: &str, pause: u64) -> Self {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
@@ -62,7 +62,7 @@ impl HttpsPages {
                 match listener.accept() {
                     Ok((stream, _)) => {
                         let (config, progress) = (Arc::clone(&config), Arc::clone(&shared));
-                        // A connection that ends badly shows at the client's end.
+                        // The client reports errors of the connection.
                         thread::spawn(move || drop(serve(stream, config, &progress)));
                     }
                     Err(_) => thread::sleep(Duration::from_millis(10)),
@@ -73,22 +73,22 @@ impl HttpsPages {
         Self { name: name.to_owned(), port, certificate, progress, stop, acceptor: Some(acceptor) }
     }
 
-    /// The page with so many bytes.
+    /// URL of a page with `size` bytes.
     pub fn url(&self, size: u64) -> String {
         format!("https://{}:{}/{size}", self.name, self.port)
     }
 
-    /// Its certificate (PEM).
+    /// The server's certificate (PEM).
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// Bytes of the stream that went into its sockets so far.
+    /// Bytes of pages written to sockets so far.
     pub fn sent(&self) -> u64 {
         self.progress.sent.load(Ordering::Relaxed)
     }
 
-    /// Nothing waits any more.
+    /// Ends the pause of all pages.
     pub fn resume(&self) {
         self.progress.pause.store(u64::MAX, Ordering::Relaxed);
     }
@@ -138,7 +138,7 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, progress: &Progress) -> i
     tls.flush()
 }
 
-/// Answers every question with one address.
+/// A name server that answers every question with one address.
 pub struct NameServer {
     address: SocketAddr,
     question_count: Arc<AtomicU64>,
@@ -147,7 +147,7 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// Answers at `own` on that host, that every name has the address `answer`.
+    /// Listens at `own` on that host. Every answer has the address `answer`.
     pub fn start(testbed: &Testbed, host: Host, own: Ipv4Addr, answer: Ipv4Addr) -> Self {
         let socket = testbed.in_namespace(host, || UdpSocket::bind((own, 0)).expect("a free port"));
         let address = socket.local_addr().expect("a bound socket");
@@ -167,12 +167,12 @@ impl NameServer {
         Self { address, question_count, stop, thread: Some(thread) }
     }
 
-    /// Where it answers.
+    /// Address of the name server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Questions so far.
+    /// Number of questions received.
     pub fn question_count(&self) -> u64 {
         self.question_count.load(Ordering::Relaxed)
     }
@@ -187,13 +187,13 @@ impl Drop for NameServer {
     }
 }
 
-/// The question again, and one record A (RFC 1035 §4.1).
+/// The response: the question and one A record (RFC 1035 §4.1).
 fn reply(question: &[u8], answer: Ipv4Addr) -> Option<Vec<u8>> {
     let mut bytes = question.to_vec();
     let header = bytes.get_mut(..12)?;
     header[2] |= 0x80;
     header[6..8].copy_from_slice(&1_u16.to_be_bytes());
-    // The name of the question, type A, class IN, a minute, four bytes.
+    // A pointer to the name in the question, type A, class IN, TTL 60 s, 4 bytes of data.
     bytes.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
     bytes.extend(answer.octets());
     Some(bytes)

@@ -1,4 +1,4 @@
-//! Peers made of other people's MASQUE: the programs in `tests/interop`, started in the hosts of a stage.
+//! Peers with other MASQUE implementations: starts the programs of `tests/interop` on the hosts of a testbed.
 
 use std::{
     fs::{self, File},
@@ -14,26 +14,26 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// How long a program may take to say what it has to say first.
+/// How long a program may take to print an expected line: Python takes seconds to start on a busy machine.
 const FIRST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Which program.
+/// The programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// quic-go/connect-ip-go.
     ConnectIp,
     /// quic-go/masque-go.
     Masque,
-    /// A script for aioquic.
+    /// A Python script that uses aioquic or h2.
     Python(&'static str),
 }
 
-/// Where the scripts and sources are.
+/// The folder of scripts and sources.
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("interop")
 }
 
-/// Where the built programs are, which are made at the first call.
+/// The folder of the built programs; the first call builds them.
 fn built_programs() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -57,7 +57,7 @@ pub struct InteropPeer {
 }
 
 impl InteropPeer {
-    /// Starts it there.
+    /// Starts the program on that host.
     pub fn start(testbed: &Testbed, host: Host, program: Program, args: &[&str]) -> Self {
         let mut command = match program {
             Program::ConnectIp => {
@@ -78,7 +78,7 @@ impl InteropPeer {
         Self { child, log, args: format!("{program:?} {}", args.join(" ")) }
     }
 
-    /// Waits for a line that starts with this word; the rest of it.
+    /// Waits for a line that starts with `word`, and returns the rest of the line.
     pub fn wait_for_line(&mut self, word: &str) -> String {
         eventually(FIRST_OUTPUT_TIMEOUT, &format!("{} says `{word}`", self.args), || {
             let log = self.log();
@@ -91,7 +91,7 @@ impl InteropPeer {
         })
     }
 
-    /// Waits for its end.
+    /// Waits for the program to end.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let deadline = Instant::now() + limit;
         loop {
@@ -103,7 +103,7 @@ impl InteropPeer {
         }
     }
 
-    /// Waits for a good end: all it wrote.
+    /// Waits for exit status 0, and returns the output.
     pub fn wait_for_success(mut self, limit: Duration) -> String {
         let status = self.wait(limit);
         let log = self.log();
@@ -111,7 +111,7 @@ impl InteropPeer {
         log
     }
 
-    /// Waits for a bad end: all it wrote.
+    /// Waits for another exit status than 0, and returns the output.
     pub fn wait_for_failure(mut self, limit: Duration) -> String {
         let status = self.wait(limit);
         let log = self.log();
@@ -119,14 +119,14 @@ impl InteropPeer {
         log
     }
 
-    /// Asks it to end by SIGTERM, which it must obey.
+    /// Sends SIGTERM; the program must end within 5 s.
     pub fn terminate(mut self) {
         // SAFETY: plain system call; the child is not yet waited for, so its process id is still its own.
         unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
         self.wait(Duration::from_secs(5));
     }
 
-    /// All it has written so far.
+    /// The output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).expect("its own log")).into_owned()
     }

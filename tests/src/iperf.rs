@@ -1,4 +1,4 @@
-//! iperf3 through whatever lies between two hosts.
+//! iperf3 runs between two hosts of a testbed; they panic on errors.
 
 use std::{
     cell::RefCell,
@@ -16,14 +16,14 @@ use crate::{
     testbed::{Direction, Host, Testbed},
 };
 
-/// A place where an iperf3 server runs.
+/// An iperf3 server on a host.
 pub struct IperfServer {
     host: Host,
     port: u16,
     server: RefCell<Server>,
 }
 
-/// A running iperf3 server. It serves one run: between two it would refuse, for a moment, who comes at once.
+/// An iperf3 server process. It serves one run only: directly after a run it would refuse the next client for a moment.
 struct Server {
     child: Child,
     is_used: bool,
@@ -36,24 +36,24 @@ pub struct IperfRun {
     args: String,
 }
 
-/// What the receiver saw.
+/// The receiver's result.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Goodput at the receiver, bit/s.
     pub rate: f64,
     /// Lost datagrams of UDP runs, percent.
     pub loss_pct: f64,
-    /// Goodput in each second, bit/s, as the client saw it.
+    /// Goodput in each second, bit/s, as reported by the iperf3 client.
     pub seconds: Vec<f64>,
 }
 
 impl IperfServer {
-    /// Listens on every address of that host, and is ready when this returns.
+    /// Starts a server on every address of that host, and waits until it listens.
     pub fn start(testbed: &Testbed, host: Host, port: u16) -> Self {
         Self { host, port, server: RefCell::new(Server::start(testbed, host, port)) }
     }
 
-    /// Starts TCP flows to it at `to` for some seconds.
+    /// Starts parallel TCP flows between host `from` and this server at `to`, for `seconds`.
     pub fn tcp(
         &self,
         testbed: &Testbed,
@@ -66,7 +66,7 @@ impl IperfServer {
         self.run(testbed, from, to, direction, seconds, &["-P", &flows.to_string()])
     }
 
-    /// Starts UDP datagrams of 1200 bytes at `megabits` a second.
+    /// Starts UDP datagrams of 1200 bytes at `megabits` per second.
     pub fn udp(
         &self,
         testbed: &Testbed,
@@ -79,7 +79,7 @@ impl IperfServer {
         self.run(testbed, from, to, direction, seconds, &["-u", "-l", "1200", "-b", &format!("{megabits}M")])
     }
 
-    /// Makes sure that a server waits that has served nobody.
+    /// Replaces the server process if it has served a run.
     pub(crate) fn ensure_unused(&self, testbed: &Testbed) {
         let mut server = self.server.borrow_mut();
         if server.is_used {
@@ -125,7 +125,7 @@ impl Server {
         let filter = format!("sport = :{port}");
         eventually(Duration::from_secs(5), "iperf3 listens", || {
             let sockets = testbed.run(host, &["ss", "-ltnH", &filter]);
-            if sockets.is_empty() { Err(format!("nobody on port {port}")) } else { Ok(()) }
+            if sockets.is_empty() { Err(format!("no listener on port {port}")) } else { Ok(()) }
         });
         server
     }
@@ -143,7 +143,7 @@ impl Drop for Server {
 }
 
 impl IperfRun {
-    /// Waits for its end, which must be a good one.
+    /// Waits for the end of the run, and returns its result.
     pub fn finish(mut self) -> Report {
         let status = self.child.wait().expect("our own child");
         let text = fs::read_to_string(&self.report).expect("its own file");
@@ -166,7 +166,7 @@ impl IperfRun {
 
 impl Drop for IperfRun {
     fn drop(&mut self) {
-        // `timeout` hands this on to iperf3, which would go on after a kill.
+        // `timeout` forwards SIGTERM to iperf3; after SIGKILL of `timeout` iperf3 would continue.
         if let Ok(None) = self.child.try_wait() {
             let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         }

@@ -1,9 +1,10 @@
-//! What the end-to-end tests and the rigs of `bench` share: a stage (namespaces, emulated links, `mpvpn` processes whose
-//! logs are kept), real traffic over it (ping, iperf3, curl), and the reading of what came of it.
+//! Shared by the end-to-end tests and the rigs of `bench`: a testbed (network namespaces, emulated links, `mpvpn` processes
+//! whose logs are kept), real traffic over it (ping, iperf3, curl), and parsers of the results.
 //!
-//! In: the binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: assertions that fail with the ends of the
-//! logs. What always holds: stages share nothing but processors and memory, of which each says how much it needs; every wait is bounded; when a stage is dropped its processes, devices, namespaces
-//! and files are gone, also after a panic, and so they are when the program is interrupted.
+//! In: the binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: measured values, and assertions that fail
+//! with the ends of the logs. Always holds: testbeds share only processors and memory, and each declares how much it needs;
+//! every wait is bounded; processes, devices, namespaces and files of a testbed are removed when it is dropped, also after a
+//! panic and when the program is interrupted.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod call;
@@ -41,27 +42,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Asks `probe` every 20 ms until it has an answer; panics with `what` and its last complaint after `limit`.
+/// Calls `probe` every 20 ms until it succeeds, and returns its value. Panics with `what` and the last error after `limit`.
 pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + limit;
     loop {
         match probe() {
             Ok(answer) => return answer,
             Err(complaint) if Instant::now() > deadline => {
-                panic!("{what}: not within {limit:?}. Last: {complaint}")
+                panic!("{what}: not within {limit:?}. Last error: {complaint}")
             }
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
 }
 
-/// Cargo's target directory, where binaries are and reports go.
+/// Cargo's target directory: binaries and reports.
 pub fn target_dir() -> PathBuf {
     let default_dir = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target");
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(default_dir, PathBuf::from)
 }
 
-/// The value below which `percent` of them are, of values in order; not a number where there is none.
+/// The percentile of sorted values: the first value that is not among the lowest `percent` percent. NaN if there are none.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let index = (values.len() * percent / 100).min(values.len().saturating_sub(1));
     values.get(index).copied().unwrap_or(f64::NAN)
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_values_that_were_there() {
+    fn percentiles_are_elements_of_the_list() {
         let values: Vec<f64> = (0..200).map(f64::from).collect();
         assert_eq!(
             (percentile(&values, 50), percentile(&values, 99), percentile(&values, 100)),

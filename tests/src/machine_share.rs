@@ -1,9 +1,10 @@
-//! How much of the machine tests and rigs take, so that those that run side by side do not make each other fail.
+//! Shares of the machine's processors for tests and rigs, so that those that run at the same time do not make each other
+//! fail.
 //!
-//! In: how much of a processor a test needs. Out: a guard. What always holds: the shares that are held on a machine, by all
-//! threads and processes together, do not exceed `SHARED_PERCENT` of its processors; who holds [`Share::Whole`] runs alone; threads
-//! of a process are served in turn, so a large share is not overtaken by small ones for ever; every wait is bounded; what a
-//! killed process held is free (flock(2)).
+//! In: the processor time that a test needs. Out: a guard. Always holds: the shares of all threads and processes together do
+//! not exceed `SHARED_PERCENT` of the processors; the holder of [`Share::Whole`] runs alone; threads of a process are served
+//! in the order of their requests, so a large share waits for a bounded number of small ones; every wait is bounded; a killed
+//! process releases its shares (flock(2)).
 
 use std::{
     cell::Cell,
@@ -26,34 +27,35 @@ use rustix::{
 
 use crate::eventually;
 
-/// What is shared of each processor, percent. The rest is for the kernel, for the tests' own threads, and because nobody needs
-/// the same at all times: with more, tests miss bounds because they get no processor; with less, processors idle.
+/// Percentage of each processor that is shared out. The rest is for the kernel and the tests' own threads, and for variation
+/// of what a test needs. Larger: tests miss bounds because they get no processor. Smaller: processors idle.
 const SHARED_PERCENT: u32 = 80;
-/// What one lock stands for, percent of a processor.
+/// Percentage of a processor per lock file. Smaller: more lock files to open. Larger: shares are rounded up more.
 const LOCK_PERCENT: u32 = 10;
-/// How long a guard is waited for. All tests that want the whole machine take a few minutes together, and a rig takes a few
-/// minutes a stage. Less would fail tests that only wait their turn; more would hide a run that hangs.
+/// How long a thread waits for its share. All tests that take the whole machine last a few minutes together, and a rig holds
+/// it for a few minutes per testbed. Shorter: tests fail that only wait their turn. Longer: a hanging run is noticed late.
 const WAIT_LIMIT: Duration = Duration::from_secs(1800);
 
+/// Whether every share of this process is the whole machine.
 static ALWAYS_WHOLE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// How many locks this thread holds.
+    /// Number of locks that this thread holds.
     static HELD_LOCKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How much of the machine.
+/// A share of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// So many percent of a processor: what all processes of a test together use while most is to do.
+    /// Percent of one processor: the peak use of all processes of a test together.
     Percent(u32),
-    /// All processors, for what measures time or throughput so closely that nothing may run beside it.
+    /// All processors: for measurements of time or throughput that other load would disturb.
     Whole,
 }
 
 impl Share {
-    /// What every stage has, unless its thread holds more already. It comes and goes with about that much, and in between
-    /// most of them wait.
+    /// The share of every testbed whose thread holds none yet: about the use of building and removing a testbed; in between most
+    /// tests wait.
     pub const LIGHT: Self = Self::Percent(20);
 
     fn locks(self, all: usize) -> usize {
@@ -64,20 +66,20 @@ impl Share {
     }
 }
 
-/// A guard; dropping it gives the share back.
+/// A held share; released when dropped.
 pub struct MachineShare {
-    /// Empty where the thread held one already.
+    /// Empty if the thread held a share before.
     locks: Vec<File>,
-    /// The thread that takes it is the one that gives it back.
+    /// Not `Send`: the number of held locks is kept per thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl MachineShare {
-    /// Waits until so much is free.
+    /// Waits until the share is free.
     ///
     /// # Panics
     ///
-    /// If this thread holds less already, because it would wait for itself.
+    /// If this thread already holds a smaller share: it would wait for itself.
     pub fn take(share: Share) -> Self {
         let processors = thread::available_parallelism().map_or(1, |count| count.get());
         let all = processors * (SHARED_PERCENT / LOCK_PERCENT) as usize;
@@ -92,7 +94,7 @@ impl MachineShare {
         Self { locks, _not_send: PhantomData }
     }
 
-    /// From now on every guard that this process asks for is the whole machine. For programs that only measure.
+    /// From now on every share that this process takes is the whole machine. For programs that only measure.
     pub fn always_whole() {
         ALWAYS_WHOLE.store(true, Ordering::Relaxed);
     }
@@ -106,15 +108,15 @@ impl Drop for MachineShare {
     }
 }
 
-/// The folder of the locks, which stays: who removes a lock that others wait for lets two hold it.
+/// The folder of the lock files. It is never removed: removing a file that others wait for would allow two holders.
 fn folder() -> PathBuf {
     let folder = std::env::temp_dir().join("mpvpn-tests");
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     folder
 }
 
-/// A place in the queue of this process: threads collect locks in the order in which they asked. Otherwise one that wants all
-/// locks could wait for another that asked after it, and holds them for minutes.
+/// A position in this process's queue: threads collect locks in the order of their requests. Otherwise a thread that needs
+/// all locks could wait for minutes for one that asked later.
 struct Ticket(u64);
 
 struct Queue {
@@ -122,11 +124,13 @@ struct Queue {
     waiting: VecDeque<u64>,
 }
 
+/// The threads of this process that wait for a share.
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { next: 0, waiting: VecDeque::new() });
+/// Signals that a ticket has left the queue.
 static QUEUE_CHANGED: Condvar = Condvar::new();
 
 impl Ticket {
-    /// Waits until it is the first.
+    /// Joins the queue and waits until the ticket is the first.
     fn wait() -> Self {
         let mut queue = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = Self(queue.next);
@@ -154,7 +158,7 @@ fn open(path: &Path) -> File {
     File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Whether the lock is taken; `false` where another one holds it.
+/// Tries to take the lock; `false` if another holder has it.
 fn try_lock(file: &File) -> bool {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => true,
@@ -163,14 +167,18 @@ fn try_lock(file: &File) -> bool {
     }
 }
 
-/// Takes `wanted` locks, the next that become free.
+/// Takes the next `wanted` locks that become free.
 fn acquire_locks(wanted: usize, all: usize) -> Vec<File> {
     let _ticket = Ticket::wait();
-    // Whoever holds this one is the only one that collects, so nobody waits for what another process collects.
+    // Only the holder of this lock collects others, so two processes never each hold a part of what the other needs.
     let folder = folder();
     let turn = open(&folder.join("turn"));
     eventually(WAIT_LIMIT, "a share of the machine", || {
-        if try_lock(&turn) { Ok(()) } else { Err(format!("others wait for one, see {}", folder.display())) }
+        if try_lock(&turn) {
+            Ok(())
+        } else {
+            Err(format!("other processes wait for a share, see {}", folder.display()))
+        }
     });
     let mut free: Vec<File> = (0..all).map(|number| open(&folder.join(number.to_string()))).collect();
     let mut taken = Vec::new();
@@ -197,7 +205,7 @@ mod tests {
     const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
     const STILL_WAITING_AFTER: Duration = Duration::from_millis(300);
 
-    /// A thread that takes a share, tells it, and keeps it until the answer is dropped.
+    /// A thread that takes a share, signals that it has it, and keeps it until this is dropped.
     struct Holder {
         has_it: mpsc::Receiver<()>,
         _end: mpsc::Sender<()>,
@@ -208,7 +216,7 @@ mod tests {
             let ((has, has_it), (end, ends)) = (mpsc::channel(), mpsc::channel());
             thread::spawn(move || {
                 let _guard = MachineShare::take(share);
-                // More of the same thread waits for nothing.
+                // A further share of the same thread does not wait.
                 drop(MachineShare::take(Share::LIGHT));
                 let _ = has.send(());
                 let _ = ends.recv();
@@ -226,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_held_side_by_side_and_the_whole_alone_and_in_turn() {
+    fn small_shares_are_held_together_and_the_whole_machine_exclusively_in_turn() {
         let (first, second) = (Holder::new(Share::LIGHT), Holder::new(Share::LIGHT));
         first.has_it();
         second.has_it();
@@ -242,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn no_share_is_nothing_or_larger_than_the_machine() {
+    fn a_share_has_at_least_one_lock_and_at_most_all() {
         let locks =
             [Share::Percent(0), Share::LIGHT, Share::Percent(101), Share::Whole].map(|it| it.locks(8));
         assert_eq!(locks, [1, 2, 8, 8]);

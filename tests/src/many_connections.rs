@@ -1,8 +1,8 @@
-//! TCP connections in numbers: one after the other, each with a question and its answer, or all at once.
+//! Many TCP connections: short ones in sequence, each with one request, or many at the same time.
 //!
-//! In: an address, and for how long or how many. Out: how many connections came to what they were made for. Both ends
-//! run as processes of their own, inside the namespaces of a stage; the server closes a short connection, so that no
-//! port of the client's kernel waits for its time to pass.
+//! In: an address, and a duration or a number of connections. Out: numbers of successful and failed connections, and
+//! durations. Both ends are separate processes in the namespaces of a testbed. The server closes short connections, so that
+//! no port of the client stays in TIME-WAIT.
 
 use std::{
     io::Read,
@@ -26,58 +26,60 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// The word by which a binary that uses this crate is asked to be an end: `PROGRAM visits serve ADDRESS:PORT`,
+/// The argument that makes a binary of this crate run as one end: `PROGRAM visits serve ADDRESS:PORT`,
 /// `PROGRAM visits repeat ADDRESS:PORT SECONDS` or `PROGRAM visits hold ADDRESS:PORT COUNT`.
 pub const SUBCOMMAND: &str = "visits";
 
+/// Port of the server.
 const PORT: u16 = 5203;
-/// Questions and answers, bytes.
+/// Length of a request and of its answer, bytes.
 const MESSAGE_BYTES: usize = 300;
-/// What a question begins with after whose answer the server closes.
+/// First byte of a request after whose answer the server closes the connection.
 const CLOSE_AFTER_ANSWER: u8 = 1;
-/// Short connections at a time, and long ones that are being made at a time.
+/// Maximum of concurrent short connections, and of connections that are being opened. Larger: SYNs overflow the listener's
+/// backlog. Smaller: the round trip limits the rate.
 const MAX_CONCURRENT: usize = 128;
-/// How long a step of a connection may take before it has failed.
+/// Timeout of each step of a connection: longer than TCP's retransmissions of a lost SYN (1, 3, 7 and 15 s).
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long connections are held before they are used.
+/// How long all connections stay idle before each is used once.
 const HOLD_TIME: Duration = Duration::from_secs(2);
-/// Files a process may have open: more than any count asks for.
+/// Limit of open files: above the largest number of connections.
 const MAX_OPEN_FILES: u64 = 65_536;
 
-/// Errors of an end are told, not handled.
+/// Errors of an end are only printed.
 type Result<T> = std::result::Result<T, String>;
 
-/// A server at the lab's server; ended when dropped.
+/// A TCP server on the testbed's server; ended when dropped.
 pub struct ConnectionServer(Child);
 
-/// Connections one after the other.
+/// Result of short connections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConnections {
-    /// Those that came to their end as they should.
+    /// Successful connections.
     pub done: u64,
-    /// The others.
+    /// Failed connections.
     pub failed: u64,
-    /// How long all of them took.
+    /// Duration of the whole run.
     pub time: Duration,
-    /// What the first one that failed said.
+    /// Error of the first failed connection; may be empty.
     pub first_error: String,
 }
 
-/// Connections at once.
+/// Result of concurrent connections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldConnections {
-    /// Those that could not be made, or whose question was not answered after the rest.
+    /// Connections that could not be opened, or were not answered after [`HOLD_TIME`].
     pub failed: u64,
-    /// How long it took to make all of them.
+    /// Time to open all connections.
     pub opening: Duration,
-    /// How long it took until all questions, asked together, were answered.
+    /// Time until all requests, sent at once, were answered.
     pub asking: Duration,
-    /// What the first one that failed said.
+    /// Error of the first failed connection; may be empty.
     pub first_error: String,
 }
 
 impl ConnectionServer {
-    /// Listens on every IPv4 address, and is ready when this returns.
+    /// Starts a server on every IPv4 address, and waits until it listens.
     pub fn start(testbed: &Testbed) -> Result<Self> {
         let mut command = testbed.command(Host::Server, &program()?);
         command.args([SUBCOMMAND, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
@@ -92,14 +94,14 @@ impl ConnectionServer {
         Err("the server does not listen after 5 s".to_owned())
     }
 
-    /// Lets the client make connections to it at `address` one after the other, several at a time, for some seconds.
+    /// Opens short connections from the client to `address`, [`MAX_CONCURRENT`] at a time, for `seconds`.
     pub fn repeat(&self, testbed: &Testbed, address: &str, seconds: u32) -> Result<ShortConnections> {
         let (numbers, first_error) = self.ask(testbed, "repeat", address, seconds, seconds)?;
         let [done, failed, ms] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
         Ok(ShortConnections { done, failed, time: Duration::from_millis(ms), first_error })
     }
 
-    /// Lets the client make so many connections to it at `address`, hold them, and use each once.
+    /// Opens `count` connections from the client to `address`, holds them, and uses each once.
     pub fn hold(&self, testbed: &Testbed, address: &str, count: u32) -> Result<HeldConnections> {
         let (numbers, first_error) = self.ask(testbed, "hold", address, count, 120)?;
         let [failed, opening, asking] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
@@ -107,7 +109,7 @@ impl ConnectionServer {
         Ok(HeldConnections { failed, opening, asking, first_error })
     }
 
-    /// The numbers of the line that the client's end prints, and the words after them.
+    /// Runs the client's end; returns the numbers that it prints, and the text after them.
     fn ask(
         &self,
         testbed: &Testbed,
@@ -147,9 +149,9 @@ fn program() -> Result<String> {
     program.into_os_string().into_string().map_err(|_| "this program's own path is not UTF-8".to_owned())
 }
 
-/// Is one end: the server for ever, the client until it has done what it was asked for.
+/// Runs one end: the server forever, the client until its task is done.
 pub fn run(args: &[String]) -> Result<()> {
-    // Whoever needs more than are allowed will say so.
+    // If the limit stays too low, opening a connection fails with an error.
     allow_files(MAX_OPEN_FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("{SUBCOMMAND}: no runtime: {error}"))?;
@@ -183,7 +185,7 @@ async fn serve(at: SocketAddr) -> Result<()> {
     let listener = listen().map_err(|error| format!("{at}: {error}"))?;
     loop {
         let (stream, _) = listener.accept().await.map_err(|error| format!("accept: {error}"))?;
-        // A connection that ends badly shows at the other end.
+        // The client reports errors of the connection.
         tokio::task::spawn_local(async move { drop(answer(stream).await) });
     }
 }
@@ -223,7 +225,7 @@ async fn repeat(to: SocketAddr, length: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A connection with one question that the server closes after its answer.
+/// Opens a connection, sends one request, and waits for the server to close.
 async fn short_connection(to: SocketAddr) -> Result<()> {
     let mut stream = connect(to).await?;
     exchange(&mut stream, CLOSE_AFTER_ANSWER).await?;
@@ -251,7 +253,7 @@ async fn hold(to: SocketAddr, count: usize) -> Result<()> {
             time::sleep(HOLD_TIME).await;
             let mut stream = made?;
             exchange(&mut stream, 0).await?;
-            // Nobody leaves before all have been answered.
+            // The stream is returned so that no connection closes before all have been answered.
             Ok(stream)
         });
     }
@@ -273,7 +275,7 @@ async fn connect(to: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A question that begins with that byte, and its answer.
+/// Sends a request that begins with `first`, and checks its answer.
 async fn exchange(stream: &mut TcpStream, first: u8) -> Result<()> {
     let (mut question, mut answer) = ([0x55; MESSAGE_BYTES], [0; MESSAGE_BYTES]);
     question[0] = first;
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_a_failure() {
+    fn a_refused_connection_is_a_failure() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         assert!(

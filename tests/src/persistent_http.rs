@@ -1,7 +1,7 @@
-//! HTTP downloads over connections that are kept: how long one takes, from the question to the last byte.
+//! HTTP downloads over persistent connections (RFC 9112 §9.3): measures the time from the request to the last byte.
 //!
-//! In: a stage, an address of the server, sizes. Out: times. Both ends are threads of this process with sockets inside
-//! the namespaces; the bytes themselves say nothing, so that making and checking them takes no time.
+//! In: a testbed, an address of the server, sizes. Out: durations. Both ends are threads of this process with sockets in the
+//! namespaces. The content is constant and not checked, so that it costs no time.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -16,26 +16,26 @@ use std::{
 
 use crate::testbed::{Host, Testbed};
 
-/// What is read or written at once, bytes.
+/// Size of one read or write call, bytes: larger than the socket buffers fill at once, so that system calls do not limit.
 const CHUNK_BYTES: usize = 256 << 10;
-/// How long nothing may come.
+/// Read and connect timeout: longer than any outage that a connection must survive.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server at the lab's server that answers `GET /N` with N bytes; takes no more connections once dropped.
+/// An HTTP server on the testbed's server: `GET /N` returns N bytes. Stops accepting when dropped.
 pub struct PersistentServer {
     port: u16,
     stop: Arc<AtomicBool>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// A connection to it from the client.
+/// A persistent connection from the client.
 pub struct PersistentConnection {
     stream: BufReader<TcpStream>,
     chunk: Vec<u8>,
 }
 
 impl PersistentServer {
-    /// Serves on every IPv4 address.
+    /// Listens on every IPv4 address.
     pub fn start(testbed: &Testbed) -> Result<Self, String> {
         let bound = testbed.in_namespace(Host::Server, || {
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -49,7 +49,7 @@ impl PersistentServer {
         Ok(Self { port, stop, acceptor: Some(acceptor) })
     }
 
-    /// Connects to it at `address`.
+    /// Connects from the client to the server at `address`.
     pub fn connect(&self, testbed: &Testbed, address: Ipv4Addr) -> Result<PersistentConnection, String> {
         let to = SocketAddr::from((address, self.port));
         let stream = testbed.in_namespace(Host::Client, || TcpStream::connect_timeout(&to, READ_TIMEOUT));
@@ -73,7 +73,7 @@ impl PersistentConnection {
         Ok(Self { stream: BufReader::new(stream), chunk: vec![0; CHUNK_BYTES] })
     }
 
-    /// Asks for so many bytes: how long it took until all of them were there.
+    /// Downloads `size` bytes and returns the duration.
     pub fn get(&mut self, size: u64) -> Result<Duration, String> {
         let began = Instant::now();
         self.fetch(size).map_err(|error| format!("{size} bytes by HTTP: {error}"))?;
@@ -103,7 +103,7 @@ impl PersistentConnection {
 fn accept(listener: &TcpListener, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
-            // A connection that ends badly shows at the other end. Its thread ends with it.
+            // The client reports errors of the connection. The thread ends with the connection.
             Ok((stream, _)) => drop(thread::spawn(move || drop(serve(stream)))),
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
@@ -119,7 +119,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
         let path = head.first().and_then(|line| line.strip_prefix("GET /")?.split(' ').next());
         let size: u64 = path.and_then(|path| path.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
         let mut answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n").into_bytes();
-        // What is small leaves with its head.
+        // The first chunk leaves in one write with the header section.
         let with_head = usize::try_from(size).unwrap_or(usize::MAX).min(chunk.len());
         answer.extend_from_slice(&chunk[..with_head]);
         let out = stream.get_mut();
@@ -133,7 +133,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The lines before the empty one.
+/// The lines of a header section.
 fn head(stream: &mut impl BufRead) -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     loop {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_kept_for_one_size_after_the_other() {
+    fn one_connection_serves_several_requests() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a listener");
         let served = thread::spawn(move || serve(listener.accept()?.0));

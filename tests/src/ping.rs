@@ -1,4 +1,4 @@
-//! Real pings, and the longest silence between their answers.
+//! Runs `ping`, and evaluates replies: loss, round-trip times, and the longest gap between replies.
 
 use std::{
     fs::{self, File},
@@ -14,29 +14,29 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// A running `ping`; its answers go to a file.
+/// A running `ping` that writes its output to a file.
 pub struct Ping {
     child: Child,
     answers: PathBuf,
 }
 
-/// One answer.
+/// A reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// When it came, seconds since 1970.
+    /// Arrival time, seconds since 1970.
     pub at: f64,
-    /// Round trip, ms.
+    /// Round-trip time, ms.
     pub rtt_ms: f64,
-    /// Which ping it answers, counted from 1.
+    /// Number of the answered ping, from 1.
     pub number: u64,
 }
 
-/// What came back.
+/// The replies of a run.
 #[derive(Clone, Debug)]
 pub struct Pings {
     /// In order of arrival.
     pub answers: Vec<Answer>,
-    /// How many were sent.
+    /// Number of sent pings.
     pub sent: u64,
 }
 
@@ -57,7 +57,7 @@ impl Ping {
         Self::start(testbed, from, &["-Q", tos, "-i", "0.01", "-w", &seconds.to_string(), to])
     }
 
-    /// The same through one interface.
+    /// One ping every 10 ms for `seconds`, through one interface.
     pub fn dense_through(testbed: &Testbed, from: Host, interface: &str, to: &str, seconds: u64) -> Self {
         Self::start(testbed, from, &["-I", interface, "-i", "0.01", "-w", &seconds.to_string(), to])
     }
@@ -70,14 +70,14 @@ impl Ping {
         Self { child: command.spawn().expect("ping runs"), answers }
     }
 
-    /// Ends it before its time.
+    /// Interrupts `ping`, and returns the replies so far.
     pub fn stop(self) -> Pings {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
         self.finish()
     }
 
-    /// Waits for it to end.
+    /// Waits for `ping` to end.
     pub fn finish(mut self) -> Pings {
         self.child.wait().expect("our own child");
         parse(&fs::read_to_string(&self.answers).expect("its own file"))
@@ -91,13 +91,13 @@ impl Drop for Ping {
     }
 }
 
-/// `count` pings, 100 ms apart, waited for.
+/// Sends `count` pings, one every 100 ms, and waits for the end.
 pub fn ping(testbed: &Testbed, from: Host, to: &str, count: u32) -> Pings {
     let limit = (count / 5 + 5).to_string();
     Ping::start(testbed, from, &["-i", "0.1", "-c", &count.to_string(), "-w", &limit, to]).finish()
 }
 
-/// At least one of five pings must be answered, each within a second. The first answer is enough.
+/// Panics unless one of up to five pings is answered within a second.
 pub fn reaches(testbed: &Testbed, from: Host, to: &str) {
     let once = || Ping::start(testbed, from, &["-c", "1", "-W", "1", to]).finish();
     let answered = (0..5).any(|_| !once().answers.is_empty());
@@ -105,7 +105,7 @@ pub fn reaches(testbed: &Testbed, from: Host, to: &str) {
 }
 
 impl Pings {
-    /// The longest time without an answer between two moments; silence up to the end of it counts.
+    /// The longest time without a reply between two moments; the times before the first and after the last reply count.
     pub fn longest_gap(&self, from: SystemTime, to: SystemTime) -> Duration {
         let (from, to) = (unix(from), unix(to));
         let in_namespace = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));
@@ -118,28 +118,28 @@ impl Pings {
         Duration::from_secs_f64(longest)
     }
 
-    /// How many pings were not answered, of those up to the last that was.
+    /// Number of unanswered pings before the last answered one.
     pub fn missing(&self) -> u64 {
         let last = self.answers.iter().map(|answer| answer.number).max().unwrap_or(self.sent);
         last.saturating_sub(self.answers.len() as u64)
     }
 
-    /// Share of unanswered pings, percent.
+    /// Unanswered pings, percent.
     pub fn loss_pct(&self) -> f64 {
         100.0 * (1.0 - self.answers.len() as f64 / self.sent.max(1) as f64)
     }
 
-    /// How many were never answered.
+    /// Number of unanswered pings, including those at the end.
     pub fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.answers.len() as u64)
     }
 
-    /// Median round trip, ms.
+    /// Median of the round-trip times, ms.
     pub fn median_rtt_ms(&self) -> f64 {
         self.rtt_ms(50)
     }
 
-    /// The round trip that so many per cent of the answers are below, ms.
+    /// Percentile of the round-trip times, ms.
     pub fn rtt_ms(&self, percent: usize) -> f64 {
         let mut all: Vec<f64> = self.answers.iter().map(|answer| answer.rtt_ms).collect();
         all.sort_by(f64::total_cmp);
@@ -159,7 +159,7 @@ fn parse(text: &str) -> Pings {
 
 /// `[1700000000.123456] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.1 ms`
 fn answer(line: &str) -> Option<Answer> {
-    // A second answer to the same ping is no answer to another one.
+    // A duplicated reply counts once.
     if line.contains("(DUP!)") {
         return None;
     }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_gap_counts_the_silence_at_both_ends() {
+    fn the_longest_gap_includes_the_time_before_the_first_and_after_the_last_reply() {
         let text = "[100.5] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.5 ms\n\
                     [100.6] 64 bytes from 10.0.0.1: icmp_seq=2 ttl=64 time=27.5 ms\n\
                     [100.7] From 10.0.0.2 icmp_seq=3 Destination Host Unreachable\n\
@@ -186,7 +186,7 @@ mod tests {
         assert!(near(pings.longest_gap(at(100.4), at(100.65)), 0.1));
         assert!(near(pings.longest_gap(at(100.4), at(101.6)), 1.0));
         assert!(near(pings.longest_gap(at(100.0), at(100.6)), 0.5));
-        assert_eq!(pings.missing(), 0, "nobody knows of the third whether it was lost or the end came first");
+        assert_eq!(pings.missing(), 0, "ping 3 may have been lost, or ping may have ended before its reply");
         assert!((pings.median_rtt_ms() - 27.5).abs() < 1e-9);
         assert!((pings.loss_pct() - 33.333).abs() < 0.01);
     }

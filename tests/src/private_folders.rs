@@ -1,9 +1,8 @@
-//! The folders of the machine in which mpvpn keeps sockets, journals, state and configuration, for each stage its own.
+//! Gives each testbed its own copies of the system folders in which mpvpn keeps sockets, journals, state and configuration.
 //!
-//! In: the directory of a lab. Out: mounts that a process makes for itself between fork and exec. What always holds: a
-//! process of a stage finds in [`SOCKET_DIR`] what processes of the same stage have put there, and the lab's directory at
-//! its usual path; in the folders for state and configuration it finds nothing of the machine's. The mounts go with the
-//! process.
+//! In: the directory of a lab. Out: bind mounts that a process makes between fork and exec. Always holds: processes of one
+//! testbed share [`SOCKET_DIR`], and find the lab's directory at its usual path; the folders for state and configuration
+//! contain no files of the machine. The mounts disappear with the process.
 
 use std::{
     ffi::{CStr, CString},
@@ -19,13 +18,13 @@ use mpvpn_control::{
     config::{SERVER_FILE, STATE_DIR},
 };
 
-/// The folders of one stage.
+/// The folders of one testbed.
 pub(crate) struct PrivateFolders {
     sockets: PathBuf,
     mounts: Arc<[Mount]>,
 }
 
-/// A folder, and where it appears.
+/// A bind mount.
 struct Mount {
     from: CString,
     to: CString,
@@ -35,14 +34,14 @@ impl PrivateFolders {
     /// Makes the folders below `dir`, which is the directory of a lab below [`SOCKET_DIR`].
     pub(crate) fn new(dir: &Path) -> io::Result<Self> {
         let sockets = dir.join("private/sockets");
-        // The lab's directory has to be found below the folder that takes the place of the one in which it lies.
+        // The lab's directory lies in the folder that is mounted over, so it is mounted again below the new folder.
         let inner = dir.strip_prefix(SOCKET_DIR).map_err(io::Error::other)?;
         let inner = sockets.join(inner);
         fs::create_dir_all(&inner)?;
         let mut mounts = vec![Mount::new(dir, &inner)?, Mount::new(&sockets, Path::new(SOCKET_DIR))?];
         let configuration = Path::new(SERVER_FILE).parent().unwrap_or(Path::new("/"));
         for (name, folder) in [("state", Path::new(STATE_DIR)), ("configuration", configuration)] {
-            // Without mpvpn on the machine they are not there, and a mount needs a place.
+            // On a machine without mpvpn the folder does not exist, and a mount needs an existing target.
             if folder.is_dir() {
                 let own = dir.join("private").join(name);
                 fs::create_dir_all(&own)?;
@@ -52,12 +51,12 @@ impl PrivateFolders {
         Ok(Self { sockets, mounts: mounts.into() })
     }
 
-    /// What processes of the stage find as [`SOCKET_DIR`], as others reach it.
+    /// The folder that processes of the testbed see as [`SOCKET_DIR`], by its path outside of them.
     pub(crate) fn sockets(&self) -> &Path {
         &self.sockets
     }
 
-    /// Makes `command` see these folders. It must enter a mount namespace of its own before.
+    /// Mounts the folders for `command`, which must enter its own mount namespace before.
     pub(crate) fn apply(&self, command: &mut Command) {
         let mounts = Arc::clone(&self.mounts);
         // SAFETY: between fork and exec the closure makes only system calls: no allocation, no lock.

@@ -1,4 +1,4 @@
-//! An HTTP proxy as companies have them: tinyproxy.
+//! An HTTP proxy as in company networks: tinyproxy on the server's host.
 
 use std::{
     fs,
@@ -12,17 +12,17 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// Where it listens, at the server's host.
+/// Address of the proxy, on the server's host.
 const HOST: &str = "192.0.2.1";
 const PORT: u16 = 3128;
 
-/// A proxy that lets `anna` with the password `secret` connect to port 4433.
+/// A running proxy that allows user `anna` with password `secret` to connect to port 4433.
 pub struct HttpProxy {
     child: Child,
 }
 
 impl HttpProxy {
-    /// Starts it, and waits until it answers.
+    /// Starts the proxy, and waits until it accepts connections.
     pub fn start(testbed: &Testbed) -> Self {
         let file = testbed.dir().join("tinyproxy.conf");
         let lines = format!(
@@ -44,12 +44,12 @@ impl HttpProxy {
         Self { child }
     }
 
-    /// Its address.
+    /// Address and port of the proxy.
     pub fn address(&self) -> String {
         format!("{HOST}:{PORT}")
     }
 
-    /// What `--via` is told.
+    /// The value of `--via` for a user.
     pub fn url(&self, user: &str, password: &str) -> String {
         format!("http://{user}:{password}@{HOST}:{PORT}")
     }

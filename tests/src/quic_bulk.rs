@@ -1,9 +1,7 @@
-//! One QUIC connection that downloads as fast as it goes: an inner flow that is neither TCP nor anything a tunnel can
-//! see into.
+//! A bulk download over one QUIC connection: an inner flow that is not TCP and that a tunnel cannot inspect.
 //!
-//! In: an address and a file that the server puts its certificate into. Out: the bytes that arrived in each step of the
-//! download. Quinn is the QUIC of both ends, Cubic its congestion control; packets are as large as every tunnel takes.
-//! Both ends run as processes of their own, inside the namespaces of a stage.
+//! In: an address, and a file for the server's certificate. Out: the received bytes per [`STEP`]. Both ends use quinn with
+//! CUBIC and packets that fit into every tunnel. Both ends are separate processes in the namespaces of a testbed.
 
 use std::{
     fs,
@@ -21,27 +19,29 @@ use tokio::time;
 
 use crate::testbed::{Host, Testbed};
 
-/// The word by which a binary that uses this crate is asked to be an end:
+/// The argument that makes a binary of this crate run as one end:
 /// `PROGRAM quic-bulk serve ADDRESS:PORT FILE` or `PROGRAM quic-bulk fetch ADDRESS:PORT FILE SECONDS`.
 pub const SUBCOMMAND: &str = "quic-bulk";
-/// The bytes that arrived are counted for each of these.
+/// Interval in which received bytes are counted.
 pub const STEP: Duration = Duration::from_millis(100);
 
+/// Name in the certificate of the server.
 const SERVER_NAME: &str = "bulk";
 const PORT: u16 = 5202;
 /// UDP payload that fits the smallest tunnel MTU, 1280 bytes, with the headers of IPv4 and UDP.
 const UDP_PAYLOAD_BYTES: u16 = 1252;
-/// More than any rate and round trip of the scenarios need, bytes.
+/// Flow control window of connection and stream, bytes: above the bandwidth-delay product of every scenario, so that only
+/// congestion control limits the rate.
 const FLOW_CONTROL_BYTES: u32 = 32 << 20;
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
-/// How long a connection may be silent before it counts as lost.
+/// Idle timeout of the connection (RFC 9000 §10.1): longer than the outages in the scenarios.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Errors of both ends are told, not handled.
+/// Errors of both ends are only printed.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// A server at the lab's server; ended when dropped.
+/// A QUIC server on the testbed's server; ended when dropped.
 pub struct QuicServer {
     child: Child,
     certificate: PathBuf,
@@ -51,7 +51,7 @@ pub struct QuicServer {
 pub struct QuicDownload(Child);
 
 impl QuicServer {
-    /// Listens on every IPv4 address, and is ready when this returns.
+    /// Starts a server on every IPv4 address, and waits until it is ready.
     pub fn start(testbed: &Testbed) -> std::result::Result<Self, String> {
         let certificate = testbed.file("quic", Host::Server);
         let mut command = testbed.command(Host::Server, &program()?);
@@ -71,7 +71,7 @@ impl QuicServer {
         Err("the QUIC server is not ready after 5 s".to_owned())
     }
 
-    /// Starts a download from it at `address` to the client, for some seconds.
+    /// Starts a download from `address` to the client that lasts `seconds`.
     pub fn fetch(
         &self,
         testbed: &Testbed,
@@ -95,10 +95,10 @@ impl Drop for QuicServer {
 }
 
 impl QuicDownload {
-    /// Waits for its end: the bytes of each [`STEP`].
+    /// Waits for the end of the download, and returns the bytes of each [`STEP`].
     pub fn finish(mut self) -> std::result::Result<Vec<u64>, String> {
         let (mut out, mut complaint) = (String::new(), String::new());
-        // What it prints fits the pipes: a line a step at its end, or one of complaint.
+        // The output is shorter than the pipes' buffers, so it can be read after the process has ended.
         let status = self.0.wait().map_err(|error| error.to_string())?;
         let pipes = (self.0.stdout.take(), self.0.stderr.take());
         if let (Some(mut stdout), Some(mut stderr)) = pipes {
@@ -125,7 +125,7 @@ fn program() -> std::result::Result<String, String> {
     program.into_os_string().into_string().map_err(|_| "this program's own path is not UTF-8".to_owned())
 }
 
-/// Is one end: the server for ever, the client until its time is over.
+/// Runs one end: the server forever, the client until its time is over.
 pub fn run(args: &[String]) -> std::result::Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("{SUBCOMMAND}: no runtime: {error}"))?;
@@ -148,7 +148,7 @@ async fn serve(at: SocketAddr, file: &Path) -> Result<()> {
     let mut config = ServerConfig::with_single_cert(vec![certificate_and_key.cert.der().clone()], key)?;
     config.transport_config(Arc::new(transport()?));
     let endpoint = endpoint(at, Some(config))?;
-    // Whoever sees the file sees all of it, and a server that listens.
+    // The file is renamed into place when it is complete and the server listens.
     let draft = file.with_extension("draft");
     fs::write(&draft, certificate_and_key.cert.der())?;
     fs::rename(draft, file)?;
@@ -156,7 +156,7 @@ async fn serve(at: SocketAddr, file: &Path) -> Result<()> {
         tokio::spawn(async move {
             let Ok(connection) = incoming.await else { return };
             let Ok(mut stream) = connection.open_uni().await else { return };
-            // Until the client has enough and closes.
+            // Until the client closes the connection.
             while stream.write_all(&[0; CHUNK_BYTES]).await.is_ok() {}
         });
     }
@@ -203,10 +203,10 @@ fn transport() -> Result<TransportConfig> {
     Ok(transport)
 }
 
-/// A socket with room for a burst, as programs that move much ask for.
+/// An endpoint whose socket has a receive buffer of [`SOCKET_BUFFER_BYTES`], as bulk transfers use.
 fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> Result<Endpoint> {
     let socket = UdpSocket::bind(at)?;
-    // Without the right to more, what the system allows is what there is.
+    // Without the privilege the system's default buffer remains.
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
     let runtime = quinn::default_runtime().ok_or("no runtime")?;
     Ok(Endpoint::new(EndpointConfig::default(), server, socket, runtime)?)

@@ -1,10 +1,10 @@
-//! Repeatable disorder.
+//! Repeatable random numbers for tests.
 
-/// A small generator (xorshift64); a failure is repeated with its seed.
+/// A random number generator (xorshift64). A test is repeated exactly with the same seed.
 pub struct Random(u64);
 
 impl Random {
-    /// `seed` must not be 0. It is printed, so that the log of a failure tells it.
+    /// `seed` must not be 0. It is printed, so that the log of a failed test contains it.
     pub fn new(seed: u64) -> Self {
         println!("seed {seed:#x}");
         Self(seed)
@@ -23,7 +23,7 @@ impl Random {
         (self.bits() % bound as u64) as usize
     }
 
-    /// One time in `n`.
+    /// True with probability 1 in `n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -34,12 +34,12 @@ impl Random {
         (0..length).map(|_| self.bits() as u8).collect()
     }
 
-    /// One of these.
+    /// A random element.
     pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len())]
     }
 
-    /// Changes up to five bytes, and sometimes cuts the end off or repeats a piece.
+    /// Changes up to five bytes; sometimes truncates, or repeats the end.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         if bytes.is_empty() {
             return;

@@ -1,7 +1,7 @@
-//! TCP readers that stop reading, while their writers go on.
+//! TCP connections whose readers stop reading while their writers continue.
 //!
-//! In: a stage with a way from the client to `address`, how many flows, how long. Out: how much the writers could push
-//! towards readers that took only the first bytes. Whatever lies between must not grow by what is not read.
+//! In: a testbed with a route from the client to `address`, the number of flows, a duration. Out: the number of bytes that the
+//! writers could send. Unread data must not grow the memory of a tunnel in between.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -12,15 +12,15 @@ use std::{
 
 use crate::testbed::{Direction, Host, Testbed};
 
-/// What a reader takes before it stops, bytes.
+/// Bytes that a reader reads before it stops: beyond the first window, so that the connection is at full rate.
 const READ_BEFORE_STALL_BYTES: usize = 256 << 10;
-/// What a writer hands over at once, bytes.
+/// Size of one read or write call, bytes.
 const WRITE_BYTES: usize = 64 << 10;
-/// How often a writer that cannot go on looks at the time.
+/// Socket timeout: how often a blocked reader or writer checks the deadline.
 const DEADLINE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Opens `flows` connections from the client to `address` and holds them for `time` with readers that have stopped.
-/// Returns the bytes that writers got rid of.
+/// Opens `flows` connections from the client to `address` and keeps them for `time` with readers that have stopped. With
+/// [`Direction::Both`] every second connection sends up, else all send down. Returns the bytes that the writers sent.
 pub fn run_stalled_readers(
     testbed: &Testbed,
     address: IpAddr,
@@ -64,7 +64,7 @@ fn connect(
     Ok((near, far))
 }
 
-/// How many bytes it could hand over.
+/// Writes until the deadline, and returns the number of bytes.
 fn write_until(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64> {
     stream.set_write_timeout(Some(DEADLINE_POLL_INTERVAL))?;
     let chunk = vec![0x55; WRITE_BYTES];
@@ -90,7 +90,7 @@ fn stop_reading(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64
             Err(error) => return Err(error),
         }
     }
-    // The writer looks at the time before this side closes.
+    // Closing earlier would be an error for the writer, which checks the deadline every DEADLINE_POLL_INTERVAL.
     thread::sleep(deadline.saturating_duration_since(Instant::now()) + 2 * DEADLINE_POLL_INTERVAL);
     Ok(0)
 }

@@ -1,4 +1,7 @@
-//! A lab to play on, and the `mpvpn` processes that play.
+//! A testbed: an emulated network ([`mpvpn_lab::Lab`]) and the `mpvpn` processes on its hosts.
+//!
+//! In: descriptions of links, arguments of `mpvpn`. Out: running processes, their status, logs and exit codes. Always holds:
+//! processes of one testbed see nothing of another one; every wait is bounded; everything ends when it is dropped.
 
 use std::{
     cell::Cell,
@@ -27,36 +30,36 @@ use crate::{
     user_home::{USER, UserHome},
 };
 
-/// Where the server is reached, over every link.
+/// Address and port of the server, reachable over every link.
 pub const SERVER: &str = "192.0.2.1:4433";
-/// The same over IPv6.
+/// IPv6 address and port of the server.
 pub const SERVER6: &str = "[2001:db8::1]:4433";
-/// The server inside the tunnel.
+/// Address of the server inside the tunnel.
 pub const TUNNEL: &str = "10.0.0.1";
-/// A link that is neither fast nor slow: 100 Mbit/s, 12.5 ms each way, 60 ms of queue.
+/// The usual link: 100 Mbit/s, 12.5 ms each way, 60 ms of queue.
 pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
-/// A link that is slower, so that several stories with such links fill them at the same time: 40 Mbit/s.
+/// A slower link, so that several tests can fill such links at the same time: 40 Mbit/s.
 pub const SLOW_LINK: &str = "40mbit,12.5ms,queue=60ms";
-/// How long a tunnel may take to come up before the test gives up.
+/// How long a tunnel may take to come up on a busy machine before the test fails.
 const UP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The hosts of a lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The client, with one interface a link: `eth1`, `eth2` …
+    /// The client, with one interface per link: `eth1`, `eth2` …
     Client,
     /// The server.
     Server,
-    /// A host behind the server that knows no way to the tunnel's addresses.
+    /// A host behind the server that has no route to the tunnel's addresses.
     Inet,
-    /// A host in the LAN behind the client, where the stage has one.
+    /// A host in a LAN behind the client, in testbeds with a LAN.
     Lan,
-    /// A second client with one unlimited link, where the stage has one.
+    /// A second client with one unlimited link, in testbeds with two clients.
     Other,
 }
 
-/// A lab with a certificate in its directory. Others may run beside it, unless its thread has the whole machine: nothing
-/// that its processes change is seen by those of another stage.
+/// A lab with a certificate in its directory. Other testbeds may run at the same time, unless its thread holds the whole
+/// machine.
 pub struct Testbed {
     lab: Lab,
     folders: PrivateFolders,
@@ -65,32 +68,32 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// One emulated link for each specification.
+    /// One emulated link per text.
     pub fn new(links: &[&str]) -> Self {
         Self::build(Lab::builder().links(specs(links)))
     }
 
-    /// One link for each description.
+    /// One emulated link per specification.
     pub fn of(links: &[LinkSpec]) -> Self {
         Self::build(Lab::builder().links(links.iter().cloned()))
     }
 
-    /// Two links as in the figures the project is held to.
+    /// Two links [`LINK`].
     pub fn two_links() -> Self {
         Self::new(&[LINK, LINK])
     }
 
-    /// Two links of 40 Mbit/s, for stories about what is done with the rate of links, whatever it is.
+    /// Two links [`SLOW_LINK`], for tests that do not depend on the rate.
     pub fn two_slow_links() -> Self {
         Self::new(&[SLOW_LINK, SLOW_LINK])
     }
 
-    /// With a LAN behind the client.
+    /// Emulated links, and a LAN behind the client.
     pub fn with_lan(links: &[&str]) -> Self {
         Self::build(Lab::builder().links(specs(links)).lan(true))
     }
 
-    /// Two links, and a second client.
+    /// Two links [`LINK`], and a second client.
     pub fn two_clients() -> Self {
         Self::build(Lab::builder().links(specs(&[LINK, LINK])).other_client(true))
     }
@@ -110,7 +113,7 @@ impl Testbed {
         testbed
     }
 
-    /// `NAME.crt` and `NAME.key` in the lab's directory, made the way the guide says.
+    /// Creates `NAME.crt` and `NAME.key` in the lab's directory, as the guide does.
     pub fn make_certificate(&self, name: &str) {
         let (key, certificate) = (format!("{name}.key"), format!("{name}.crt"));
         let output = Command::new("openssl")
@@ -122,12 +125,12 @@ impl Testbed {
         assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// A link, counted from 1 as its interface is.
+    /// A link by its number, from 1 as in its interface's name.
     pub fn link(&self, number: usize) -> Link<'_> {
         Link(self.lab.link(number - 1).unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// Gives the client one more interface with a default route, a plain veth pair to the server.
+    /// Adds an interface with a default route to the client: a veth pair to the server.
     pub fn add_interface(&self, name: &str, net: u8) {
         let (client, server) = (self.lab.client().name(), self.lab.server().name());
         let far = format!("{name}-far");
@@ -146,23 +149,22 @@ impl Testbed {
         self.run(Host::Client, &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"]);
     }
 
-    /// Takes it away again.
+    /// Removes such an interface.
     pub fn remove_interface(&self, name: &str) {
         self.run(Host::Client, &["ip", "link", "delete", name]);
     }
 
-    /// The lab's directory: certificates, logs, sockets. The processes of the stage start in it.
+    /// The lab's directory with certificates, logs and sockets. It is the working directory of the testbed's processes.
     pub fn dir(&self) -> &Path {
         self.lab.dir()
     }
 
-    /// Where a process of the stage that is told nothing else has its socket: [`mpvpn_control::api::SOCKET_DIR`], as
-    /// processes elsewhere reach it.
+    /// The folder that processes of the testbed see as [`mpvpn_control::api::SOCKET_DIR`], by its path outside of them.
     pub fn default_sockets(&self) -> &Path {
         self.folders.sockets()
     }
 
-    /// A new folder that every user may look into, which goes with the stage.
+    /// Creates a folder that every user may read. It is removed with the testbed.
     pub fn public_folder(&self, name: &str) -> PathBuf {
         let public = self.lab.public_dir().unwrap_or_else(|error| panic!("{error}"));
         let number = self.started.replace(self.started.get() + 1);
@@ -172,7 +174,7 @@ impl Testbed {
         folder
     }
 
-    /// A name in the lab's directory that nothing else has.
+    /// A new file name in the lab's directory.
     pub fn file(&self, kind: &str, host: Host) -> PathBuf {
         let number = self.started.replace(self.started.get() + 1);
         self.dir().join(format!("{number}-{host:?}.{kind}").to_lowercase())
@@ -188,31 +190,31 @@ impl Testbed {
         }
     }
 
-    /// Sends an empty UDP datagram from there.
+    /// Sends an empty UDP datagram from that host.
     pub fn send_empty_udp(&self, from: Host, to: (&str, u16)) {
         let sent =
             self.in_namespace(from, || UdpSocket::bind("0.0.0.0:0").and_then(|it| it.send_to(&[], to)));
         sent.unwrap_or_else(|error| panic!("a datagram from {from:?} to {to:?}: {error}"));
     }
 
-    /// Runs `task` in a thread inside the namespace. Sockets it returns stay there.
+    /// Runs `task` in a thread inside the host's network namespace. Sockets that it opens stay in the namespace.
     pub fn in_namespace<T: Send>(&self, host: Host, task: impl FnOnce() -> T + Send) -> T {
         self.namespace(host).enter(task).unwrap_or_else(|error| panic!("cannot enter {host:?}: {error}"))
     }
 
-    /// A command to run there; it ends with the thread that starts it.
+    /// A command on that host; its process ends with the thread that starts it.
     pub fn command(&self, host: Host, program: &str) -> Command {
         let mut command = self.namespace(host).command(program);
         self.folders.apply(&mut command);
         command.current_dir(self.dir()).stdin(Stdio::null());
-        // A proxy of the machine on which the tests run is none of a stage's.
+        // The proxy settings of the machine do not apply inside a testbed.
         for name in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
             command.env_remove(name);
         }
         command
     }
 
-    /// Runs a short command there to its end, for at most `limit`.
+    /// Runs a command on that host to its end, for at most `limit`; it may fail.
     pub fn output_of(&self, host: Host, limit: Duration, args: &[&str]) -> Output {
         self.command(host, "timeout")
             .args(["-k", "2", &limit.as_secs().max(1).to_string()])
@@ -221,7 +223,7 @@ impl Testbed {
             .unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
 
-    /// The same, and it must succeed: its standard output.
+    /// Runs a command on that host, and panics unless it succeeds. Returns its standard output.
     pub fn run(&self, host: Host, args: &[&str]) -> String {
         let output = self.output_of(host, Duration::from_secs(30), args);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -229,7 +231,7 @@ impl Testbed {
         out.into_owned()
     }
 
-    /// How many packets the nftables rules of a place with this comment and a counter have met.
+    /// Packets counted by the nftables rules of a host that have this comment.
     pub fn count_nft_packets(&self, host: Host, comment: &str) -> u64 {
         let rules: Value = serde_json::from_str(&self.run(host, &["nft", "-j", "list", "ruleset"]))
             .expect("nft prints JSON");
@@ -239,7 +241,7 @@ impl Testbed {
         exprs.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum()
     }
 
-    /// Bytes that interface has received and sent.
+    /// Bytes that an interface has received and sent.
     pub fn interface_bytes(&self, host: Host, interface: &str) -> (u64, u64) {
         let listing = self.run(host, &["ip", "-j", "-s", "link", "show", "dev", interface]);
         let stats: Value = serde_json::from_str(&listing).expect("ip prints JSON");
@@ -247,12 +249,12 @@ impl Testbed {
         (count("rx"), count("tx"))
     }
 
-    /// Starts a server that lets everybody in, and waits until it is up.
+    /// Starts a server without authentication, and waits until it is up.
     pub fn server(&self, more_args: &[&str]) -> MpvpnProcess {
         self.server_with("server", more_args)
     }
 
-    /// The same with another certificate.
+    /// Starts such a server with another certificate.
     pub fn server_with(&self, certificate: &str, more_args: &[&str]) -> MpvpnProcess {
         let (cert, key) = (format!("{certificate}.crt"), format!("{certificate}.key"));
         let mut args = vec!["server", "--listen", "0.0.0.0:4433", "--listen", "[::]:4433", "--cert", &cert];
@@ -269,7 +271,7 @@ impl Testbed {
         self.start_client(more_args).wait_until_up()
     }
 
-    /// The same without waiting. `--server`, `--ca`, `--pin` and `--path` of `more_args` take the place of its own.
+    /// Starts such a client without waiting. `--server`, `--ca`, `--pin` and `--path` in `more_args` replace the defaults.
     pub fn start_client(&self, more_args: &[&str]) -> MpvpnProcess {
         let links: Vec<String> = self.lab.links().iter().map(LinkHandle::client_device).collect();
         let mut args = vec!["client"];
@@ -286,7 +288,7 @@ impl Testbed {
         self.start(Host::Client, &args)
     }
 
-    /// Starts `mpvpn` with these words and an API socket of its own.
+    /// Starts `mpvpn` with these arguments and its own API socket.
     pub fn start(&self, host: Host, args: &[&str]) -> MpvpnProcess {
         let socket = self.file("api", host);
         let mut args = args.to_vec();
@@ -295,13 +297,12 @@ impl Testbed {
         self.start_as_is(host, &args, &socket)
     }
 
-    /// Starts `mpvpn` with exactly these words; `socket` is where it will answer.
+    /// Starts `mpvpn` with exactly these arguments; `socket` is the path of its API socket.
     pub fn start_as_is(&self, host: Host, args: &[&str], socket: &Path) -> MpvpnProcess {
         self.spawn(self.command(host, binary().to_str().expect("an ASCII path")), host, args, socket)
     }
 
-    /// The same for a process that finds the file `own` at `path`. What is written into that file later counts
-    /// for it, too.
+    /// Starts `mpvpn` in a mount namespace where the file `own` is mounted at `path`. The process sees later changes of `own`.
     pub fn start_with_file(
         &self,
         host: Host,
@@ -316,7 +317,7 @@ impl Testbed {
         self.spawn(command, host, args, socket)
     }
 
-    /// The same as an ordinary user, who has no privilege.
+    /// Starts `mpvpn` as an unprivileged user.
     pub fn start_as_user(&self, host: Host, home: &UserHome, args: &[&str], socket: &Path) -> MpvpnProcess {
         let mut command = self.command(host, "setpriv");
         let user = USER.to_string();
@@ -337,7 +338,7 @@ impl Testbed {
         MpvpnProcess { args: args.join(" "), child, log, socket: socket.to_owned(), ended: None }
     }
 
-    /// Runs `mpvpn` to its end, which must come soon.
+    /// Runs `mpvpn` to its end, for at most 20 s.
     pub fn mpvpn(&self, host: Host, args: &[&str]) -> Output {
         let binary = binary();
         let mut all = vec![binary.to_str().expect("an ASCII path")];
@@ -345,18 +346,18 @@ impl Testbed {
         self.output_of(host, Duration::from_secs(20), &all)
     }
 
-    /// Keeps what its processes have written beyond its end, and says where. A test that panics does so by itself.
+    /// Copies the logs of the testbed to a folder that remains, and prints its path. Done automatically if a test panics.
     pub fn keep_logs(&self) {
         let thread = thread::current();
-        // A test that runs in the only thread has no name of its own.
+        // With one test thread, tests run in the thread `main`.
         let test = thread.name().filter(|name| *name != "main").unwrap_or(self.lab.prefix());
         match failure_logs::copy_logs(self.dir(), test) {
-            Ok(folder) => eprintln!("the whole logs: {}", folder.display()),
+            Ok(folder) => eprintln!("the complete logs: {}", folder.display()),
             Err(error) => eprintln!("the logs cannot be kept: {error}"),
         }
     }
 
-    /// Everything of a host's network that mpvpn may change, as text to compare.
+    /// All network settings of a host that mpvpn may change, as text for comparison.
     pub fn network_state(&self, host: Host) -> String {
         const LOOK: &str = "ip -o link | sed 's/^[0-9]*: //' | cut -d' ' -f1-5; ip -o addr | sed 's/^[0-9]*: //'; \
             ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; nft list ruleset; \
@@ -373,7 +374,7 @@ impl Drop for Testbed {
     }
 }
 
-/// The host behind the server.
+/// Address of the host behind the server.
 pub fn inet(family: Family) -> String {
     match family {
         Family::V4 => INET_V4.to_string(),
@@ -381,7 +382,7 @@ pub fn inet(family: Family) -> String {
     }
 }
 
-/// The host behind the server, over IPv4.
+/// IPv4 address of the host behind the server.
 pub fn inet4() -> String {
     inet(Family::V4)
 }
@@ -390,44 +391,44 @@ fn specs(links: &[&str]) -> Vec<LinkSpec> {
     links.iter().map(|text| text.parse().unwrap_or_else(|error| panic!("link {text}: {error}"))).collect()
 }
 
-/// A link of the stage, to be harmed and healed.
+/// A link of the testbed that can be impaired and restored.
 #[derive(Clone, Copy)]
 pub struct Link<'a>(&'a LinkHandle);
 
 impl Link<'_> {
-    /// The link itself, to be watched and changed in every way.
+    /// The lab's handle of the link, for its counters and all other changes.
     pub fn handle(&self) -> &LinkHandle {
         self.0
     }
 
-    /// Pulls the client's cable.
+    /// Takes the carrier from the client's interface.
     pub fn cut(self) {
         self.0.down().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Plugs it in again.
+    /// Returns the carrier.
     pub fn restore(self) {
         self.0.up().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Lets packets vanish; the carrier stays on.
+    /// Drops all packets in a direction; the carrier stays on.
     pub fn silence(self, direction: Direction) {
         self.0.loss(direction, 1.0).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Lets them pass again.
+    /// Stops dropping packets.
     pub fn end_silence(self) {
         self.0.loss(Direction::Both, 0.0).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
-/// The binary under test: `MPVPN_BIN`, or the one that was built with the same profile as this program.
+/// The binary under test: `MPVPN_BIN`, or the one that cargo built with the same profile as this program.
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("MPVPN_BIN") {
         return path.into();
     }
     let own = std::env::current_exe().expect("its own path");
-    // Tests lie in a folder beside it, the rigs in the same one.
+    // The rigs are in the folder of the binary, tests in a folder below.
     let found =
         own.ancestors().skip(1).take(2).map(|folder| folder.join("mpvpn")).find(|path| path.is_file());
     found.unwrap_or_else(|| {
@@ -438,7 +439,7 @@ pub fn binary() -> PathBuf {
     })
 }
 
-/// A running `mpvpn`, ended by its process id when dropped.
+/// A running `mpvpn`; ended when dropped.
 pub struct MpvpnProcess {
     args: String,
     child: Child,
@@ -448,13 +449,13 @@ pub struct MpvpnProcess {
 }
 
 impl MpvpnProcess {
-    /// Waits until it says that it is up.
+    /// Waits until the status says `up`.
     pub fn wait_until_up(mut self) -> Self {
         self.wait_until_up_within(UP_TIMEOUT);
         self
     }
 
-    /// The same, for at most `limit`; how long it took.
+    /// Waits until the status says `up`, for at most `limit`. Returns the duration.
     pub fn wait_until_up_within(&mut self, limit: Duration) -> Duration {
         let began = Instant::now();
         loop {
@@ -470,23 +471,23 @@ impl MpvpnProcess {
         }
     }
 
-    /// Where its local API is.
+    /// Path of the API socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What `mpvpn status --json` prints about it.
+    /// The output of `mpvpn status --json`.
     pub fn status(&self) -> Value {
         self.query_status(&[]).unwrap_or_else(|error| panic!("no status: {error}\n{}", self.log_tail()))
     }
 
-    /// The same, asked for without a process of its own: it is what `mpvpn status --json` prints.
+    /// The JSON of `mpvpn status --json`, fetched without starting a process.
     fn try_status(&self) -> Result<Value, String> {
         let status = api::fetch_status(&self.socket).map_err(|error| error.to_string())?;
         serde_json::to_value(status).map_err(|error| error.to_string())
     }
 
-    /// What `mpvpn status --flows --json` prints: the list of flows.
+    /// The list of flows in the output of `mpvpn status --flows --json`.
     pub fn flows(&self) -> Vec<Value> {
         let answer = self
             .query_status(&["--flows"])
@@ -499,7 +500,7 @@ impl MpvpnProcess {
         serde_json::from_str(&answer).map_err(|error| error.to_string())
     }
 
-    /// What `mpvpn events --json` prints: the events, the last one at the end.
+    /// The events in the output of `mpvpn events --json`, the newest last.
     pub fn events(&self) -> Vec<Value> {
         let lines =
             self.run("events", &[]).unwrap_or_else(|error| panic!("no events: {error}\n{}", self.log_tail()));
@@ -507,7 +508,7 @@ impl MpvpnProcess {
         lines.lines().map(read).collect()
     }
 
-    /// What a command prints in JSON about it.
+    /// The output of an `mpvpn` command with `--json` for this process.
     fn run(&self, command: &str, more_args: &[&str]) -> Result<String, String> {
         let output = Command::new(binary())
             .args([command, "--json", "--api-socket"])
@@ -522,7 +523,7 @@ impl MpvpnProcess {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Waits until the status is as `wanted` wants it, which complains otherwise.
+    /// Waits until `wanted` accepts the status; its error is part of the panic message.
     pub fn wait_for_status(
         &self,
         limit: Duration,
@@ -535,7 +536,7 @@ impl MpvpnProcess {
         })
     }
 
-    /// Waits until the path over `link` is in `state`.
+    /// Waits until the path of the default class over `link` is in `state`.
     pub fn wait_for_path(&self, link: &str, state: &str, limit: Duration) -> Value {
         self.wait_for_status(limit, &format!("{link} {state}"), |status| {
             let found = path_of(status, link).map(|path| path["state"] == state);
@@ -552,7 +553,7 @@ impl MpvpnProcess {
         found.unwrap_or_else(|| panic!("no {family:?} address in {all:?}")).to_owned()
     }
 
-    /// Its process id.
+    /// Process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -568,29 +569,29 @@ impl MpvpnProcess {
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         let after_name = text.rsplit_once(')').expect("a name in parentheses").1;
         let ticks = after_name.split_whitespace().skip(11).take(2);
-        // USER_HZ is 100 on every Linux that this runs on.
+        // USER_HZ is 100 on all supported architectures.
         ticks.map(|field| Duration::from_millis(field.parse::<u64>().expect("ticks") * 10)).sum()
     }
 
-    /// Ends it by SIGINT: its exit status.
+    /// Sends SIGINT, and returns the exit status.
     pub fn interrupt(&mut self) -> ExitStatus {
         self.signal(libc::SIGINT);
         self.wait(Duration::from_secs(10))
     }
 
-    /// Ends it by SIGTERM: its exit status.
+    /// Sends SIGTERM, and returns the exit status.
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal(libc::SIGTERM);
         self.wait(Duration::from_secs(10))
     }
 
-    /// Ends it by SIGKILL.
+    /// Sends SIGKILL, and waits for the end.
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
         self.wait(Duration::from_secs(10));
     }
 
-    /// Asks it by SIGHUP to read its configuration again.
+    /// Sends SIGHUP: the process reads its configuration again.
     pub fn reload(&self) {
         self.signal(libc::SIGHUP);
     }
@@ -601,7 +602,7 @@ impl MpvpnProcess {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Waits for it to end by itself.
+    /// Waits for the process to end by itself.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let deadline = Instant::now() + limit;
         loop {
@@ -620,19 +621,19 @@ impl MpvpnProcess {
         self.ended
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         self.poll_exit().is_none()
     }
 
-    /// All it has written so far.
+    /// The output so far.
     pub fn log(&self) -> String {
         let mut text = Vec::new();
         File::open(&self.log).and_then(|mut file| file.read_to_end(&mut text)).expect("its own log");
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The end of that, with a heading.
+    /// The last lines of the output, with a heading.
     fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -646,7 +647,7 @@ impl Drop for MpvpnProcess {
         if thread::panicking() {
             eprintln!("{}", self.log_tail());
         }
-        // A graceful end first: also tests that end by failing should leave little behind.
+        // First a graceful end, so that failed tests also leave little behind.
         if self.poll_exit().is_none() {
             self.signal(libc::SIGINT);
             let deadline = Instant::now() + Duration::from_secs(3);
@@ -668,13 +669,13 @@ pub enum Family {
     V6,
 }
 
-/// The paths of the class of this name in a status, or in what a server tells of a client.
+/// The paths of a class in a client's status, or in the entry of a client in a server's status.
 pub fn paths_of<'a>(status: &'a Value, class: &str) -> Vec<&'a Value> {
     let all = status["paths"].as_array().into_iter().flatten();
     all.filter(|path| path["class"] == class).collect()
 }
 
-/// The path of the default class over that link in a status.
+/// The path of the default class over that link.
 pub fn path_of<'a>(status: &'a Value, link: &str) -> Option<&'a Value> {
     paths_of(status, "default").into_iter().find(|path| path["link"] == link)
 }

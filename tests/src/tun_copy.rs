@@ -1,9 +1,8 @@
-//! Packets between a TUN device and a UDP socket, and nothing else: what the kernel alone costs a tunnel.
+//! Copies packets between a TUN device and a UDP socket and does nothing else: the minimum cost of a tunnel in user space.
 //!
-//! In: a device's name and two addresses. Out: every packet of the device in one datagram to the other end, and back.
-//! Reads of 64 KiB are split and received packets are joined by the code that mpvpn uses, one thread an end; there is
-//! no cryptography, no acknowledgement and no queue. It runs as a process of its own, so that it can be charged like
-//! any other system.
+//! In: a device name and two addresses. Out: each packet of the device in one datagram to the other end, and back. Packets
+//! are split and joined by the code of mpvpn, with one thread per end; there is no cryptography, acknowledgement or queue. It
+//! runs as a separate process, so that its processor time is measured like that of other systems.
 
 use std::{
     io::{self, IoSlice},
@@ -25,14 +24,14 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// The word by which a binary that uses this crate is asked to be an end: `PROGRAM tun-copy DEVICE LOCAL REMOTE`.
+/// The argument that makes a binary of this crate run as one end: `PROGRAM tun-copy DEVICE LOCAL REMOTE`.
 pub const SUBCOMMAND: &str = "tun-copy";
 
-/// What fits a datagram on Ethernet: 1500 less the headers of IPv4 and UDP.
+/// MTU of the TUN device, bytes: 1500 of Ethernet less the headers of IPv4 and UDP.
 const MTU: u32 = 1472;
 const PORT: u16 = 5600;
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Device, address on the link and address inside, of server and client.
+/// Host, device, address on the link, and address in the tunnel, of server and client.
 const ENDS: [(Host, &str, Ipv4Addr, &str); 2] = [
     (Host::Server, "copys", Ipv4Addr::new(10, 101, 0, 1), "10.79.0.1/24"),
     (Host::Client, "copyc", Ipv4Addr::new(10, 101, 0, 2), "10.79.0.2/24"),
@@ -65,7 +64,7 @@ pub(crate) fn start(testbed: &Testbed) -> Result<RunningSystem, String> {
     Ok(RunningSystem::new(server, client, Ipv4Addr::new(10, 79, 0, 1), ENDS[1].1))
 }
 
-/// Is one end, for ever: DEVICE LOCAL REMOTE.
+/// Runs one end forever. `args` are DEVICE LOCAL REMOTE.
 pub fn run(args: &[String]) -> Result<(), String> {
     let [device, local, remote] = args else {
         return Err(format!(
@@ -100,7 +99,8 @@ struct Copier {
 }
 
 impl Copier {
-    /// Reads in one go before the other direction has its turn.
+    /// Reads of the TUN per event before the other direction is served. Larger: the other direction waits longer. Smaller: more
+    /// epoll calls.
     const READS_PER_TURN: usize = 16;
 
     fn new(tun: Tun, udp: UdpSocket, remote: SocketAddr) -> io::Result<Self> {
@@ -143,7 +143,7 @@ impl Copier {
             self.out.clear();
             self.ranges.clear();
             let packet = &self.read[VNET_HEADER_LEN..length];
-            // What cannot be split is nothing that a measurement sends.
+            // Measurements send no packets that cannot be split.
             if split(header, packet, MTU as usize, &[], &mut self.out, &mut self.ranges).is_ok() {
                 self.send()?;
             }
@@ -151,7 +151,7 @@ impl Copier {
         Ok(())
     }
 
-    /// The packets of one read as trains of equal ones.
+    /// Sends the packets of one read as GSO trains of packets of equal size.
     fn send(&self) -> io::Result<()> {
         let mut rest = self.ranges.as_slice();
         while let Some(first) = rest.first() {
@@ -193,7 +193,7 @@ impl Copier {
         self.joiner.flush();
         while let Some(joined) = self.joiner.pop() {
             let pieces: Vec<IoSlice<'_>> = joined.io_slices().collect();
-            // A device that is not up yet refuses what comes.
+            // A device that is not up yet refuses packets.
             let _ = self.tun.write_vectored(&pieces);
             drop(pieces);
             self.joiner.recycle(joined);

@@ -1,13 +1,13 @@
-//! What a process used, as the kernel counts it.
+//! Processor time and memory of a process, as counted by the kernel.
 //!
-//! In: a process id. Out: processor time and memory of all its threads; `None` when there is no such process.
+//! In: a process ID. Out: processor time and memory of all its threads; `None` if there is no such process.
 
 use std::{fs, time::Duration};
 
-/// Length of a tick of `/proc`: USER_HZ is 100 on every Linux that this runs on.
+/// Duration of a tick in `/proc`: USER_HZ is 100 on all supported architectures.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// Processor time used so far, user and system. Softirqs that ran in its context are in it.
+/// Processor time used so far, user and system, including softirqs that ran in the context of the process.
 pub fn processor_time(pid: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after_name) = text.rsplit_once(')')?;
@@ -15,7 +15,7 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     ticks.map(|field| Some(TICK * field.parse::<u32>().ok()?)).sum()
 }
 
-/// The most resident memory it has had since its start or the last [`reset_peak_memory`], bytes.
+/// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.
 pub fn peak_memory(pid: u32) -> Option<u64> {
     memory(pid, "VmHWM:")
 }
@@ -31,7 +31,7 @@ fn memory(pid: u32, key: &str) -> Option<u64> {
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-/// Lets the peak start again from what is resident now (proc(5), `clear_refs`).
+/// Resets the peak to the current resident memory (proc(5), `clear_refs`).
 pub fn reset_peak_memory(pid: u32) -> Option<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").ok()
 }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_uses_nothing() {
-        // Process ids end below 2^22.
+        // Process IDs are below 2^22.
         assert_eq!(processor_time(1 << 30), None);
         assert_eq!(peak_memory(1 << 30), None);
     }

@@ -1,4 +1,4 @@
-//! An ordinary user of the machine, with a folder as a session has one.
+//! An unprivileged user of a testbed and the user's folder.
 
 use std::{
     os::unix::fs::chown,
@@ -7,26 +7,26 @@ use std::{
 
 use crate::testbed::Testbed;
 
-/// `nobody`.
+/// User ID of `nobody`.
 pub const USER: u32 = 65534;
 
-/// The user's folder, for sockets and for what has to survive a restart. It goes with the stage.
+/// The user's folder for sockets and state (`XDG_RUNTIME_DIR`, `XDG_STATE_HOME`). Removed with the testbed.
 pub struct UserHome(PathBuf);
 
 impl UserHome {
-    /// A new, empty one.
+    /// Creates an empty folder.
     pub fn new(testbed: &Testbed) -> Self {
         let dir = testbed.public_folder("home");
         chown(&dir, Some(USER), Some(USER)).expect("root may give it away");
         Self(dir)
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file of mpvpn in it, or a socket.
+    /// Path of a file or socket of mpvpn in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join("mpvpn").join(name)
     }

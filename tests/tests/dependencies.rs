@@ -1,6 +1,6 @@
-//! The rules of `deny.toml`, applied offline to what a build on Linux compiles: licences, sources, one version of each
-//! crate. `cargo deny` does the same and more; this one needs nothing installed. And `docs/design/dependencies.md` lists the
-//! direct dependencies that the manifests have, with the packages that use them.
+//! Checks the rules of `deny.toml` offline for all crates of a Linux build: licences, sources, one version per crate.
+//! `cargo deny` checks more, but has to be installed. Also checks that `docs/design/dependencies.md` lists all direct
+//! dependencies of the manifests with the packages that use them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ fn everything_comes_from_the_allowed_registry() {
 }
 
 #[test]
-fn there_is_one_version_of_each_crate_but_for_the_listed_ones() {
+fn there_is_one_version_of_each_crate_except_the_listed_ones() {
     let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in packages() {
         versions.entry(package.name).or_default().insert(package.version);
@@ -52,12 +52,12 @@ fn there_is_one_version_of_each_crate_but_for_the_listed_ones() {
             stale.push(format!("{name}@{version}"));
         }
     }
-    assert!(stale.is_empty(), "bans.skip in deny.toml lists what is not there twice any more: {stale:?}");
+    assert!(stale.is_empty(), "bans.skip in deny.toml lists crates that have only one version: {stale:?}");
     let double: Vec<String> = versions
         .iter()
         .filter(|(_, all)| all.len() > 1)
         .map(|(name, all)| {
-            format!("{name}: {all:?} (cargo tree --workspace --invert {name}@… tells who needs it)")
+            format!("{name}: {all:?} (cargo tree --workspace --invert {name}@… shows its users)")
         })
         .collect();
     assert!(double.is_empty(), "crates in several versions:\n  {}", double.join("\n  "));
@@ -146,7 +146,7 @@ const DOCUMENT: &str = "docs/design/dependencies.md";
 /// Crates of the registry, each with the packages of this workspace that name it in their manifest.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// The packages of this workspace without their common prefix, and where they are.
+/// The packages of this workspace without their common prefix, and their folders.
 fn members() -> BTreeMap<String, PathBuf> {
     let folders = std::fs::read_dir(root().join("crates")).expect("crates/ can be read");
     let folders = folders.map(|entry| entry.expect("crates/ can be read").path());
@@ -157,7 +157,7 @@ fn members() -> BTreeMap<String, PathBuf> {
     folders.filter(|folder| folder.join("Cargo.toml").exists()).map(named).collect()
 }
 
-/// What the manifests say, those of the tests included.
+/// The dependencies in all manifests, including those of tests.
 fn manifests() -> Uses {
     let mut uses = Uses::new();
     for (package, folder) in members() {

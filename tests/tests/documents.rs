@@ -1,6 +1,5 @@
-//! The documents of this repository, read offline: every link leads somewhere, every block of shell in the guide says where
-//! it runs or why it does not, every place that the architecture names is in the code, and every part of a configuration
-//! file there is one that mpvpn takes.
+//! Checks the documents of this repository offline: links have a target, shell blocks of the guide state where they run or why
+//! they are skipped, files and functions named in the architecture exist, and parts of configuration files are valid.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +12,7 @@ use mpvpn_control::config::{ClientConfig, Rights, ServerConfig, ServerOptions};
 use mpvpn_tests::guide::{Action, parse};
 
 #[test]
-fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+fn every_link_leads_to_an_existing_file_and_heading() {
     let mut missing = Vec::new();
     let mut anchors: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
     for document in documents() {
@@ -34,11 +33,11 @@ fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
             }
         }
     }
-    assert!(missing.is_empty(), "links that lead nowhere:\n  {}", missing.join("\n  "));
+    assert!(missing.is_empty(), "links without a target:\n  {}", missing.join("\n  "));
 }
 
 #[test]
-fn every_block_of_the_guide_says_where_it_runs_or_why_it_does_not() {
+fn every_shell_block_of_the_guide_states_where_it_runs_or_why_it_is_skipped() {
     for page in pages() {
         if let Err(why) = parse(&read(&page)) {
             panic!("{}: {why} (the notation: tests/src/guide.rs)", page.display());
@@ -47,7 +46,7 @@ fn every_block_of_the_guide_says_where_it_runs_or_why_it_does_not() {
 }
 
 #[test]
-fn every_part_of_a_configuration_file_in_the_guide_is_taken() {
+fn every_part_of_a_configuration_file_in_the_guide_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("part.toml");
     let mut checked = 0;
@@ -65,11 +64,11 @@ fn every_part_of_a_configuration_file_in_the_guide_is_taken() {
             checked += 1;
         }
     }
-    assert!(checked > 3, "{checked} parts are no guide");
+    assert!(checked > 3, "only {checked} parts were found");
 }
 
 #[test]
-fn every_place_that_the_architecture_names_is_there() {
+fn every_file_and_function_named_in_the_architecture_exists() {
     let architecture = read(&root().join("docs/architecture.md"));
     let (_, table) = architecture.split_once("## Where to change what").expect("the table of places");
     let mut missing = Vec::new();
@@ -90,7 +89,7 @@ fn every_place_that_the_architecture_names_is_there() {
         }
     }
     assert!(missing.is_empty(), "docs/architecture.md is out of date:\n  {}", missing.join("\n  "));
-    assert!(checked > 100, "{checked} places are no table");
+    assert!(checked > 100, "only {checked} names were found in the table");
 }
 
 #[test]
@@ -99,7 +98,7 @@ fn the_architecture_is_short() {
     let size: usize = text.split("```").step_by(2).map(str::len).sum();
     assert!(
         size <= 15_000,
-        "docs/architecture.md has {size} bytes beside its pictures, at most 15000 are read: move depth into docs/design"
+        "docs/architecture.md has {size} bytes beside its pictures, at most 15000 are allowed: move details to docs/design"
     );
 }
 
@@ -108,7 +107,7 @@ fn the_readme_is_short() {
     let size = read(&root().join("README.md")).len();
     assert!(
         size <= 9000,
-        "README.md has {size} bytes, at most 9000 are read: move what only some readers need into docs/guide"
+        "README.md has {size} bytes, at most 9000 are allowed: move what only some readers need to docs/guide"
     );
 }
 
@@ -135,7 +134,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All Markdown that belongs to the repository.
+/// All Markdown files of the repository.
 fn documents() -> Vec<PathBuf> {
     let words = ["ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
     let output = Command::new("git").args(words).current_dir(root()).output().expect("git runs");
@@ -166,7 +165,7 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
-        // What is between backticks is code.
+        // Text between backticks is code.
         let line: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
         let inline = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let reference = line.strip_prefix('[').and_then(|rest| rest.split_once("]: "));

@@ -1,4 +1,4 @@
-//! What is done to the bytes of packets: cutting, joining, checksums, flows, framing.
+//! Instructions of the operations on packet bytes: splitting, joining, checksums, flow hashes, framing.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 
@@ -20,21 +20,21 @@ use mpvpn_packet::{
 };
 use mpvpn_packets::{Packet, Tcp};
 
-use setup::Read;
+use setup::TunRead;
 
-// A read of the TUN becomes packets with a prefix each: 46 of them in all but the last two.
+// Split a TUN read into packets with a prefix each: 46 packets in all but the last two cases.
 #[library_benchmark]
-#[bench::tcp4_46_packets(Read::tcp4())]
-#[bench::tcp6_46_packets(Read::tcp6())]
-#[bench::udp4_46_packets(Read::udp4())]
-#[bench::one_1392_bytes(Read::single(1392))]
-#[bench::one_64_bytes(Read::single(64))]
-fn split(mut read: Read) -> (Read, usize) {
-    let count = black_box(&mut read).split();
-    (read, count)
+#[bench::tcp4_46_packets(TunRead::tcp4())]
+#[bench::tcp6_46_packets(TunRead::tcp6())]
+#[bench::udp4_46_packets(TunRead::udp4())]
+#[bench::one_1392_bytes(TunRead::single(1392))]
+#[bench::one_64_bytes(TunRead::single(64))]
+fn split(mut tun_read: TunRead) -> (TunRead, usize) {
+    let count = black_box(&mut tun_read).split();
+    (tun_read, count)
 }
 
-// Received packets become super-packets.
+// Join received packets to super-packets.
 #[library_benchmark]
 #[bench::one_flow_46_packets(setup::to_join(1, 46))]
 #[bench::four_flows_46_packets_each(setup::to_join(4, 46))]

@@ -1,4 +1,4 @@
-//! Packets as a TUN device and the network give them.
+//! Packets as read from a TUN device and received from the network.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,48 +7,48 @@ use mpvpn_masque::datagram;
 use mpvpn_packet::{FlowKey, GroCoalescer, VNET_HDR_LEN, VnetHdr, ip, split};
 use mpvpn_packets::{Packet, Tcp};
 
-/// MTU of the tunnel (bytes): what is left of 1500 on Ethernet.
+/// MTU of the tunnel, bytes: 1500 of Ethernet less outer headers.
 pub(crate) const MTU: usize = 1420;
-/// Payload of a TCP segment that fills [`MTU`], timestamps included (bytes).
+/// TCP payload, bytes, of a segment with timestamps that fills [`MTU`].
 const MSS: usize = MTU - 20 - 32;
-/// NOP, NOP, timestamps (RFC 7323), as every Linux sends them.
+/// TCP options NOP, NOP, timestamps (RFC 7323), as Linux sends them.
 const TIMESTAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
 
-/// One read from a TUN device, and where its packets go.
-pub(crate) struct Read {
+/// One read from a TUN device, and the buffers for its packets.
+pub(crate) struct TunRead {
     hdr: VnetHdr,
     packet: Vec<u8>,
     arena: BytesMut,
     ranges: Vec<std::ops::Range<usize>>,
 }
 
-impl Read {
+impl TunRead {
     fn new((hdr, packet): (VnetHdr, Vec<u8>)) -> Self {
         let (arena, ranges) = (BytesMut::with_capacity(128 << 10), Vec::with_capacity(64));
         Self { hdr, packet, arena, ranges }
     }
 
-    /// A super-packet of TCP over IPv4, as long as they get.
+    /// A TCP super-packet over IPv4 of maximum length.
     pub(crate) fn tcp4() -> Self {
         Self::new(Packet::v4().tcp_super_packet(&segment(0), &payload(46 * MSS), MSS as u16))
     }
 
-    /// The same over IPv6.
+    /// A TCP super-packet over IPv6 of maximum length.
     pub(crate) fn tcp6() -> Self {
         Self::new(Packet::v6().tcp_super_packet(&segment(0), &payload(46 * (MSS - 20)), (MSS - 20) as u16))
     }
 
-    /// 46 UDP datagrams in one.
+    /// A UDP super-packet of 46 datagrams.
     pub(crate) fn udp4() -> Self {
         Self::new(Packet::v4().udp_super_packet(&payload(46 * 1392), 1392))
     }
 
-    /// A packet that is complete already, of `len` bytes of payload.
+    /// A single UDP packet with `len` bytes of payload.
     pub(crate) fn single(len: usize) -> Self {
         Self::new((VnetHdr::NONE, Packet::v4().udp(&payload(len))))
     }
 
-    /// Cuts it; returns how many packets came out.
+    /// Splits it; returns the number of packets.
     pub(crate) fn split(&mut self) -> usize {
         let prefix = datagram::prefix(0, datagram::CONTEXT_PAYLOAD);
         split::split(self.hdr, &self.packet, MTU, prefix.as_ref(), &mut self.arena, &mut self.ranges)
@@ -57,7 +57,7 @@ impl Read {
     }
 }
 
-/// `count` consecutive full TCP segments of each of `flows` flows, taking turns.
+/// `count` consecutive full TCP segments of each of `flows` flows, interleaved.
 pub(crate) fn segments(flows: u16, count: u32) -> Vec<Bytes> {
     let body = payload(MSS);
     let rounds = (0..count).flat_map(|n| (0..flows).map(move |flow| (flow, n)));
@@ -65,13 +65,13 @@ pub(crate) fn segments(flows: u16, count: u32) -> Vec<Bytes> {
     rounds.map(packet).collect()
 }
 
-/// A joiner that has worked before, and what it is to join.
+/// A joiner with allocated buffers, and packets to join.
 pub(crate) fn to_join(flows: u16, count: u32) -> (GroCoalescer, Vec<Bytes>) {
     let (joiner, _) = join(GroCoalescer::new(), segments(flows, count));
     (joiner, segments(flows, count))
 }
 
-/// Joins `packets` and counts what comes out.
+/// Joins `packets`; returns the number of super-packets.
 pub(crate) fn join(mut joiner: GroCoalescer, packets: Vec<Bytes>) -> (GroCoalescer, usize) {
     for packet in packets {
         joiner.push(packet);
@@ -85,14 +85,14 @@ pub(crate) fn join(mut joiner: GroCoalescer, packets: Vec<Bytes>) -> (GroCoalesc
     (joiner, count)
 }
 
-/// The hash of a packet's flow, from its bytes.
+/// The flow hash of a packet.
 pub(crate) fn flow_hash(packet: &[u8]) -> u32 {
     FlowKey::of(&ip::parse(packet).expect("an IP packet")).hash32()
 }
 
 /// A virtio header as a TUN device writes it.
 pub(crate) fn vnet_header() -> [u8; VNET_HDR_LEN] {
-    Read::tcp4().hdr.to_bytes()
+    TunRead::tcp4().hdr.to_bytes()
 }
 
 /// Bytes that are not all the same.

@@ -1,4 +1,4 @@
-//! Where packets wait, and who says which one leaves: 100 packets each time.
+//! Instructions of packet queues and the dispatcher, for 100 packets each.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]
@@ -10,36 +10,36 @@ use std::hint::black_box;
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use mpvpn_path::Scheduler;
 
-use setup::{Busy, Dispatch};
+use setup::{Dispatch, FilledQueue};
 
-// Packets of flows that have others waiting already.
+// Push packets of flows that already have waiting packets.
 #[library_benchmark]
-#[bench::flows_1(Busy::new(1))]
-#[bench::flows_100(Busy::new(100))]
-#[bench::flows_10000(Busy::new(10_000))]
-fn class_push(mut queue: Busy) -> (usize, Busy) {
+#[bench::flows_1(FilledQueue::new(1))]
+#[bench::flows_100(FilledQueue::new(100))]
+#[bench::flows_10000(FilledQueue::new(10_000))]
+fn class_push(mut queue: FilledQueue) -> (usize, FilledQueue) {
     (black_box(&mut queue).push(), queue)
 }
 
-// The next packets of a queue in which 10 200 wait.
+// Pop from a queue with 10 200 packets.
 #[library_benchmark]
-#[bench::flows_1(Busy::new(1))]
-#[bench::flows_100(Busy::new(100))]
-#[bench::flows_10000(Busy::new(10_000))]
-fn class_pop(mut queue: Busy) -> (usize, Busy) {
+#[bench::flows_1(FilledQueue::new(1))]
+#[bench::flows_100(FilledQueue::new(100))]
+#[bench::flows_10000(FilledQueue::new(10_000))]
+fn class_pop(mut queue: FilledQueue) -> (usize, FilledQueue) {
     (black_box(&mut queue).pop(), queue)
 }
 
-// Packets that come into a queue at its limit.
+// Push into a queue at its limit: each push drops another packet.
 #[library_benchmark]
-#[bench::flows_1(Busy::full(1))]
-#[bench::flows_100(Busy::full(100))]
-#[bench::flows_10000(Busy::full(10_000))]
-fn class_push_when_full(mut queue: Busy) -> (usize, Busy) {
+#[bench::flows_1(FilledQueue::full(1))]
+#[bench::flows_100(FilledQueue::full(100))]
+#[bench::flows_10000(FilledQueue::full(10_000))]
+fn class_push_when_full(mut queue: FilledQueue) -> (usize, FilledQueue) {
     (black_box(&mut queue).push(), queue)
 }
 
-// Into the dispatcher and out again.
+// Push into the dispatcher and pop again.
 #[library_benchmark]
 #[bench::auto_ordered_2_paths_flows_1(Dispatch::new(Scheduler::Auto, true, 2, 1))]
 #[bench::auto_ordered_2_paths_flows_100(Dispatch::new(Scheduler::Auto, true, 2, 100))]

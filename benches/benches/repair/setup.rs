@@ -2,47 +2,49 @@ use bytes::{Buf, Bytes};
 use mpvpn_flow::fec::{GroupDecoder, GroupEncoder, GroupPosition, Load, LossMonitor, Symbol};
 use mpvpn_types::{Fec, Instant, PathId};
 
-const PACKETS: usize = 100;
-const GROUP: u8 = 20;
+/// Number of encoded packets.
+const PACKET_COUNT: usize = 100;
+/// Source packets per group.
+const GROUP_PACKETS: u8 = 20;
 const PATH: PathId = PathId(0);
 
-/// Packets that are about to leave.
-pub(crate) struct Leaving {
+/// Packets to be sent with repair packets.
+pub(crate) struct SentPackets {
     now: Instant,
-    guard: GroupEncoder,
+    encoder: GroupEncoder,
     packets: Vec<Bytes>,
 }
 
-impl Leaving {
+impl SentPackets {
     pub(super) fn new(repair: u8) -> Self {
-        let mut guard = GroupEncoder::new(&[]);
-        let plan = Fec::Fixed { data: GROUP, repair };
-        guard.set_plan(PATH, LossMonitor::default().update(plan, 0.0).flatten());
-        let packets = (0..PACKETS).map(|n| vec![n as u8; 1300].into()).collect();
-        let mut leaving = Self { now: Instant::now(), guard, packets };
-        // Memory is there after the first time.
-        leaving.pass();
-        leaving
+        let mut encoder = GroupEncoder::new(&[]);
+        let plan = Fec::Fixed { data: GROUP_PACKETS, repair };
+        encoder.set_plan(PATH, LossMonitor::default().update(plan, 0.0).flatten());
+        let packets = (0..PACKET_COUNT).map(|n| vec![n as u8; 1300].into()).collect();
+        let mut sent = Self { now: Instant::now(), encoder, packets };
+        // The first pass allocates memory.
+        sent.pass();
+        sent
     }
 
-    /// Bytes of repair.
+    /// Encodes all packets; returns the bytes of repair packets.
     pub(super) fn pass(&mut self) -> usize {
         self.each(|_, _| {})
     }
 
-    /// Calls `each` for all that leaves.
+    /// Encodes all packets, and calls `each` for every packet and repair packet.
     fn each(&mut self, mut each: impl FnMut(GroupPosition, &Bytes)) -> usize {
         let mut bytes = 0;
         for packet in &self.packets {
-            if let Some(place) = self.guard.assign_position(self.now, PATH, packet.len()) {
-                each(place, packet);
+            if let Some(position) = self.encoder.assign_position(self.now, PATH, packet.len()) {
+                each(position, packet);
             }
-            let _ = self.guard.add_packet(self.now, PATH, packet.clone(), Load::Light);
-            while let Some((_, mut datagram)) = self.guard.next_repair(self.now, PATH) {
+            let _ = self.encoder.add_packet(self.now, PATH, packet.clone(), Load::Light);
+            while let Some((_, mut datagram)) = self.encoder.next_repair(self.now, PATH) {
                 bytes += datagram.len();
-                if let Ok((place, len)) = GroupPosition::decode(&datagram) {
+                if let Ok((position, len)) = GroupPosition::decode(&datagram) {
                     datagram.advance(len);
-                    each(place, &datagram);
+                    each(position, &datagram);
                 }
             }
         }
@@ -50,30 +52,30 @@ impl Leaving {
     }
 }
 
-/// Packets and repair that arrived.
-pub(crate) struct Came {
+/// Received packets and repair packets.
+pub(crate) struct ReceivedPackets {
     now: Instant,
-    restorer: GroupDecoder,
+    decoder: GroupDecoder,
     datagrams: Vec<(GroupPosition, Bytes)>,
 }
 
-impl Came {
-    /// So many packets of each group were lost, and none of the six repairs.
+impl ReceivedPackets {
+    /// All packets of groups with six repair packets, except `lost` packets of each group.
     pub(super) fn new(lost: u8) -> Self {
         let mut datagrams = Vec::new();
-        Leaving::new(6).each(|place, bytes| {
-            if !matches!(place.symbol, Symbol::Source(index) if index < lost) {
-                datagrams.push((place, bytes.clone()));
+        SentPackets::new(6).each(|position, bytes| {
+            if !matches!(position.symbol, Symbol::Source(index) if index < lost) {
+                datagrams.push((position, bytes.clone()));
             }
         });
-        Self { now: Instant::now(), restorer: GroupDecoder::new(), datagrams }
+        Self { now: Instant::now(), decoder: GroupDecoder::new(), datagrams }
     }
 
-    /// Bytes of packets that were restored.
+    /// Decodes all packets; returns the bytes of recovered packets.
     pub(super) fn pass(&mut self) -> usize {
         let mut bytes = 0;
-        for (place, datagram) in &self.datagrams {
-            self.restorer.push(self.now, *place, datagram, |packet| bytes += packet.len());
+        for (position, datagram) in &self.datagrams {
+            self.decoder.push(self.now, *position, datagram, |packet| bytes += packet.len());
         }
         bytes
     }

@@ -1,4 +1,5 @@
-//! Keys, certificates and configurations, chosen for cheap handshakes: what they cost is not counted.
+//! Keys, certificates and configurations of the benchmarked server and clients. They are chosen for fast handshakes, which
+//! are not counted.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -19,11 +20,11 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
 };
 
-/// Room for 65 000 clients.
+/// Subnet with addresses for 65 000 clients.
 pub(crate) const SUBNET: &str = "10.0.0.0/16";
 pub(crate) const SUBNET6: &str = "fd00::/64";
 
-/// What all clients have in common, and the server's key.
+/// The server's key and certificate, and the TLS configuration of all clients.
 pub(crate) struct Identity {
     certificate: CertificateDer<'static>,
     key: rcgen::KeyPair,
@@ -46,7 +47,7 @@ impl Identity {
         Self { certificate, key, client: Arc::new(client) }
     }
 
-    /// A server that offers `routes` routes.
+    /// A server that advertises `routes` routes.
     pub(crate) fn server(&self, routes: u32) -> Server {
         let key = PrivateKeyDer::try_from(self.key.serialize_der()).expect("the key's encoding");
         let mut tls = TlsServer::builder_with_provider(provider())
@@ -66,7 +67,7 @@ impl Identity {
             routes: (0..routes).map(|n| route(n, routes)).collect(),
             offers_streams: true,
             dns: Vec::new(),
-            auth: Box::new(Anyone),
+            auth: Box::new(AcceptAnyToken),
             site: Box::new(|_| (Headers::response(404), Bytes::new())),
             hide_wrong_credentials: false,
             max_clients: 65_000,
@@ -100,8 +101,8 @@ impl Identity {
     }
 }
 
-/// The last one is everything above 128.0.0.0, so that a packet meets all others first; of them no two touch, or
-/// they would be advertised as one.
+/// Route `n` of `routes`. The last one is 128.0.0.0/1, so that a packet is compared with all others first. The others are
+/// not adjacent, since adjacent ones would be advertised as one range.
 fn route(n: u32, routes: u32) -> IpNet {
     let net = match n + 1 == routes {
         true => Ipv4Net::new(Ipv4Addr::new(128, 0, 0, 0), 1),
@@ -122,9 +123,9 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { kx_groups, cipher_suites, ..aws_lc_rs::default_provider() })
 }
 
-struct Anyone;
+struct AcceptAnyToken;
 
-impl Authenticate for Anyone {
+impl Authenticate for AcceptAnyToken {
     fn authenticate(&self, _: Option<&str>) -> Result<String, String> {
         Ok("user".to_owned())
     }

@@ -1,100 +1,100 @@
-//! The way of 50 packets of 1228 bytes, one after the other, through a client and a server, and how it grows with
-//! clients, links and routes. What sends and receives includes QUIC and its cryptography.
+//! Instructions for 50 packets of 1228 bytes through a client and a server, by number of clients, links and routes. Sending
+//! and receiving include QUIC and its cryptography.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]
 
+mod bench_tunnel;
 mod identity;
-mod site;
 
 use std::{hint::black_box, mem::forget};
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use mpvpn_tunnel::{AddressPool, Addresses};
 
-use site::{Site, pool};
+use bench_tunnel::{BenchTunnel, pool};
 
-// What an allocation of glibc costs depends on all that were freed before, and random numbers of TLS change those.
+// The cost of an allocation in glibc depends on earlier frees, which vary with the random numbers of TLS.
 #[global_allocator]
-static STEADY: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn down(clients: u32, links: u16) -> Site {
-    let mut site = Site::new(clients, links, 1);
-    site.packets_down();
-    site
+fn down(clients: u32, links: u16) -> BenchTunnel {
+    let mut tunnel = BenchTunnel::new(clients, links, 1);
+    tunnel.packets_down();
+    tunnel
 }
 
-fn up(links: u16, routes: u32) -> Site {
-    let mut site = Site::new(1, links, routes);
-    site.packets_up();
-    site
+fn up(links: u16, routes: u32) -> BenchTunnel {
+    let mut tunnel = BenchTunnel::new(1, links, routes);
+    tunnel.packets_up();
+    tunnel
 }
 
-fn astray(clients: u32) -> Site {
-    let mut site = Site::new(clients, 1, 1);
-    site.packets_astray();
-    site
+fn unroutable(clients: u32) -> BenchTunnel {
+    let mut tunnel = BenchTunnel::new(clients, 1, 1);
+    tunnel.packets_to_unassigned_address();
+    tunnel
 }
 
-fn sent(clients: u32) -> Site {
-    let mut site = Site::new(clients, 1, 1);
-    site.packets_up();
-    site.client_sends();
-    site
+fn sent(clients: u32) -> BenchTunnel {
+    let mut tunnel = BenchTunnel::new(clients, 1, 1);
+    tunnel.packets_up();
+    tunnel.client_sends();
+    tunnel
 }
 
-// Packets for a client are read from the TUN: the client is looked up, and they wait for a path.
+// Packets for a client are read from the server's TUN: client lookup and queueing.
 #[library_benchmark(teardown = forget)]
 #[bench::clients_1(down(1, 1))]
 #[bench::clients_100(down(100, 1))]
-fn server_tun(mut site: Site) -> (usize, Site) {
-    (black_box(&mut site).server_tun(), site)
+fn server_tun(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
+    (black_box(&mut tunnel).server_tun(), tunnel)
 }
 
-// Packets for nobody are answered.
+// Packets to an unassigned address are read from the server's TUN and answered by ICMP errors.
 #[library_benchmark(teardown = forget)]
-#[bench::clients_1(astray(1))]
-#[bench::clients_100(astray(100))]
-fn server_tun_astray(mut site: Site) -> (usize, Site) {
-    (black_box(&mut site).server_tun(), site)
+#[bench::clients_1(unroutable(1))]
+#[bench::clients_100(unroutable(100))]
+fn server_tun_astray(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
+    (black_box(&mut tunnel).server_tun(), tunnel)
 }
 
-// Packets for a client are read from the TUN and sent.
+// Packets for a client are read from the server's TUN and sent.
 #[library_benchmark(teardown = forget)]
 #[bench::clients_1(down(1, 1))]
 #[bench::clients_100(down(100, 1))]
 #[bench::clients_1_links_4(down(1, 4))]
-fn server_sends(mut site: Site) -> (usize, Site) {
-    (black_box(&mut site).server_sends(), site)
+fn server_sends(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
+    (black_box(&mut tunnel).server_sends(), tunnel)
 }
 
-// Packets from a client arrive.
+// Packets from a client are received by the server.
 #[library_benchmark(teardown = forget)]
 #[bench::clients_1(sent(1))]
 #[bench::clients_100(sent(100))]
-fn server_receives(mut site: Site) -> (usize, Site) {
-    (black_box(&mut site).server_receives(), site)
+fn server_receives(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
+    (black_box(&mut tunnel).server_receives(), tunnel)
 }
 
-// Packets of the client's machine are read from its TUN.
+// Packets are read from the client's TUN.
 #[library_benchmark(teardown = forget)]
 #[bench::routes_1(up(1, 1))]
 #[bench::routes_100(up(1, 100))]
 #[bench::routes_6000(up(1, 6000))]
-fn client_tun(mut site: Site) -> Site {
-    black_box(&mut site).client_tun();
-    site
+fn client_tun(mut tunnel: BenchTunnel) -> BenchTunnel {
+    black_box(&mut tunnel).client_tun();
+    tunnel
 }
 
-// Packets of the client's machine are read from its TUN and sent.
+// Packets are read from the client's TUN and sent.
 #[library_benchmark(teardown = forget)]
 #[bench::links_1(up(1, 1))]
 #[bench::links_4(up(4, 1))]
-fn client_sends(mut site: Site) -> (usize, Site) {
-    (black_box(&mut site).client_sends(), site)
+fn client_sends(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
+    (black_box(&mut tunnel).client_sends(), tunnel)
 }
 
-// A client gets its address: once a session, not once a packet.
+// An address is assigned to a client: once per session.
 #[library_benchmark]
 #[bench::leases_1(pool(1))]
 #[bench::leases_100(pool(100))]

@@ -1,10 +1,10 @@
-// Command connect-ip is a client or a server of CONNECT-IP (RFC 9484) made of quic-go/connect-ip-go and a TUN device.
+// Command connect-ip is a client or a server of CONNECT-IP (RFC 9484) with quic-go/connect-ip-go and a TUN device.
 //
 //	connect-ip client -server 192.0.2.1:4433 -tun cip0 -route 10.0.0.0/24 -route fd00::/64
 //	connect-ip server -listen 192.0.2.1:4434 -cert server.crt -key server.key -tun cip0 \
 //	    -address 10.9.0.1/24 -assign 10.9.0.2/32 -advertise 0.0.0.0/0
 //
-// Each prints a line that starts with "up" as soon as packets can travel, and ends when the tunnel does.
+// Both print a line that starts with "up" as soon as the tunnel carries packets, and exit when the tunnel ends.
 package main
 
 import (
@@ -31,13 +31,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library takes no template with variables; this is the default one for everything (RFC 9484 §4).
+// The library supports no template with variables; this is the default template for all targets (RFC 9484 §4).
 const path = "/.well-known/masque/ip/*/*/"
 
-// What every tunnel must carry if it is to carry IPv6 (RFC 9484 §7.1).
+// The minimum MTU of a tunnel that carries IPv6 (RFC 9484 §7.1).
 const mtu = 1280
 
-// How long the other side may take for each step.
+// Timeout of each step.
 const patience = 10 * time.Second
 
 type prefixes []netip.Prefix
@@ -215,7 +215,7 @@ func server(words []string) error {
 	return http.Serve(packets)
 }
 
-// serve gives a client its addresses and takes its packets until it goes.
+// serve assigns addresses to a client and carries its packets until it disconnects.
 func serve(conn *connectip.Conn, tun *os.File, assign, advertise prefixes, unasked bool) error {
 	var routes []connectip.IPRoute
 	for _, prefix := range advertise {
@@ -244,7 +244,7 @@ func serve(conn *connectip.Conn, tun *os.File, assign, advertise prefixes, unask
 	return receive(conn, tun)
 }
 
-// match answers each request by the first prefix left of its family, and says what nobody asked for.
+// match answers each request with the first free prefix of its family, and also returns prefixes that were not requested.
 func match(requested []netip.Prefix, assign prefixes) (answers, rest []netip.Prefix) {
 	rest = slices.Clone(assign)
 	for _, wanted := range requested {
@@ -268,7 +268,7 @@ func last(prefix netip.Prefix) netip.Addr {
 	return address
 }
 
-// receive hands packets of the tunnel to the kernel until the tunnel ends.
+// receive writes packets of the tunnel to the TUN device until the tunnel ends.
 func receive(conn *connectip.Conn, tun *os.File) error {
 	packet := make([]byte, 65536)
 	for {
@@ -282,7 +282,7 @@ func receive(conn *connectip.Conn, tun *os.File) error {
 	}
 }
 
-// send hands packets of the kernel to the tunnel that is the current one; without any they are dropped.
+// send reads packets from the TUN device and sends them into the current tunnel; without one they are dropped.
 func send(tun *os.File, current *atomic.Pointer[connectip.Conn]) error {
 	packet := make([]byte, 65536)
 	for {

@@ -1,11 +1,11 @@
-// Command masque is a client or a proxy of CONNECT-UDP (RFC 9298) made of quic-go/masque-go.
+// Command masque is a client or a proxy of CONNECT-UDP (RFC 9298) with quic-go/masque-go.
 //
 //	masque client -template https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/ \
 //	    -to 198.51.100.2:7 -count 20 -size 1000
 //	masque proxy -template https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/ \
 //	    -listen 192.0.2.1:4434 -cert server.crt -key server.key
 //
-// The client sends datagrams, wants each one back, and prints "echoed N". The proxy prints "up" when it listens.
+// The client sends datagrams, expects the echo of each one, and prints "echoed N". The proxy prints "up" when it listens.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/yosida95/uritemplate/v3"
 )
 
-// How long the other side may take for each step.
+// Timeout of each step.
 const patience = 10 * time.Second
 
 func main() {

@@ -1,4 +1,4 @@
-//! One process of a system: its output is kept, and it is ended by its own id.
+//! One process of a system, with a log.
 
 use std::{
     fs::{self, File},
@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::testbed::{Host, Testbed};
 
-/// How long a process may take to end when asked.
+/// How long a process may take to end after SIGTERM before SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// A running process, asked to end when dropped.
+/// A running process; ended when dropped.
 pub struct Daemon {
     name: String,
     child: Child,
@@ -34,12 +34,12 @@ impl Daemon {
         Ok(Self { name, child, log })
     }
 
-    /// Its process id.
+    /// Process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Complains if it has ended.
+    /// Fails if the process has ended.
     pub fn check(&mut self) -> Result<(), String> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -48,7 +48,7 @@ impl Daemon {
         }
     }
 
-    /// The last lines that it has written.
+    /// The last lines of the log.
     pub fn tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);

@@ -1,4 +1,4 @@
-//! WireGuard in the kernel, where that has it. Its work is done by kernel threads: no process can be charged with it.
+//! WireGuard in the kernel, if available. Kernel threads do its work, so there is no process whose time could be measured.
 
 use std::{fs, process::Command};
 
@@ -7,7 +7,7 @@ use crate::testbed::Testbed;
 
 pub(super) const SETTINGS: &str = "defaults, MTU 1420";
 
-/// Asks for a device and takes it away again, which also loads the module where it is one.
+/// Creates and deletes a device, which also loads the module.
 pub(super) fn version() -> Result<String, String> {
     let name = "mpvpn-wg-probe";
     let add = Command::new("ip").args(["link", "add", name, "type", "wireguard"]).output();

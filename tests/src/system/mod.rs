@@ -1,8 +1,8 @@
-//! The systems that are compared: mpvpn, its peers, and what none of them can exceed.
+//! The compared systems: mpvpn, other VPNs, and upper bounds (the bare link, and plain copying of packets).
 //!
-//! In: a stage with one link, and the binaries that `./dev bench` installs. Out: a running tunnel whose server is
-//! reached at an address inside it, checked to carry packets through its own device. What always holds: everything a
-//! system started is gone when it is dropped, and what cannot run here says why.
+//! In: a testbed with one link, and the binaries that `./dev bench` installs. Out: a running tunnel, checked to carry packets
+//! through its own device, with the server's address in the tunnel. Always holds: all processes of a system end when it is
+//! dropped, and a system that cannot run gives the reason.
 
 mod boringtun;
 mod daemon;
@@ -25,17 +25,17 @@ pub use daemon::Daemon;
 
 use crate::testbed::{Host, Testbed, binary};
 
-/// How long a system may take to carry its first packet.
+/// How long a system may take to carry its first packet: more than any of them takes on a busy machine.
 const FIRST_PACKET_TIMEOUT: Duration = Duration::from_secs(15);
-/// The server on its end of the link, where the peers listen.
+/// The server's address on the link, where the systems listen.
 const SERVER_LINK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 101, 0, 1);
 
-/// What can be measured.
+/// The systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
-    /// The link itself, without a tunnel.
+    /// The link without a tunnel.
     Raw,
-    /// Packets copied between TUN and UDP and nothing else: see [`crate::tun_copy`].
+    /// Plain copying between TUN and UDP: see [`crate::tun_copy`].
     TunCopy,
     /// This project.
     Mpvpn,
@@ -43,13 +43,13 @@ pub enum System {
     MpvpnStream,
     /// This project inside HTTP/2 over TCP.
     MpvpnTcp,
-    /// The same with TCP on streams.
+    /// This project inside HTTP/2 over TCP, with inner TCP on streams.
     MpvpnTcpStream,
     /// WireGuard in Go, from the module `golang.zx2c4.com/wireguard`.
     WireguardGo,
     /// OpenVPN from Debian.
     Openvpn,
-    /// The same over TCP.
+    /// OpenVPN from Debian, over TCP.
     OpenvpnTcp,
     /// WireGuard in Rust, from crates.io.
     Boringtun,
@@ -57,11 +57,11 @@ pub enum System {
     KernelWireguard,
 }
 
-/// What a system consists of once it is set up.
+/// A system that has been started.
 pub(crate) struct RunningSystem {
     server: Option<Daemon>,
     client: Option<Daemon>,
-    /// The server inside the tunnel.
+    /// The server's address inside the tunnel.
     address: Ipv4Addr,
     /// The client's tunnel device.
     device: &'static str,
@@ -80,7 +80,7 @@ pub struct Tunnel {
 }
 
 impl System {
-    /// All of them, the nearest neighbours of mpvpn beside it.
+    /// All systems, in the order of tables.
     pub const ALL: [Self; 11] = [
         Self::Raw,
         Self::TunCopy,
@@ -95,7 +95,7 @@ impl System {
         Self::KernelWireguard,
     ];
 
-    /// As it is called on the command line and in reports.
+    /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -112,7 +112,7 @@ impl System {
         }
     }
 
-    /// Whether it is compared with others over any link. The rest has rigs of its own.
+    /// Whether the rig `peers` measures the system by default; other rigs measure the rest.
     pub fn is_usual(self) -> bool {
         !matches!(self, Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream | Self::OpenvpnTcp)
     }
@@ -141,7 +141,7 @@ impl System {
         }
     }
 
-    /// Its version, or why it cannot run here.
+    /// The installed version, or the reason why the system cannot run.
     pub fn version(self) -> Result<String, String> {
         match self {
             Self::Raw | Self::TunCopy => {
@@ -157,7 +157,7 @@ impl System {
             }
             Self::Openvpn | Self::OpenvpnTcp => {
                 tool("openvpn")?;
-                // OpenVPN ends with status 1 after having told its version.
+                // `openvpn --version` exits with 1.
                 first_line(Command::new("openvpn").arg("--version"))
             }
             Self::KernelWireguard => {
@@ -167,7 +167,7 @@ impl System {
         }
     }
 
-    /// Starts it between the client and the server of a stage whose first link it uses, and waits for a ping.
+    /// Starts the system over the first link of a testbed, and waits until a ping is answered.
     pub fn start(self, testbed: &Testbed) -> Result<Tunnel, String> {
         let running = match self {
             Self::Raw => {
@@ -191,17 +191,17 @@ impl System {
 }
 
 impl Tunnel {
-    /// The server inside the tunnel.
+    /// The server's address inside the tunnel.
     pub fn address(&self) -> Ipv4Addr {
         self.running.address
     }
 
-    /// The process at the server, if there is one.
+    /// Process ID at the server, if the system has a process there.
     pub fn server(&self) -> Option<u32> {
         self.running.server.as_ref().map(Daemon::id)
     }
 
-    /// The process at the client, if there is one.
+    /// Process ID at the client, if the system has a process there.
     pub fn client(&self) -> Option<u32> {
         self.running.client.as_ref().map(Daemon::id)
     }
@@ -226,7 +226,7 @@ impl Tunnel {
         }
     }
 
-    /// The server answers to its tunnel address on the bare link, too: only the route tells that the tunnel is used.
+    /// Checks the route and a ping. The route is needed because the server answers to its tunnel address on the bare link, too.
     fn carries_packets(&self, testbed: &Testbed) -> Result<(), String> {
         let (target, limit) = (self.running.address.to_string(), Duration::from_secs(2));
         let route = testbed.run(Host::Client, &["ip", "route", "get", &target]);
@@ -238,7 +238,7 @@ impl Tunnel {
     }
 }
 
-/// Where `./dev bench` puts a peer, and what version it put there; or why it did not.
+/// Path and version of a VPN that `./dev bench` has installed, or the reason why it is missing.
 fn installed(name: &str) -> Result<(PathBuf, String), String> {
     let peers = crate::target_dir().join("bench/peers");
     let (program, version) = (peers.join(name), peers.join(format!("{name}.version")));
@@ -249,7 +249,7 @@ fn installed(name: &str) -> Result<(PathBuf, String), String> {
     Err(why.map_or_else(|_| "./dev bench has not installed it".to_owned(), |text| text.trim().to_owned()))
 }
 
-/// Whether that program of the system is there.
+/// Checks that a program is installed; else the reason.
 fn tool(name: &str) -> Result<(), String> {
     let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output();
     match found {

@@ -1,11 +1,11 @@
-//! mpvpn as a system among others: with its defaults, but for what it is told to do otherwise.
+//! mpvpn as one of the compared systems, with default settings except for the given arguments.
 
 use std::net::Ipv4Addr;
 
 use super::{Daemon, RunningSystem};
 use crate::testbed::{Host, SERVER, Testbed, binary};
 
-/// `more_args` are words for the client.
+/// `more_args` are additional arguments of the client.
 pub(super) fn start(testbed: &Testbed, more_args: &[&str]) -> Result<RunningSystem, String> {
     let program = binary();
     let program = program.to_str().ok_or("the path of mpvpn is not UTF-8")?;

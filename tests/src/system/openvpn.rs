@@ -10,7 +10,7 @@ pub(super) const SETTINGS: &str = "point to point, TLS with pinned certificates,
 pub(super) const TCP_SETTINGS: &str = "point to point, TLS with pinned certificates, AES-256-GCM, TCP without delay, \
     socket buffers of the system, TUN queue 1000, default MTU and mssfix";
 
-/// What it travels in: words for the server, for the client, and for both.
+/// The outer transport: values of `--proto` at server and client, and arguments for both.
 pub(super) struct OuterTransport {
     server: &'static str,
     client: &'static str,
@@ -25,11 +25,11 @@ pub(super) const UDP: OuterTransport = OuterTransport {
 pub(super) const TCP: OuterTransport = OuterTransport {
     server: "tcp-server",
     client: "tcp-client",
-    // A buffer of a fixed size would keep the kernel from fitting it to the link.
+    // A fixed buffer size would disable the kernel's buffer tuning.
     both: &["--socket-flags", "TCP_NODELAY"],
 };
 
-/// Of the certificates, the server's is made by every stage.
+/// Name of the client's certificate; the testbed makes the server's.
 const CLIENT_CERTIFICATE: &str = "client";
 const PORT: &str = "1194";
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
@@ -98,7 +98,7 @@ pub(super) fn start(testbed: &Testbed, outer: &OuterTransport) -> Result<Running
     Ok(RunningSystem::new(server, client, address, "ovc"))
 }
 
-/// SHA-256 of a certificate, as OpenVPN wants it: pairs of hexadecimal digits with colons.
+/// SHA-256 fingerprint of a certificate in OpenVPN's format: pairs of hexadecimal digits with colons.
 fn fingerprint(testbed: &Testbed, name: &str) -> Result<String, String> {
     let mut command = Command::new("openssl");
     command.args(["x509", "-noout", "-fingerprint", "-sha256", "-in", &format!("{name}.crt")]);

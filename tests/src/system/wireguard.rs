@@ -1,4 +1,4 @@
-//! What all WireGuards have in common: keys, and setting a device up with `wg` and `ip`.
+//! Shared by all WireGuard implementations: keys, and the setup of devices with `wg` and `ip`.
 
 use std::{
     net::Ipv4Addr,
@@ -11,19 +11,19 @@ use std::{
 use super::{Daemon, RunningSystem, SERVER_LINK_ADDRESS};
 use crate::testbed::{Host, Testbed};
 
-/// The devices at server and client; the sockets by which `wg` finds them are shared by all namespaces.
+/// The devices at server and client. Their names differ because all namespaces share the folder of `wg`'s sockets.
 pub(super) const DEVICES: [(Host, &str); 2] = [(Host::Server, "wgs"), (Host::Client, "wgc")];
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
 const PORT: u16 = 51820;
 
-/// Starts one process a side that makes the device, and configures it.
+/// Starts a process on each end that creates the device, and configures both devices.
 pub(super) fn in_user_space(
     testbed: &Testbed,
     command: impl Fn(Host, &'static str) -> Command,
 ) -> Result<RunningSystem, String> {
     let start = |(host, device)| {
         let socket = format!("/var/run/wireguard/{device}.sock");
-        // A killed process leaves its socket behind, and the next one would seem to be up too early.
+        // A socket that a killed process left would make the next process seem ready too early.
         let _ = std::fs::remove_file(&socket);
         let mut daemon = Daemon::start(testbed, host, command(host, device))?;
         await_socket(&mut daemon, Path::new(&socket))?;
@@ -35,7 +35,7 @@ pub(super) fn in_user_space(
     Ok(running)
 }
 
-/// Gives both devices keys, peers, addresses and the MTU that `wg-quick` would choose on Ethernet.
+/// Sets keys, peers, addresses, and the MTU that `wg-quick` chooses on Ethernet.
 pub(super) fn configure(testbed: &Testbed) -> Result<(), String> {
     for (host, device) in DEVICES {
         succeed(

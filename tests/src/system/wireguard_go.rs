@@ -1,4 +1,4 @@
-//! WireGuard in Go: TUN and UDP offloads are on by themselves.
+//! WireGuard in Go; it enables TUN and UDP offloads by default.
 
 use super::{RunningSystem, installed, wireguard};
 use crate::testbed::Testbed;

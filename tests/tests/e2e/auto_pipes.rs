@@ -1,4 +1,5 @@
-//! Pipes that a client adds by itself while they bring more. Each trial takes a minute: these begin early, by their name.
+//! `--pipes auto`: a client adds pipes as long as they increase the throughput. Trials take long, so the module's name makes
+//! these tests start early.
 
 use std::time::Duration;
 
@@ -9,33 +10,37 @@ use mpvpn_tests::{
     testbed::{Direction, Host, TUNNEL, Testbed},
 };
 
-use crate::pipes::{found, until};
+use crate::pipes::{pipes_and_reason, wait_for_pipes};
 
-/// How long a client may take for its trials. Each takes 20 s of load that fills the link.
-const TRIALS: Duration = Duration::from_secs(200);
+/// Maximum duration of a client's trials. Each takes 20 s with a link at full load.
+const TRIALS_TIMEOUT: Duration = Duration::from_secs(200);
 
 #[test]
-fn auto_adds_pipes_as_long_as_they_bring_more() {
+fn auto_adds_pipes_as_long_as_throughput_increases() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&["55mbit,10ms,queue=60ms,session_rate=15mbit"]);
     let _server = testbed.server(&[]);
     let client = testbed.client(&["--pipes", "auto"]);
-    let status = until(&client, "eth1", 1);
-    assert_eq!(found(&status), (1, "the link was not full for long enough to try a second one".to_owned()));
+    let status = wait_for_pipes(&client, "eth1", 1);
+    assert_eq!(
+        pipes_and_reason(&status),
+        (1, "the link was not full for long enough to try a second one".to_owned())
+    );
     let mut target = IperfTarget::new(&testbed, TUNNEL, 5201);
     let mut rate = |seconds| {
         target.run(Traffic::Tcp { flows: 8 }, Direction::Down, seconds).expect("iperf3 runs").rate / 1e6
     };
     let one = rate(3);
     let iperf = IperfServer::start(&testbed, Host::Server, 5301);
-    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, TRIALS.as_secs() as u32);
-    // Two trials of 20 s each, if every turn is clear; longer ones, and a pause between, where the machine is busy.
-    let status = client.wait_for_status(TRIALS, "three pipes", |status| match found(status) {
-        (3.., reason) if reason.contains("brought") => Ok(()),
-        (pipes, reason) => Err(format!("{pipes} pipes: {reason}")),
-    });
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, TRIALS_TIMEOUT.as_secs() as u32);
+    // Two trials of 20 s each; on a busy machine they take longer, with a pause in between.
+    let status =
+        client.wait_for_status(TRIALS_TIMEOUT, "three pipes", |status| match pipes_and_reason(status) {
+            (3.., reason) if reason.contains("brought") => Ok(()),
+            (pipes, reason) => Err(format!("{pipes} pipes: {reason}")),
+        });
     drop(load);
-    let (pipes, reason) = found(&status);
+    let (pipes, reason) = pipes_and_reason(&status);
     let more = rate(5);
     println!("{one:.1} Mbit/s with one pipe, {more:.1} with {pipes}: {reason}");
     assert!(pipes >= 3 && reason.contains("brought"), "{pipes} pipes: {reason}");
@@ -48,20 +53,20 @@ fn auto_adds_pipes_as_long_as_they_bring_more() {
 }
 
 #[test]
-fn auto_leaves_a_link_alone_that_nobody_shapes() {
+fn auto_keeps_one_pipe_on_a_link_without_a_shaper() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&["30mbit,10ms,queue=60ms"]);
     let _server = testbed.server(&[]);
     let client = testbed.client(&["--pipes", "auto"]);
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
-    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Up, TRIALS.as_secs() as u32);
-    // One trial, if every turn is clear; a longer one where the machine is busy.
-    client.wait_for_status(TRIALS, "a trial is over", |status| match found(status) {
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Up, TRIALS_TIMEOUT.as_secs() as u32);
+    // One trial of 20 s; on a busy machine it takes longer.
+    client.wait_for_status(TRIALS_TIMEOUT, "a trial is over", |status| match pipes_and_reason(status) {
         (1, reason) if reason.starts_with("a second one") => Ok(()),
         (pipes, reason) => Err(format!("{pipes} pipes: {reason}")),
     });
     drop(load);
-    let (pipes, reason) = found(&until(&client, "eth1", 1));
+    let (pipes, reason) = pipes_and_reason(&wait_for_pipes(&client, "eth1", 1));
     println!("{pipes} pipe: {reason}");
     assert!(pipes == 1 && reason.starts_with("a second one brought "), "{pipes} pipes: {reason}");
 }

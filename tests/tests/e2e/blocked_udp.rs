@@ -1,4 +1,4 @@
-//! Networks that let no UDP through: links go on inside TCP, and come back.
+//! Networks that block UDP: links switch to TCP, and return to UDP when it is unblocked.
 
 use std::{
     thread,
@@ -14,13 +14,14 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(15);
-/// Links that need little of the machine: how they travel is what matters here.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Slow links, which need little processor time: these tests are about the transport.
 const LINKS: [&str; 2] = ["20mbit,12.5ms,queue=60ms"; 2];
-/// What the tunnel is held to.
-const BACK: Duration = Duration::from_secs(30);
+/// Bar: time until a link returns to UDP.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// No UDP gets through on these links.
+/// Blocks UDP on these links.
 fn block(testbed: &Testbed, links: &[usize]) {
     Firewall { no_udp: links, ..Firewall::OPEN }.apply(testbed);
 }
@@ -29,20 +30,20 @@ fn unblock(testbed: &Testbed) {
     Firewall::OPEN.apply(testbed);
 }
 
-/// The megabits of each second of a transfer.
-fn megabits(seconds: &[f64]) -> Vec<f64> {
+/// Mbit/s in each second of a transfer.
+fn mbit_per_second(seconds: &[f64]) -> Vec<f64> {
     seconds.iter().map(|bits| (bits / 1e5).round() / 10.0).collect()
 }
 
 #[test]
-fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
+fn with_udp_blocked_on_one_link_of_two_both_are_used() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&LINKS);
     block(&testbed, &[1]);
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);
-    let status = wait_for_transport(&client, "eth1", Transport::Tcp, SOON);
-    wait_for_transport(&client, "eth2", Transport::Quic, SOON);
+    let status = wait_for_transport(&client, "eth1", Transport::Tcp, TIMEOUT);
+    wait_for_transport(&client, "eth2", Transport::Quic, TIMEOUT);
     let path = paths_of(&status, "default").into_iter().find(|path| path["id"] == "default/eth1/tcp");
     let path = path.unwrap_or_else(|| panic!("no path inside TCP: {status:#}"));
     assert_eq!(path["remote"], SERVER, "{path:#}");
@@ -56,21 +57,21 @@ fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
 }
 
 #[test]
-fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
+fn with_udp_blocked_from_the_start_the_tunnel_comes_up_inside_tcp() {
     let testbed = Testbed::new(&LINKS);
     block(&testbed, &[1, 2]);
     let server = testbed.server(&[]);
     let mut client = testbed.start_client(&[]);
-    let took = client.wait_until_up_within(SOON);
+    let took = client.wait_until_up_within(TIMEOUT);
     println!("up after {took:?}");
     assert!(took < Duration::from_secs(3), "up after {took:?}");
     reaches(&testbed, Host::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, TIMEOUT);
     }
     unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, RETURN_TIMEOUT);
     }
     client.interrupt();
     server.wait_for_status(
@@ -84,42 +85,42 @@ fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
 }
 
 #[test]
-fn a_block_in_mid_flow_costs_no_connection_and_udp_returns() {
+fn blocking_udp_in_mid_flow_ends_no_connection_and_udp_returns() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&["10mbit,12.5ms,queue=60ms"; 2]);
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Quic, SOON);
+        wait_for_transport(&client, link, Transport::Quic, TIMEOUT);
     }
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, Direction::Down, 40);
     thread::sleep(Duration::from_secs(5));
     block(&testbed, &[1, 2]);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, TIMEOUT);
     }
     thread::sleep(Duration::from_secs(5));
     unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, RETURN_TIMEOUT);
     }
     let report = load.finish();
-    let seconds = megabits(&report.seconds);
+    let seconds = mbit_per_second(&report.seconds);
     println!("{seconds:?} Mbit/s");
-    // iperf3 ends when a connection of its does.
+    // iperf3 ends when one of its connections ends.
     let silent = report.seconds.iter().filter(|bits| **bits < 1e6).count();
     assert!(report.seconds.len() >= 40 && silent <= 4, "{seconds:?}");
     assert_eq!(client.status()["session"]["resumed"], 0, "the connection went on");
 }
 
 #[test]
-fn a_block_is_silence_for_less_than_two_seconds() {
+fn blocking_udp_interrupts_pings_for_less_than_two_seconds() {
     let testbed = Testbed::new(&LINKS);
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Quic, SOON);
+        wait_for_transport(&client, link, Transport::Quic, TIMEOUT);
     }
     let from = SystemTime::now();
     let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 40);
@@ -128,7 +129,7 @@ fn a_block_is_silence_for_less_than_two_seconds() {
     thread::sleep(Duration::from_secs(5));
     unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, RETURN_TIMEOUT);
     }
     let to = SystemTime::now();
     let gap = pings.stop().longest_gap(from, to);
@@ -137,21 +138,21 @@ fn a_block_is_silence_for_less_than_two_seconds() {
 }
 
 #[test]
-fn a_link_may_be_told_to_use_one_way_only() {
+fn the_transport_of_a_link_can_be_configured() {
     let testbed = Testbed::new(&LINKS);
     let _server = testbed.server(&[]);
     let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n";
     std::fs::write(testbed.dir().join("client.toml"), file).expect("a file");
     let client = testbed.client(&["--config", "client.toml", "--transport", "tcp"]);
-    let status = wait_for_transport(&client, "eth1", Transport::Tcp, SOON);
-    wait_for_transport(&client, "eth2", Transport::Quic, SOON);
+    let status = wait_for_transport(&client, "eth1", Transport::Tcp, TIMEOUT);
+    wait_for_transport(&client, "eth2", Transport::Quic, TIMEOUT);
     let over_udp = |status: &Value| {
         let all = paths_of(status, "default").into_iter().filter(|path| path["link"] == "eth1");
         all.filter(|path| path["transport"] == "quic").count()
     };
     assert_eq!(over_udp(&status), 0, "{status:#}");
     assert_eq!(status["links"][0]["reason"], "TCP as configured");
-    client.wait_for_status(SOON, "pings have their connection on both links", |status| {
+    client.wait_for_status(TIMEOUT, "pings have their connection on both links", |status| {
         let active = paths_of(status, "critical").iter().filter(|path| path["state"] == "active").count();
         if active == 2 { Ok(()) } else { Err(format!("{active} paths are active")) }
     });
@@ -159,7 +160,7 @@ fn a_link_may_be_told_to_use_one_way_only() {
     reaches(&testbed, Host::Client, TUNNEL);
     let from = SystemTime::now();
     let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 5);
-    client.wait_for_status(SOON, "the block is noticed", |status| {
+    client.wait_for_status(TIMEOUT, "the block is noticed", |status| {
         let down = |path: &&Value| path["link"] == "eth2" && path["state"] == "down";
         paths_of(status, "critical").iter().find(|path| down(path)).map(|_| ()).ok_or("it works".to_owned())
     });
@@ -171,24 +172,24 @@ fn a_link_may_be_told_to_use_one_way_only() {
 }
 
 #[test]
-fn a_cable_that_is_pulled_for_a_moment_costs_no_connection_inside_tcp() {
+fn a_short_carrier_loss_ends_no_connection_inside_tcp() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&LINKS);
     let _server = testbed.server(&[]);
     let client = testbed.client(&["--transport", "tcp"]);
     for link in ["eth1", "eth2"] {
-        wait_for_transport(&client, link, Transport::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, TIMEOUT);
     }
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, Direction::Down, 20);
     thread::sleep(Duration::from_secs(4));
     testbed.link(1).cut();
-    client.wait_for_path("eth1", "down", SOON);
+    client.wait_for_path("eth1", "down", TIMEOUT);
     thread::sleep(Duration::from_secs(3));
     testbed.link(1).restore();
     wait_for_transport(&client, "eth1", Transport::Tcp, Duration::from_secs(5));
     let report = load.finish();
-    let seconds = megabits(&report.seconds);
+    let seconds = mbit_per_second(&report.seconds);
     println!("{seconds:?} Mbit/s");
     let silent = report.seconds.iter().filter(|bits| **bits < 1e6).count();
     assert!(report.seconds.len() >= 20 && silent <= 2, "{seconds:?}");

@@ -6,13 +6,13 @@ use mpvpn_tests::{
     testbed::{Direction, Host, SERVER6, TUNNEL, Testbed, path_of},
 };
 
-/// Two links must carry clearly more than one could: so many times its rate.
-pub(crate) const MORE_THAN_ONE_LINK: f64 = 1.3;
-/// The rate of one of the slower links.
-const SLOW_LINK: f64 = 40.0;
+/// Minimum goodput over two links as a multiple of the rate of one.
+pub(crate) const MIN_RATIO_TO_ONE_LINK: f64 = 1.3;
+/// The rate of one slow link, Mbit/s.
+const SLOW_LINK_MBIT: f64 = 40.0;
 
-/// What eight flows get of two links, Mbit/s, with these options of the client. Both links must have carried some of it.
-pub(crate) fn rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> f64 {
+/// Goodput of eight flows over two links, Mbit/s, with these client options. Both links must carry a part of it.
+pub(crate) fn measure_rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> f64 {
     let server = testbed.server(&[]);
     let client = testbed.client(client);
     for link in ["eth1", "eth2"] {
@@ -23,7 +23,7 @@ pub(crate) fn rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> 
     println!("{:.1?} Mbit/s", report.seconds.iter().map(|bits| bits / 1e6).collect::<Vec<_>>());
     let sender =
         if direction == Direction::Up { client.status() } else { server.status()["clients"][0].clone() };
-    // Those of other classes may come first.
+    // The list also has the paths of other classes.
     let paths = sender["paths"].as_array().expect("paths");
     let used: Vec<_> = paths.iter().filter(|path| path["class"] == "default").collect();
     assert_eq!(used.len(), 2, "{sender:#}");
@@ -38,20 +38,20 @@ pub(crate) fn rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> 
 fn eight_flows_that_keep_their_paths_use_both_links() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_slow_links();
-    let rate = rate(&testbed, Direction::Up, &["--scheduler", "flow"]);
-    assert!(rate > MORE_THAN_ONE_LINK * SLOW_LINK, "{rate:.0} Mbit/s");
+    let rate = measure_rate(&testbed, Direction::Up, &["--scheduler", "flow"]);
+    assert!(rate > MIN_RATIO_TO_ONE_LINK * SLOW_LINK_MBIT, "{rate:.0} Mbit/s");
 }
 
 #[test]
 fn links_may_be_ipv6_only_outside() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_slow_links();
-    let rate = rate(&testbed, Direction::Up, &["--server", SERVER6]);
-    assert!(rate > MORE_THAN_ONE_LINK * SLOW_LINK, "{rate:.0} Mbit/s");
+    let rate = measure_rate(&testbed, Direction::Up, &["--server", SERVER6]);
+    assert!(rate > MIN_RATIO_TO_ONE_LINK * SLOW_LINK_MBIT, "{rate:.0} Mbit/s");
 }
 
 #[test]
-fn failover_leaves_the_second_link_alone_while_the_first_is_alive() {
+fn failover_does_not_use_the_second_link_while_the_first_works() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);

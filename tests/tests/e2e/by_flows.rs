@@ -1,4 +1,4 @@
-//! A server that carries no packets: every flow of the client's machine travels by itself.
+//! A server without CONNECT-IP: the client carries each TCP connection and UDP flow by its own request.
 
 use std::{thread, time::Duration};
 
@@ -10,10 +10,12 @@ use mpvpn_tests::{
     user_home::UserHome,
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
-const SOON: Duration = Duration::from_secs(10);
+/// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The server of an ordinary user, without credentials.
+/// Starts the server of an unprivileged user, without authentication.
 fn server(testbed: &Testbed, home: &UserHome) -> MpvpnProcess {
     let args = ["server", "--auth", "none"];
     testbed.start_as_user(Host::Server, home, &args, &home.file("server-server.sock")).wait_until_up()
@@ -27,7 +29,7 @@ fn tcp_and_udp_of_a_whole_machine_travel_without_packets() {
     let server = server(&testbed, &home);
     let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.wait_for_path(link, "active", SOON);
+        client.wait_for_path(link, "active", TIMEOUT);
     }
     assert!(client.address(Family::V4).starts_with("192.0.0.2"), "{:#}", client.status());
     assert!(client.log().contains("carries no packets"), "{}", client.log());
@@ -51,11 +53,11 @@ fn downloads_travel_without_packets_also_across_a_silent_cut() {
     let _server = server(&testbed, &home);
     let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.wait_for_path(link, "active", SOON);
+        client.wait_for_path(link, "active", TIMEOUT);
     }
     let site = TestPages::start(&testbed, Host::Inet);
-    Download::start(&testbed, &site, &inet(Family::V6), 10 * MB, LIMIT, &[]).finish();
-    let download = Download::start(&testbed, &site, &inet4(), 30 * MB, LIMIT, &[]);
+    Download::start(&testbed, &site, &inet(Family::V6), 10 * MB, TRANSFER_TIMEOUT, &[]).finish();
+    let download = Download::start(&testbed, &site, &inet4(), 30 * MB, TRANSFER_TIMEOUT, &[]);
     thread::sleep(Duration::from_secs(1));
     testbed.link(1).silence(Direction::Both);
     download.finish();
@@ -63,27 +65,28 @@ fn downloads_travel_without_packets_also_across_a_silent_cut() {
 }
 
 #[test]
-fn what_cannot_travel_is_refused_at_once() {
+fn traffic_that_cannot_be_carried_is_refused_at_once() {
     let testbed = Testbed::two_links();
     let home = UserHome::new(&testbed);
     let _server = server(&testbed, &home);
     let _client = testbed.client(&["--lane", "stream"]);
-    let output = testbed.output_of(Host::Client, SOON, &["ping", "-c", "1", "-W", "3", &inet4()]);
+    let output = testbed.output_of(Host::Client, TIMEOUT, &["ping", "-c", "1", "-W", "3", &inet4()]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(!output.status.success() && said.contains("filtered"), "{said}");
     let output = testbed.output_of(
         Host::Client,
-        SOON,
+        TIMEOUT,
         &["curl", "-sS", "--max-time", "8", &format!("http://{}:81/", inet4())],
     );
     assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
-    // Private addresses are near the server, and none of the client's business.
-    let output = testbed.output_of(Host::Client, SOON, &["python3", "-c", ASKS, "192.168.77.1"]);
+    // The server refuses private addresses, which are in its own network.
+    let output =
+        testbed.output_of(Host::Client, TIMEOUT, &["python3", "-c", SEND_UDP_SCRIPT, "192.168.77.1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Sends UDP until the kernel says why there is no answer.
-const ASKS: &str = "\
+/// A Python script that sends UDP until the kernel reports an ICMP error.
+const SEND_UDP_SCRIPT: &str = "\
 import socket, sys, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setsockopt(socket.SOL_IP, 11, 1)
@@ -102,11 +105,11 @@ sys.exit(2)
 ";
 
 #[test]
-fn who_wants_packets_is_told_that_there_are_none() {
+fn a_client_in_datagram_mode_fails_with_the_reason() {
     let testbed = Testbed::two_links();
     let home = UserHome::new(&testbed);
     let _server = server(&testbed, &home);
     let mut client = testbed.start_client(&["--lane", "datagram"]);
-    assert_eq!(client.wait(LIMIT).code(), Some(1), "{}", client.log());
+    assert_eq!(client.wait(TRANSFER_TIMEOUT).code(), Some(1), "{}", client.log());
     assert!(client.log().contains("no CONNECT-IP"), "{}", client.log());
 }

@@ -1,4 +1,4 @@
-//! A network that only an HTTP proxy leads out of.
+//! A network that only allows connections through an HTTP proxy.
 
 use std::time::Duration;
 
@@ -9,30 +9,31 @@ use mpvpn_tests::{
     testbed::{Host, SERVER, TUNNEL, Testbed},
 };
 
-const SOON: Duration = Duration::from_secs(15);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The client's own firewall.
-const WALL: &str = "add table inet wall; add chain inet wall out { type filter hook output priority 0; }; \
+const FIREWALL_RULES: &str = "add table inet wall; add chain inet wall out { type filter hook output priority 0; }; \
     add rule inet wall out udp dport 4433 counter reject; add rule inet wall out tcp dport 4433 counter reject";
 
-/// A stage on which the client reaches nothing but the proxy.
-fn walled() -> (Testbed, HttpProxy) {
+/// A testbed where the client reaches only the proxy.
+fn testbed_behind_proxy() -> (Testbed, HttpProxy) {
     let testbed = Testbed::two_links();
     let proxy = HttpProxy::start(&testbed);
-    testbed.run(Host::Client, &["nft", WALL]);
+    testbed.run(Host::Client, &["nft", FIREWALL_RULES]);
     (testbed, proxy)
 }
 
 #[test]
 fn a_tunnel_goes_through_a_proxy_over_both_links() {
-    let (testbed, proxy) = walled();
+    let (testbed, proxy) = testbed_behind_proxy();
     let _server = testbed.server(&[]);
     let mut client = testbed.start_client(&["--via", &proxy.url("anna", "secret")]);
-    let took = client.wait_until_up_within(SOON);
+    let took = client.wait_until_up_within(TIMEOUT);
     println!("up after {took:?}");
     reaches(&testbed, Host::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        client.wait_for_path(link, "active", SOON);
+        client.wait_for_path(link, "active", TIMEOUT);
     }
     client.interrupt();
 
@@ -52,8 +53,8 @@ fn a_tunnel_goes_through_a_proxy_over_both_links() {
 }
 
 #[test]
-fn what_the_proxy_refuses_is_said() {
-    let (testbed, proxy) = walled();
+fn refusals_of_the_proxy_are_reported() {
+    let (testbed, proxy) = testbed_behind_proxy();
     let _server = testbed.server(&[]);
     let why = |via: &str, server: &str| {
         let args = ["check", "--json", "--server", server, "--insecure", "--path", "eth1", "--via", via];
@@ -70,7 +71,7 @@ fn what_the_proxy_refuses_is_said() {
     assert!(error.contains("forbids connections to 192.0.2.1:4434 (403)"), "{error}");
 
     let client = testbed.start_client(&["--via", &proxy.url("anna", "wrong")]);
-    eventually(SOON, "the client says why", || {
+    eventually(TIMEOUT, "the client says why", || {
         let log = client.log();
         if log.contains("does not accept this name and password") { Ok(()) } else { Err(log) }
     });

@@ -1,4 +1,4 @@
-//! `mpvpn check` over links of which each lets something else through.
+//! `mpvpn check` over links with different restrictions.
 
 use std::process::Output;
 
@@ -14,26 +14,26 @@ fn check(testbed: &Testbed, more: &[&str]) -> (Output, Value) {
     (output, json)
 }
 
-/// The client's own firewall: `eth2` lets no answers in, `eth3` changes ports.
-const WALL: &str = "add table inet wall; \
+/// The client's firewall: `eth2` drops answers, `eth3` translates ports.
+const FIREWALL_RULES: &str = "add table inet wall; \
     add chain inet wall out { type filter hook output priority 0; }; \
     add chain inet wall into { type filter hook input priority 0; }; \
     add rule inet wall into iifname eth2 udp sport 4433 drop; \
     add chain inet wall nat { type nat hook postrouting priority 100; }; \
     add rule inet wall nat oifname eth3 udp dport 4433 masquerade to :20000-20999";
 
-fn of<'a>(check: &'a Value, link: &str) -> &'a Value {
+fn link_of<'a>(check: &'a Value, link: &str) -> &'a Value {
     let links = check["links"].as_array().expect("a list");
     links.iter().find(|entry| entry["name"] == link).unwrap_or_else(|| panic!("{link}: {check:#}"))
 }
 
 #[test]
-fn each_link_is_told_what_it_lets_through() {
+fn the_restrictions_of_each_link_are_reported() {
     let testbed = Testbed::new(&[LINK, LINK, LINK]);
     let _server = testbed.server(&[]);
     let before = testbed.network_state(Host::Client);
     let multipath = std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok();
-    testbed.run(Host::Client, &["nft", WALL]);
+    testbed.run(Host::Client, &["nft", FIREWALL_RULES]);
     let strips = testbed.output_of(
         Host::Client,
         std::time::Duration::from_secs(10),
@@ -48,7 +48,7 @@ fn each_link_is_told_what_it_lets_through() {
     testbed.run(Host::Client, &["nft", "delete", "table", "inet", "wall"]);
     assert_eq!(testbed.network_state(Host::Client), before, "nothing is left");
 
-    let open = of(&found, "eth1");
+    let open = link_of(&found, "eth1");
     assert_eq!((&open["use"], &open["credentials"]), (&"udp".into(), &"accepted".into()));
     let ms = open["udp"]["ms"].as_f64().expect("a time");
     assert!((25.0..1000.0).contains(&ms), "{ms} ms over 2 × 12.5 ms");
@@ -57,13 +57,13 @@ fn each_link_is_told_what_it_lets_through() {
     assert!((25.0..1000.0).contains(&connect), "{connect} ms");
     assert!(open["addresses"][0].as_str().is_some_and(|address| address.starts_with("10.101.")), "{open:#}");
 
-    let blocked = of(&found, "eth2");
+    let blocked = link_of(&found, "eth2");
     assert_eq!(blocked["udp"]["error"], "no answer in 5 s");
     assert_eq!(blocked["use"], if multipath { "mptcp" } else { "tcp" });
     assert_eq!(blocked["why"], "UDP fails: no answer in 5 s");
     assert_eq!(blocked["credentials"], "accepted", "TCP tells, too");
 
-    let translated = of(&found, "eth3");
+    let translated = link_of(&found, "eth3");
     assert_eq!(translated["udp"]["nat"], "changes-ports");
     if multipath {
         assert_eq!(open["tcp"]["mptcp"], "works");
@@ -72,11 +72,11 @@ fn each_link_is_told_what_it_lets_through() {
 }
 
 #[test]
-fn a_wrong_token_and_a_server_that_is_not_there_are_told() {
+fn a_wrong_token_and_a_missing_server_are_reported() {
     let testbed = Testbed::new(&[LINK]);
     let (output, found) = check(&testbed, &["--path", "eth1"]);
     assert_eq!(output.status.code(), Some(1));
-    let link = of(&found, "eth1");
+    let link = link_of(&found, "eth1");
     assert_eq!(link["use"], "nothing");
     let refused = link["tcp"]["error"].as_str().expect("an error");
     assert!(refused.contains("nobody listens there"), "{refused}");
@@ -84,7 +84,7 @@ fn a_wrong_token_and_a_server_that_is_not_there_are_told() {
     let _server = testbed.server(&["--auth", "token"]);
     let (output, found) = check(&testbed, &["--path", "eth1", "--token", "wrong"]);
     assert_eq!(output.status.code(), Some(1));
-    let link = of(&found, "eth1");
+    let link = link_of(&found, "eth1");
     assert_eq!((&link["use"], &link["credentials"]), (&"nothing".into(), &"refused".into()));
     let args = ["check", "--server", SERVER, "--insecure", "--path", "eth1", "--token", "wrong"];
     let said = testbed.mpvpn(Host::Client, &args);

@@ -1,4 +1,4 @@
-//! Classes of traffic: each on a connection of its own over the same links, none of them feels another.
+//! Classes of traffic: each has its own connection over the same links and is independent of the others.
 
 use std::{collections::BTreeSet, fs, thread, time::Duration};
 
@@ -9,31 +9,34 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(15);
-/// What marks a packet as a call, as `ping -Q` takes it: DSCP EF.
-const CALL: &str = "0xb8";
-/// Pings are of the class of calls by themselves.
-const PLAIN: &str = "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// TOS byte of DSCP EF, which marks calls, for `ping -Q`.
+const CALL_TOS: &str = "0xb8";
+/// Assigns pings without a mark to `default`; by default all pings belong to `critical`.
+const PINGS_IN_DEFAULT: &str =
+    "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
+/// The built-in classes.
 const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
 
-/// A port of `bulk`, by the rules that every client has.
-const BULK: (&str, u16) = (TUNNEL, 6881);
+/// A port that the built-in rules assign to `bulk`.
+const BULK_PORT: (&str, u16) = (TUNNEL, 6881);
 
-/// A client with this configuration, every class awake and up on as many links.
+/// Starts a client with this configuration, and waits until every class is up on `links` links.
 fn client(testbed: &Testbed, config: &str, links: usize) -> MpvpnProcess {
     fs::write(testbed.dir().join("client.toml"), config).expect("a file");
     let client = testbed.client(&["--config", "client.toml"]);
-    client.wait_for_status(SOON, "classes that carry their packets themselves", |status| {
-        testbed.send_empty_udp(Host::Client, BULK);
+    client.wait_for_status(TIMEOUT, "classes that carry their packets themselves", |status| {
+        testbed.send_empty_udp(Host::Client, BULK_PORT);
         let all = status["classes"].as_array().expect("classes is a list");
         if all.iter().all(|class| class["state"] == "up") { Ok(()) } else { Err(format!("{all:#?}")) }
     });
-    CLASSES.iter().for_each(|class| until_active(&client, class, links));
+    CLASSES.iter().for_each(|class| wait_for_active(&client, class, links));
     client
 }
 
-fn until_active(client: &MpvpnProcess, class: &str, links: usize) {
-    client.wait_for_status(SOON, &format!("{class} on {links} links"), |status| {
+fn wait_for_active(client: &MpvpnProcess, class: &str, links: usize) {
+    client.wait_for_status(TIMEOUT, &format!("{class} on {links} links"), |status| {
         let active = paths_of(status, class).iter().filter(|path| path["state"] == "active").count();
         if active == links { Ok(()) } else { Err(format!("{active} paths are active")) }
     });
@@ -52,21 +55,21 @@ fn ping(testbed: &Testbed, more: &[&str]) -> String {
     testbed.run(Host::Client, &[&["ping", "-q", "-n"], more, &[TUNNEL]].concat())
 }
 
-/// Waits until calls lose nothing.
-fn until_calls_pass(testbed: &Testbed, how: &str) {
-    eventually(SOON, &format!("calls {how}"), || {
+/// Waits until 10 marked pings lose no packet.
+fn wait_for_lossless_calls(testbed: &Testbed, how: &str) {
+    eventually(TIMEOUT, &format!("calls {how}"), || {
         let output = testbed.output_of(
             Host::Client,
             Duration::from_secs(5),
-            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
+            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL_TOS, TUNNEL],
         );
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
     });
 }
 
-/// Every ping was answered, but for the last ones, which may still be on their way.
-fn is_unbroken(pings: &Pings) -> bool {
+/// Whether every ping except the last three was answered.
+fn has_no_loss(pings: &Pings) -> bool {
     let numbers: BTreeSet<u64> = pings.answers.iter().map(|answer| answer.number).collect();
     pings.sent > 100 && (1..pings.sent - 3).all(|number| numbers.contains(&number))
 }
@@ -79,11 +82,11 @@ fn ports(status: &Value, class: &str) -> String {
 }
 
 #[test]
-fn each_class_has_ports_of_its_own_and_carries_what_its_rules_say_both_ways() {
+fn each_class_has_its_own_ports_and_carries_the_traffic_of_its_rules_in_both_directions() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let config = "[[class]]\nname = 'bulk'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'af41'\n";
-    let client = client(&testbed, &format!("{PLAIN}{config}"), 2);
+    let client = client(&testbed, &format!("{PINGS_IN_DEFAULT}{config}"), 2);
     let status = client.status();
     let all = status["paths"].as_array().expect("a list");
     let mut ports: Vec<_> = all.iter().map(|path| path["local"].to_string()).collect();
@@ -91,10 +94,10 @@ fn each_class_has_ports_of_its_own_and_carries_what_its_rules_say_both_ways() {
     ports.dedup();
     assert_eq!((all.len(), ports.len()), (6, 6), "three classes on two links: {status:#}");
 
-    // What is marked as a call by the built-in rules, by a rule of the file, and what nothing is said about.
+    // Traffic of a built-in rule, of a rule in the file, and without a rule.
     let packets = 50 * 84;
-    for (mark, class) in [(CALL, "critical"), ("0x88", "bulk"), ("0", "default")] {
-        eventually(SOON, "the packets in their class alone", || {
+    for (mark, class) in [(CALL_TOS, "critical"), ("0x88", "bulk"), ("0", "default")] {
+        eventually(TIMEOUT, "the packets in their class alone", || {
             let before = CLASSES.map(|class| bytes(&client, class));
             ping(&testbed, &["-c", "50", "-i", "0.01", "-Q", mark]);
             let now = CLASSES.map(|class| bytes(&client, class));
@@ -109,14 +112,14 @@ fn each_class_has_ports_of_its_own_and_carries_what_its_rules_say_both_ways() {
 }
 
 #[test]
-fn a_class_that_nobody_has_used_costs_no_connection_until_its_first_packet() {
+fn an_unused_class_has_no_connection_until_its_first_packet() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
     let client = testbed.client(&[]);
-    ["default", "critical"].iter().for_each(|class| until_active(&client, class, 2));
-    // A path is active to the client as soon as it has heard the server, which is a moment before the server counts it.
+    ["default", "critical"].iter().for_each(|class| wait_for_active(&client, class, 2));
+    // The client's path becomes active a moment before the server's.
     let at_server = |expected: [usize; 3]| {
-        server.wait_for_status(SOON, "the same paths at the server", |status| {
+        server.wait_for_status(TIMEOUT, "the same paths at the server", |status| {
             let paths = CLASSES.map(|class| paths_of(&status["clients"][0], class).len());
             if paths == expected { Ok(()) } else { Err(format!("{paths:?} instead of {expected:?}")) }
         });
@@ -125,8 +128,8 @@ fn a_class_that_nobody_has_used_costs_no_connection_until_its_first_packet() {
     let status = client.status();
     let bulk = &status["classes"][2];
     assert_eq!((&bulk["state"], &bulk["reason"]), (&"asleep".into(), &"not used yet".into()), "{bulk:#}");
-    testbed.send_empty_udp(Host::Client, BULK);
-    until_active(&client, "bulk", 2);
+    testbed.send_empty_udp(Host::Client, BULK_PORT);
+    wait_for_active(&client, "bulk", 2);
     at_server([2, 2, 2]);
 }
 
@@ -146,7 +149,7 @@ fn packets_between_the_ends_are_marked_by_class() {
     count(Host::Client, "sport");
     let _server = testbed.server(&[]);
     let _client = client(&testbed, "", 1);
-    ping(&testbed, &["-c", "100", "-i", "0.01", "-Q", CALL]);
+    ping(&testbed, &["-c", "100", "-i", "0.01", "-Q", CALL_TOS]);
     for host in [Host::Server, Host::Client] {
         let seen = CLASSES.map(|class| testbed.count_nft_packets(host, class));
         let [default, critical, bulk] = seen;
@@ -156,10 +159,10 @@ fn packets_between_the_ends_are_marked_by_class() {
 }
 
 #[test]
-fn a_class_dies_and_returns_alone() {
+fn a_class_fails_and_recovers_without_affecting_others() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
-    let client = client(&testbed, PLAIN, 2);
+    let client = client(&testbed, PINGS_IN_DEFAULT, 2);
     let calls = ports(&client.status(), "critical");
     testbed.run(
         Host::Server,
@@ -172,19 +175,19 @@ fn a_class_dies_and_returns_alone() {
         ],
     );
     let default = Ping::every(&testbed, Host::Client, Duration::from_millis(20), TUNNEL, 8);
-    // Whoever calls meanwhile is carried by the connection that works.
-    until_calls_pass(&testbed, "over the default class");
+    // A connection that works carries the calls meanwhile.
+    wait_for_lossless_calls(&testbed, "over the default class");
     let pings = default.finish();
-    assert!(is_unbroken(&pings), "the default class feels it: {pings:?}");
+    assert!(has_no_loss(&pings), "the default class feels it: {pings:?}");
     let events = client.events();
     let dead = |event: &Value| event["event"] == "path_failed" && event["class"] == "critical";
     assert!(events.iter().any(dead), "{events:#?}");
 
     testbed.run(Host::Server, &["nft", "delete table inet block"]);
-    until_active(&client, "critical", 2);
-    eventually(SOON, "calls in their class again", || {
+    wait_for_active(&client, "critical", 2);
+    eventually(TIMEOUT, "calls in their class again", || {
         let before = bytes(&client, "critical");
-        ping(&testbed, &["-c", "20", "-i", "0.02", "-Q", CALL]);
+        ping(&testbed, &["-c", "20", "-i", "0.02", "-Q", CALL_TOS]);
         let now = bytes(&client, "critical");
         let all = now.0 >= before.0 + 20 * 84 && now.1 >= before.1 + 20 * 84;
         if all { Ok(()) } else { Err(format!("{before:?}, then {now:?}")) }
@@ -192,16 +195,16 @@ fn a_class_dies_and_returns_alone() {
 }
 
 #[test]
-fn classes_keep_to_the_links_that_they_are_given() {
+fn classes_use_only_their_configured_links() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let config = "[[class]]\nname = 'bulk'\nexclude = ['eth2']\n\
                   [[class]]\nname = 'critical'\nprefer = ['eth2']\n";
     fs::write(testbed.dir().join("client.toml"), config).expect("a file");
     let client = testbed.client(&["--config", "client.toml"]);
-    until_active(&client, "default", 2);
-    let status = client.wait_for_status(SOON, "critical and bulk where they belong", |status| {
-        testbed.send_empty_udp(Host::Client, BULK);
+    wait_for_active(&client, "default", 2);
+    let status = client.wait_for_status(TIMEOUT, "critical and bulk where they belong", |status| {
+        testbed.send_empty_udp(Host::Client, BULK_PORT);
         let state = |class, link| {
             let path = paths_of(status, class).into_iter().find(|path| path["link"] == link);
             path.map_or("none".to_owned(), |path| path["state"].as_str().unwrap_or_default().to_owned())
@@ -214,9 +217,9 @@ fn classes_keep_to_the_links_that_they_are_given() {
         }
     });
     assert_eq!(status["links"].as_array().map(Vec::len), Some(2), "{status:#}");
-    // The preferred link of calls dies: they go on over the other one.
+    // The preferred link of calls fails: calls continue over the other one.
     testbed.link(2).cut();
-    until_calls_pass(&testbed, "over the other link");
+    wait_for_lossless_calls(&testbed, "over the other link");
 }
 
 #[test]
@@ -224,13 +227,13 @@ fn calls_with_copies_lose_nothing_when_a_link_falls_silent() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let client = client(&testbed, "[[class]]\nname = 'critical'\ncopies = 2\n", 2);
-    let calls = Ping::dense_with_tos(&testbed, Host::Client, CALL, TUNNEL, 4);
+    let calls = Ping::dense_with_tos(&testbed, Host::Client, CALL_TOS, TUNNEL, 4);
     thread::sleep(Duration::from_secs(1));
     testbed.link(1).silence(Direction::Both);
     let pings = calls.finish();
-    assert!(is_unbroken(&pings), "{pings:?}");
+    assert!(has_no_loss(&pings), "{pings:?}");
     testbed.link(1).end_silence();
-    until_active(&client, "critical", 2);
-    let said = ping(&testbed, &["-c", "100", "-i", "0.01", "-Q", CALL]);
+    wait_for_active(&client, "critical", 2);
+    let said = ping(&testbed, &["-c", "100", "-i", "0.01", "-Q", CALL_TOS]);
     assert!(said.contains("100 received") && !said.contains("duplicates"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! What mpvpn changes in a system, it undoes.
+//! mpvpn undoes all its changes of the system.
 
 use mpvpn_tests::{
     http::{Download, MB, TestPages},
@@ -6,7 +6,7 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, TUNNEL, Testbed, inet4},
 };
 
-/// Both hosts' networks as text.
+/// The network settings of both hosts as text.
 struct Networks(String, String);
 
 impl Networks {
@@ -28,8 +28,8 @@ impl Networks {
     }
 }
 
-/// Both ends run with all that changes a system, and traffic has passed.
-fn at_work(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
+/// Starts both ends with settings that change the system, and sends traffic.
+fn start_both_ends(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
     let server = testbed.server(&[]);
     let client = testbed.client(&["--share", "10.77.0.0/24"]);
     reaches(testbed, Host::Client, TUNNEL);
@@ -37,10 +37,10 @@ fn at_work(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
     (server, client)
 }
 
-fn stopping_restores(stop: impl Fn(&mut MpvpnProcess)) {
+fn check_changes_undone(stop: impl Fn(&mut MpvpnProcess)) {
     let testbed = Testbed::two_links();
     let before = Networks::of(&testbed);
-    let (mut server, mut client) = at_work(&testbed);
+    let (mut server, mut client) = start_both_ends(&testbed);
     let during = Networks::of(&testbed);
     assert_ne!((&before.0, &before.1), (&during.0, &during.1), "the comparison sees nothing");
     stop(&mut client);
@@ -50,22 +50,22 @@ fn stopping_restores(stop: impl Fn(&mut MpvpnProcess)) {
 
 #[test]
 fn sigint_leaves_nothing_behind() {
-    stopping_restores(|process| assert!(process.interrupt().success(), "{}", process.log()));
+    check_changes_undone(|process| assert!(process.interrupt().success(), "{}", process.log()));
 }
 
 #[test]
 fn sigterm_leaves_nothing_behind() {
-    stopping_restores(|process| assert!(process.terminate().success(), "{}", process.log()));
+    check_changes_undone(|process| assert!(process.terminate().success(), "{}", process.log()));
 }
 
 #[test]
-fn a_start_after_sigkill_cleans_up_works_and_leaves_nothing_behind() {
+fn a_start_after_sigkill_cleans_up_and_works_and_leaves_nothing_behind() {
     let testbed = Testbed::two_links();
     let before = Networks::of(&testbed);
-    let (mut server, mut client) = at_work(&testbed);
+    let (mut server, mut client) = start_both_ends(&testbed);
     client.kill();
     server.kill();
-    let (mut server, mut client) = at_work(&testbed);
+    let (mut server, mut client) = start_both_ends(&testbed);
     let site = TestPages::start(&testbed, Host::Inet);
     let host = inet4();
     Download::start(&testbed, &site, &host, 5 * MB, std::time::Duration::from_secs(20), &[]).finish();
@@ -74,7 +74,7 @@ fn a_start_after_sigkill_cleans_up_works_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_client_that_never_got_through_leaves_nothing_behind() {
+fn a_client_that_never_connected_leaves_nothing_behind() {
     let testbed = Testbed::two_links();
     let before = Networks::of(&testbed);
     let mut client = testbed.start_client(&[]);
@@ -84,7 +84,7 @@ fn a_client_that_never_got_through_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_second_client_with_the_same_name_is_refused_and_harms_nothing() {
+fn a_second_client_with_the_same_name_is_refused_and_does_not_affect_the_first() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let _client = testbed.client(&[]);

@@ -1,4 +1,4 @@
-//! Several clients at one server. The second one has a single, unlimited link.
+//! Two clients at one server. The second one has a single link without a rate limit.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn clients_exchange_traffic_both_ways() {
 }
 
 #[test]
-fn one_client_ending_badly_does_not_touch_the_other() {
+fn a_killed_client_does_not_affect_the_other() {
     let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::two_clients();
     let _server = testbed.server(&[]);
@@ -66,7 +66,7 @@ fn one_client_ending_badly_does_not_touch_the_other() {
 }
 
 #[test]
-fn clients_that_reconnect_keep_their_addresses_whoever_comes_first() {
+fn clients_that_reconnect_keep_their_addresses_in_any_order() {
     let testbed = Testbed::two_clients();
     let mut server = testbed.server(&[]);
     let (first, second) = (testbed.client(&[]), second_client(&testbed, &[]));

@@ -1,4 +1,4 @@
-//! Bad usage and bad configuration: exit code 2 and a sentence that helps.
+//! Invalid arguments and configuration files: exit code 2 and a helpful message.
 
 use std::{fs, time::Duration};
 
@@ -7,34 +7,38 @@ use mpvpn_tests::{
     testbed::{Host, Testbed},
 };
 
-/// It must end with 2 and say all of this on stderr.
-fn rejected(testbed: &Testbed, args: &[&str], said: &[&str]) {
+/// Checks that `mpvpn` exits with 2 and prints all of `expected_texts` to stderr.
+fn check_rejected(testbed: &Testbed, args: &[&str], expected_texts: &[&str]) {
     let output = testbed.mpvpn(Host::Client, args);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "mpvpn {args:?}:\n{stderr}");
-    for expected in said {
+    for expected in expected_texts {
         assert!(stderr.contains(expected), "mpvpn {args:?}: no {expected:?} in:\n{stderr}");
     }
 }
 
 #[test]
-fn mistakes_in_a_file_are_told_with_line_and_column() {
+fn errors_in_a_file_are_reported_with_line_and_column() {
     let testbed = Testbed::new(&["100mbit"]);
-    for (text, said) in [
+    for (text, expected_texts) in [
         ("server = \"192.0.2.1:4433\"\ninsecure = true\nshedluer = \"flow\"\n", &["3", "shedluer"][..]),
         ("server = \"192.0.2.1:4433\"\n  insecure = \"yes\"\n", &["2", "insecure"]),
         ("server = \n", &["1"]),
         ("server = \"192.0.2.1:4433\"\nscheduler = \"fastest\"\n", &["2", "fastest", "minrtt"]),
     ] {
         fs::write(testbed.dir().join("bad.toml"), text).expect("a file");
-        rejected(&testbed, &["client", "--config", "bad.toml"], &[said, &["bad.toml"]].concat());
+        check_rejected(
+            &testbed,
+            &["client", "--config", "bad.toml"],
+            &[expected_texts, &["bad.toml"]].concat(),
+        );
     }
     fs::write(testbed.dir().join("bad.toml"), "subnet = \"10.0.0.7/24\"\n").expect("a file");
-    rejected(&testbed, &["server", "--config", "bad.toml"], &["10.0.0.7/24"]);
+    check_rejected(&testbed, &["server", "--config", "bad.toml"], &["10.0.0.7/24"]);
 }
 
 #[test]
-fn a_configuration_that_is_not_there_is_named() {
+fn a_missing_configuration_file_is_named() {
     let testbed = Testbed::new(&["100mbit"]);
     let output = testbed.mpvpn(Host::Client, &["client", "--config", "nowhere.toml"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -45,24 +49,24 @@ fn a_configuration_that_is_not_there_is_named() {
 fn contradictions_are_refused() {
     let testbed = Testbed::new(&["100mbit"]);
     let server = ["client", "--server", "192.0.2.1:4433"];
-    for (more, said) in [
+    for (more, expected_texts) in [
         (&["--insecure", "--ca", "server.crt"][..], &["--insecure", "--ca"][..]),
         (&[], &["--ca", "--pin", "--insecure"]),
         (&["--insecure", "--path", "eth1", "--path", "eth1"], &["eth1"]),
         (&["--insecure", "--no-such-option"], &["--no-such-option"]),
     ] {
-        rejected(&testbed, &[&server[..], more].concat(), said);
+        check_rejected(&testbed, &[&server[..], more].concat(), expected_texts);
     }
-    rejected(&testbed, &["client", "--insecure"], &["--server"]);
-    rejected(&testbed, &["server", "--cert", "server.crt"], &["--key"]);
-    rejected(&testbed, &["dance"], &["dance"]);
+    check_rejected(&testbed, &["client", "--insecure"], &["--server"]);
+    check_rejected(&testbed, &["server", "--cert", "server.crt"], &["--key"]);
+    check_rejected(&testbed, &["dance"], &["dance"]);
 }
 
 #[test]
-fn what_does_not_work_yet_says_so_and_is_not_offered() {
+fn unavailable_features_are_errors_and_not_in_the_help() {
     let testbed = Testbed::new(&["100mbit"]);
-    rejected(&testbed, &["server", "--auth", "mtls"], &["not available in this version yet"]);
-    rejected(&testbed, &["top"], &["not available in this version yet"]);
+    check_rejected(&testbed, &["server", "--auth", "mtls"], &["not available in this version yet"]);
+    check_rejected(&testbed, &["top"], &["not available in this version yet"]);
     for side in ["client", "server"] {
         let output = testbed.mpvpn(Host::Client, &[side, "--help"]);
         let help = String::from_utf8_lossy(&output.stdout);

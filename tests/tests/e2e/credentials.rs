@@ -1,4 +1,4 @@
-//! Who may connect, and whom the client believes.
+//! Tokens of clients and certificates of servers.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -7,11 +7,12 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-const SOON: Duration = Duration::from_secs(15);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The client must give up with exit code 1 and say all of this.
-fn refused(mut client: MpvpnProcess, said: &[&str]) {
-    let status = client.wait(SOON);
+/// Checks that the client ends with exit code 1 and that its log contains all of `said` and advice.
+fn check_refused(mut client: MpvpnProcess, said: &[&str]) {
+    let status = client.wait(TIMEOUT);
     let log = client.log();
     assert_eq!(status.code(), Some(1), "{log}");
     for expected in said {
@@ -36,14 +37,14 @@ fn a_wrong_token_gets_401_and_the_client_says_so() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&["--auth", "token", "--state-dir", "server-state"]);
     let made_up = format!("mpvpn_{}", "A".repeat(43));
-    refused(testbed.start_client(&["--token", &made_up]), &["401"]);
-    // Who shows nothing is told nothing, and its own client knows what that may mean.
-    refused(testbed.start_client(&[]), &["405", "--token"]);
+    check_refused(testbed.start_client(&["--token", &made_up]), &["401"]);
+    // A request without a token gets no hint from the server; the client knows what that may mean.
+    check_refused(testbed.start_client(&[]), &["405", "--token"]);
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
-fn the_right_token_lets_in() {
+fn the_right_token_is_accepted() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--auth", "token", "--state-dir", "server-state"]);
     let token = fs::read_to_string(testbed.dir().join("server-state/client-token")).expect("a token");
@@ -68,7 +69,7 @@ fn the_first_start_prints_a_client_command_that_works() {
         assert!(command.contains(option), "no {option} in {command}");
     }
     let mut args: Vec<&str> = command.split_whitespace().collect();
-    // Which of its addresses a client can reach, the server can only guess.
+    // The server can only guess which of its addresses a client can reach.
     let at = args.iter().position(|word| *word == "--server").expect("checked above") + 1;
     args[at] = mpvpn_tests::testbed::SERVER;
     let _client = testbed.start(Host::Client, &args).wait_until_up();
@@ -76,7 +77,7 @@ fn the_first_start_prints_a_client_command_that_works() {
 }
 
 #[test]
-fn the_servers_own_certificate_is_enough_as_ca() {
+fn the_servers_certificate_is_accepted_as_ca() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let _client = testbed.client(&["--ca", "server.crt"]);
@@ -84,7 +85,7 @@ fn the_servers_own_certificate_is_enough_as_ca() {
 }
 
 #[test]
-fn the_fingerprint_is_enough() {
+fn the_fingerprint_is_accepted() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let _client = testbed.client(&["--pin", &fingerprint(&testbed, "server")]);
@@ -96,12 +97,12 @@ fn another_certificate_is_refused() {
     let testbed = Testbed::two_links();
     testbed.make_certificate("other");
     let _server = testbed.server(&[]);
-    refused(testbed.start_client(&["--ca", "other.crt"]), &["certificate"]);
-    refused(testbed.start_client(&["--pin", &fingerprint(&testbed, "other")]), &["certificate"]);
+    check_refused(testbed.start_client(&["--ca", "other.crt"]), &["certificate"]);
+    check_refused(testbed.start_client(&["--pin", &fingerprint(&testbed, "other")]), &["certificate"]);
 }
 
 #[test]
-fn an_unchecked_server_is_warned_about() {
+fn an_unchecked_certificate_causes_a_warning() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);

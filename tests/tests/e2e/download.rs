@@ -1,4 +1,4 @@
-//! curl to a web server behind the server's NAT, which knows no way to the tunnel's addresses.
+//! Downloads and uploads by curl through the server's NAT. The web server has no route to the tunnel's addresses.
 
 use std::{thread, time::Duration};
 
@@ -8,17 +8,18 @@ use mpvpn_tests::{
     testbed::{Family, Host, Testbed, inet},
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// 50 MB through NAT; link 1 is cut meanwhile and comes back.
-fn whole(family: Family, cut: bool) {
+/// Downloads 50 MB through the NAT; with `cut`, link 1 is cut meanwhile and restored.
+fn download_through_nat(family: Family, cut: bool) {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_slow_links();
     let _server = testbed.server(&[]);
     let _client = testbed.client(&[]);
     let site = TestPages::start(&testbed, Host::Inet);
     let host = inet(family);
-    let download = Download::start(&testbed, &site, &host, 50 * MB, LIMIT, &[]);
+    let download = Download::start(&testbed, &site, &host, 50 * MB, TRANSFER_TIMEOUT, &[]);
     if cut {
         thread::sleep(Duration::from_secs(1));
         testbed.link(1).cut();
@@ -30,22 +31,22 @@ fn whole(family: Family, cut: bool) {
 
 #[test]
 fn ipv4_brings_every_byte() {
-    whole(Family::V4, false);
+    download_through_nat(Family::V4, false);
 }
 
 #[test]
 fn ipv6_brings_every_byte() {
-    whole(Family::V6, false);
+    download_through_nat(Family::V6, false);
 }
 
 #[test]
 fn ipv4_brings_every_byte_across_a_cut() {
-    whole(Family::V4, true);
+    download_through_nat(Family::V4, true);
 }
 
 #[test]
 fn ipv6_brings_every_byte_across_a_cut() {
-    whole(Family::V6, true);
+    download_through_nat(Family::V6, true);
 }
 
 #[test]
@@ -56,6 +57,6 @@ fn uploads_bring_every_byte_in_both_families() {
     let _client = testbed.client(&[]);
     let site = TestPages::start(&testbed, Host::Inet);
     for family in [Family::V4, Family::V6] {
-        upload(&testbed, &site, &inet(family), 15 * MB, LIMIT);
+        upload(&testbed, &site, &inet(family), 15 * MB, TRANSFER_TIMEOUT);
     }
 }

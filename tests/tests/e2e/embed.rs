@@ -1,4 +1,4 @@
-//! mpvpn inside an app: an ordinary user's process whose packets come from a TCP/IP stack of its own.
+//! mpvpn inside an app: a process of an unprivileged user with its own TCP/IP stack.
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,13 @@ use mpvpn_tests::{
     testbed::{Host, SERVER, TUNNEL, Testbed, inet4},
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
-/// `nobody`.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// User ID of `nobody`.
 const USER: &str = "65534";
 const PAGE: &str = "page.example";
 
-/// A folder from which every user may read and run things.
+/// A folder that every user may read and run programs from.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -38,13 +39,13 @@ impl Folder {
         path
     }
 
-    /// What `cargo build -p mpvpn-embed --lib --examples` made, where this test was made, too.
-    fn take(&self, built: &str) -> PathBuf {
+    /// Copies a file that `cargo build -p mpvpn-embed --lib --examples` built into the folder.
+    fn copy_built(&self, built: &str) -> PathBuf {
         let own = std::env::current_exe().expect("its own path");
         let from = own.parent().and_then(Path::parent).expect("a test lies in deps").join(built);
         let to = self.0.join(from.file_name().expect("a file"));
-        // Not by this process: what another thread starts meanwhile would have the file open for writing for a moment,
-        // and nobody can run such a file (execve(2), ETXTBSY).
+        // Copied by another process: a process that another thread starts meanwhile would inherit the file open for writing,
+        // and such a file cannot be run (execve(2), ETXTBSY).
         let copied = Command::new("cp").arg(&from).arg(&to).status().expect("cp runs");
         assert!(
             copied.success(),
@@ -55,7 +56,7 @@ impl Folder {
     }
 }
 
-/// A process of an ordinary user on the client, and what it writes.
+/// A process of an unprivileged user on the client, and its output.
 struct App {
     child: Child,
     output: PathBuf,
@@ -81,15 +82,15 @@ impl App {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    fn until(&mut self, what: &str) {
-        eventually(LIMIT, what, || match (self.log().contains(what), self.child.try_wait()) {
+    fn wait_for_output(&mut self, what: &str) {
+        eventually(TIMEOUT, what, || match (self.log().contains(what), self.child.try_wait()) {
             (true, _) => Ok(()),
             (false, Ok(Some(status))) => panic!("it ended: {status}\n{}", self.log()),
             (false, _) => Err(self.log()),
         });
     }
 
-    /// The user and the capabilities in effect, as the kernel has them.
+    /// User ID and effective capabilities in `/proc`.
     fn privileges(&self) -> (String, String) {
         let path = format!("/proc/{}/status", self.child.id());
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -101,15 +102,15 @@ impl App {
         (field("Uid:"), field("CapEff:"))
     }
 
-    fn end(&mut self) -> ExitStatus {
-        eventually(LIMIT, "its end", || match self.child.try_wait().expect("our own child") {
+    fn wait_for_exit(&mut self) -> ExitStatus {
+        eventually(TIMEOUT, "its end", || match self.child.try_wait().expect("our own child") {
             Some(status) => Ok(status),
             None => Err(self.log()),
         })
     }
 
     fn finish(mut self) -> String {
-        let status = self.end();
+        let status = self.wait_for_exit();
         assert!(status.success(), "{status}\n{}", self.log());
         self.log()
     }
@@ -122,8 +123,8 @@ impl Drop for App {
     }
 }
 
-/// The example fetches a page while a link is cut.
-fn fetches(way: &str, configuration: &str, streams: u64) {
+/// The example `fetch` downloads a page while a link is cut.
+fn fetch_page_during_cut(mode: &str, configuration: &str, streams: u64) {
     const SIZE: u64 = 40 * MB;
     const PAUSE: u64 = 5 * MB;
     let _share = MachineShare::take(Share::Percent(50));
@@ -133,7 +134,7 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
     let names = NameServer::start(&testbed, Host::Inet, host, host);
     let site = HttpsPages::start(&testbed, Host::Inet, PAGE, PAUSE);
     let folder = Folder::new(&testbed, configuration);
-    let program = folder.take("examples/fetch");
+    let program = folder.copy_built("examples/fetch");
     let file = |path: PathBuf| path.to_str().expect("an ASCII path").to_owned();
     let certificate = file(folder.write("page.pem", site.certificate()));
     let before = testbed.network_state(Host::Client);
@@ -141,19 +142,19 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
 
     let configuration = file(folder.0.join("client.toml"));
     let (asked, url) = (names.address().to_string(), site.url(SIZE));
-    let mut app = App::start(&testbed, &program, &[way, &configuration, &asked, &url, &certificate]);
-    app.until("resolved: ");
-    let passed = |bytes| {
-        eventually(LIMIT, "a part of the page", || match site.sent() {
+    let mut app = App::start(&testbed, &program, &[mode, &configuration, &asked, &url, &certificate]);
+    app.wait_for_output("resolved: ");
+    let wait_for_sent_bytes = |bytes| {
+        eventually(TIMEOUT, "a part of the page", || match site.sent() {
             sent if sent >= bytes => Ok(()),
             sent => Err(format!("{sent} bytes, {}", app.log())),
         });
     };
-    passed(PAUSE);
+    wait_for_sent_bytes(PAUSE);
     assert_eq!(app.privileges(), (USER.to_owned(), "0000000000000000".to_owned()));
     assert_eq!(testbed.network_state(Host::Client), before, "something on the machine has changed");
     site.resume();
-    passed(4 * PAUSE);
+    wait_for_sent_bytes(4 * PAUSE);
     testbed.link(1).cut();
     assert!(site.sent() < SIZE, "all was sent already");
     let both = (carried("eth1"), carried("eth2"));
@@ -176,34 +177,34 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
 
 #[test]
 fn a_page_is_fetched_by_calls_as_a_stream_while_a_link_is_cut() {
-    fetches("calls", "", 1);
+    fetch_page_during_cut("calls", "", 1);
 }
 
 #[test]
 fn a_page_is_fetched_by_a_descriptor_as_packets_while_a_link_is_cut() {
-    fetches("descriptor", "lane = 'datagram'\n", 0);
+    fetch_page_during_cut("descriptor", "lane = 'datagram'\n", 0);
 }
 
 #[test]
-fn an_app_is_told_why_its_token_is_refused() {
+fn an_app_gets_the_reason_why_its_token_is_refused() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
     let folder = Folder::new(&testbed, "token = '0123456789abcdef0123456789abcdef'\n");
-    let program = folder.take("examples/fetch");
+    let program = folder.copy_built("examples/fetch");
     let configuration = folder.0.join("client.toml");
     let args =
         ["calls", configuration.to_str().expect("an ASCII path"), "192.0.2.1:53", "https://a/", "none"];
     let mut app = App::start(&testbed, &program, &args);
-    assert_eq!(app.end().code(), Some(1));
+    assert_eq!(app.wait_for_exit().code(), Some(1));
     assert!(app.log().contains("Failed(") && app.log().contains("refuses the token"), "{}", app.log());
 }
 
 #[test]
-fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
+fn a_program_in_c_has_two_tunnels_and_leaves_no_changes() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let folder = Folder::new(&testbed, "");
-    folder.take("libmpvpn.so");
+    folder.copy_built("libmpvpn.so");
     let program = folder.0.join("echo");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
     let output = Command::new("cc")
@@ -222,10 +223,10 @@ fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     let configuration = folder.0.join("client.toml");
     let configuration = configuration.to_str().expect("an ASCII path");
     let app = App::start(&testbed, &program, &[configuration, TUNNEL, "10.102.0.2"]);
-    let said = app.output.clone();
+    let output = app.output.clone();
     assert_eq!(app.finish(), "", "the library prints");
-    let said = fs::read_to_string(said).expect("its output");
-    assert!(said.ends_with("all is well\n"), "{said}");
-    assert!(said.matches("\nevent 1 ").count() >= 2, "{said}");
+    let output = fs::read_to_string(output).expect("its output");
+    assert!(output.ends_with("all is well\n"), "{output}");
+    assert!(output.matches("\nevent 1 ").count() >= 2, "{output}");
     assert_eq!(testbed.network_state(Host::Client), before, "something is left on the machine");
 }

@@ -14,11 +14,12 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(10);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// A silent link is left within this time on a busy machine (ms).
-const LONGEST_SILENCE: u64 = 600;
-/// How long the link is silent (ms).
-const CUT: u64 = 3000;
+const MAX_SILENCE_MS: u64 = 600;
+/// Duration of the silence of the link, ms.
+const CUT_MS: u64 = 3000;
 
 /// The number of the last event.
 fn last_number(process: &MpvpnProcess) -> u64 {
@@ -31,7 +32,7 @@ fn on_link_1(process: &MpvpnProcess, number: u64) -> Vec<Value> {
     process.events().into_iter().filter(|event| is_new(event) && event["link"] == "eth1").collect()
 }
 
-fn is(event: &Value, name: &str) -> bool {
+fn is_event(event: &Value, name: &str) -> bool {
     event["event"] == name
 }
 
@@ -45,7 +46,7 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
     let server = testbed.server(&[]);
     let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.wait_for_path(link, "active", SOON);
+        client.wait_for_path(link, "active", TIMEOUT);
     }
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Up, 12);
@@ -62,95 +63,96 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
 
     let cut = Instant::now();
     testbed.link(1).silence(Direction::Both);
-    client.wait_for_path("eth1", "down", SOON);
-    thread::sleep(Duration::from_millis(CUT).saturating_sub(cut.elapsed()));
+    client.wait_for_path("eth1", "down", TIMEOUT);
+    thread::sleep(Duration::from_millis(CUT_MS).saturating_sub(cut.elapsed()));
     testbed.link(1).end_silence();
     let healed = cut.elapsed().as_millis() as u64;
-    let story = eventually(SOON, "the return of the link among the events", || {
-        let story = on_link_1(&client, before);
-        let returned = story.iter().any(|event| is(event, "path_recovered") && event["class"] == "default");
-        if returned { Ok(story) } else { Err(format!("{:#?}", texts(&story))) }
+    let events = eventually(TIMEOUT, "the return of the link among the events", || {
+        let events = on_link_1(&client, before);
+        let returned =
+            events.iter().any(|event| is_event(event, "path_recovered") && event["class"] == "default");
+        if returned { Ok(events) } else { Err(format!("{:#?}", texts(&events))) }
     });
     let back = cut.elapsed().as_millis() as u64;
-    println!("{:#?}", texts(&story));
+    println!("{:#?}", texts(&events));
 
-    let lost = story.iter().find(|event| is(event, "path_failed")).expect("the path was lost");
+    let lost = events.iter().find(|event| is_event(event, "path_failed")).expect("the path was lost");
     assert_eq!(
         (&lost["kind"], &lost["class"], &lost["reason"]),
         (&"path".into(), &"default".into(), &"silent".into())
     );
     let silence = lost["silence_ms"].as_u64().expect("a number");
-    assert!((20..=LONGEST_SILENCE).contains(&silence), "{lost:#}");
+    assert!((20..=MAX_SILENCE_MS).contains(&silence), "{lost:#}");
     assert!(lost["heartbeats"].as_u64() >= Some(3) && lost["working_paths"].as_u64() >= Some(1), "{lost:#}");
     let moved = ["reinjected_packets", "reinjected_stream_bytes"]
         .map(|field| lost[field].as_u64().expect("a number"));
     assert!(moved.iter().sum::<u64>() > 0, "a link under load has data in flight: {lost:#}");
-    let restored = story.iter().find(|event| is(event, "path_recovered")).expect("it returned");
+    let restored = events.iter().find(|event| is_event(event, "path_recovered")).expect("it returned");
     let failed_ms = restored["failed_ms"].as_u64().expect("a number");
-    let shortest = healed.saturating_sub(LONGEST_SILENCE);
+    let shortest = healed.saturating_sub(MAX_SILENCE_MS);
     assert!((shortest..=back).contains(&failed_ms), "not {shortest} to {back} ms: {restored:#}");
-    assert!(story.len() <= 5, "more than five lines: {:#?}", texts(&story));
+    assert!(events.len() <= 5, "more than five lines: {:#?}", texts(&events));
 
-    // A follower reads the same.
-    eventually(SOON, "the same events by `--follow`", || {
+    // `--follow` prints the same events.
+    eventually(TIMEOUT, "the same events by `--follow`", || {
         let lines = std::fs::read_to_string(&followed).expect("its output");
-        match texts(&story).into_iter().find(|text| !lines.contains(text)) {
+        match texts(&events).into_iter().find(|text| !lines.contains(text)) {
             None => Ok(()),
             Some(text) => Err(format!("`{text}` is missing:\n{lines}")),
         }
     });
     follower.kill().expect("it runs");
     follower.wait().expect("our own child");
-    // The line of the log is the event.
+    // The log has the event's text.
     let log = client.log();
     let text = lost["text"].as_str().expect("a sentence");
     assert!(log.contains(text), "`{text}` is not in the log:\n{log}");
 
-    // The server names the client, and why its path failed.
-    let theirs = server.events();
+    // The server's event names the client and the reason.
+    let server_events = server.events();
     let is_new = |event: &&Value| event["number"].as_u64() > Some(before_at_server);
     let at_server: Vec<&Value> =
-        theirs.iter().filter(is_new).filter(|event| is(event, "path_failed")).collect();
+        server_events.iter().filter(is_new).filter(|event| is_event(event, "path_failed")).collect();
     let ours = |event: &&&Value| {
         let silence = event["silence_ms"].as_u64();
         event["address"].as_str().is_some_and(|address| address.starts_with("10.0.0."))
-            && silence.is_some_and(|ms| ms <= 2 * LONGEST_SILENCE)
+            && silence.is_some_and(|ms| ms <= 2 * MAX_SILENCE_MS)
     };
-    assert!(at_server.iter().any(|event| ours(&event)), "{:#?}", texts(&theirs));
+    assert!(at_server.iter().any(|event| ours(&event)), "{:#?}", texts(&server_events));
     drop(load);
 }
 
 #[test]
-fn a_server_reports_which_clients_came_and_went() {
+fn a_server_reports_connected_and_disconnected_clients() {
     let testbed = Testbed::two_links();
     let mut server = testbed.server(&[]);
     let mut client = testbed.client(&[]);
     let address = client.address(mpvpn_tests::testbed::Family::V4);
     assert!(client.interrupt().success(), "{}", client.log());
-    let story = eventually(SOON, "the end of the client among the events", || {
-        let story: Vec<Value> =
+    let events = eventually(TIMEOUT, "the end of the client among the events", || {
+        let events: Vec<Value> =
             server.events().into_iter().filter(|event| event["address"] == address.as_str()).collect();
-        let is_gone = story.iter().any(|event| is(event, "client_disconnected"));
-        if is_gone { Ok(story) } else { Err(format!("{:#?}", texts(&story))) }
+        let is_gone = events.iter().any(|event| is_event(event, "client_disconnected"));
+        if is_gone { Ok(events) } else { Err(format!("{:#?}", texts(&events))) }
     });
-    let came = story.iter().find(|event| is(event, "client_connected")).expect("it came");
+    let came = events.iter().find(|event| is_event(event, "client_connected")).expect("it came");
     assert_eq!((&came["kind"], &came["resumed"]), (&"session".into(), &false.into()));
-    let gone = story.iter().find(|event| is(event, "client_disconnected")).expect("it went");
+    let gone = events.iter().find(|event| is_event(event, "client_disconnected")).expect("it went");
     assert!(gone["reason"].as_str().is_some_and(|reason| reason.contains("the client ends")), "{gone:#}");
 
     // A client that loses its server reports why, and that it is connected again.
     let client = testbed.client(&[]);
     server.kill();
     let _server = testbed.server(&[]);
-    let story = eventually(Duration::from_secs(30), "the second connection among the events", || {
+    let events = eventually(Duration::from_secs(30), "the second connection among the events", || {
         // A client without traffic would notice after some 15 s.
         testbed.send_empty_udp(Host::Client, (TUNNEL, 9));
-        let mut story = client.events();
-        story.retain(|event| event["kind"] == "session");
-        let lost = story.iter().position(|event| is(event, "disconnected"));
-        let is_back = lost.is_some_and(|at| story[at..].iter().any(|event| is(event, "connected")));
-        if is_back { Ok(story) } else { Err(format!("{:#?}", texts(&story))) }
+        let mut events = client.events();
+        events.retain(|event| event["kind"] == "session");
+        let lost = events.iter().position(|event| is_event(event, "disconnected"));
+        let is_back = lost.is_some_and(|at| events[at..].iter().any(|event| is_event(event, "connected")));
+        if is_back { Ok(events) } else { Err(format!("{:#?}", texts(&events))) }
     });
-    let lost = story.iter().find(|event| is(event, "disconnected")).expect("it was lost");
+    let lost = events.iter().find(|event| is_event(event, "disconnected")).expect("it was lost");
     assert!(lost["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{lost:#}");
 }

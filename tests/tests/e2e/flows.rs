@@ -1,4 +1,4 @@
-//! `mpvpn status --flows` says of each flow how it travels, and why.
+//! `mpvpn status --flows` lists the flow mode of each flow and its reason.
 
 use std::{
     fs,
@@ -13,9 +13,10 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
+/// Destination ports: with a rule for streams, without a rule, with a rule for datagrams.
 const PORTS: [u16; 3] = [443, 5000, 25];
 
-/// What an app at the client and a server behind the tunnel hold open.
+/// Opens a connection from an app at the client to a server behind the tunnel; returns both ends.
 fn connect(testbed: &Testbed, port: u16) -> (TcpStream, TcpStream) {
     let to = format!("{}:{port}", inet4());
     let listener = testbed.in_namespace(Host::Inet, || TcpListener::bind(&to)).expect("a free port");
@@ -28,7 +29,7 @@ fn connect(testbed: &Testbed, port: u16) -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// The flow to a port, once it is as `wanted`.
+/// Waits for the flow to a port until `wanted` accepts it.
 fn flow_to(process: &MpvpnProcess, port: u16, wanted: impl Fn(&Value) -> bool) -> Value {
     let to = format!("{}:{port}", inet4());
     eventually(Duration::from_secs(5), &format!("a flow to {to}"), || {
@@ -37,13 +38,13 @@ fn flow_to(process: &MpvpnProcess, port: u16, wanted: impl Fn(&Value) -> bool) -
     })
 }
 
-fn moved(flow: &Value) -> (u64, u64) {
+fn bytes_moved(flow: &Value) -> (u64, u64) {
     let bytes = |name: &str| flow[name].as_u64().expect("a count of bytes");
     (bytes("up_bytes"), bytes("down_bytes"))
 }
 
 #[test]
-fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
+fn both_ends_list_their_flows_with_flow_mode_reason_and_bytes() {
     let testbed = Testbed::two_links();
     let file = testbed.file("lanes", Host::Client);
     let rules = "[[lane-rule]]\nlane = 'stream'\nports = ['443']\n\n[[lane-rule]]\nlane = 'datagram'\nports = ['25']\n";
@@ -63,18 +64,18 @@ fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
         );
         let own = near.local_addr().expect("an address").to_string();
         assert_eq!(flow["from"], own.as_str(), "{flow:#}");
-        let (up, down) = moved(&flow);
+        let (up, down) = bytes_moved(&flow);
         if lane == "stream" {
             assert_eq!((up, down, &flow["state"]), (1000, 5000, &"open".into()), "{flow:#}");
             let there = flow_to(&server, port, |_| true);
-            assert_eq!((moved(&there), &there["state"]), ((1000, 5000), &"open".into()), "{there:#}");
+            assert_eq!((bytes_moved(&there), &there["state"]), ((1000, 5000), &"open".into()), "{there:#}");
             assert!(there["user"].is_string() && there.get("from").is_none(), "{there:#}");
         } else {
             assert!((1000..3000).contains(&up) && (5000..8000).contains(&down), "{flow:#}");
             assert!(flow.get("state").is_none(), "{flow:#}");
         }
     }
-    // A half that ends is seen at both ends.
+    // The end of one direction is shown at both ends.
     open[0].0.shutdown(std::net::Shutdown::Write).expect("an open connection");
     for process in [&client, &server] {
         flow_to(process, 443, |flow| flow["state"] == "up-ended");
@@ -86,7 +87,7 @@ fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
         (&flow["protocol"], &flow["lane"], &flow["why"]),
         (&"udp".into(), &"datagram".into(), &"not TCP".into())
     );
-    assert_eq!(moved(&flow).0, 100);
+    assert_eq!(bytes_moved(&flow).0, 100);
     let counts = client.status()["flows"].clone();
     assert!(counts["stream"] == 2 && counts["datagram"].as_u64() >= Some(2), "{counts:#}");
     let socket = client.socket().to_str().expect("a path of text");

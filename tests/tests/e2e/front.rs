@@ -1,4 +1,4 @@
-//! What a server is to those who come over TCP without credentials.
+//! The server's behaviour towards TCP connections without credentials.
 
 use std::{
     fs,
@@ -13,11 +13,12 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
+/// URL of the server.
 const URL: &str = "https://192.0.2.1:4433";
-/// Memory that many who want nothing may cost the server.
-const MEMORY: u64 = 64 << 20;
+/// Maximum growth of the server by half-open connections, bytes.
+const MAX_GROWTH_BYTES: u64 = 64 << 20;
 
-/// The head and the content of what curl gets.
+/// Header section and content of curl's response.
 fn curl(testbed: &Testbed, args: &[&str]) -> String {
     let curl = ["curl", "-sSki", "--max-time", "20"];
     testbed.run(Host::Client, &[&curl[..], args].concat())
@@ -41,8 +42,8 @@ fn a_browser_sees_a_site() {
     }
 }
 
-/// Connects so often from one host without a word, with so many open at once.
-fn half_open(testbed: &Testbed, count: usize, at_once: usize) {
+/// Opens `count` TCP connections from one host without sending data, `at_once` at a time.
+fn open_idle_connections(testbed: &Testbed, count: usize, at_once: usize) {
     let mut open = Vec::new();
     for _ in 0..count.div_ceil(at_once) {
         open.clear();
@@ -54,12 +55,12 @@ fn half_open(testbed: &Testbed, count: usize, at_once: usize) {
     }
 }
 
-fn lines_about_tcp(server: &MpvpnProcess) -> usize {
+fn count_refusal_lines(server: &MpvpnProcess) -> usize {
     server.log().lines().filter(|line| line.contains("refused a client on TCP")).count()
 }
 
 #[test]
-fn ten_thousand_half_open_connections_leave_tunnels_alone() {
+fn ten_thousand_idle_tcp_connections_do_not_affect_tunnels() {
     let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
@@ -68,18 +69,18 @@ fn ten_thousand_half_open_connections_leave_tunnels_alone() {
     let memory = server.memory();
     let pinging = Ping::every(&testbed, Host::Client, Duration::from_millis(20), TUNNEL, 8);
     let start = Instant::now();
-    half_open(&testbed, 10_000, 500);
+    open_idle_connections(&testbed, 10_000, 500);
     let took = start.elapsed();
     assert!(curl(&testbed, &[URL]).contains(" 404"), "after {took:?}");
     let pings = pinging.finish();
     assert!(pings.loss_pct() < 5.0, "{:.1} % lost", pings.loss_pct());
     let grown = server.memory().saturating_sub(memory);
-    assert!(grown < MEMORY, "grew by {grown} bytes");
-    assert!((1..4).contains(&lines_about_tcp(&server)), "{}", server.log());
+    assert!(grown < MAX_GROWTH_BYTES, "grew by {grown} bytes");
+    assert!((1..4).contains(&count_refusal_lines(&server)), "{}", server.log());
 }
 
 #[test]
-fn a_server_without_descriptors_waits_for_some() {
+fn a_server_without_free_file_descriptors_waits() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
     let limit = |files: &str| {
@@ -87,7 +88,7 @@ fn a_server_without_descriptors_waits_for_some() {
         testbed.run(Host::Server, &["prlimit", "--pid", &id, &format!("--nofile={files}:")]);
     };
     let is_used = |number: &u32| fs::exists(format!("/proc/{}/fd/{number}", server.id())).expect("a process");
-    // The next descriptor would have the lowest number that is free.
+    // The next file descriptor has the lowest free number.
     let free = (0..).find(|number| !is_used(number)).expect("not all are used");
     limit(&free.to_string());
     let open = testbed.in_namespace(Host::Inet, || TcpStream::connect("198.51.100.1:4433"));

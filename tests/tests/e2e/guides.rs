@@ -1,8 +1,8 @@
-//! The pages of the guide do what they say: their shell blocks run, in order, on the machines of a stage, and print what
-//! the pages show. [`mpvpn_tests::guide`] describes the notation.
+//! Runs the shell blocks of the guide's pages in order on the hosts of a testbed, and compares their output with the pages.
+//! [`mpvpn_tests::guide`] describes the notation.
 //!
-//! A host of a page has `/etc`, `/var/lib` and `/run/mpvpn` of its own, a user without privileges, and `sudo`. The host
-//! behind the server has a web server at port 80.
+//! Each host of a page has its own `/etc`, `/var/lib` and `/run/mpvpn`, an unprivileged user, and `sudo`. The host behind the
+//! server has a web server at port 80.
 
 use std::{
     fs,
@@ -26,12 +26,12 @@ use mpvpn_tests::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a block may run.
-const LIMIT: Duration = Duration::from_secs(30);
-/// How long a block that goes on may take until it is up, and a block until it prints what the page shows.
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum duration of a block.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a running block may take until it is up, and how long a block is repeated until its output matches.
+const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The pages, in the order of the index.
+/// The pages in the order of the index.
 const PAGES: [&str; 13] = [
     "README.md",
     "docs/guide/README.md",
@@ -52,16 +52,16 @@ const PAGES: [&str; 13] = [
 fn every_page_of_the_guide_is_played() {
     let folder = fs::read_dir(repository().join("docs/guide")).expect("the guide");
     for entry in folder {
-        let name = entry.expect("an entry").file_name();
-        let page = format!("docs/guide/{}", name.to_string_lossy());
+        let host_name = entry.expect("an entry").file_name();
+        let page = format!("docs/guide/{}", host_name.to_string_lossy());
         assert!(PAGES.contains(&page.as_str()), "{page} is not played: add it here");
     }
 }
 
 macro_rules! pages {
-    ($($name:ident $number:literal)*) => {
+    ($($host_name:ident $number:literal)*) => {
         $(#[test]
-        fn $name() {
+        fn $host_name() {
             play(PAGES[$number]);
         })*
     };
@@ -90,7 +90,7 @@ fn play(path: &str) {
         return;
     }
     let began = Instant::now();
-    let mut hosts = Hosts::new(&page);
+    let mut hosts = PageHosts::new(&page);
     println!("{path}: a lab in {:.1} s", began.elapsed().as_secs_f64());
     for step in &page.steps {
         let began = Instant::now();
@@ -98,7 +98,7 @@ fn play(path: &str) {
             Action::Run(run) if run.stays => hosts.start(run),
             Action::Run(run) => hosts.run(run),
             Action::Write { at, path, append, text } => hosts.write(*at, path, *append, text),
-            Action::Cable { link, up } => hosts.cable(*link, *up),
+            Action::Cable { link, up } => hosts.set_carrier(*link, *up),
             Action::Copy { from, file, to } => hosts.copy(*from, file, *to),
             // tests/documents.rs reads these.
             Action::Check { .. } => Ok(()),
@@ -112,17 +112,17 @@ fn play(path: &str) {
 }
 
 /// The hosts of a page.
-struct Hosts {
-    // Dropped in this order: what runs before the stage in which it runs.
+struct PageHosts {
+    // Dropped in this order: processes before their testbed.
     running: Vec<Running>,
-    _site: Site,
+    _web_server: HelloServer,
     testbed: Testbed,
     folder: PathBuf,
-    /// The fingerprint and the token that a server printed last.
+    /// Fingerprint and token that a server printed last.
     secrets: Option<(String, String)>,
 }
 
-/// A block that goes on.
+/// The running command of a block.
 struct Running {
     at: At,
     program: String,
@@ -130,7 +130,7 @@ struct Running {
     log: PathBuf,
 }
 
-impl Hosts {
+impl PageHosts {
     fn new(page: &Page) -> Self {
         let links: Vec<&str> = match page.links.len() {
             0 => vec!["100mbit,12ms", "40mbit,25ms"],
@@ -144,15 +144,15 @@ impl Hosts {
         fs::write(bin.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
         fs::set_permissions(bin.join("sudo"), fs::Permissions::from_mode(0o755)).expect("its owner may");
         for host in page.hosts() {
-            prepare(&folder.join(name(host)));
+            prepare_host_folders(&folder.join(host_name(host)));
         }
-        let site = Site::start(&testbed);
-        Self { running: Vec::new(), _site: site, testbed, folder, secrets: None }
+        let web_server = HelloServer::start(&testbed);
+        Self { running: Vec::new(), _web_server: web_server, testbed, folder, secrets: None }
     }
 
-    /// A command at a host, with the host's own folders.
+    /// A command on a host with the host's own folders.
     fn command(&self, at: At, args: &[&str]) -> Command {
-        // Each command has a mount namespace of its own, in which the folders of its host take their places.
+        // Each command has its own mount namespace, in which the folders of its host are mounted.
         const ENTER: &str = r#"
             mount --bind "$0/etc" /etc && mount --bind "$0/lib" /var/lib && mount --bind "$0/run" /run/mpvpn || exit 125
             cd "$0/$1" || exit 125
@@ -161,7 +161,7 @@ impl Hosts {
             export HOME="$PWD" XDG_RUNTIME_DIR="$PWD" PATH="$0/../bin:$PATH"
             exec "$@" 2>&1"#;
         let mut command = self.testbed.command(at.host, "sh");
-        command.args(["-c", ENTER]).arg(self.folder.join(name(at.host)));
+        command.args(["-c", ENTER]).arg(self.folder.join(host_name(at.host)));
         command.arg(if at.user { "user" } else { "home" });
         if at.user {
             let user = USER.to_string();
@@ -172,15 +172,15 @@ impl Hosts {
     }
 
     fn output(&self, at: At, args: &[&str]) -> (Option<i32>, String) {
-        let limit = LIMIT.as_secs().to_string();
+        let limit = BLOCK_TIMEOUT.as_secs().to_string();
         let limited = [&["timeout", "-k", "2", &limit][..], args].concat();
         let output = self.command(at, &limited).output().expect("sh runs");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs a block; again where it does not print yet what the page shows.
+    /// Runs a block, and repeats it until its output matches the page.
     fn run(&self, run: &Run) -> Result<(), String> {
-        let script = self.filled(&run.script)?;
+        let script = self.with_secrets(&run.script)?;
         let began = Instant::now();
         loop {
             let (code, printed) = self.output(run.at, &["sh", "-e", "-c", &script]);
@@ -189,7 +189,7 @@ impl Hosts {
             }
             match prints(&printed, &run.output) {
                 Ok(()) => return Ok(()),
-                Err((line, text)) if began.elapsed() > SOON => {
+                Err((line, text)) if began.elapsed() > MATCH_TIMEOUT => {
                     return Err(format!(
                         "what is printed lacks line {line} of the page:\n{text}\n--- it is\n{printed}{}",
                         self.logs()
@@ -200,16 +200,16 @@ impl Hosts {
         }
     }
 
-    /// Starts a block that goes on, in place of the same program there, and waits until it is up.
+    /// Ends the same program on the same host, starts the block's command, and waits until it is up.
     fn start(&mut self, run: &Run) -> Result<(), String> {
-        let script = self.filled(&run.script)?;
+        let script = self.with_secrets(&run.script)?;
         let program =
             script.trim_start_matches("sudo ").split_whitespace().next().unwrap_or_default().to_owned();
         let same = |other: &Running| other.at.host == run.at.host && other.program == program;
         while let Some(index) = self.running.iter().position(same) {
             self.running.remove(index).end()?;
         }
-        let log = self.folder.join(format!("{}-{program}.log", name(run.at.host)));
+        let log = self.folder.join(format!("{}-{program}.log", host_name(run.at.host)));
         let output = fs::File::create(&log).expect("a log");
         let mut command = self.command(run.at, &["sh", "-c", &format!("exec {script}")]);
         let child = command.stdout(output).spawn().expect("sh runs");
@@ -244,7 +244,7 @@ impl Hosts {
                 Ok(()) => "it is not up".to_owned(),
                 Err((line, text)) => format!("its output lacks line {line} of the page: {text}"),
             };
-            if began.elapsed() > SOON {
+            if began.elapsed() > MATCH_TIMEOUT {
                 return Err(format!("{lacking}\n{log}"));
             }
             thread::sleep(Duration::from_millis(100));
@@ -252,7 +252,7 @@ impl Hosts {
     }
 
     fn write(&self, at: At, path: &str, append: bool, text: &str) -> Result<(), String> {
-        let host = self.folder.join(name(at.host));
+        let host = self.folder.join(host_name(at.host));
         let path = match path.strip_prefix("/etc/") {
             Some(rest) => host.join("etc").join(rest),
             None if path.starts_with('/') => return Err(format!("{path} is not below /etc")),
@@ -260,7 +260,7 @@ impl Hosts {
         };
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         let before = if append { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
-        fs::write(&path, before + &self.filled(text)?).expect("a file");
+        fs::write(&path, before + &self.with_secrets(text)?).expect("a file");
         if at.user {
             chown(&path, Some(USER), Some(USER)).expect("root may give it away");
         }
@@ -268,11 +268,11 @@ impl Hosts {
     }
 
     fn copy(&self, from: Host, file: &str, to: Host) -> Result<(), String> {
-        let home = |host| self.folder.join(name(host)).join("home").join(file);
+        let home = |host| self.folder.join(host_name(host)).join("home").join(file);
         fs::copy(home(from), home(to)).map(drop).map_err(|error| format!("{file}: {error}"))
     }
 
-    fn cable(&self, link: usize, up: bool) -> Result<(), String> {
+    fn set_carrier(&self, link: usize, up: bool) -> Result<(), String> {
         let link = self.testbed.link(link);
         if up {
             link.restore()
@@ -282,14 +282,14 @@ impl Hosts {
         Ok(())
     }
 
-    /// `PIN` and `TOKEN` are what the server printed.
-    fn filled(&self, text: &str) -> Result<String, String> {
+    /// Replaces `PIN` and `TOKEN` by the values that the server printed.
+    fn with_secrets(&self, text: &str) -> Result<String, String> {
         let (pin, token) = match &self.secrets {
             Some((pin, token)) => (pin.as_str(), token.as_str()),
             None => ("", ""),
         };
-        let (text, pins) = replaced(text, "PIN", pin);
-        let (text, tokens) = replaced(&text, "TOKEN", token);
+        let (text, pins) = replace_word(text, "PIN", pin);
+        let (text, tokens) = replace_word(&text, "TOKEN", token);
         match (pins || tokens, &self.secrets) {
             (true, None) => Err("PIN and TOKEN are not known: no server has started".to_owned()),
             _ => Ok(text),
@@ -301,12 +301,12 @@ impl Hosts {
             let log = running.log();
             let lines: Vec<&str> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(20)..].join("\n");
-            format!("\n--- {} at the {}\n{end}", running.program, name(running.at.host))
+            format!("\n--- {} at the {}\n{end}", running.program, host_name(running.at.host))
         };
         self.running.iter().map(of).collect()
     }
 
-    /// Ends what runs; it must not have ended by itself.
+    /// Ends all running commands; fails if one has ended by itself.
     fn end(mut self) -> Result<(), String> {
         while let Some(running) = self.running.pop() {
             running.end()?;
@@ -328,7 +328,7 @@ impl Running {
         Ok(())
     }
 
-    /// Like Ctrl-C.
+    /// Sends SIGINT, and waits.
     fn interrupt(&mut self) {
         let began = Instant::now();
         let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
@@ -351,21 +351,21 @@ impl Drop for Running {
     }
 }
 
-/// `text` with another word in place of the word `name`, and whether there is one.
-fn replaced(text: &str, name: &str, value: &str) -> (String, bool) {
+/// Replaces the word `host_name` in `text`; the flag is whether it was found.
+fn replace_word(text: &str, host_name: &str, value: &str) -> (String, bool) {
     let is_part = |character: char| character.is_ascii_alphanumeric() || "_$".contains(character);
     let (mut done, mut rest, mut found) = (String::new(), text, false);
-    while let Some((before, after)) = rest.split_once(name) {
+    while let Some((before, after)) = rest.split_once(host_name) {
         let is_word = !before.ends_with(is_part) && !after.starts_with(is_part);
         found |= is_word;
         done += before;
-        done += if is_word { value } else { name };
+        done += if is_word { value } else { host_name };
         rest = after;
     }
     (done + rest, found)
 }
 
-fn name(host: Host) -> &'static str {
+fn host_name(host: Host) -> &'static str {
     match host {
         Host::Client => "client",
         Host::Server => "server",
@@ -375,8 +375,8 @@ fn name(host: Host) -> &'static str {
     }
 }
 
-/// The folders of a host: what is in the machine's `/etc` but for what is mpvpn's, and empty ones.
-fn prepare(host: &Path) {
+/// Creates the folders of a host: a copy of the machine's `/etc` without mpvpn's files, and empty folders.
+fn prepare_host_folders(host: &Path) {
     for folder in ["etc", "lib", "run", "home", "user"] {
         fs::create_dir_all(host.join(folder)).expect("a folder");
     }
@@ -393,13 +393,13 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the repository").to_owned()
 }
 
-/// A web server at the host behind the server, which says hello.
-struct Site {
+/// A web server on the host behind the server that answers `hello`.
+struct HelloServer {
     stop: Arc<AtomicBool>,
     server: Option<thread::JoinHandle<()>>,
 }
 
-impl Site {
+impl HelloServer {
     fn start(testbed: &Testbed) -> Self {
         let listener =
             testbed.in_namespace(Host::Inet, || TcpListener::bind("0.0.0.0:80").expect("a free port"));
@@ -424,7 +424,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for HelloServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(server) = self.server.take() {

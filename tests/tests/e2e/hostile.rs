@@ -1,4 +1,4 @@
-//! Garbage at the UDP ports and inside of connections, while somebody else's tunnel goes on.
+//! Garbage at UDP ports and inside connections, while another client's tunnel works.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -15,15 +15,17 @@ use mpvpn_tests::{
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, path_of},
 };
 
-const DATAGRAMS: u64 = 10_000;
-const MEMORY: u64 = 16 << 20;
+/// Number of garbage datagrams per sender.
+const GARBAGE_DATAGRAMS: u64 = 10_000;
+/// Maximum growth of resident memory by garbage, bytes: buffers of a busy tunnel, and far below the garbage sent.
+const MAX_GROWTH_BYTES: u64 = 16 << 20;
 
 fn socket(testbed: &Testbed, host: Host) -> UdpSocket {
     let bound = testbed.in_namespace(host, || UdpSocket::bind("[::]:0"));
     bound.expect("a free port")
 }
 
-/// The first datagrams of a real client, caught by a server that never answers.
+/// The first datagrams of a real client, captured by a socket that never answers.
 fn real_datagrams(testbed: &Testbed) -> Vec<Vec<u8>> {
     let listener =
         testbed.in_namespace(Host::Server, || UdpSocket::bind("0.0.0.0:5555")).expect("a free port");
@@ -36,13 +38,13 @@ fn real_datagrams(testbed: &Testbed) -> Vec<Vec<u8>> {
     caught
 }
 
-/// Half of it noise of any length, half real datagrams with a few bytes changed, cut short or repeated.
-fn shower(testbed: &Testbed, from: Host, to: SocketAddr, real: &[Vec<u8>], random: &mut Random) {
+/// Sends garbage: one half random bytes, the other half real datagrams that are modified, truncated or repeated.
+fn send_garbage(testbed: &Testbed, from: Host, to: SocketAddr, captured: &[Vec<u8>], random: &mut Random) {
     let socket = socket(testbed, from);
-    for number in 0..DATAGRAMS {
-        let mut datagram = if number % 2 == 0 { random.noise(1400) } else { random.pick(real).clone() };
+    for number in 0..GARBAGE_DATAGRAMS {
+        let mut datagram = if number % 2 == 0 { random.noise(1400) } else { random.pick(captured).clone() };
         random.mutate(&mut datagram);
-        // A full queue drops some: then the shower is a little thinner.
+        // A full socket buffer drops some of the garbage.
         let _ = socket.send_to(&datagram, to);
         if number % 50 == 0 {
             thread::sleep(Duration::from_millis(2));
@@ -50,12 +52,12 @@ fn shower(testbed: &Testbed, from: Host, to: SocketAddr, real: &[Vec<u8>], rando
     }
 }
 
-/// Works as before, has not panicked and not grown.
-fn unimpressed(process: &mut MpvpnProcess, memory_before: u64) {
+/// Checks that the process still runs, has not panicked, and has not grown.
+fn check_unaffected(process: &mut MpvpnProcess, memory_before: u64) {
     let log = process.log();
     assert!(process.is_running() && !log.contains("panicked"), "{log}");
     let grown = process.memory().saturating_sub(memory_before);
-    assert!(grown < MEMORY, "grew by {grown} bytes");
+    assert!(grown < MAX_GROWTH_BYTES, "grew by {grown} bytes");
     assert!(log.lines().count() < 500, "{} lines of log", log.lines().count());
 }
 
@@ -64,34 +66,34 @@ fn garbage_at_the_server_is_ignored() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_links();
     let mut random = Random::new(0x5eed_0001);
-    let real = real_datagrams(&testbed);
+    let captured = real_datagrams(&testbed);
     let mut server = testbed.server(&[]);
     let mut client = testbed.client(&[]);
     let (at_server, at_client) = (server.memory(), client.memory());
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 2, Direction::Down, 6);
     let port = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
-    shower(&testbed, Host::Client, port, &real, &mut random);
-    shower(
+    send_garbage(&testbed, Host::Client, port, &captured, &mut random);
+    send_garbage(
         &testbed,
         Host::Inet,
         "[::ffff:198.51.100.1]:4433".parse().expect("an address"),
-        &real,
+        &captured,
         &mut random,
     );
     let report = load.finish();
     assert!(report.megabits() > 10.0, "{:.0} Mbit/s for the one that behaves", report.megabits());
     let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
-    unimpressed(&mut server, at_server);
-    unimpressed(&mut client, at_client);
+    check_unaffected(&mut server, at_server);
+    check_unaffected(&mut client, at_client);
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
 }
 
 #[test]
 fn garbage_at_the_client_is_ignored() {
     let testbed = Testbed::two_links();
-    let real = real_datagrams(&testbed);
+    let captured = real_datagrams(&testbed);
     let _server = testbed.server(&[]);
     let mut client = testbed.client(&[]);
     let memory = client.memory();
@@ -101,43 +103,43 @@ fn garbage_at_the_client_is_ignored() {
         .and_then(|text| text.parse().ok())
         .expect("an address with a port");
     let port = format!("[::ffff:{}]:{}", local.ip(), local.port()).parse().expect("an address");
-    shower(&testbed, Host::Server, port, &real, &mut Random::new(0x5eed_0003));
+    send_garbage(&testbed, Host::Server, port, &captured, &mut Random::new(0x5eed_0003));
     let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
-    unimpressed(&mut client, memory);
+    check_unaffected(&mut client, memory);
 }
 
 #[test]
-fn clients_that_talk_nonsense_are_survived_by_the_server() {
+fn the_server_survives_clients_that_send_garbage_in_connections() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_links();
     let mut server = testbed.server(&[]);
     let client = testbed.client(&[]);
     let memory = server.memory();
     let remote = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
-    let said = hostile::client(&testbed, remote, 60, &mut Random::new(0x5eed_0004));
-    println!("{said:?}");
-    assert!(said.connections > 50 && said.frames > 1000 && said.datagrams > 1000, "{said:?}");
+    let sent = hostile::client(&testbed, remote, 60, &mut Random::new(0x5eed_0004));
+    println!("{sent:?}");
+    assert!(sent.connections > 50 && sent.frames > 1000 && sent.datagrams > 1000, "{sent:?}");
     let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
     assert_eq!(client.status()["state"], "up");
-    unimpressed(&mut server, memory);
+    check_unaffected(&mut server, memory);
 }
 
 #[test]
-fn a_server_that_talks_nonsense_is_survived_by_the_client() {
+fn the_client_survives_a_server_that_sends_garbage_in_connections() {
     let testbed = Testbed::two_links();
-    let mut victim =
+    let mut client =
         testbed.start_client(&["--server", "192.0.2.1:5556", "--tun-name", "lost0", "--routes", "none"]);
-    let said =
+    let sent =
         hostile::server(&testbed, "192.0.2.1:5556", Duration::from_secs(10), &mut Random::new(0x5eed_0005));
-    println!("{said:?}");
-    assert!(said.connections > 1 && said.frames > 50, "{said:?}");
-    // Giving up with a reason is allowed, falling over is not.
-    let log = victim.log();
+    println!("{sent:?}");
+    assert!(sent.connections > 1 && sent.frames > 50, "{sent:?}");
+    // The client may give up with a reason, but must not panic.
+    let log = client.log();
     assert!(!log.contains("panicked") && log.lines().count() < 1000, "{log}");
-    if victim.is_running() {
-        assert!(victim.memory() < 64 << 20, "{} bytes", victim.memory());
-        assert!(victim.interrupt().success(), "{}", victim.log());
+    if client.is_running() {
+        assert!(client.memory() < 64 << 20, "{} bytes", client.memory());
+        assert!(client.interrupt().success(), "{}", client.log());
     }
 }

@@ -1,4 +1,4 @@
-//! `mpvpn lab` builds the same stages from the command line.
+//! `mpvpn lab`: emulated networks from the command line.
 
 use std::{
     process::{Child, Command, Output, Stdio},
@@ -23,7 +23,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The namespaces of the labs whose names begin like this.
+/// The network namespaces whose names begin with `prefix`.
 fn namespaces(prefix: &str) -> Vec<String> {
     let output = Command::new("ip").args(["netns", "list"]).output().expect("ip runs");
     let listing = String::from_utf8_lossy(&output.stdout);
@@ -80,14 +80,14 @@ fn links_change_while_the_lab_runs() {
 }
 
 #[test]
-fn a_link_that_makes_no_sense_is_refused() {
+fn an_invalid_link_description_is_refused() {
     let output = lab(&["up", "--link", "100mbit,fast", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     assert!(text(&output).contains("fast"), "{}", text(&output));
 }
 
 #[test]
-fn classes_feel_nothing_of_the_losses_of_another() {
+fn loss_in_one_class_does_not_affect_others() {
     let _share = MachineShare::take(Share::Percent(50));
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().to_str().expect("an ASCII path");
@@ -106,7 +106,7 @@ fn classes_feel_nothing_of_the_losses_of_another() {
             assert!(found["sent"].as_u64() > Some(100), "{name} {part}: {}", text(&shown));
         }
     }
-    // What is lost is sent again, so it shows as time.
+    // Lost packets are retransmitted, so loss shows as delay.
     let time = |part: &str| class("bulk")[part]["rtt_p99_ms"].as_f64().expect("a time");
     let lost = |part: &str| class("bulk")[part]["lost"].as_u64().expect("a number");
     let harmed = time("during") > time("before") + 5.0 || lost("during") > lost("before") + 20;
@@ -115,7 +115,7 @@ fn classes_feel_nothing_of_the_losses_of_another() {
     assert!(text(&shown).contains("(30 % of the packets of bulk are lost)"), "{}", text(&shown));
 }
 
-/// A child that does not outlive the test.
+/// A child process that is killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -127,22 +127,22 @@ impl Drop for Running {
 
 #[test]
 fn a_rig_that_is_interrupted_removes_its_lab() {
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
     let _share = MachineShare::take(Share::LIGHT);
     let dir = tempfile::tempdir().expect("a directory");
     let mut bench = Command::new(env!("CARGO_BIN_EXE_bench"));
     bench.arg("latency").env("MPVPN_BIN", binary());
-    // It would wait until it has the machine exclusively.
+    // With the shared lock folder it would wait until it has the whole machine.
     bench.env("TMPDIR", dir.path()).current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut bench = Running(bench.spawn().expect("the rigs are built"));
     let prefix = format!("mplab-{}-", bench.0.id());
-    eventually(SOON, "the rig has a lab", || match namespaces(&prefix).len() {
+    eventually(TIMEOUT, "the rig has a lab", || match namespaces(&prefix).len() {
         0..3 => Err(format!("{:?}", namespaces(&prefix))),
         _ => Ok(()),
     });
     std::thread::sleep(Duration::from_secs(1));
     kill_process(Pid::from_child(&bench.0), Signal::INT).expect("it runs");
-    let status = eventually(SOON, "its end", || match bench.0.try_wait().expect("our own child") {
+    let status = eventually(TIMEOUT, "its end", || match bench.0.try_wait().expect("our own child") {
         Some(status) => Ok(status),
         None => Err("it runs".to_owned()),
     });
@@ -150,8 +150,8 @@ fn a_rig_that_is_interrupted_removes_its_lab() {
 }
 
 #[test]
-fn what_a_killed_lab_leaves_goes_when_the_next_one_starts() {
-    const SOON: Duration = Duration::from_secs(20);
+fn the_remains_of_a_killed_lab_are_removed_when_the_next_one_starts() {
+    const TIMEOUT: Duration = Duration::from_secs(20);
     let _share = MachineShare::take(Share::LIGHT);
     let mut command = Command::new(binary());
     command.args(["lab", "up", "--link", "100mbit", "--", "sleep", "60"]);
@@ -165,7 +165,7 @@ fn what_a_killed_lab_leaves_goes_when_the_next_one_starts() {
         };
         namespaces(&prefix).iter().flat_map(in_namespace).collect()
     };
-    let started = eventually(SOON, "a server, a client and a command in its lab", || match processes() {
+    let started = eventually(TIMEOUT, "a server, a client and a command in its lab", || match processes() {
         all if all.len() >= 3 => Ok(all),
         some => Err(format!("{some:?}")),
     });
@@ -175,7 +175,7 @@ fn what_a_killed_lab_leaves_goes_when_the_next_one_starts() {
     assert!(next.status.success(), "{}", text(&next));
     let is_left =
         |process: &&String| std::fs::exists(format!("/proc/{process}")).expect("a proc file system");
-    eventually(SOON, "nothing is left", || {
+    eventually(TIMEOUT, "nothing is left", || {
         let left: Vec<_> = started.iter().filter(is_left).collect();
         let files = std::fs::read_dir("/run/mpvpn/lab").expect("the labs' folder").flatten();
         let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix)).count();

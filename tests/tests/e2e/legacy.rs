@@ -1,4 +1,4 @@
-//! The commands as they have always been spelled, word for word, with nothing added.
+//! The old spelling of the commands with `--mode` still works.
 
 use mpvpn_tests::{
     ping::reaches,
@@ -10,13 +10,13 @@ fn args(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_spelling_with_mode_works_word_for_word() {
+fn the_old_spelling_with_mode_works() {
     let testbed = Testbed::two_links();
     let server = args(
         "--mode server --listen 0.0.0.0:4433 --cert server.crt --key server.key --subnet 10.0.0.0/24 --auth none",
     );
     let client = args("--mode client --server 192.0.2.1:4433 --insecure --path eth1 --path eth2");
-    // The default names, in /run/mpvpn, which both hosts of the stage share.
+    // The default names in /run/mpvpn, which both hosts of the testbed share.
     let at = |name: &str| testbed.default_sockets().join(name);
     let server = testbed.start_as_is(Host::Server, &server, &at("server-mpvpn0.sock")).wait_until_up();
     let client = testbed.start_as_is(Host::Client, &client, &at("client-mpvpn0.sock")).wait_until_up();
@@ -24,7 +24,7 @@ fn the_spelling_with_mode_works_word_for_word() {
     assert_eq!(server.status()["role"], "server");
     assert_eq!(client.status()["role"], "client");
 
-    // With two of them and none named, status says which there are.
+    // With two processes and no socket path, `status` lists both.
     let output = testbed.mpvpn(Host::Client, &["status"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");

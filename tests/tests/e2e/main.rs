@@ -1,6 +1,6 @@
-//! End to end: the binary in network namespaces, real ping, iperf3 and curl. One file a story.
+//! End-to-end tests: the binary in network namespaces with real ping, iperf3 and curl. One file per topic.
 //!
-//! Bounds are generous where a figure is not itself the promise: figures are the business of `./dev bench`.
+//! Bounds are generous, because tests run on busy machines; `./dev bench` measures exact figures.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 mod alone;

@@ -1,4 +1,4 @@
-//! Metrics for Prometheus, as curl gets them.
+//! Metrics for Prometheus, fetched by curl.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,11 +8,13 @@ use mpvpn_tests::{
     testbed::{Host, TUNNEL, Testbed},
 };
 
-const AT: &str = "127.0.0.1:9464";
+/// Value of `--metrics`, on both hosts.
+const METRICS_ADDRESS: &str = "127.0.0.1:9464";
 
-/// The samples, by name and labels.
+/// The samples by name and labels.
 fn scrape(testbed: &Testbed, host: Host) -> BTreeMap<String, f64> {
-    let text = testbed.run(host, &["curl", "-sSf", "--max-time", "10", &format!("http://{AT}/metrics")]);
+    let text = testbed
+        .run(host, &["curl", "-sSf", "--max-time", "10", &format!("http://{METRICS_ADDRESS}/metrics")]);
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let parsed = samples.map(|line| {
         let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
@@ -21,16 +23,16 @@ fn scrape(testbed: &Testbed, host: Host) -> BTreeMap<String, f64> {
     parsed.collect()
 }
 
-/// The value of a series that must be there.
-fn of(samples: &BTreeMap<String, f64>, series: &str) -> f64 {
+/// The value of a series, which must exist.
+fn value_of(samples: &BTreeMap<String, f64>, series: &str) -> f64 {
     *samples.get(series).unwrap_or_else(|| panic!("no {series} in {samples:#?}"))
 }
 
 #[test]
 fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
     let testbed = Testbed::two_links();
-    let _server = testbed.server(&["--metrics", AT]);
-    let mut client = testbed.client(&["--metrics", AT]);
+    let _server = testbed.server(&["--metrics", METRICS_ADDRESS]);
+    let mut client = testbed.client(&["--metrics", METRICS_ADDRESS]);
     reaches(&testbed, Host::Client, TUNNEL);
     for series in [
         "mpvpn_up",
@@ -50,25 +52,25 @@ fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
         (Host::Client, "mpvpn_path_transmit_packets_total{class=\"critical\",link=\"eth1\",path=\"0\"}"),
         (Host::Server, "mpvpn_class_receive_bytes_total{class=\"critical\"}"),
     ];
-    let look = || rising.map(|(host, series)| of(&scrape(&testbed, host), series));
+    let look = || rising.map(|(host, series)| value_of(&scrape(&testbed, host), series));
     let before = look();
-    // Which is critical.
+    // Pings belong to `critical`.
     testbed.run(Host::Client, &["ping", "-q", "-i", "0.01", "-c", "100", "-s", "1000", TUNNEL]);
     let after = look();
     for (at, (_, series)) in rising.iter().enumerate() {
         assert!(after[at] > before[at], "{series}: {} after {}", after[at], before[at]);
     }
     let samples = scrape(&testbed, Host::Client);
-    let rtt = of(&samples, "mpvpn_path_rtt_seconds{class=\"default\",link=\"eth1\",path=\"0\"}");
+    let rtt = value_of(&samples, "mpvpn_path_rtt_seconds{class=\"default\",link=\"eth1\",path=\"0\"}");
     assert!((0.02..0.06).contains(&rtt), "{rtt} s over a link of 25 ms");
-    assert_eq!(of(&scrape(&testbed, Host::Server), "mpvpn_clients"), 1.0);
+    assert_eq!(value_of(&scrape(&testbed, Host::Server), "mpvpn_clients"), 1.0);
     assert!(client.interrupt().success());
-    // What went through is not forgotten with who sent it.
+    // Counters keep the traffic of a client that has disconnected.
     eventually(Duration::from_secs(10), "the client to be gone", || {
         let samples = scrape(&testbed, Host::Server);
-        let bytes = of(&samples, "mpvpn_class_receive_bytes_total{class=\"critical\"}");
+        let bytes = value_of(&samples, "mpvpn_class_receive_bytes_total{class=\"critical\"}");
         assert!(bytes >= after[4], "{bytes} after {}", after[4]);
-        match of(&samples, "mpvpn_clients") {
+        match value_of(&samples, "mpvpn_clients") {
             0.0 => Ok(()),
             clients => Err(format!("{clients} clients")),
         }
@@ -76,16 +78,25 @@ fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_with_a_way_out() {
+fn a_used_port_is_named_with_advice() {
     let testbed = Testbed::new(&["100mbit"]);
-    let _server = testbed.server(&["--metrics", AT]);
-    let args =
-        ["server", "--listen", "0.0.0.0:4434", "--auth", "none", "--tun-name", "other", "--metrics", AT];
+    let _server = testbed.server(&["--metrics", METRICS_ADDRESS]);
+    let args = [
+        "server",
+        "--listen",
+        "0.0.0.0:4434",
+        "--auth",
+        "none",
+        "--tun-name",
+        "other",
+        "--metrics",
+        METRICS_ADDRESS,
+    ];
     let more = ["--cert", "server.crt", "--key", "server.key", "--api-socket", "other.sock"];
     let output = testbed.mpvpn(Host::Server, &[&args[..], &more].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    for word in [AT, "in use", "--metrics", "ss -ltnp"] {
+    for word in [METRICS_ADDRESS, "in use", "--metrics", "ss -ltnp"] {
         assert!(said.contains(word), "no {word:?} in:\n{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! The server gets another address, and its name tells the new one: the client finds it by itself.
+//! The server's address changes, and its name resolves to the new one: the client reconnects by itself.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -8,19 +8,20 @@ use mpvpn_tests::{
     testbed::{Family, Host, TUNNEL, Testbed, paths_of},
 };
 
-const MOVED: &str = "192.0.2.77";
-/// A name is looked up 2, 4, 8, 16 s after the one before while the server is not reached.
-const WAIT: Duration = Duration::from_secs(20);
+/// The new address of the server.
+const NEW_ADDRESS: &str = "192.0.2.77";
+/// Time for the client to look up the name again: it does so after 2, 4, 8 and 16 s without the server.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_client_follows_its_servers_name() {
     let testbed = Testbed::two_links();
     let hosts = testbed.dir().join("hosts");
-    let tell = |address: &str| {
+    let write_hosts = |address: &str| {
         let text = format!("127.0.0.1 localhost\n{address} vpn.example\n");
         fs::write(&hosts, text).expect("a file in the stage's directory");
     };
-    tell(&SERVER_V4.to_string());
+    write_hosts(&SERVER_V4.to_string());
     let server = testbed.server(&[]);
     let socket = testbed.dir().join("named.sock");
     let args = ["client", "--server", "vpn.example:4433", "--insecure", "--path", "eth1", "--path", "eth2"];
@@ -30,20 +31,20 @@ fn a_client_follows_its_servers_name() {
     reaches(&testbed, Host::Client, TUNNEL);
     let before = client.address(Family::V4);
 
-    // Something has to move, or silence is nothing to wonder about.
+    // Without traffic, silence would not be noticed.
     let _pings = Ping::dense(&testbed, Host::Client, TUNNEL, 40);
-    testbed.run(Host::Server, &["ip", "address", "add", &format!("{MOVED}/32"), "dev", "lo"]);
+    testbed.run(Host::Server, &["ip", "address", "add", &format!("{NEW_ADDRESS}/32"), "dev", "lo"]);
     testbed.run(Host::Server, &["ip", "address", "del", &format!("{SERVER_V4}/32"), "dev", "lo"]);
     client.wait_for_status(Duration::from_secs(10), "the old address is found dead", |status| {
         let paths = paths_of(status, "default");
         let dead = paths.iter().all(|path| path["state"] != "active");
         if dead { Ok(()) } else { Err("a path is active".to_owned()) }
     });
-    tell(MOVED);
-    client.wait_for_status(WAIT, "both links lead to the new address", |status| {
+    write_hosts(NEW_ADDRESS);
+    client.wait_for_status(LOOKUP_TIMEOUT, "both links lead to the new address", |status| {
         let paths = paths_of(status, "default");
         let there = |path: &&&serde_json::Value| {
-            path["remote"] == format!("{MOVED}:4433") && path["state"] == "active"
+            path["remote"] == format!("{NEW_ADDRESS}:4433") && path["state"] == "active"
         };
         if paths.iter().filter(there).count() == 2 { Ok(()) } else { Err("not yet".to_owned()) }
     });

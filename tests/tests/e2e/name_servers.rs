@@ -1,4 +1,4 @@
-//! Names are asked in the tunnel, and afterwards where they were asked before.
+//! Names are resolved through the tunnel, and `/etc/resolv.conf` is restored afterwards.
 
 use std::{
     fs,
@@ -11,24 +11,27 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, Testbed, inet4},
 };
 
-const FILE: &str = "/etc/resolv.conf";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// The far end of a link.
-const ON_A_LINK: &str = "10.101.0.1";
-/// The server at the host behind it.
-const SERVER_THERE: &str = "198.51.100.1";
-const SOON: Duration = Duration::from_secs(15);
+const LINK_NAME_SERVER: &str = "10.101.0.1";
+/// The server's address in the network behind it.
+const SERVER_BEHIND: &str = "198.51.100.1";
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The client's machine has a file with name servers of its own, as `ip netns exec` gives it one.
-struct Machine<'a> {
+/// A client with its own `/etc/resolv.conf`, as with `ip netns exec`.
+struct ClientMachine<'a> {
     testbed: &'a Testbed,
     file: PathBuf,
     before: String,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> ClientMachine<'a> {
     fn new(testbed: &'a Testbed) -> Self {
-        let (file, before) =
-            (testbed.dir().join("resolv.conf"), format!("nameserver {ON_A_LINK}\nsearch home.example\n"));
+        let (file, before) = (
+            testbed.dir().join("resolv.conf"),
+            format!("nameserver {LINK_NAME_SERVER}\nsearch home.example\n"),
+        );
         fs::write(&file, &before).expect("a file in the stage's directory");
         Self { testbed, file, before }
     }
@@ -38,98 +41,98 @@ impl<'a> Machine<'a> {
         let mut args = vec!["client", "--server", mpvpn_tests::testbed::SERVER, "--insecure"];
         args.extend(["--path", "eth1", "--path", "eth2", "--api-socket", socket.to_str().expect("ASCII")]);
         args.extend(more);
-        self.testbed.start_with_file(Host::Client, &self.file, Path::new(FILE), &args, &socket)
+        self.testbed.start_with_file(Host::Client, &self.file, Path::new(RESOLV_CONF), &args, &socket)
     }
 
-    fn now(&self) -> String {
+    fn current(&self) -> String {
         fs::read_to_string(&self.file).expect("the file is there")
     }
 
-    /// What a program of that machine finds.
-    fn look_up(&self, name: &str) -> String {
+    /// Resolves a name with the client's `/etc/resolv.conf`.
+    fn resolve(&self, name: &str) -> String {
         let file = self.file.to_str().expect("ASCII");
-        let script = format!("mount --bind {file} {FILE} && exec getent ahostsv4 {name}");
+        let script = format!("mount --bind {file} {RESOLV_CONF} && exec getent ahostsv4 {name}");
         self.testbed.run(Host::Client, &["unshare", "--mount", "sh", "-c", &script])
     }
 }
 
 #[test]
-fn names_are_asked_in_the_tunnel_and_the_file_is_put_back_however_it_ends() {
+fn names_are_resolved_in_the_tunnel_and_the_file_is_restored_after_sigint_and_sigkill() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let names = NameServer::start(&testbed, Host::Inet);
-    let machine = Machine::new(&testbed);
+    let machine = ClientMachine::new(&testbed);
     let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
-    assert!(machine.now().contains(&format!("nameserver {}", inet4())), "{}", machine.now());
-    let found = machine.look_up("a.example");
+    assert!(machine.current().contains(&format!("nameserver {}", inet4())), "{}", machine.current());
+    let found = machine.resolve("a.example");
     assert!(found.contains(&ANSWER.to_string()), "{found}");
-    assert_eq!(names.client_addresses(), [SERVER_THERE.parse::<std::net::IpAddr>().expect("an address")]);
+    assert_eq!(names.client_addresses(), [SERVER_BEHIND.parse::<std::net::IpAddr>().expect("an address")]);
     assert!(client.interrupt().success());
-    assert_eq!(machine.now(), machine.before);
+    assert_eq!(machine.current(), machine.before);
 
     let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
     client.kill();
-    assert_ne!(machine.now(), machine.before);
+    assert_ne!(machine.current(), machine.before);
     let client = machine.start(&["--dns", "off"]).wait_until_up();
-    assert_eq!(machine.now(), machine.before, "the next start puts it back");
+    assert_eq!(machine.current(), machine.before, "the next start puts it back");
     assert!(!client.log().contains("past the tunnel"), "{}", client.log());
 }
 
 #[test]
-fn what_the_server_suggests_counts_where_everything_goes_into_the_tunnel() {
+fn name_servers_of_the_server_are_used_if_all_traffic_goes_into_the_tunnel() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--dns", &inet4(), "--dns", "2001:db8:1::2"]);
-    let machine = Machine::new(&testbed);
+    let machine = ClientMachine::new(&testbed);
     let mut client = machine.start(&[]).wait_until_up();
     let both = format!("nameserver {}\nnameserver 2001:db8:1::2\n", inet4());
-    assert!(machine.now().ends_with(&both), "{}", machine.now());
+    assert!(machine.current().ends_with(&both), "{}", machine.current());
     assert!(client.terminate().success());
     for more in [["--routes", "none"], ["--dns", "off"]] {
         let _client = machine.start(&more).wait_until_up();
-        assert_eq!(machine.now(), machine.before, "{more:?}");
+        assert_eq!(machine.current(), machine.before, "{more:?}");
     }
 }
 
 #[test]
-fn a_name_server_on_a_link_is_told() {
+fn a_name_server_beside_the_tunnel_is_reported() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
-    let machine = Machine::new(&testbed);
+    let machine = ClientMachine::new(&testbed);
     let client = machine.start(&[]).wait_until_up();
-    let told = format!("names are asked past the tunnel, at {ON_A_LINK}");
-    let status = client.wait_for_status(SOON, "a note", |status| {
+    let expected = format!("names are asked past the tunnel, at {LINK_NAME_SERVER}");
+    let status = client.wait_for_status(TIMEOUT, "a note", |status| {
         if status["notes"].is_array() { Ok(()) } else { Err("no note".to_owned()) }
     });
-    assert!(status["notes"][0].as_str().is_some_and(|note| note.contains(&told)), "{status:#}");
-    assert_eq!(client.log().matches(&told).count(), 1, "{}", client.log());
-    assert_eq!(machine.now(), machine.before);
+    assert!(status["notes"][0].as_str().is_some_and(|note| note.contains(&expected)), "{status:#}");
+    assert_eq!(client.log().matches(&expected).count(), 1, "{}", client.log());
+    assert_eq!(machine.current(), machine.before);
 }
 
 #[test]
-fn what_somebody_else_wrote_meanwhile_stays() {
+fn a_file_that_another_program_changed_meanwhile_is_kept() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
-    let machine = Machine::new(&testbed);
+    let machine = ClientMachine::new(&testbed);
     let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
     let other = "nameserver 192.0.2.53\n";
     fs::write(&machine.file, other).expect("a file in the stage's directory");
     assert!(client.interrupt().success());
-    assert_eq!(machine.now(), other);
+    assert_eq!(machine.current(), other);
     assert!(client.log().contains("somebody else has changed"), "{}", client.log());
 }
 
 #[test]
-fn a_namespace_leaves_the_file_of_the_whole_machine_alone() {
+fn a_client_in_a_namespace_does_not_change_the_file_of_the_machine() {
     let testbed = Testbed::two_links();
-    let before = fs::read(FILE).ok();
+    let before = fs::read(RESOLV_CONF).ok();
     let server = testbed.server(&[]);
     let mut client = testbed.start_client(&["--dns", &inet4()]);
-    assert_eq!(client.wait(SOON).code(), Some(1), "{}", client.log());
+    assert_eq!(client.wait(TIMEOUT).code(), Some(1), "{}", client.log());
     assert!(client.log().contains("is the whole machine's"), "{}", client.log());
-    assert_eq!(fs::read(FILE).ok(), before);
+    assert_eq!(fs::read(RESOLV_CONF).ok(), before);
     drop(server);
     let _server = testbed.server(&["--dns", &inet4()]);
     let client = testbed.client(&[]);
     assert!(client.log().contains("that the server suggests are not asked"), "{}", client.log());
-    assert_eq!(fs::read(FILE).ok(), before);
+    assert_eq!(fs::read(RESOLV_CONF).ok(), before);
 }

@@ -1,4 +1,4 @@
-//! An ordinary user has no TUN, but a proxy for apps.
+//! `mpvpn proxy`: an unprivileged client without a TUN device.
 
 use std::{
     io::{Read, Write},
@@ -16,22 +16,23 @@ use mpvpn_tests::{
     user_home::UserHome,
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 const SOCKS5: &str = "127.0.0.1:1080";
 const HTTP: &str = "127.0.0.1:8080";
-/// Of its local API.
-const SOCKET: &str = "client-proxy.sock";
+/// File name of the API socket.
+const SOCKET_FILE: &str = "client-proxy.sock";
 
-/// A proxy of an ordinary user over both links, without waiting for it.
+/// Starts a proxy of an unprivileged user over both links without waiting.
 fn start(testbed: &Testbed, home: &UserHome, more: &[&str]) -> MpvpnProcess {
     // Both links have default routes.
     let mut args = vec!["proxy", "--server", SERVER, "--insecure"];
     args.extend(["--socks5", SOCKS5, "--http", HTTP]);
     args.extend(more);
-    testbed.start_as_user(Host::Client, home, &args, &home.file(SOCKET))
+    testbed.start_as_user(Host::Client, home, &args, &home.file(SOCKET_FILE))
 }
 
-fn code_of_curl(testbed: &Testbed, args: &[&str]) -> (Option<i32>, String) {
+fn run_curl(testbed: &Testbed, args: &[&str]) -> (Option<i32>, String) {
     let mut all = vec!["curl", "-gsS", "--max-time", "20"];
     all.extend(args);
     let output = testbed.output_of(Host::Client, Duration::from_secs(30), &all);
@@ -40,7 +41,7 @@ fn code_of_curl(testbed: &Testbed, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
+fn apps_of_an_unprivileged_user_download_every_byte_over_both_links() {
     let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
@@ -48,7 +49,7 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let mut proxy = start(&testbed, &home, &[]).wait_until_up();
     proxy.wait_for_path("eth2", "active", Duration::from_secs(10));
     let shown =
-        testbed.mpvpn(Host::Client, &["status", "--api-socket", &home.file(SOCKET).to_string_lossy()]);
+        testbed.mpvpn(Host::Client, &["status", "--api-socket", &home.file(SOCKET_FILE).to_string_lossy()]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     println!("{shown}");
     assert!(shown.contains(SERVER) && shown.contains("eth1") && shown.contains("eth2"), "{shown}");
@@ -58,15 +59,15 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let (url, tunnel) = (format!("http://{HTTP}"), "--proxytunnel");
     for args in [&socks[..], &["-x", &url], &["-x", &url, tunnel]] {
         for family in [Family::V4, Family::V6] {
-            Download::start(&testbed, &site, &inet(family), 10 * MB, LIMIT, args).finish();
+            Download::start(&testbed, &site, &inet(family), 10 * MB, TRANSFER_TIMEOUT, args).finish();
         }
     }
     let before = testbed.interface_bytes(Host::Client, "eth2").0;
-    Download::start(&testbed, &site, &inet(Family::V4), 20 * MB, LIMIT, &socks).finish();
+    Download::start(&testbed, &site, &inet(Family::V4), 20 * MB, TRANSFER_TIMEOUT, &socks).finish();
     let carried = testbed.interface_bytes(Host::Client, "eth2").0 - before;
     assert!(carried > 5 * MB, "the second link carried {carried} bytes");
     assert!(proxy.terminate().success());
-    assert!(!home.file(SOCKET).exists());
+    assert!(!home.file(SOCKET_FILE).exists());
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_cut_link_does_not_stop_a_download() {
     proxy.wait_for_path("eth2", "active", Duration::from_secs(10));
     let site = TestPages::start(&testbed, Host::Inet);
     let args = ["--socks5-hostname", SOCKS5];
-    let download = Download::start(&testbed, &site, &inet(Family::V4), 50 * MB, LIMIT, &args);
+    let download = Download::start(&testbed, &site, &inet(Family::V4), 50 * MB, TRANSFER_TIMEOUT, &args);
     thread::sleep(Duration::from_secs(1));
     testbed.link(1).cut();
     let streams = proxy.status()["flows"]["stream"].as_u64();
@@ -89,9 +90,9 @@ fn a_cut_link_does_not_stop_a_download() {
     download.finish();
 }
 
-/// Sends back what comes, until told to stop, or for a minute.
+/// Echoes datagrams until `stop` is set, for a minute at most.
 fn echo(socket: &UdpSocket, stop: &AtomicBool) {
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + TRANSFER_TIMEOUT;
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
     let mut buffer = [0; 2048];
     while !stop.load(Ordering::Relaxed) && Instant::now() < end {
@@ -101,9 +102,8 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) {
     }
 }
 
-/// An app with a SOCKS5 association that asks the IPv4 address of `to` until it gets an answer; how many answers of 50
-/// questions it gets then.
-fn ask_by_udp(to: SocketAddrV4) -> usize {
+/// Sends datagrams to `to` through a SOCKS5 UDP association until one is answered; returns the number of answers to 50 more.
+fn count_udp_answers(to: SocketAddrV4) -> usize {
     let mut control = TcpStream::connect(SOCKS5).expect("the proxy listens");
     control.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
     control.write_all(&[5, 1, 0, 5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).expect("a request");
@@ -138,7 +138,7 @@ fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| echo(&target, &stop));
-        let answers = testbed.in_namespace(Host::Client, || ask_by_udp(to));
+        let answers = testbed.in_namespace(Host::Client, || count_udp_answers(to));
         stop.store(true, Ordering::Relaxed);
         assert!(answers >= 48, "{answers} of 50");
     });
@@ -150,30 +150,30 @@ fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
 }
 
 #[test]
-fn an_app_learns_at_once_why_it_gets_no_connection() {
+fn an_app_gets_the_reason_of_a_refused_connection_at_once() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let home = UserHome::new(&testbed);
     let _proxy = start(&testbed, &home, &[]).wait_until_up();
     let start = Instant::now();
     let refused = format!("http://{}:9/", inet(Family::V4));
-    let (code, said) = code_of_curl(&testbed, &["--socks5-hostname", SOCKS5, &refused]);
+    let (code, said) = run_curl(&testbed, &["--socks5-hostname", SOCKS5, &refused]);
     // CURLE_PROXY.
     assert_eq!(code, Some(97), "{said}");
     let proxy = format!("http://{HTTP}");
-    let (code, said) = code_of_curl(&testbed, &["-x", &proxy, "-w", "%{http_code}", &refused]);
+    let (code, said) = run_curl(&testbed, &["-x", &proxy, "-w", "%{http_code}", &refused]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("nobody listens there") && said.ends_with("502"), "{said}");
-    let (code, said) = code_of_curl(&testbed, &["-x", &proxy, "-p", &refused]);
+    let (code, said) = run_curl(&testbed, &["-x", &proxy, "-p", &refused]);
     assert!(code != Some(0) && said.contains("502"), "{code:?}: {said}");
     // The server itself is no destination.
-    let (code, said) = code_of_curl(&testbed, &["-x", &proxy, "-w", "%{http_code}", "http://127.0.0.1/"]);
+    let (code, said) = run_curl(&testbed, &["-x", &proxy, "-w", "%{http_code}", "http://127.0.0.1/"]);
     assert_eq!((code, &said[said.len() - 3..]), (Some(0), "403"), "{said}");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[test]
-fn a_wrong_token_and_a_missing_address_end_it_with_the_reason() {
+fn a_wrong_token_and_a_missing_listen_address_end_the_proxy_with_a_reason() {
     let testbed = Testbed::two_links();
     let home = UserHome::new(&testbed);
     let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);

@@ -1,4 +1,4 @@
-//! Files in the format qlog.
+//! qlog files of both ends.
 
 use std::{
     fs,
@@ -14,10 +14,11 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(10);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The records of a file: each begins with a record separator and ends with a line feed (RFC 7464). What is being written
-/// may end in the middle of a record.
+/// The records of a file: each begins with a record separator and ends with a line feed (RFC 7464). The last record may be
+/// incomplete while it is written.
 fn records(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).expect("a qlog file");
     let mut records = text.split('\u{1e}');
@@ -32,13 +33,13 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect()
 }
 
-/// The file of a folder with the most records about congestion control of these paths.
+/// The records of the file with the most records in a folder.
 fn busiest(folder: &Path) -> Vec<Value> {
     let all = files(folder).into_iter().map(|file| records(&file));
     all.max_by_key(Vec::len).expect("a file")
 }
 
-/// What the field `name` was in the records of this kind and path.
+/// The values of field `name` in the records of this kind and path.
 fn values(records: &[Value], kind: &str, path: u64, name: &str) -> Vec<u64> {
     let of_path = records.iter().filter(|record| record["name"] == kind && record["data"]["path_id"] == path);
     of_path.filter_map(|record| record["data"][name].as_u64()).collect()
@@ -52,13 +53,13 @@ fn both_ends_record_each_path_with_the_window_that_the_status_shows() {
     let mut server = testbed.server(&["--qlog", &qlog(&server_folder)]);
     let mut client = testbed.client(&["--qlog", &qlog(&client_folder)]);
     for link in ["eth1", "eth2"] {
-        client.wait_for_path(link, "active", SOON);
+        client.wait_for_path(link, "active", TIMEOUT);
     }
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Up, 3).finish();
 
-    // What the status shows is recorded within a second, unless the window has changed once more.
-    let windows = eventually(SOON, "the windows of the status in the file", || {
+    // The window in the status is recorded within a second, unless it has changed again.
+    let windows = eventually(TIMEOUT, "the windows of the status in the file", || {
         let status = client.status();
         std::thread::sleep(Duration::from_millis(1500));
         let records = busiest(&client_folder);

@@ -1,4 +1,4 @@
-//! Classes that change while a client runs.
+//! Changes of classes while a client runs.
 
 use std::{fs, time::Duration};
 
@@ -8,10 +8,11 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(10);
-/// A port of `bulk`, by the rules that every client has.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// A port that the built-in rules assign to `bulk`.
 const BITTORRENT: u16 = 6881;
-const FIRST: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
+const BULK_ONLY: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
 
 fn write(testbed: &Testbed, text: &str) {
     fs::write(testbed.dir().join("client.toml"), text).expect("a file");
@@ -24,9 +25,9 @@ fn reload(testbed: &Testbed, process: &MpvpnProcess) -> (Option<i32>, String) {
     (output.status.code(), format!("{out}{err}"))
 }
 
-/// Waits until there are these classes, and each works on both links; `bulk` sleeps until something is sent in it.
-fn until_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Value {
-    client.wait_for_status(SOON, &format!("the classes {names:?}"), |status| {
+/// Waits until exactly these classes exist and each is up on both links. Sends packets in `bulk`, which is asleep otherwise.
+fn wait_for_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Value {
+    client.wait_for_status(TIMEOUT, &format!("the classes {names:?}"), |status| {
         testbed.send_empty_udp(Host::Client, (TUNNEL, BITTORRENT));
         let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
         let classes = list("classes");
@@ -44,71 +45,80 @@ fn until_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Va
     })
 }
 
-/// The addresses and ports of a class's paths.
-fn ends(status: &Value, class: &str) -> Vec<String> {
+/// The local addresses and ports of a class's paths.
+fn local_addresses(status: &Value, class: &str) -> Vec<String> {
     let paths = status["paths"].as_array().into_iter().flatten();
     paths.filter(|path| path["class"] == class).map(|path| path["local"].to_string()).collect()
 }
 
 #[test]
-fn classes_come_change_and_go_without_the_others_noticing() {
+fn classes_are_added_changed_and_removed_without_affecting_others() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
-    write(&testbed, FIRST);
+    write(&testbed, BULK_ONLY);
     let client = testbed.client(&["--config", "client.toml", "--state-dir", "state"]);
-    let before = until_classes(&testbed, &client, &["default", "critical", "bulk"]);
+    let before = wait_for_classes(&testbed, &client, &["default", "critical", "bulk"]);
 
     let cams = "[[class]]\nname = \"cams\"\ndscp = 20\n[[class.match]]\nprotocol = \"icmp\"\n";
-    write(&testbed, &format!("{FIRST}{cams}"));
+    write(&testbed, &format!("{BULK_ONLY}{cams}"));
     assert_eq!(reload(&testbed, &client), (Some(0), "classes are as the file says now\n".to_owned()));
     let status = client.status();
     assert_eq!(status["classes"][3]["state"], "asleep", "nobody has used it: {status:#}");
     reaches(&testbed, Host::Client, TUNNEL);
-    let with_cams = until_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
+    let with_cams = wait_for_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
     reaches(&testbed, Host::Client, TUNNEL);
-    let status = client.wait_for_status(SOON, "pings of the new class", |status| {
+    let status = client.wait_for_status(TIMEOUT, "pings of the new class", |status| {
         let bytes = status["classes"][3]["tx_bytes"].as_u64().unwrap_or(0);
         if bytes > 0 { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
     });
     for class in ["default", "critical", "bulk"] {
-        assert_eq!(ends(&status, class), ends(&before, class), "{class} has other sockets");
+        assert_eq!(
+            local_addresses(&status, class),
+            local_addresses(&before, class),
+            "{class} has other sockets"
+        );
     }
 
-    // Another mark needs other sockets, other links nothing.
+    // A new mark needs new sockets; a change of links does not.
     let changed = cams.replace("20", "22");
-    let changed = format!("{FIRST}exclude = [\"eth2\"]\n{changed}");
+    let changed = format!("{BULK_ONLY}exclude = [\"eth2\"]\n{changed}");
     write(&testbed, &changed.replace("dscp = 22", "fec = \"sometimes\""));
     let (code, said) = reload(&testbed, &client);
     assert!(
         code == Some(2) && said.contains("client.toml, line 7") && said.contains("fec"),
         "{code:?}: {said}"
     );
-    until_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
+    wait_for_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
     write(&testbed, &changed);
     assert_eq!(reload(&testbed, &client).0, Some(0));
-    let status = client.wait_for_status(SOON, "bulk off eth2, and other sockets for cams", |status| {
+    let status = client.wait_for_status(TIMEOUT, "bulk off eth2, and other sockets for cams", |status| {
         let paths = status["paths"].as_array().cloned().unwrap_or_default();
         let of = |class: &str, state: &str| {
             paths.iter().filter(|path| path["class"] == class && path["state"] == state).count()
         };
-        let cams = ends(status, "cams");
-        let is_new = cams.len() == 2 && cams.iter().all(|end| !ends(&with_cams, "cams").contains(end));
+        let cams = local_addresses(status, "cams");
+        let is_new =
+            cams.len() == 2 && cams.iter().all(|end| !local_addresses(&with_cams, "cams").contains(end));
         match of("bulk", "active") == 1 && is_new && of("cams", "active") == 2 {
             true => Ok(()),
             false => Err(format!("{:#}", status["paths"])),
         }
     });
     for class in ["default", "critical"] {
-        assert_eq!(ends(&status, class), ends(&before, class), "{class} has other sockets");
+        assert_eq!(
+            local_addresses(&status, class),
+            local_addresses(&before, class),
+            "{class} has other sockets"
+        );
     }
 
-    write(&testbed, FIRST);
+    write(&testbed, BULK_ONLY);
     client.reload();
-    let status = until_classes(&testbed, &client, &["default", "critical", "bulk"]);
-    assert_eq!(ends(&status, "default"), ends(&before, "default"));
+    let status = wait_for_classes(&testbed, &client, &["default", "critical", "bulk"]);
+    assert_eq!(local_addresses(&status, "default"), local_addresses(&before, "default"));
     assert_eq!(status["session"]["resumed"], 0);
     reaches(&testbed, Host::Client, TUNNEL);
-    server.wait_for_status(SOON, "the connection of the class to be gone", |status| {
+    server.wait_for_status(TIMEOUT, "the connection of the class to be gone", |status| {
         let client = &status["clients"][0];
         let paths = client["paths"].as_array().into_iter().flatten();
         match paths.filter(|path| path["class"] == "cams").count() {

@@ -1,7 +1,7 @@
-//! The server goes away and comes back; the client waits for it.
+//! The server stops and starts again; the client reconnects.
 //!
-//! The connections that survive end at the server's host: one through its NAT may not, because what comes from behind
-//! while there is no NAT is answered with a reset by the server's kernel.
+//! The connections in these tests end at the server's host. A connection through its NAT may not survive: while the NAT is
+//! missing, the server's kernel answers packets from behind the server with a reset.
 
 use std::{thread, time::Duration};
 
@@ -11,10 +11,11 @@ use mpvpn_tests::{
     testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-const WAIT: Duration = Duration::from_secs(20);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A download runs while `end` ends the server; a new one takes over. The client is never touched.
-fn outlive(end: impl FnOnce(&mut MpvpnProcess)) {
+/// Runs a download while `end` ends the server and a new server starts; the client keeps running.
+fn restart_during_download(end: impl FnOnce(&mut MpvpnProcess)) {
     let testbed = Testbed::two_links();
     let mut server = testbed.server(&[]);
     let mut client = testbed.client(&[]);
@@ -29,13 +30,13 @@ fn outlive(end: impl FnOnce(&mut MpvpnProcess)) {
     drop(server);
     thread::sleep(Duration::from_secs(1));
     let server = testbed.server(&[]);
-    server.wait_for_status(WAIT, "the client is back", |status| {
+    server.wait_for_status(RECONNECT_TIMEOUT, "the client is back", |status| {
         match status["clients"].as_array().map(Vec::len) {
             Some(1) => Ok(()),
             other => Err(format!("{other:?} sessions")),
         }
     });
-    client.wait_for_status(WAIT, "the client says so", |status| {
+    client.wait_for_status(RECONNECT_TIMEOUT, "the client says so", |status| {
         let state = &status["state"];
         if state == "up" { Ok(()) } else { Err(format!("{state}")) }
     });
@@ -47,23 +48,23 @@ fn outlive(end: impl FnOnce(&mut MpvpnProcess)) {
 
 #[test]
 fn connections_survive_a_server_that_is_restarted() {
-    outlive(|server| {
+    restart_during_download(|server| {
         assert!(server.interrupt().success());
     });
 }
 
 #[test]
 fn connections_survive_a_server_that_is_killed_and_started_again() {
-    outlive(MpvpnProcess::kill);
+    restart_during_download(MpvpnProcess::kill);
 }
 
 #[test]
-fn a_client_waits_for_a_server_that_is_not_there_yet() {
+fn a_client_waits_for_a_server_that_has_not_started_yet() {
     let testbed = Testbed::two_links();
     let mut client = testbed.start_client(&[]);
     thread::sleep(Duration::from_secs(3));
     assert!(client.is_running(), "gave up:\n{}", client.log());
     let _server = testbed.server(&[]);
-    client.wait_until_up_within(WAIT);
+    client.wait_until_up_within(RECONNECT_TIMEOUT);
     reaches(&testbed, Host::Client, TUNNEL);
 }

@@ -1,15 +1,15 @@
-//! A server that carries packets to some networks only, and clients that send only these into the tunnel.
+//! A server that advertises only some networks, and clients that route only these into the tunnel.
 
 use mpvpn_tests::{
     ping::{ping, reaches},
     testbed::{Host, LINK, Testbed},
 };
 
-/// Hosts of two networks behind the server.
+/// Hosts in two networks behind the server, of which one is advertised.
 const ADVERTISED: &str = "192.168.9.7";
 const OTHER: &str = "203.0.113.7";
 
-/// Packets for a host that left the client by interfaces of this kind (`tunnel` or `links`).
+/// Number of packets for a host that left the client through interfaces of this kind (`tunnel` or `links`).
 fn count_departures(testbed: &Testbed, kind: &str, host: &str) -> u64 {
     testbed.count_nft_packets(Host::Client, &format!("{kind} {host}"))
 }
@@ -27,7 +27,7 @@ fn only_the_advertised_network_is_reached_through_the_tunnel() {
             testbed.run(Host::Client, &["nft", &rule]);
         }
     }
-    // Two of them are neighbours, and one lies in another.
+    // Two are adjacent, and one contains another.
     let routes = ["192.168.8.0/24", "192.168.9.0/24", "192.168.9.64/26"];
     let _server = testbed.server(&routes.map(|net| ["--routes", net]).concat());
     let mut client = testbed.client(&["--routes", "advertised"]);
@@ -36,7 +36,7 @@ fn only_the_advertised_network_is_reached_through_the_tunnel() {
     let table = testbed.run(Host::Client, &["ip", "route", "show", "table", "all", "dev", "mpvpn0"]);
     assert!(table.contains("192.168.8.0/23") && !table.contains("default"), "{table}");
 
-    // The way past the tunnel ends at the server's machine, which nobody answers.
+    // Beside the tunnel the packets end at the server's machine without an answer.
     ping(&testbed, Host::Client, OTHER, 3);
     let past = ["tunnel", "links"].map(|kind| count_departures(&testbed, kind, OTHER));
     assert!(past[0] == 0 && past[1] > 0, "{past:?} packets for {OTHER} in the tunnel and past it");
@@ -50,7 +50,7 @@ fn only_the_advertised_network_is_reached_through_the_tunnel() {
 }
 
 #[test]
-fn routes_that_cannot_be_are_named_with_what_was_meant() {
+fn invalid_routes_are_named_with_a_suggestion() {
     let testbed = Testbed::new(&[LINK]);
     for (args, expected) in [
         (&["--routes", "192.168.9.7/24"][..], "did you mean 192.168.9.0/24"),

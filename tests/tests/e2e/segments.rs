@@ -1,4 +1,4 @@
-//! What the client writes to its TUN is TCP as other systems speak it: tshark finds nothing wrong with it.
+//! The TCP segments that the client's split-TCP proxy writes to the TUN are valid: tshark reports no faults.
 
 use std::{
     fs,
@@ -18,9 +18,10 @@ use mpvpn_tests::{
     testbed::{Direction, Host, Testbed, inet4},
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
-/// What tshark says of segments that were sent twice, came in another order or acknowledge what was never sent. Nothing
-/// is lost between the client and its kernel, so there is no reason for any of it.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// tshark's fields for retransmitted, reordered, missing and malformed segments. Nothing is lost between the client and its
+/// kernel, so none may occur.
 const FAULTS: [&str; 7] = [
     "tcp.analysis.retransmission",
     "tcp.analysis.fast_retransmission",
@@ -31,7 +32,7 @@ const FAULTS: [&str; 7] = [
     "_ws.malformed",
 ];
 
-/// Takes down what passes the TUN.
+/// A running packet capture on the TUN.
 struct Capture {
     tcpdump: Child,
     file: PathBuf,
@@ -51,28 +52,28 @@ impl Capture {
             .expect("tcpdump runs");
         let capture = Self { tcpdump, file };
         eventually(Duration::from_secs(10), "tcpdump listens", || {
-            let said = capture.said();
-            if said.contains("listening on") { Ok(()) } else { Err(said) }
+            let tcpdump_log = capture.tcpdump_log();
+            if tcpdump_log.contains("listening on") { Ok(()) } else { Err(tcpdump_log) }
         });
         capture
     }
 
-    fn said(&self) -> String {
+    fn tcpdump_log(&self) -> String {
         fs::read_to_string(self.file.with_file_name("tcpdump.log")).unwrap_or_default()
     }
 
-    /// The packets, in a file.
+    /// Ends the capture; returns its file.
     fn finish(mut self) -> PathBuf {
         let pid = rustix::process::Pid::from_child(&self.tcpdump);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("our own child");
         self.tcpdump.wait().expect("our own child");
-        let said = self.said();
-        assert!(said.contains("\n0 packets dropped by kernel"), "{said}");
+        let tcpdump_log = self.tcpdump_log();
+        assert!(tcpdump_log.contains("\n0 packets dropped by kernel"), "{tcpdump_log}");
         self.file
     }
 }
 
-/// Lines of tshark about the packets that `filter` lets through.
+/// The fields of the packets that match `filter`, one line per packet.
 fn tshark(file: &PathBuf, filter: &str, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-n").arg("-r").arg(file).args([
@@ -89,7 +90,7 @@ fn tshark(file: &PathBuf, filter: &str, fields: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// Both ends of a connection from the client to somewhere behind the server.
+/// Opens a connection from the client to the host behind the server; returns both ends.
 fn connect(testbed: &Testbed) -> (TcpStream, TcpStream) {
     let listener =
         testbed.in_namespace(Host::Inet, || TcpListener::bind((inet4().as_str(), 0))).expect("a free port");
@@ -97,30 +98,30 @@ fn connect(testbed: &Testbed) -> (TcpStream, TcpStream) {
     let near = testbed.in_namespace(Host::Client, || TcpStream::connect(to)).expect("a way there");
     let (far, _) = listener.accept().expect("a connection");
     for end in [&near, &far] {
-        end.set_read_timeout(Some(LIMIT)).expect("no zero");
-        end.set_write_timeout(Some(LIMIT)).expect("no zero");
+        end.set_read_timeout(Some(TIMEOUT)).expect("no zero");
+        end.set_write_timeout(Some(TIMEOUT)).expect("no zero");
     }
     (near, far)
 }
 
-fn drain(mut from: &TcpStream) -> usize {
+fn read_to_end_of(mut from: &TcpStream) -> usize {
     let mut all = Vec::new();
     from.read_to_end(&mut all).expect("an end in good order");
     all.len()
 }
 
-/// The app ends its half, and the answer comes through the other.
+/// The app closes its direction, and receives data in the other one.
 fn half_close((near, far): (TcpStream, TcpStream)) {
     (&near).write_all(&vec![1; 100_000]).expect("room");
     near.shutdown(Shutdown::Write).expect("a connection");
-    assert_eq!(drain(&far), 100_000);
+    assert_eq!(read_to_end_of(&far), 100_000);
     (&far).write_all(&vec![2; 300_000]).expect("room");
     drop(far);
-    assert_eq!(drain(&near), 300_000);
+    assert_eq!(read_to_end_of(&near), 300_000);
 }
 
-/// An end that closes with something unread resets the connection, and the other end is told.
-fn reset(one: TcpStream, other: TcpStream) {
+/// One end closes with unread data: the other end must get a reset.
+fn close_with_unread_data(one: TcpStream, other: TcpStream) {
     (&other).write_all(&[3; 5000]).expect("room");
     one.peek(&mut [0; 1]).expect("a byte");
     drop(one);
@@ -128,19 +129,18 @@ fn reset(one: TcpStream, other: TcpStream) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 }
 
-/// An app that reads nothing for so long that its window closes, then everything.
-fn slow_reader((near, far): (TcpStream, TcpStream)) {
+/// An app that reads nothing until its window closes, then reads everything.
+fn read_slowly((near, far): (TcpStream, TcpStream)) {
     const BYTES: usize = 12_000_000;
     thread::scope(|scope| {
         scope.spawn(move || (&far).write_all(&vec![4; BYTES]).expect("room in the end"));
         thread::sleep(Duration::from_secs(3));
-        assert_eq!(drain(&near), BYTES);
+        assert_eq!(read_to_end_of(&near), BYTES);
     });
 }
 
-/// Whether what stands where the checksum belongs is that of the pseudo header alone: the rest is left to whom the
-/// packet is for, as any network card does it.
-fn is_left_to_the_kernel(line: &str) -> bool {
+/// Whether the checksum field has the sum of the pseudo-header only, which leaves the rest to checksum offload.
+fn is_checksum_offloaded(line: &str) -> bool {
     let fields: Vec<_> = line.split('\t').collect();
     let [source, destination, total, header, found] = fields[..] else { return false };
     let address = |text: &str| text.parse().map(|ip: Ipv4Addr| ip.octets()).unwrap_or_default();
@@ -151,7 +151,7 @@ fn is_left_to_the_kernel(line: &str) -> bool {
 }
 
 #[test]
-fn tshark_finds_no_fault_with_what_apps_get() {
+fn tshark_finds_no_faults_in_segments_for_apps() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::new(&["60mbit,10ms,loss=1%", "40mbit,20ms,loss=1%"]);
     let _server = testbed.server(&[]);
@@ -162,17 +162,17 @@ fn tshark_finds_no_fault_with_what_apps_get() {
     let own = client.address(mpvpn_tests::testbed::Family::V4);
     let site = TestPages::start(&testbed, Host::Inet);
     let capture = Capture::start(&testbed, "mpvpn0");
-    let download = Download::start(&testbed, &site, &inet4(), 10 * MB, LIMIT, &[]);
-    // Nobody listens there.
+    let download = Download::start(&testbed, &site, &inet4(), 10 * MB, TIMEOUT, &[]);
+    // There is no listener.
     let refused = format!("{}:81", inet4());
     testbed.in_namespace(Host::Client, || TcpStream::connect(&refused)).expect_err("a refusal");
     let pairs: Vec<_> = (0..4).map(|_| connect(&testbed)).collect();
     let [first, second, third, fourth] = <[_; 4]>::try_from(pairs).expect("four of them");
     thread::scope(|scope| {
         scope.spawn(|| half_close(first));
-        scope.spawn(|| reset(second.0, second.1));
-        scope.spawn(|| reset(third.1, third.0));
-        scope.spawn(|| slow_reader(fourth));
+        scope.spawn(|| close_with_unread_data(second.0, second.1));
+        scope.spawn(|| close_with_unread_data(third.1, third.0));
+        scope.spawn(|| read_slowly(fourth));
         for link in [1, 2, 1] {
             thread::sleep(Duration::from_secs(1));
             testbed.link(link).silence(Direction::Both);
@@ -181,20 +181,20 @@ fn tshark_finds_no_fault_with_what_apps_get() {
         }
     });
     download.finish();
-    upload(&testbed, &site, &inet4(), 4 * MB, LIMIT);
+    upload(&testbed, &site, &inet4(), 4 * MB, TIMEOUT);
     let file = capture.finish();
 
-    let ours = format!("tcp && ip.src != {own}");
-    let all = tshark(&file, &ours, &["tcp.flags", "tcp.len"]);
+    let proxy_segments = format!("tcp && ip.src != {own}");
+    let all = tshark(&file, &proxy_segments, &["tcp.flags", "tcp.len"]);
     assert!(all.len() > 500, "only {} packets", all.len());
     let zero_windows =
         tshark(&file, &format!("tcp.analysis.zero_window && ip.src == {own}"), &["frame.number"]);
     assert!(!zero_windows.is_empty(), "the slow reader's window never closed");
-    let resets = tshark(&file, &format!("{ours} && tcp.flags.reset == 1"), &["frame.number"]);
+    let resets = tshark(&file, &format!("{proxy_segments} && tcp.flags.reset == 1"), &["frame.number"]);
     assert!(resets.len() >= 2, "a refusal and a reset from afar: {resets:?}");
     let what = ["frame.number", "ip.src", "tcp.srcport", "tcp.dstport", "tcp.seq", "tcp.len", "_ws.col.Info"];
     for fault in FAULTS {
-        let found = tshark(&file, &format!("{ours} && {fault}"), &what);
+        let found = tshark(&file, &format!("{proxy_segments} && {fault}"), &what);
         assert!(
             found.is_empty(),
             "{fault}: {} of {}:\n{:#?}",
@@ -203,15 +203,16 @@ fn tshark_finds_no_fault_with_what_apps_get() {
             &found[..found.len().min(20)]
         );
     }
-    let unverified = tshark(&file, &format!("{ours} && tcp.checksum.status == 2"), &["frame.number"]);
+    let unverified =
+        tshark(&file, &format!("{proxy_segments} && tcp.checksum.status == 2"), &["frame.number"]);
     assert!(unverified.is_empty(), "checksums that tshark did not look at: {unverified:?}");
     let wrong = tshark(
         &file,
-        &format!("{ours} && (tcp.checksum.status == 0 || ip.checksum.status == 0)"),
+        &format!("{proxy_segments} && (tcp.checksum.status == 0 || ip.checksum.status == 0)"),
         &["ip.src", "ip.dst", "ip.len", "ip.hdr_len", "tcp.checksum"],
     );
-    let wrong: Vec<_> = wrong.iter().filter(|line| !is_left_to_the_kernel(line)).collect();
+    let wrong: Vec<_> = wrong.iter().filter(|line| !is_checksum_offloaded(line)).collect();
     assert!(wrong.is_empty(), "wrong checksums: {:#?}", &wrong[..wrong.len().min(20)]);
-    let foreign: Vec<_> = tshark(&file, &ours, &["ip.src"]);
+    let foreign: Vec<_> = tshark(&file, &proxy_segments, &["ip.src"]);
     assert!(foreign.iter().all(|source| source.parse::<IpAddr>().is_ok_and(|ip| ip.to_string() == inet4())));
 }

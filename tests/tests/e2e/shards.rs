@@ -1,4 +1,4 @@
-//! Several threads at both ends, each with sockets, connections and a queue of the TUN of its own.
+//! Several shards at both ends, each with its own sockets, connections and TUN queue.
 
 use std::{thread, time::Duration};
 
@@ -12,38 +12,40 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const TWO: &[&str] = &["--shards", "2"];
-const WAIT: Duration = Duration::from_secs(20);
+/// Options for two shards.
+const TWO_SHARDS: &[&str] = &["--shards", "2"];
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Paths of the default class in a status that are of the shard with this number and active.
-fn active(status: &Value, member: u8) -> Vec<&Value> {
+/// The active paths of the default class of the connection with this number in a status.
+fn active_paths(status: &Value, connection: u8) -> Vec<&Value> {
     let is_of = |id: &str| match id.split_once('@') {
-        None => member == 0,
-        Some((_, number)) => number == member.to_string(),
+        None => connection == 0,
+        Some((_, number)) => number == connection.to_string(),
     };
     let all = paths_of(status, "default").into_iter();
     all.filter(|path| path["state"] == "active" && path["id"].as_str().is_some_and(is_of)).collect()
 }
 
-/// Waits until both connections of a client have a path over each of `links` links.
-fn both_up(client: &MpvpnProcess, links: usize) {
-    client.wait_for_status(WAIT, "both connections up", |status| {
-        let counts = [0, 1].map(|member| active(status, member).len());
+/// Waits until both connections of a client have active paths over `links` links.
+fn wait_for_both_connections(client: &MpvpnProcess, links: usize) {
+    client.wait_for_status(TIMEOUT, "both connections up", |status| {
+        let counts = [0, 1].map(|number| active_paths(status, number).len());
         if counts == [links; 2] { Ok(()) } else { Err(format!("{counts:?} paths")) }
     });
 }
 
-fn carried(status: &Value, member: u8, direction: &str) -> u64 {
-    active(status, member).iter().filter_map(|path| path[direction].as_u64()).sum()
+fn bytes_of_connection(status: &Value, number: u8, direction: &str) -> u64 {
+    active_paths(status, number).iter().filter_map(|path| path[direction].as_u64()).sum()
 }
 
 #[test]
 fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_slow_links();
-    let server = testbed.server(TWO);
-    let client = testbed.client(TWO);
-    both_up(&client, 2);
+    let server = testbed.server(TWO_SHARDS);
+    let client = testbed.client(TWO_SHARDS);
+    wait_for_both_connections(&client, 2);
     for family in [Family::V4, Family::V6] {
         reaches(&testbed, Host::Server, &client.address(family));
     }
@@ -54,10 +56,11 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
         let report = iperf.tcp(&testbed, Host::Client, &inet4(), 16, direction, 3).finish();
         assert!(report.megabits() > 48.0, "{direction:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
         let after = client.status();
-        for member in [0, 1] {
-            let bytes = carried(&after, member, field) - carried(&before, member, field);
+        for number in [0, 1] {
+            let bytes =
+                bytes_of_connection(&after, number, field) - bytes_of_connection(&before, number, field);
             // 3 s at 48 Mbit/s are 18 MB; sixteen flows all meet one queue once in 32,768 runs.
-            assert!(bytes > 1_000_000, "{direction:?}: connection {member} carried only {bytes} bytes");
+            assert!(bytes > 1_000_000, "{direction:?}: connection {number} carried only {bytes} bytes");
         }
     }
     // After the TCP flows have raised the congestion windows: a flow of 20 Mbit/s through windows of the first second loses
@@ -67,17 +70,17 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     let status = server.status();
     let clients = status["clients"].as_array().expect("a list");
     assert_eq!(clients.len(), 1, "one session: {status:#}");
-    for member in [0, 1] {
-        assert_eq!(active(&clients[0], member).len(), 2, "{status:#}");
+    for number in [0, 1] {
+        assert_eq!(active_paths(&clients[0], number).len(), 2, "{status:#}");
     }
 }
 
 #[test]
 fn connections_survive_a_restart_of_the_server() {
     let testbed = Testbed::two_links();
-    let mut server = testbed.server(TWO);
-    let client = testbed.client(TWO);
-    both_up(&client, 2);
+    let mut server = testbed.server(TWO_SHARDS);
+    let client = testbed.client(TWO_SHARDS);
+    wait_for_both_connections(&client, 2);
     let before = (client.address(Family::V4), client.address(Family::V6));
     let site = TestPages::start(&testbed, Host::Server);
     let limit = Duration::from_secs(60);
@@ -85,9 +88,9 @@ fn connections_survive_a_restart_of_the_server() {
     thread::sleep(Duration::from_secs(2));
     server.kill();
     drop(server);
-    let server = testbed.server(TWO);
-    server.wait_for_status(WAIT, "both connections are back", |status| {
-        let counts = [0, 1].map(|member| active(&status["clients"][0], member).len());
+    let server = testbed.server(TWO_SHARDS);
+    server.wait_for_status(TIMEOUT, "both connections are back", |status| {
+        let counts = [0, 1].map(|number| active_paths(&status["clients"][0], number).len());
         let sessions = status["clients"].as_array().map(Vec::len);
         if counts == [2; 2] && sessions == Some(1) { Ok(()) } else { Err(format!("{counts:?} paths")) }
     });
@@ -96,15 +99,15 @@ fn connections_survive_a_restart_of_the_server() {
 }
 
 #[test]
-fn what_is_read_by_the_wrong_shard_is_handed_over() {
+fn packets_read_by_the_wrong_shard_are_handed_over() {
     let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::two_clients();
-    let server = testbed.server(TWO);
+    let server = testbed.server(TWO_SHARDS);
     let first = testbed.client(&[]);
     let args = ["client", "--server", SERVER, "--insecure", "--path", "eth1"];
     let second = testbed.start(Host::Other, &args).wait_until_up();
     for (host, client) in [(Host::Client, &first), (Host::Other, &second)] {
-        // The server speaks first: the kernel has not seen these flows and chooses queues at random.
+        // The server opens these connections: the kernel has not seen the flows and chooses queues at random.
         let iperf = IperfServer::start(&testbed, host, 5201);
         let to = client.address(Family::V4);
         let report = iperf.tcp(&testbed, Host::Server, &to, 8, Direction::Up, 2).finish();
@@ -123,11 +126,11 @@ fn one_end_may_have_fewer_shards() {
         let server = testbed.server(&["--shards", server]);
         let client = testbed.client(&["--shards", client]);
         let all_up = |status: &Value| {
-            let up: Vec<_> = (0..3).map(|member| active(status, member).len()).collect();
-            let wanted: Vec<_> = (0..3).map(|member| if member < connections { 2 } else { 0 }).collect();
+            let up: Vec<_> = (0..3).map(|number| active_paths(status, number).len()).collect();
+            let wanted: Vec<_> = (0..3).map(|number| if number < connections { 2 } else { 0 }).collect();
             if up == wanted { Ok(()) } else { Err(format!("{up:?} paths")) }
         };
-        client.wait_for_status(WAIT, "all connections up", all_up);
+        client.wait_for_status(TIMEOUT, "all connections up", all_up);
         let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
         for direction in [Direction::Up, Direction::Down] {
             let report = iperf.tcp(&testbed, Host::Client, &inet4(), 6, direction, 2).finish();
@@ -140,7 +143,7 @@ fn one_end_may_have_fewer_shards() {
 #[test]
 fn a_second_server_at_the_same_port_is_refused() {
     let testbed = Testbed::two_links();
-    let server = testbed.server(TWO);
+    let server = testbed.server(TWO_SHARDS);
     let client = testbed.client(&[]);
     let args = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
     for shards in ["1", "2"] {
@@ -151,7 +154,7 @@ fn a_second_server_at_the_same_port_is_refused() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("0.0.0.0:4433") && text.contains("ss -ulpn"), "{text}");
     }
-    // The first one has kept all its packets.
+    // The first server still receives all its packets.
     reaches(&testbed, Host::Client, TUNNEL);
     drop((client, server));
 }
@@ -160,9 +163,9 @@ fn a_second_server_at_the_same_port_is_refused() {
 fn nothing_is_left_behind() {
     let testbed = Testbed::two_links();
     let before = [Host::Server, Host::Client].map(|host| testbed.network_state(host));
-    let mut server = testbed.server(TWO);
-    let mut client = testbed.client(TWO);
-    both_up(&client, 2);
+    let mut server = testbed.server(TWO_SHARDS);
+    let mut client = testbed.client(TWO_SHARDS);
+    wait_for_both_connections(&client, 2);
     assert!(client.interrupt().success());
     assert!(server.terminate().success());
     let after = [Host::Server, Host::Client].map(|host| testbed.network_state(host));
@@ -170,13 +173,13 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn a_link_that_is_lost_is_lost_for_all_connections_and_hardly_noticed() {
+fn all_connections_survive_the_failure_of_a_link() {
     let _share = MachineShare::take(Share::Percent(50));
     for failure in [LinkFailure::Carrier, LinkFailure::Silent(Direction::Both)] {
         let testbed = Testbed::two_slow_links();
-        let _server = testbed.server(TWO);
-        let client = testbed.client(TWO);
-        both_up(&client, 2);
+        let _server = testbed.server(TWO_SHARDS);
+        let client = testbed.client(TWO_SHARDS);
+        wait_for_both_connections(&client, 2);
         let outcome = cut_under_load(&testbed, &client, failure, Direction::Down, Timeline::SHORT);
         println!("{failure:?}: {outcome:?}");
         assert!(
@@ -184,10 +187,10 @@ fn a_link_that_is_lost_is_lost_for_all_connections_and_hardly_noticed() {
             "{:?} without an answer",
             outcome.longest_gap
         );
-        // A path that was lost is tried again while data moves.
+        // A failed path is probed again while there is traffic.
         let load = IperfServer::start(&testbed, Host::Server, 5301);
         let traffic = load.tcp(&testbed, Host::Client, TUNNEL, 16, Direction::Up, 4);
-        both_up(&client, 2);
+        wait_for_both_connections(&client, 2);
         traffic.finish();
     }
 }

@@ -20,7 +20,7 @@ fn a_lan_behind_the_client_reaches_the_network_behind_the_server() {
     for share in ["lan0", "192.168.77.0/24"] {
         let mut client = testbed.client(&["--share", share]);
         reaches(&testbed, Host::Lan, &host);
-        // Not over a link, past the tunnel: the host behind knows no way back to the LAN's addresses anyway.
+        // Through the tunnel: beside it, the host behind the server has no route to the LAN's addresses.
         let status = client.status();
         let mut paths = status["paths"].as_array().expect("paths is a list").iter();
         assert!(paths.any(|path| path["tx_packets"].as_u64() > Some(0)), "{status:#}");
@@ -34,7 +34,7 @@ fn a_lan_behind_the_client_reaches_the_network_behind_the_server() {
 }
 
 #[test]
-fn a_lan_that_does_not_exist_is_named() {
+fn a_missing_lan_interface_is_named() {
     let testbed = Testbed::new(&["100mbit"]);
     let _server = testbed.server(&[]);
     let mut client = testbed.start_client(&["--share", "lan9"]);

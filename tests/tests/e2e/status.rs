@@ -1,4 +1,4 @@
-//! `mpvpn status` tells at both ends what programs rely on.
+//! `mpvpn status` has the fields on which programs rely, at both ends.
 
 use std::time::Duration;
 
@@ -8,14 +8,16 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(10);
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 const NUMBER: &str = "number";
 const STRING: &str = "string";
 const LIST: &str = "list";
 const OBJECT: &str = "object";
 
-const PATH: &[(&str, &str)] = &[
+/// Fields of a path.
+const PATH_FIELDS: &[(&str, &str)] = &[
     ("id", STRING),
     ("class", STRING),
     ("link", STRING),
@@ -39,7 +41,8 @@ const PATH: &[(&str, &str)] = &[
     ("mtu", NUMBER),
 ];
 
-const LANE: &[(&str, &str)] = &[
+/// Fields of resequencing and retransmission.
+const ORDER_FIELDS: &[(&str, &str)] = &[
     ("numbered", NUMBER),
     ("resent", NUMBER),
     ("copies", NUMBER),
@@ -49,7 +52,7 @@ const LANE: &[(&str, &str)] = &[
     ("given_up", NUMBER),
 ];
 
-fn kind(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Number(_) => NUMBER,
         Value::String(_) => STRING,
@@ -59,23 +62,23 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-fn has(object: &Value, what: &str, fields: &[(&str, &str)]) {
+fn check_fields(object: &Value, what: &str, fields: &[(&str, &str)]) {
     for (name, expected) in fields {
-        let found = object.get(*name).map_or("nothing", kind);
+        let found = object.get(*name).map_or("nothing", json_type);
         assert_eq!(found, *expected, "{what}.{name} in {object:#}");
     }
 }
 
-/// Each of a non-empty list has these fields.
-fn all_have(status: &Value, list: &str, fields: &[(&str, &str)]) {
+/// Checks that a list is not empty and that each element has these fields.
+fn check_list(status: &Value, list: &str, fields: &[(&str, &str)]) {
     let items = status[list].as_array().unwrap_or_else(|| panic!("{list} is no list in {status:#}"));
     assert!(!items.is_empty(), "no {list} in {status:#}");
-    items.iter().for_each(|item| has(item, list, fields));
+    items.iter().for_each(|item| check_fields(item, list, fields));
 }
 
-fn common(process: &MpvpnProcess, role: &str) -> Value {
+fn check_common_fields(process: &MpvpnProcess, role: &str) -> Value {
     let status = process.status();
-    has(
+    check_fields(
         &status,
         "status",
         &[
@@ -92,12 +95,12 @@ fn common(process: &MpvpnProcess, role: &str) -> Value {
         ],
     );
     assert_eq!(status["role"], role);
-    has(&status["flows"], "flows", &[("stream", NUMBER), ("datagram", NUMBER), ("udp", NUMBER)]);
+    check_fields(&status["flows"], "flows", &[("stream", NUMBER), ("datagram", NUMBER), ("udp", NUMBER)]);
     status
 }
 
 #[test]
-fn the_client_tells_its_session_links_and_paths() {
+fn the_clients_status_has_session_links_and_paths() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);
@@ -105,9 +108,9 @@ fn the_client_tells_its_session_links_and_paths() {
     for link in ["eth1", "eth2"] {
         client.wait_for_path(link, "active", Duration::from_secs(5));
     }
-    let status = common(&client, "client");
-    has(&status["session"], "session", &[("server", STRING), ("user", STRING), ("resumed", NUMBER)]);
-    all_have(
+    let status = check_common_fields(&client, "client");
+    check_fields(&status["session"], "session", &[("server", STRING), ("user", STRING), ("resumed", NUMBER)]);
+    check_list(
         &status,
         "classes",
         &[
@@ -125,10 +128,10 @@ fn the_client_tells_its_session_links_and_paths() {
         ],
     );
     let default = &status["classes"][0];
-    has(default, "classes", &[("rtt_ms", NUMBER), ("loss_pct", NUMBER)]);
-    has(&default["order"], "classes.order", LANE);
-    has(&default["order"], "classes.order", &[("copies", NUMBER)]);
-    all_have(
+    check_fields(default, "classes", &[("rtt_ms", NUMBER), ("loss_pct", NUMBER)]);
+    check_fields(&default["order"], "classes.order", ORDER_FIELDS);
+    check_fields(&default["order"], "classes.order", &[("copies", NUMBER)]);
+    check_list(
         &status,
         "links",
         &[
@@ -141,15 +144,15 @@ fn the_client_tells_its_session_links_and_paths() {
             ("rx_bytes", NUMBER),
         ],
     );
-    all_have(&status, "paths", PATH);
-    has(&status["lane"], "lane", LANE);
+    check_list(&status, "paths", PATH_FIELDS);
+    check_fields(&status["lane"], "lane", ORDER_FIELDS);
     assert_eq!(status["lane"]["on"], true, "two paths may carry one flow: {:#}", status["lane"]);
     assert_eq!(status["session"]["server"], "192.0.2.1:4433");
     let addresses = status["addresses"].as_array().expect("checked above");
     assert!(addresses.iter().any(|address| address == "10.0.0.2/24"), "{addresses:?}");
     assert!(addresses.len() >= 2, "one address a family: {addresses:?}");
     let path = mpvpn_tests::testbed::path_of(&status, "eth1").expect("a path over eth1");
-    has(path, "paths", &[("base_rtt_ms", NUMBER)]);
+    check_fields(path, "paths", &[("base_rtt_ms", NUMBER)]);
     let id = path["id"].as_str().expect("checked above");
     assert!(
         ["default/eth1/0", "default/eth1/1"].contains(&id),
@@ -161,15 +164,15 @@ fn the_client_tells_its_session_links_and_paths() {
 }
 
 #[test]
-fn the_server_tells_its_clients() {
+fn the_servers_status_lists_clients() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
-    assert_eq!(common(&server, "server")["clients"].as_array().map(Vec::len), Some(0));
+    assert_eq!(check_common_fields(&server, "server")["clients"].as_array().map(Vec::len), Some(0));
     let _client = testbed.client(&[]);
     reaches(&testbed, Host::Client, TUNNEL);
-    let status = common(&server, "server");
+    let status = check_common_fields(&server, "server");
     let session = &status["clients"][0];
-    has(
+    check_fields(
         session,
         "clients",
         &[
@@ -181,12 +184,12 @@ fn the_server_tells_its_clients() {
             ("paths", LIST),
         ],
     );
-    all_have(session, "paths", PATH);
-    has(&session["lane"], "clients.lane", LANE);
+    check_list(session, "paths", PATH_FIELDS);
+    check_fields(&session["lane"], "clients.lane", ORDER_FIELDS);
 }
 
 #[test]
-fn a_person_can_read_it_too() {
+fn the_text_output_has_the_essentials() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let client = testbed.start_as_is(
@@ -213,7 +216,7 @@ fn a_person_can_read_it_too() {
 }
 
 #[test]
-fn asking_where_nobody_answers_is_a_failure_that_says_so() {
+fn status_without_a_process_fails_with_the_socket_path() {
     let testbed = Testbed::new(&["100mbit"]);
     let output = testbed.mpvpn(Host::Client, &["status", "--api-socket", "nobody.sock"]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -222,7 +225,7 @@ fn asking_where_nobody_answers_is_a_failure_that_says_so() {
 }
 
 #[test]
-fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
+fn the_socket_is_only_for_its_owner_and_is_removed_with_the_process() {
     use std::os::unix::fs::PermissionsExt;
     let testbed = Testbed::two_links();
     let path = testbed.dir().join("mine.sock");
@@ -236,13 +239,13 @@ fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
 }
 
 #[test]
-fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through() {
+fn a_refused_class_shows_the_reason_and_its_packets_use_the_default_class() {
     let testbed = Testbed::two_links();
     std::fs::write(testbed.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
     let _server = testbed.server(&["--config", "server.toml"]);
     let client = testbed.client(&[]);
     client.wait_for_status(Duration::from_secs(10), "classes that are refused", |status| {
-        // To a port of `bulk`, which sleeps until then.
+        // To a port of `bulk`, which is asleep until then.
         testbed.send_empty_udp(Host::Client, (TUNNEL, 6881));
         let refused = |class: &Value| {
             class["state"] == "connecting"
@@ -254,18 +257,18 @@ fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through()
             false => Err(format!("{:#}", status["classes"])),
         }
     });
-    // Which would be critical.
+    // A ping belongs to `critical`.
     reaches(&testbed, Host::Client, TUNNEL);
     assert!(client.log().contains("the default one carries it"), "{}", client.log());
 }
 
-/// The congestion controllers of all paths that a list has.
+/// The congestion controllers of all paths in a list.
 fn controllers(paths: &Value) -> Vec<&str> {
     paths.as_array().into_iter().flatten().filter_map(|path| path["cc"].as_str()).collect()
 }
 
 #[test]
-fn both_ends_use_the_congestion_controller_that_the_client_was_given() {
+fn both_ends_use_the_congestion_controller_of_the_client() {
     let testbed = Testbed::new(&[LINK]);
     let server = testbed.server(&[]);
     let with_classes = ["client", "--path", "eth1"];
@@ -274,13 +277,13 @@ fn both_ends_use_the_congestion_controller_that_the_client_was_given() {
         for cc in ["cubic", "bbr"] {
             let args = [args, &["--server", SERVER, "--insecure", "--cc", cc]].concat();
             let mut client = testbed.start(Host::Client, &args).wait_until_up();
-            client.wait_for_status(SOON, &format!("{cc} at the client"), |status| {
+            client.wait_for_status(TIMEOUT, &format!("{cc} at the client"), |status| {
                 let class = &status["classes"][0];
                 let is_right =
                     class["cc"] == cc && class["peer_cc"] == cc && controllers(&status["paths"])[0] == cc;
                 if is_right { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
             });
-            server.wait_for_status(SOON, &format!("{cc} at the server"), |status| {
+            server.wait_for_status(TIMEOUT, &format!("{cc} at the server"), |status| {
                 let all = controllers(&status["clients"][0]["paths"]);
                 let is_right = !all.is_empty() && all.iter().all(|found| *found == cc);
                 if is_right && status["classes"][0]["cc"] == cc { Ok(()) } else { Err(format!("{status:#}")) }

@@ -1,4 +1,4 @@
-//! TCP connections that end at the client and travel as streams.
+//! TCP connections in stream mode: they end at the client's split-TCP proxy.
 
 use std::{fs, thread, time::Duration};
 
@@ -11,13 +11,14 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn streams(status: &Value) -> u64 {
+fn stream_count(status: &Value) -> u64 {
     status["flows"]["stream"].as_u64().expect("a count of streams")
 }
 
-/// What curl says of a connection to a port of a host, and after how long at most.
+/// curl's exit code for a connection to a port of a host, and its duration.
 fn curl(testbed: &Testbed, host: &str, port: u16, seconds: u32) -> (Option<i32>, Duration) {
     let start = std::time::Instant::now();
     let url = format!("http://{host}:{port}/");
@@ -41,13 +42,13 @@ fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
         let iperf = IperfServer::start(&testbed, host, 5201);
         let load = iperf.tcp(&testbed, Host::Client, &address, 4, Direction::Up, 4);
         thread::sleep(Duration::from_secs(1));
-        // The connection that iperf3 talks over, and four for the data.
+        // The control connection of iperf3, and four for data.
         let expected = if wanted { 5 } else { 0 };
         for process in [&client, &server] {
             process.wait_for_status(
                 Duration::from_secs(2),
                 &format!("{expected} streams to {address}"),
-                |status| match streams(status) {
+                |status| match stream_count(status) {
                     count if count == expected => Ok(()),
                     count => Err(format!("{count} streams")),
                 },
@@ -56,7 +57,7 @@ fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
         let report = load.finish();
         assert!(report.megabits() > 48.0, "{address}: {:.0} Mbit/s over 2 × 40", report.megabits());
         client.wait_for_status(Duration::from_secs(10), "no streams are left", |status| {
-            match streams(status) {
+            match stream_count(status) {
                 0 => Ok(()),
                 left => Err(format!("{left} streams")),
             }
@@ -86,21 +87,21 @@ fn one_connection_fills_both_links_in_both_directions() {
 }
 
 #[test]
-fn an_app_learns_why_there_is_no_connection() {
+fn a_refused_connection_fails_at_once() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     let _client = testbed.client(&["--lane", "stream"]);
     const NO_CONNECTION: Option<i32> = Some(7);
-    // Nobody listens there.
+    // There is no listener.
     let (code, time) = curl(&testbed, &inet4(), 81, 10);
     assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
-    // Forbidden by the server, which is told by an ICMP error.
+    // Forbidden by the server, which is reported by an ICMP error.
     let (code, time) = curl(&testbed, "192.168.77.1", 80, 10);
     assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
 }
 
 #[test]
-fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
+fn connections_that_the_server_refuses_as_streams_travel_as_packets() {
     let _share = MachineShare::take(Share::Percent(50));
     let testbed = Testbed::two_slow_links();
     let file = testbed.file("access", Host::Server);
@@ -108,10 +109,10 @@ fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
     let server = testbed.server(&["--config", file.to_str().expect("a path of text")]);
     let _client = testbed.client(&[]);
     let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
-    // The first connection is tried as a stream, and again as packets a second later.
+    // The first SYN is tried as a stream, and its retransmission a second later as packets.
     let report = iperf.tcp(&testbed, Host::Client, &inet4(), 1, Direction::Down, 4).finish();
     assert!(report.megabits() > 20.0, "{:.0} Mbit/s", report.megabits());
-    assert_eq!(streams(&server.status()), 0);
+    assert_eq!(stream_count(&server.status()), 0);
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn a_download_brings_every_byte_across_a_silent_cut() {
         client.wait_for_path(link, "active", Duration::from_secs(5));
     }
     let site = TestPages::start(&testbed, Host::Inet);
-    let download = Download::start(&testbed, &site, &inet4(), 50 * MB, LIMIT, &[]);
+    let download = Download::start(&testbed, &site, &inet4(), 50 * MB, TRANSFER_TIMEOUT, &[]);
     thread::sleep(Duration::from_secs(2));
     testbed.link(1).silence(Direction::Both);
     thread::sleep(Duration::from_secs(3));

@@ -1,4 +1,4 @@
-//! The stage itself, without a tunnel: what the other stories take for granted.
+//! The testbed itself, without a tunnel: properties on which the other tests rely.
 
 use std::{thread, time::Duration, time::SystemTime};
 
@@ -28,7 +28,7 @@ fn a_silent_link_shows_as_a_gap_between_pings() {
 }
 
 #[test]
-fn bytes_arrive_whole_and_the_host_behind_is_out_of_reach() {
+fn bytes_arrive_unchanged_and_the_host_behind_the_server_is_unreachable() {
     let testbed = Testbed::two_links();
     let site = TestPages::start(&testbed, Host::Server);
     let limit = Duration::from_secs(20);
@@ -40,7 +40,7 @@ fn bytes_arrive_whole_and_the_host_behind_is_out_of_reach() {
 }
 
 #[test]
-fn stages_side_by_side_have_hosts_sockets_and_files_of_their_own() {
+fn concurrent_testbeds_have_separate_hosts_sockets_and_files() {
     const SERVER: [&str; 11] = [
         "server",
         "--listen",
@@ -55,7 +55,7 @@ fn stages_side_by_side_have_hosts_sockets_and_files_of_their_own() {
         "none",
     ];
     let (one, other) = (Testbed::two_links(), Testbed::two_links());
-    // The same command with the same names at the same time.
+    // Both testbeds run the same command with the same names at the same time.
     let start = |testbed: &Testbed| {
         let socket = testbed.default_sockets().join("server-mpvpn0.sock");
         testbed.start_as_is(Host::Server, &SERVER, &socket).wait_until_up()
@@ -64,7 +64,7 @@ fn stages_side_by_side_have_hosts_sockets_and_files_of_their_own() {
     let client = one.client(&[]);
     reaches(&one, Host::Client, TUNNEL);
     for (testbed, server, clients) in [(&one, &first, 1), (&other, &second, 0)] {
-        // Where nothing is named, status finds the only one that there is.
+        // Without a socket path, `status` finds the only running process.
         let shown = testbed.mpvpn(Host::Server, &["status", "--json"]);
         assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
         let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");

@@ -1,28 +1,28 @@
-//! A measured value beside what is asked of it.
+//! Figures: measured values with the bars that they must meet.
 
-/// A measured value and what is asked of it.
+/// A measured value and its bar.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub(crate) rig: &'static str,
-    /// The same in every run: by it runs are compared.
+    /// The key by which runs are compared: equal in every run.
     pub(crate) name: String,
-    /// What else this run says about it, in words.
+    /// Additional text that may differ between runs.
     pub(crate) note: String,
     pub(crate) value: f64,
     pub(crate) unit: &'static str,
     pub(crate) bar: Bar,
 }
 
-/// What is asked of a value, and so which of two values is better.
+/// A limit that a value must meet; also defines which of two values is better.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
-    /// Nothing is asked; a higher value is better.
+    /// No limit; a higher value is better.
     Higher,
-    /// Nothing is asked; a lower value is better.
+    /// No limit; a lower value is better.
     Lower,
-    /// Of interest, not judged.
+    /// No limit, and neither direction is better.
     None,
 }
 
@@ -33,12 +33,12 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// A figure, printed at once.
+/// Creates a figure and prints it.
 pub(crate) fn figure(rig: &'static str, name: String, value: f64, unit: &'static str, bar: Bar) -> Figure {
     figure_with_note(rig, name, "", value, unit, bar)
 }
 
-/// The same, with words that differ from run to run.
+/// Creates a figure with a note and prints it.
 pub(crate) fn figure_with_note(
     rig: &'static str,
     name: String,
@@ -53,7 +53,7 @@ pub(crate) fn figure_with_note(
 }
 
 impl Bar {
-    /// Which direction is better, if one is.
+    /// The better direction, if there is one.
     pub(crate) fn better(self) -> Option<Better> {
         match self {
             Self::AtLeast(_) | Self::Higher => Some(Better::Higher),
@@ -66,7 +66,7 @@ impl Bar {
 impl Better {
     pub(crate) const ALL: [Self; 2] = [Self::Higher, Self::Lower];
 
-    /// As reports write it.
+    /// Name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Higher => "higher",
@@ -106,7 +106,7 @@ impl Figure {
     }
 }
 
-/// All figures as Markdown.
+/// A Markdown table of figures.
 pub(crate) fn table(figures: &[&Figure]) -> String {
     let mut text = String::from("| rig | figure | measured | unit | bar | |\n|---|---|---:|---|---|---|\n");
     for figure in figures {
@@ -132,7 +132,7 @@ mod tests {
         assert!(figure(2.0, Bar::AtLeast(2.0)).is_good() && !figure(1.9, Bar::AtLeast(2.0)).is_good());
         assert!(figure(2.0, Bar::AtMost(2.0)).is_good() && !figure(2.1, Bar::AtMost(2.0)).is_good());
         assert!([Bar::None, Bar::Higher, Bar::Lower].iter().all(|bar| figure(0.0, *bar).is_good()));
-        // What could not be measured has met nothing.
+        // NaN meets no bar.
         assert!(
             !figure(f64::NAN, Bar::AtLeast(0.0)).is_good() && !figure(f64::NAN, Bar::AtMost(9.0)).is_good()
         );

@@ -1,8 +1,8 @@
-//! The rigs: figures of the release build in emulated networks, each beside the bar it must meet.
+//! The rigs: measure the release build in emulated networks, and compare each figure with its bar.
 //!
-//! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` names them and the options. The table goes
-//! to stdout; report, raw figures and plots go to `target/bench/`. Exit code 1: a bar was missed, or with `--against` a
-//! figure is worse.
+//! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` lists rigs and options. The table goes to
+//! stdout; report, raw values and plots go to `target/bench/`. Exit code 1: a bar was missed, or with `--against` a figure
+//! is worse.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
 
 mod against;
@@ -32,41 +32,37 @@ use crate::{
     report::Outcome,
 };
 
-/// A name, what it is about, and what runs it.
+/// Name, description and function of a rig.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
 const RIGS: [Rig; 13] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
-    ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
-    ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
-    ("speed", "plain veth: one TCP flow, processor time of each end", rigs::speed),
+    ("cut", "the same links: link 1 fails under load and recovers", rigs::cut),
+    ("latency", "plain veth: round-trip time added by the tunnel", rigs::latency),
+    ("speed", "plain veth: rate of one TCP flow, processor time of each end", rigs::speed),
     ("download", "the two links: 100 MB by curl through NAT, also across a cut", rigs::download),
     ("memory", "resident memory, idle and under load", rigs::memory),
-    ("paths", "scenarios: what paths of all kinds give together, and what a lost one costs", paths::run),
-    (
-        "peers",
-        "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
-        peers::run,
-    ),
-    ("shards", "unlimited links: a second one, and two shards instead of one, in turn", shards::run),
+    ("paths", "scenarios: goodput over links of all kinds, and the effect of link failures", paths::run),
+    ("peers", "one link: mpvpn compared with other VPNs; TCP, UDP, ping, processor time, memory", peers::run),
+    ("shards", "links without a rate limit: effect of a second link and of a second shard", shards::run),
     (
         "stream",
-        "TCP on streams: scenarios, beside wireguard-go, short and many connections, readers that stop",
+        "TCP on streams: scenarios, comparison with wireguard-go, short and many connections, stalled readers",
         stream::run,
     ),
     (
         "pseudotcp",
-        "HTTP downloads of 10 kB to 100 MB: TCP on streams, beside TCP past the tunnel",
+        "HTTP downloads of 10 kB to 100 MB: TCP on streams, compared with TCP beside the tunnel",
         pseudotcp::run,
     ),
     (
         "classes",
-        "classes of traffic: loss and load in one beside the others, loss table, failover, pipes, nine tunnels",
+        "classes of traffic: effect of loss and load in one class on others, loss table, failover, pipes, nine paths",
         classes::run,
     ),
     (
         "mptcp",
-        "networks that block UDP: links inside TCP, alone and beside QUIC, cut, blocked in mid-flow; other VPNs over TCP",
+        "networks that block UDP: links inside TCP, alone and beside QUIC, cuts, blocking in mid-flow; other VPNs over TCP",
         mptcp::run,
     ),
 ];

@@ -1,4 +1,4 @@
-//! The command line.
+//! Options of `bench`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,47 +7,47 @@ use mpvpn_tests::system::System;
 
 use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};
 
-/// What `--list` says after the rigs.
+/// Help text of the options, printed by `--list` after the rigs.
 pub(crate) const HELP: &str = "
---rounds N        of `peers`, `shards`, `stream` and `mptcp`: how often every system has its turn (5)
---seconds N       of `peers`, `shards`, `stream` and `mptcp`: how long a TCP or UDP run beside others takes (2)
---tries N         of `peers`, `shards`, `stream`, `classes` and `mptcp`: how often a run is tried that something else on
-                  the machine disturbs (3)
---systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard;
-                  and if named mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
---settings A,B    of `peers`: only these: veth, plain, gigabit, slow
-SCENARIO...       of `paths` and `stream`: only these (--list names them)
---quick           of `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random
-                  ones; of `stream`, `pseudotcp` and `mptcp`: one round; of `classes` and `mptcp`: shorter, fewer directions
---cuts N          of `paths` and `stream`: how often a link is cut (as the scenario says: 10, 20 or 100)
---runs N          of `paths`, `stream` and `mptcp`: how often each row is measured (3); of `pseudotcp`: rounds (5)
---inner CC        of `paths`, `stream`, `classes` and `mptcp`: the congestion control of inner TCP: cubic (default) or bbr
---parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named); of
-                  `classes`: only these: isolation, competition, loss, failover, striping, nine (all); of `mptcp`: only
-                  these: lab, stripped, mixed, tcp (all)
---load N          of `memory`: seconds of load (60)
---against COMMIT  of every rig: with the binary of COMMIT and with this one in turn; whether each figure is better, worse
-                  or not known (target/bench/against/). Exit code 1: one is worse
---pairs N         with --against: pairs of runs of each rig (as the list says), which are doubled where a figure seems worse
---threshold P     with --against: a difference of less than so many percent does not matter (5)
+--rounds N        `peers`, `shards`, `stream` and `mptcp`: number of rounds in which every system is measured (5)
+--seconds N       `peers`, `shards`, `stream` and `mptcp`: duration of a TCP or UDP run of a compared system, s (2)
+--tries N         `peers`, `shards`, `stream`, `classes` and `mptcp`: maximum number of attempts of a run that other
+                  processes disturb (3)
+--systems A,B     `peers`: only these systems: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
+                  (default), and mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
+--settings A,B    `peers`: only these links: veth, plain, gigabit, slow
+SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
+--quick           `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, 3 cuts, 15 random cuts;
+                  `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions
+--cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
+--runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
+--inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr
+--parts A,B       `stream`: only these parts: links, veth, short, readers (default: all; with scenarios: links);
+                  `classes`: only these parts: isolation, competition, loss, failover, striping, nine (all);
+                  `mptcp`: only these parts: lab, stripped, mixed, tcp (all)
+--load N          `memory`: duration of the load, s (60)
+--against COMMIT  every rig: run with the binary of COMMIT and with this one in turn, and judge each figure: better, worse
+                  or not known (report: target/bench/against/). Exit code 1: a figure is worse
+--pairs N         with --against: pairs of runs per rig (default: see the list); doubled if a figure looks worse
+--threshold P     with --against: smaller differences than P percent are irrelevant (5)
 ";
 
-/// What was asked for.
+/// Parsed options.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
-    /// Only name the rigs.
+    /// Whether to list the rigs instead of running them.
     pub(crate) list: bool,
-    /// The rigs to run; none means all.
+    /// Rigs to run; empty: all.
     pub(crate) rigs: Vec<String>,
-    /// Scenarios of the paths and stream rigs; none means all.
+    /// Scenarios of the rigs `paths` and `stream`; empty: all.
     pub(crate) scenarios: Vec<String>,
-    /// Whether the rigs that take long are to be short.
+    /// Whether long rigs run in a shortened form.
     pub(crate) quick: bool,
-    /// How often the paths rig repeats events, where not as the scenario says.
+    /// Number of cuts in the rigs `paths` and `stream`; `None`: as the scenario says.
     pub(crate) cuts: Option<u32>,
-    /// How often the paths rig measures each row, where not as usual.
+    /// Number of runs per table row; `None`: the rig's default.
     pub(crate) runs: Option<u32>,
-    /// The congestion control of inner TCP in the paths rig.
+    /// Congestion control of inner TCP.
     pub(crate) inner: InnerCc,
     /// Parts of the stream rig.
     pub(crate) parts: Vec<Part>,
@@ -55,27 +55,27 @@ pub(crate) struct Options {
     pub(crate) class_parts: Vec<classes::Part>,
     /// Parts of the mptcp rig.
     pub(crate) mptcp_parts: Vec<mptcp::Part>,
-    /// Load of the memory rig.
+    /// Duration of the load in the rig `memory`.
     pub(crate) load: Duration,
-    /// Rounds of the rigs that compare in turn.
+    /// Rounds of the rigs that measure systems in turn.
     pub(crate) rounds: u32,
-    /// Seconds of one run of theirs.
+    /// Duration of one of their runs, seconds.
     pub(crate) seconds: u32,
-    /// How often a disturbed run of theirs is tried.
+    /// Maximum number of attempts of a disturbed run.
     pub(crate) tries: u32,
     /// Systems of the peers rig.
     pub(crate) systems: Vec<System>,
     /// Settings of the peers rig.
     pub(crate) settings: Vec<Setting>,
-    /// The binary to compare with.
+    /// Binary of the other commit, for a comparison.
     pub(crate) against: Option<PathBuf>,
-    /// Pairs of runs of each rig, where not as usual.
+    /// Pairs of runs per rig in a comparison; `None`: the default.
     pub(crate) pairs: Option<u32>,
-    /// A relevant difference, percent.
+    /// Smallest relevant difference, percent.
     pub(crate) threshold: f64,
-    /// Where the report goes, of a run that belongs to a comparison.
+    /// Folder of the report of a run that is a part of a comparison.
     pub(crate) report_to: Option<PathBuf>,
-    /// What the runs of a comparison are told besides rigs and scenarios.
+    /// Options that a comparison passes on to its runs.
     pub(crate) passed_on: Vec<String>,
 }
 
@@ -158,7 +158,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The parts of all rigs have names of their own.
+    /// Selects parts of all rigs by a list of names; part names are unique across rigs.
     fn choose_parts(&mut self, list: Option<&String>) -> Result<(), String> {
         let names = Part::ALL.map(Part::name).into_iter().chain(classes::Part::ALL.map(classes::Part::name));
         let names = names.chain(mptcp::Part::ALL.map(mptcp::Part::name));
@@ -171,18 +171,18 @@ impl Options {
     }
 }
 
-/// Those of `all` that a list names, in the order of `all`.
+/// The elements of `all` whose names are in a comma-separated list, in the order of `all`.
 fn chosen<T: Copy>(list: Option<&String>, all: &[T], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
     let known: Vec<&str> = all.iter().map(|item| name(*item)).collect();
     let wanted: Vec<&str> = list.map(|list| list.split(',').collect()).unwrap_or_default();
     match wanted.iter().find(|word| !known.contains(word)) {
-        Some(stranger) => Err(format!("there is no {stranger}: {}", known.join(", "))),
+        Some(unknown) => Err(format!("there is no {unknown}: {}", known.join(", "))),
         None if wanted.is_empty() => Err(format!("name some of {}", known.join(", "))),
         None => Ok(all.iter().copied().filter(|item| wanted.contains(&name(*item))).collect()),
     }
 }
 
-/// The one of `all` that a word names.
+/// The element of `all` with this name.
 fn one<T: Copy>(word: Option<&String>, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
     match chosen(word, all, name)?[..] {
         [one] => Ok(one),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_the_list_are_one() {
+    fn help_prints_the_list() {
         assert!(parse("--help").unwrap().list && parse("-h").unwrap().list && parse("--list").unwrap().list);
     }
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_a_comparison_get_all_options_but_its_own() {
+    fn runs_of_a_comparison_get_all_options_except_those_of_the_comparison() {
         let options =
             parse("--against /b --rounds 1 speed lossy --quick --pairs 7 --threshold 3").expect("fine");
         assert_eq!((options.pairs, options.threshold), (Some(7), 3.0));
@@ -230,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn who_names_scenarios_means_links() {
+    fn named_scenarios_select_the_part_links() {
         assert_eq!(parse("").unwrap().parts, Part::ALL);
         assert_eq!(parse("equal").unwrap().parts, [Part::Links]);
         assert_eq!(parse("equal --parts readers,links").unwrap().parts, [Part::Links, Part::Readers]);
     }
 
     #[test]
-    fn a_rig_of_which_no_part_is_named_runs_as_a_whole() {
+    fn a_rig_without_a_named_part_runs_all_its_parts() {
         let options = parse("--parts nine,isolation").unwrap();
         assert_eq!(options.class_parts, [classes::Part::Isolation, classes::Part::Nine]);
         assert_eq!(options.parts, Part::ALL);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unknown_options_and_values_are_errors() {
         for line in [
             "--rounds",
             "--rounds 0",

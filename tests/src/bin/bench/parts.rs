@@ -1,4 +1,4 @@
-//! A rig that consists of parts, each of which can be run alone.
+//! Rigs that consist of parts, each of which can be run alone.
 
 use mpvpn_lab::Direction;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use crate::{
     report::{self, Outcome},
 };
 
-/// Runs the parts one after the other. One that fails is a figure that is missing, not the end of the others.
+/// Runs the parts one after the other. A part that fails adds a missed figure, and the other parts still run.
 pub(crate) fn run_parts<P: Copy>(
     rig: &'static str,
     parts: &[P],
@@ -34,18 +34,18 @@ pub(crate) fn run_parts<P: Copy>(
     whole
 }
 
-/// What could not be measured has missed whatever was asked of it.
+/// A missed figure for something that could not be measured.
 pub(crate) fn unmeasured_figure(rig: &'static str, what: &str, why: &str) -> Figure {
     eprintln!("  {what}: {why}");
     figure(rig, format!("{what}: it cannot be measured"), f64::NAN, "", Bar::AtLeast(0.0))
 }
 
-/// As tables and names of figures say it.
+/// Name of a direction in tables and names of figures.
 pub(crate) fn direction_name(direction: Direction) -> &'static str {
     if direction == Direction::Up { "up" } else { "down" }
 }
 
-/// Both, or in a hurry only what the client receives.
+/// The directions to measure: both, or with `--quick` only down.
 pub(crate) fn directions(quick: bool) -> &'static [Direction] {
     if quick { &[Direction::Down] } else { &[Direction::Up, Direction::Down] }
 }

@@ -1,4 +1,4 @@
-//! Bar charts as SVG: one panel a measure, one bar a system.
+//! Bar charts as SVG: one panel per measure, one bar per system.
 
 use std::fmt::Write;
 
@@ -7,23 +7,23 @@ const LEFT: f64 = 150.0;
 const RIGHT: f64 = 860.0;
 const TOP: f64 = 64.0;
 const BAR: f64 = 18.0;
-/// From one bar to the next.
+/// Distance between bars, px.
 const STEP: f64 = 23.0;
-/// Of a panel: its heading and the gap to the next one.
+/// Height of a panel's heading, and of the gap below a panel, px.
 const HEADING: f64 = 26.0;
 const GAP: f64 = 20.0;
 const OURS: &str = "#2e6fb7";
 const OTHERS: &str = "#9aa7b5";
 
-/// Some values of one measure.
+/// Values of one measure.
 pub(crate) struct Panel {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
-    /// Names and values; those that begin with `mpvpn` stand out.
+    /// Names and values; names that begin with `mpvpn` are highlighted.
     pub(crate) bars: Vec<(&'static str, f64)>,
 }
 
-/// Draws panels one below the other, each to its own scale.
+/// Draws panels below each other, each with its own scale.
 pub(crate) fn draw(title: &str, panels: &[Panel]) -> String {
     let height: f64 =
         TOP + panels.iter().map(|panel| HEADING + STEP * panel.bars.len() as f64 + GAP).sum::<f64>();
@@ -55,7 +55,7 @@ pub(crate) fn draw(title: &str, panels: &[Panel]) -> String {
     svg + "</svg>\n"
 }
 
-/// With three digits that count.
+/// Formats a value with three significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         _ if value.is_nan() => "–".to_owned(),

@@ -1,5 +1,5 @@
-//! Downloads by HTTP over connections that are kept, with TCP on streams and past the tunnel, in turn: what it costs
-//! that TCP ends at the client.
+//! HTTP downloads over persistent connections, through the tunnel with TCP on streams and beside the tunnel, in turn: measures
+//! the cost of the split-TCP proxy.
 
 use std::{net::Ipv4Addr, thread, time::Duration};
 
@@ -19,16 +19,16 @@ use crate::{
 };
 
 const RIG: &str = "pseudotcp";
-/// Sizes, bytes, and how often each is downloaded in a row.
+/// Sizes, bytes, and the number of consecutive downloads of each.
 const SIZES: [(u64, u32); 5] = [(10_000, 9), (100_000, 9), (1_000_000, 9), (10_000_000, 3), (100_000_000, 1)];
-/// A download that does not count lets a connection find its window again; it need not be larger than this, bytes.
+/// Maximum size of the uncounted download before each series, bytes: it lets the congestion window grow again.
 const MAX_WARM_UP_BYTES: u64 = 1_000_000;
-/// How often both ways have their turn.
+/// Number of rounds in which both routes are measured.
 const ROUNDS: u32 = 5;
-/// How long a client may take after its start to have learned of its paths.
+/// Wait after the client's start, so that its paths are established.
 const START_TIME: Duration = Duration::from_secs(1);
 
-/// Where a download comes from, and the device to there.
+/// Server address and the expected device, beside the tunnel and through it.
 const ROUTES: [(Ipv4Addr, &str); 2] =
     [(Ipv4Addr::new(10, 101, 0, 1), "eth1"), (Ipv4Addr::new(10, 0, 0, 1), "mpvpn0")];
 
@@ -58,7 +58,7 @@ impl Link {
         }
     }
 
-    /// What is asked of the time on streams, as a multiple of that past the tunnel.
+    /// Bar of the time on streams as a multiple of the time beside the tunnel.
     fn bar(self, size: u64) -> Bar {
         match (self, size) {
             (Self::Gigabit, 10_000_000 | 100_000_000) => Bar::AtMost(1.15),
@@ -68,7 +68,7 @@ impl Link {
     }
 }
 
-/// Times of one size over one link, past the tunnel and on streams, ms.
+/// Download times of one size over one link, ms: beside the tunnel and on streams.
 struct Row {
     size: u64,
     times: [Vec<f64>; 2],
@@ -115,7 +115,7 @@ fn measure(link: Link, rounds: u32) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = SIZES.into_iter().map(row).collect();
     for round in 0..rounds {
         for (row, (_, count)) in rows.iter_mut().zip(SIZES) {
-            // Whoever goes first changes from round to round.
+            // The order alternates from round to round.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for route in order {
                 let times = download_repeatedly(&mut connections[route], row.size, count);

@@ -1,4 +1,4 @@
-//! What is kept of a run: a report to read, all raw figures, and plots.
+//! Writes the report, the raw values and the plots of a run.
 
 use std::{
     fs, io,
@@ -13,28 +13,28 @@ use serde_json::{Value, json};
 
 use crate::figure::{Figure, table};
 
-/// Where reports of this process go, if not to `target/bench/`.
+/// Folder of reports if it is not `target/bench/`.
 static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Where reports go.
+/// Folder of reports.
 pub(crate) fn directory() -> PathBuf {
     DIRECTORY.get().cloned().unwrap_or_else(|| target_dir().join("bench"))
 }
 
-/// From now on they go there.
+/// Sets the folder of reports.
 pub(crate) fn set_directory(directory: &Path) {
     let _ = DIRECTORY.set(directory.to_owned());
 }
 
-/// What a rig found.
+/// The results of a rig.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) figures: Vec<Figure>,
-    /// A chapter of the report.
+    /// Its chapter of the report, Markdown.
     pub(crate) chapter: String,
-    /// Everything measured.
+    /// All measured values.
     pub(crate) raw: Value,
-    /// File names and contents.
+    /// Plots: file names and SVG.
     pub(crate) plots: Vec<(String, String)>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn write(args: &[String], outcomes: &[(&str, Outcome)]) -> io::Result
     write_file(&directory.join("report.json"), &format!("{all:#}\n"))
 }
 
-/// What was found so far outlives a run that is ended early.
+/// Writes intermediate results, so that they remain if the run is interrupted.
 pub(crate) fn save_record(rig: &str, name: &str, record: &Value) {
     let folder = directory().join(rig);
     let path = folder.join(format!("{name}.json"));
@@ -96,7 +96,7 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Processor, cores and kernel, as the kernel tells them.
+/// Processor model, number of cores and kernel version.
 pub(crate) fn machine() -> String {
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
@@ -106,7 +106,7 @@ pub(crate) fn machine() -> String {
     format!("{}, {cores} cores, Linux {}", model.trim_start_matches(['\t', ' ', ':']), kernel.trim())
 }
 
-/// Now.
+/// Current date and time, UTC.
 pub(crate) fn date() -> String {
     let output = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
     output.map_or_else(

@@ -1,4 +1,4 @@
-//! The rigs of mpvpn alone.
+//! The rigs that measure mpvpn alone.
 
 use std::{
     thread,
@@ -87,7 +87,7 @@ pub(crate) fn latency(_: &Options) -> Outcome {
     let mut added: Vec<f64> = (0..3)
         .map(|_| {
             let through = Ping::dense(&testbed, Host::Client, TUNNEL, 3).finish();
-            // The server's outer address goes around the tunnel only from the link's own device.
+            // Pings to the server's outer address bypass the tunnel only if bound to the link's device.
             let direct = Ping::dense_through(&testbed, Host::Client, "eth1", outside, 3).finish();
             through.median_rtt_ms() - direct.median_rtt_ms()
         })
@@ -160,7 +160,7 @@ pub(crate) fn memory(options: &Options) -> Outcome {
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let seconds = u32::try_from(options.load.as_secs()).unwrap_or(u32::MAX).max(20);
     let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, seconds);
-    // What buffers a busy tunnel needs are there after a while: growth is counted from then on.
+    // The buffers of a busy tunnel are allocated after 10 s: growth is counted from then on.
     thread::sleep(Duration::from_secs(10));
     let busy = (megabytes(&client), megabytes(&server));
     load.finish();
@@ -179,7 +179,7 @@ fn pair(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
     (testbed.server(&[]), testbed.client(&[]))
 }
 
-/// Waits until the first so many links carry something.
+/// Waits until the first `links` links have active paths.
 pub(crate) fn await_links(client: &MpvpnProcess, links: usize) {
     for link in 1..=links {
         client.wait_for_path(&format!("eth{link}"), "active", Duration::from_secs(5));

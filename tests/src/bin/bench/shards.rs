@@ -1,4 +1,4 @@
-//! What more shards and a second link bring where no link is a limit: how busy the processors are is.
+//! Effect of a second link and a second shard over links without a rate limit, where processors are the bottleneck.
 
 use std::thread;
 
@@ -21,26 +21,29 @@ use crate::{
 
 const RIG: &str = "shards";
 
-/// How a client and a server are set up.
+/// Links and shards of client and server.
 struct Setup {
     title: &'static str,
     links: &'static [&'static str],
-    /// Of either end.
+    /// Number of shards on each end.
     shards: &'static str,
 }
 
+/// The compared setups; each is compared with the one before.
 const SETUPS: [Setup; 3] = [
     Setup { title: "one link, 1 shard", links: &["unlimited"], shards: "1" },
     Setup { title: "two links, 1 shard", links: &["unlimited", "unlimited"], shards: "1" },
     Setup { title: "two links, 2 shards", links: &["unlimited", "unlimited"], shards: "2" },
 ];
+/// Numbers of TCP flows and directions.
 const LOADS: [(u32, Direction); 4] =
     [(1, Direction::Up), (1, Direction::Down), (8, Direction::Up), (8, Direction::Down)];
-/// A second shard takes nothing away where there are no more processors, but runs differ by that much.
+/// Minimum ratio of two shards to one on machines with up to two processors: a second shard must not cost throughput, and
+/// runs vary by 5 %. Larger: noise fails the rig. Smaller: a loss of throughput passes.
 const MIN_RATIO_WITH_SHARED_CORES: f64 = 0.95;
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    // Gbit/s: of each load, of each setup, of each round.
+    // Gbit/s, by load, setup and round.
     let mut rates = vec![vec![Vec::new(); SETUPS.len()]; LOADS.len()];
     let mut outcome = Outcome::default();
     let mut disturbed = 0;
@@ -70,7 +73,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
             outcome.figures.push(figure(RIG, what, median(ratios).unwrap_or(f64::NAN), "×", bar));
         };
         compare(1, 0, Bar::AtLeast(1.0));
-        // Both ends, the traffic's programs and the kernel share two processors already with one shard each.
+        // With two processors, both ends, iperf3 and the kernel already use both with one shard each.
         compare(2, 1, Bar::AtLeast(if cores > 2 { 1.0 } else { MIN_RATIO_WITH_SHARED_CORES }));
     }
     outcome.chapter = chapter(options, &rates, disturbed);
@@ -78,7 +81,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     outcome
 }
 
-/// The rate of each load (Gbit/s), and whether nothing else on the machine disturbed it.
+/// The rate of each load, Gbit/s, and whether it was measured undisturbed.
 fn measure_setup(setup: &Setup, options: &Options) -> Vec<(f64, bool)> {
     let testbed = Testbed::new(setup.links);
     let shards = ["--shards", setup.shards];

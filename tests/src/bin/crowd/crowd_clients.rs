@@ -1,10 +1,9 @@
-//! Many clients in one thread.
+//! Thousands of clients in one thread.
 //!
-//! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
-//! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] with the classes that every
-//! client has, behind a UDP socket for each that connects before anybody uses it: it shakes hands, gets addresses, sends
-//! heartbeats, and probes the MTU; there is only no TUN behind it. Always holds: every client does a full handshake,
-//! because none of them knows the TLS tickets of another.
+//! In: the server's address, the number of clients, and how many may connect at the same time. Out: the numbers of connected
+//! clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes and a UDP socket
+//! for each class that connects without traffic; only the TUN device is missing. Always holds: every client performs a full
+//! handshake, because clients do not share TLS tickets.
 
 use std::{
     collections::BTreeSet,
@@ -32,14 +31,14 @@ use mpvpn_tunnel::{
 };
 use mpvpn_types::{ClassId, LinkId};
 
-/// A client's only link.
+/// The only link of a client.
 const LINK: LinkId = LinkId(0);
-/// The longest wait for something to happen: the wish to leave is seen after it.
+/// Maximum wait for events: how soon the stop flag is noticed.
 const MAX_POLL_WAIT: Duration = Duration::from_millis(20);
-/// Silence after which those who took leave have said all they had to.
+/// Time without datagrams after which all clients have closed their connections.
 const CLOSE_QUIET_TIME: Duration = Duration::from_millis(300);
 
-/// The clients, as who started them sees them. They leave when this is dropped.
+/// A handle of the running clients; they close their connections when it is dropped.
 pub(crate) struct Crowd {
     counters: Arc<SharedCounters>,
     thread: Option<JoinHandle<()>>,
@@ -54,7 +53,7 @@ struct SharedCounters {
 }
 
 impl Crowd {
-    /// Lets `count` clients at `host` connect to `server`, at most `at_once` at a time.
+    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time.
     pub(crate) fn start(
         testbed: &Testbed,
         host: Host,
@@ -72,7 +71,7 @@ impl Crowd {
         Self { counters, thread: Some(thread.expect("a thread")), began }
     }
 
-    /// Waits until `count` clients are up: how long that took from the start.
+    /// Waits until `count` clients are up; returns the time since the start.
     pub(crate) fn wait_until_up_within(&self, count: usize, limit: Duration) -> Duration {
         while self.counters.up.load(Relaxed) < count {
             assert!(
@@ -86,12 +85,12 @@ impl Crowd {
         self.began.elapsed()
     }
 
-    /// Clients that were up and lost their connection, counted as often as they did.
+    /// Number of lost connections of clients that were up.
     pub(crate) fn lost(&self) -> usize {
         self.counters.lost.load(Relaxed)
     }
 
-    /// All say good-bye.
+    /// Closes all clients.
     pub(crate) fn leave(mut self) {
         self.end();
     }
@@ -99,7 +98,7 @@ impl Crowd {
     fn end(&mut self) {
         self.counters.leave.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed, and who waits for its clients has noticed.
+            // A panic of the thread has been printed and makes [`Crowd::wait_until_up_within`] fail.
             let _ = thread.join();
         }
     }
@@ -119,24 +118,24 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Files that so many clients have open: a socket for each connection.
+/// Open files of `clients` clients: one socket per class.
 pub(crate) fn files(clients: usize) -> usize {
     clients * class_ids().len()
 }
 
-/// The classes that every client has and that connect at once; the others sleep, as nothing moves.
+/// The built-in classes that connect without traffic; the others stay asleep.
 fn class_ids() -> Vec<ClassId> {
     let at_once = |class: &ClassConfig| class.priority || class.id == ClassId::DEFAULT;
     ClassConfig::built_in().iter().filter(|class| at_once(class)).map(|class| class.id).collect()
 }
 
-/// The sockets of a client.
+/// The sockets of a client, by class.
 type Sockets = Vec<(ClassId, UdpSocket)>;
 
 struct CrowdClient {
     connections: ClassConnections,
     sockets: Sockets,
-    /// Its place in the queue of timers.
+    /// Its entry in the timer queue.
     timer_at: Option<Instant>,
     up: bool,
 }
@@ -147,10 +146,10 @@ struct CrowdClients {
     counters: Arc<SharedCounters>,
     poller: Poller,
     timers: BTreeSet<(Instant, usize)>,
-    /// Those from here on have not been told to connect.
+    /// Number of clients that have begun to connect.
     started: usize,
     out: Vec<u8>,
-    /// When a client last had something to say or to hear.
+    /// When a datagram was last sent or received.
     last_activity: Instant,
 }
 
@@ -170,7 +169,7 @@ impl CrowdClients {
             let config = ClientConfig {
                 mode: TunnelMode::Packets,
                 setup: setup.clone(),
-                // Tickets are kept by name: a name of its own keeps every client from using another's.
+                // TLS tickets are stored by server name: unique names prevent sharing.
                 server_name: format!("client-{number}.example"),
                 authority: server.to_string(),
                 path: "/.well-known/masque/ip/*/*/".to_owned(),
@@ -198,7 +197,7 @@ impl CrowdClients {
         }
     }
 
-    /// Connects them all and keeps them alive until they shall leave.
+    /// Connects all clients and serves them until they have to close.
     fn run(mut self, at_once: usize) {
         let mut events = Events::with_capacity(1024);
         while !self.counters.leave.load(Relaxed) {
@@ -223,7 +222,7 @@ impl CrowdClients {
         }
     }
 
-    /// Waits for datagrams or a timer, and serves those whose they are.
+    /// Waits for datagrams or a timer, and serves the clients concerned.
     fn poll_once(&mut self, events: &mut Events) {
         let now = Instant::now();
         let next = self
@@ -258,7 +257,7 @@ impl CrowdClients {
                     client.connections.handle_datagram(now, LINK.with_class(*class), self.server, 0, data);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // An ICMP error of something sent earlier; the client has timers for that.
+                // An ICMP error for an earlier datagram; the client's timers handle the loss.
                 Err(_) => {}
             }
             self.last_activity = now;
@@ -266,7 +265,7 @@ impl CrowdClients {
         client.connections.handle_batch(now, *class);
     }
 
-    /// Sends what a client has to say, takes its news, and notes when it wants to be looked at again.
+    /// Sends a client's datagrams, handles its events, and updates its timer.
     fn send_and_poll(&mut self, now: Instant, number: usize) {
         let client = &mut self.all[number];
         loop {
@@ -277,7 +276,7 @@ impl CrowdClients {
                 continue;
             };
             for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                // What does not fit the socket now is a lost packet, as on any link.
+                // A datagram that the socket cannot take is lost, as on any link.
                 let _ = socket.send(datagram);
             }
             self.last_activity = now;
@@ -312,7 +311,7 @@ impl CrowdClients {
     }
 }
 
-/// How a client of this configuration is told of them.
+/// The built-in classes for a client of this configuration.
 fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
     let setup = |class: ClassConfig| {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };

@@ -1,8 +1,8 @@
-//! What thousands of idle clients cost one server, and what they cost the packets of a busy one.
+//! Measures the cost of thousands of idle clients for a server, and their effect on a busy client.
 //!
-//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS]` runs a server and a client of the release build in
-//! namespaces, lets N more clients connect that live in this process, and compares before and after. The table goes to
-//! stdout. Exit code 1: a bar was missed.
+//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS]` runs a server and a busy client of the release build
+//! in namespaces, connects N idle clients that run in this process, and compares before and after. The table goes to stdout.
+//! Exit code 1: the bar was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
 
 mod crowd_clients;
@@ -20,17 +20,17 @@ use mpvpn_tests::{
 
 use crowd_clients::{Crowd, files};
 
-/// The server's address on the side of [`Host::Inet`], where the crowd is: the busy client has its link to itself.
+/// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no link with them.
 const SERVER: &str = "198.51.100.1:4433";
-/// What an idle client may cost the server, KiB.
+/// Bar: maximum memory of the server per idle client, KiB.
 const MAX_IDLE_CLIENT_KIB: f64 = 128.0;
-/// Files that this process has open beside those of the clients, at most.
+/// Maximum number of open files of this process without the clients' sockets.
 const OTHER_OPEN_FILES: usize = 100;
-/// What one more client may take to connect, on average, before the run is given up.
+/// Average time per client to connect before the run fails.
 const CONNECT_TIMEOUT_PER_CLIENT: Duration = Duration::from_millis(100);
-/// Path MTU discovery is over, and what handshakes left has been given back.
+/// Wait until path MTU discovery is complete and memory of handshakes has been freed.
 const SETTLE_TIME: Duration = Duration::from_secs(5);
-/// What a server does not need any more it has given back.
+/// Wait until the server has returned the memory of closed sessions to the system.
 const MEMORY_RETURN_TIME: Duration = Duration::from_secs(20);
 
 struct Options {
@@ -57,7 +57,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether this process may have as many files open as the clients need.
+    /// Checks that this process may open enough files for the clients.
     fn check_files(&self) -> Result<(), String> {
         let wanted = files(self.clients) + OTHER_OPEN_FILES;
         let allowed = allow_files(wanted as u64)? as usize;
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the bar was met.
+/// Measures and prints; returns whether the bar was met.
 fn run(options: &Options) -> bool {
     let testbed = Testbed::unlimited();
     let most = (options.clients + 1).to_string();
@@ -147,13 +147,13 @@ fn row(name: &str, value: f64, unit: &str) {
     println!("{name:<50} {value:>10.3} {unit}");
 }
 
-/// What one client's packets take.
+/// Measurements of the busy client.
 struct BusyClient {
     ping_ms: f64,
     ping_p99_ms: f64,
     up: f64,
     down: f64,
-    /// Processor time of the server for each GB, both ways together.
+    /// Processor time of the server per GB, s, both directions together.
     cost: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Networks that let no UDP through, without any other limit.
+//! Networks that block UDP, over links without a rate limit.
 
 use mpvpn_tests::{
     iperf::IperfServer,
@@ -7,7 +7,7 @@ use mpvpn_tests::{
 };
 
 #[test]
-fn fast_transfers_inside_tcp_cost_no_session() {
+fn fast_transfers_inside_tcp_end_no_session() {
     let _share = MachineShare::take(Share::Whole);
     let testbed = Testbed::unlimited();
     let _server = testbed.server(&[]);

@@ -1,8 +1,8 @@
-//! Stories that measure time or throughput so closely that others beside them would make them fail: each has the whole
-//! machine ([`mpvpn_tests::machine_share`]).
+//! Tests with tight bounds on time or throughput, which other load would break: each takes the whole machine
+//! ([`mpvpn_tests::machine_share`]).
 //!
-//! Tests begin in the order of their names, and the name of this module is the first: so these run one after the other at
-//! the start, and others never wait for one of them while processors idle.
+//! Tests start in the order of their names, and this module's name is the first, so these tests run one after the other at
+//! the start, and no other test waits for them while processors idle.
 
 mod blocked_udp;
 mod bonding;

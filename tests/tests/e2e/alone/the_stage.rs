@@ -1,4 +1,4 @@
-//! Rates and delays of the stage itself, without a tunnel.
+//! Rates and delays of the testbed itself, without a tunnel.
 
 use mpvpn_tests::{
     iperf::IperfServer,
@@ -10,7 +10,7 @@ use mpvpn_tests::{
 const SERVER: &str = "192.0.2.1";
 
 #[test]
-fn links_have_the_rate_and_the_delay_that_they_say() {
+fn links_have_the_rate_and_delay_of_their_description() {
     let _share = MachineShare::take(Share::Whole);
     let testbed = Testbed::two_links();
     let pings = ping(&testbed, Host::Client, SERVER, 10);
@@ -21,7 +21,7 @@ fn links_have_the_rate_and_the_delay_that_they_say() {
         let rate = iperf.tcp(&testbed, Host::Client, SERVER, 4, way, 2).finish().megabits();
         assert!((70.0..98.0).contains(&rate), "{way:?}: {rate:.0} Mbit/s over a link of 100");
     }
-    // iperf3 answers UDP from the address of the interface, not from the one that was asked.
+    // iperf3 answers UDP from the address of the interface, not from the destination of the request.
     let report = iperf.udp(&testbed, Host::Client, "10.101.0.1", 80, Direction::Up, 2).finish();
     assert!(report.loss_pct < 1.0, "{} % of 80 Mbit/s lost on a link of 100", report.loss_pct);
 }

@@ -1,4 +1,4 @@
-//! MASQUE over HTTP/2 and HTTP/1.1: curl as it fetches through a proxy, and h2 (Python) with capsules.
+//! MASQUE over HTTP/2 and HTTP/1.1: curl through a proxy, and h2 (Python) with capsules.
 
 use std::{
     fs,
@@ -15,26 +15,27 @@ use mpvpn_tests::{
     testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed, inet, inet4},
 };
 
-use super::{echo, far_end, udp_echo};
+use super::{echo, echo_udp_behind_server, listen_behind_server};
 
-const LIMIT: Duration = Duration::from_secs(60);
-const HOST: [&str; 2] = ["192.0.2.1", "4433"];
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
+const SERVER_ADDRESS: [&str; 2] = ["192.0.2.1", "4433"];
 const PROXY: &str = "https://192.0.2.1:4433";
-const MEMORY: u64 = 32 << 20;
+const MAX_GROWTH_BYTES: u64 = 32 << 20;
 
-/// Says what the client is to do, and waits until it has.
+/// Runs the h2 client with these arguments, and waits until it is done.
 fn client(testbed: &Testbed, token: &str, args: &[&str]) -> String {
-    let said = start(testbed, token, args).wait_for_success(LIMIT);
-    assert!(said.ends_with("done\n"), "{said}");
-    said
+    let output = start(testbed, token, args).wait_for_success(TIMEOUT);
+    assert!(output.ends_with("done\n"), "{output}");
+    output
 }
 
 fn start(testbed: &Testbed, token: &str, args: &[&str]) -> InteropPeer {
-    let args = [&HOST[..], &[token], args].concat();
+    let args = [&SERVER_ADDRESS[..], &[token], args].concat();
     InteropPeer::start(testbed, Host::Client, Program::Python("http2.py"), &args)
 }
 
-/// A server that wants a token, and the token.
+/// Starts a server with token authentication; returns the token.
 fn server(testbed: &Testbed) -> (MpvpnProcess, String) {
     server_with(testbed, &[])
 }
@@ -57,10 +58,10 @@ fn curl_fetches_through_the_server_as_through_any_https_proxy() {
     for credentials in [["-U", &name], ["--proxy-header", &bearer]] {
         for family in [Family::V4, Family::V6] {
             let args = [&proxy[..], &credentials].concat();
-            Download::start(&testbed, &site, &inet(family), 5 * MB, LIMIT, &args).finish();
+            Download::start(&testbed, &site, &inet(family), 5 * MB, TIMEOUT, &args).finish();
             if knows_http2 {
                 let args = [&args[..], &["--proxy-http2"]].concat();
-                Download::start(&testbed, &site, &inet(family), 5 * MB, LIMIT, &args).finish();
+                Download::start(&testbed, &site, &inet(family), 5 * MB, TIMEOUT, &args).finish();
             }
         }
     }
@@ -70,12 +71,12 @@ fn curl_fetches_through_the_server_as_through_any_https_proxy() {
 }
 
 #[test]
-fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
+fn bytes_travel_in_both_directions_and_each_direction_ends_separately() {
     let testbed = Testbed::two_links();
     let (_server, token) = server(&testbed);
-    let (authority, _) = far_end(&testbed, Family::V4, 1, echo);
+    let (authority, _) = listen_behind_server(&testbed, Family::V4, 1, echo);
     client(&testbed, &token, &["both_ways", &authority]);
-    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
+    let (authority, heard) = listen_behind_server(&testbed, Family::V4, 1, |mut stream| {
         stream.write_all(b"greeting").expect("a greeting");
         stream.shutdown(Shutdown::Write).expect("an end");
         let mut text = String::new();
@@ -87,15 +88,15 @@ fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
 }
 
 #[test]
-fn a_reset_travels_both_ways() {
+fn resets_are_forwarded_in_both_directions() {
     let testbed = Testbed::two_links();
     let (_server, token) = server(&testbed);
-    // What is not read when it is closed makes a RST of it.
-    let (authority, _) = far_end(&testbed, Family::V4, 1, |stream| {
+    // Closing a socket with unread data sends a RST.
+    let (authority, _) = listen_behind_server(&testbed, Family::V4, 1, |stream| {
         stream.peek(&mut [0]).expect("bytes");
     });
     client(&testbed, &token, &["far_end_breaks", &authority]);
-    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
+    let (authority, heard) = listen_behind_server(&testbed, Family::V4, 1, |mut stream| {
         let mut data = [0; 6];
         stream.read_exact(&mut data).expect("bytes");
         stream.write_all(&data).expect("room for bytes");
@@ -106,7 +107,7 @@ fn a_reset_travels_both_ways() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn refusals_have_a_reason() {
     let testbed = Testbed::two_links();
     let (_server, token) = server(&testbed);
     let closed = format!("{}:9", inet4());
@@ -119,33 +120,34 @@ fn a_refusal_says_why() {
 }
 
 #[test]
-fn much_comes_back_right_and_takes_little_memory() {
+fn large_transfers_are_echoed_unchanged_with_little_memory() {
     let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::unlimited();
     let (server, token) = server(&testbed);
     let memory = server.memory();
-    let (authority, _) = far_end(&testbed, Family::V4, 2, echo);
+    let (authority, _) = listen_behind_server(&testbed, Family::V4, 2, echo);
     client(&testbed, &token, &["much", &authority, "32"]);
     let grown = server.memory().saturating_sub(memory);
-    assert!(grown < MEMORY, "grew by {grown} bytes");
+    assert!(grown < MAX_GROWTH_BYTES, "grew by {grown} bytes");
 }
 
 #[test]
-fn payloads_of_udp_travel_in_capsules_and_hostile_ones_end_their_request_only() {
+fn udp_payloads_travel_in_capsules_and_invalid_capsules_end_only_their_request() {
     let testbed = Testbed::two_links();
     let (mut server, token) = server(&testbed);
-    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&testbed, family).to_string());
+    let [v4, v6] =
+        [Family::V4, Family::V6].map(|family| echo_udp_behind_server(&testbed, family).to_string());
     client(&testbed, &token, &["payloads", &v4, &v6]);
     let memory = server.memory();
     println!("{}", client(&testbed, &token, &["hostile", &v4]));
     let grown = server.memory().saturating_sub(memory);
-    assert!(grown < MEMORY, "grew by {grown} bytes");
+    assert!(grown < MAX_GROWTH_BYTES, "grew by {grown} bytes");
     client(&testbed, &token, &["upgrades", &v4, TUNNEL]);
     assert!(server.is_running() && !server.log().contains("panicked"), "{}", server.log());
 }
 
 #[test]
-fn packets_travel_in_capsules_and_the_status_says_from_where() {
+fn packets_travel_in_capsules_and_the_status_has_the_clients_address() {
     let testbed = Testbed::two_links();
     let (server, token) = server(&testbed);
     let mut client = start(&testbed, &token, &["packets", TUNNEL, &inet4()]);
@@ -156,7 +158,7 @@ fn packets_travel_in_capsules_and_the_status_says_from_where() {
     let remote: SocketAddr =
         remote.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{status:#}"));
     assert!(!remote.ip().is_loopback(), "the client is at {remote}");
-    client.wait_for_success(LIMIT);
+    client.wait_for_success(TIMEOUT);
     eventually(Duration::from_secs(10), "the session ends", || match server.status()["clients"].as_array() {
         Some(left) if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
@@ -164,10 +166,10 @@ fn packets_travel_in_capsules_and_the_status_says_from_where() {
 }
 
 #[test]
-fn clients_of_the_first_drafts_are_served_where_the_server_is_told_to() {
+fn clients_of_early_drafts_are_served_with_old_clients() {
     let testbed = Testbed::two_links();
-    let (authority, _) = far_end(&testbed, Family::V4, 1, echo);
-    let udp = udp_echo(&testbed, Family::V4).to_string();
+    let (authority, _) = listen_behind_server(&testbed, Family::V4, 1, echo);
+    let udp = echo_udp_behind_server(&testbed, Family::V4).to_string();
     for (more, story) in [(&["--old-clients"][..], "old"), (&[], "not_old")] {
         let (_server, token) = server_with(&testbed, more);
         client(&testbed, &token, &[story, &authority, &udp]);

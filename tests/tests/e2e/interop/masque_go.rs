@@ -1,4 +1,4 @@
-//! quic-go/masque-go: CONNECT-UDP, and nothing else.
+//! quic-go/masque-go, which implements CONNECT-UDP only.
 
 use std::{
     fs,
@@ -12,47 +12,49 @@ use mpvpn_tests::{
     testbed::{Family, Host, Testbed},
 };
 
-use super::udp_echo;
+use super::echo_udp_behind_server;
 
-const LIMIT: Duration = Duration::from_secs(30);
-const OURS: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/";
-const FOREIGN: &str = "192.0.2.1:4434";
-const THEIRS: &str = "https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/";
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const TIMEOUT: Duration = Duration::from_secs(30);
+const OUR_TEMPLATE: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/";
+const GO_SERVER: &str = "192.0.2.1:4434";
+const GO_TEMPLATE: &str = "https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/";
 
 fn go_client(testbed: &Testbed, to: &str, more: &[&str]) -> InteropPeer {
-    let args = [&["client", "-template", OURS, "-to", to], more].concat();
+    let args = [&["client", "-template", OUR_TEMPLATE, "-to", to], more].concat();
     InteropPeer::start(testbed, Host::Client, Program::Masque, &args)
 }
 
 #[test]
-fn its_client_gets_every_datagram_back() {
+fn the_go_client_gets_every_datagram_back() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&[]);
     for family in [Family::V4, Family::V6] {
-        let host = udp_echo(&testbed, family).to_string();
+        let host = echo_udp_behind_server(&testbed, family).to_string();
         for size in ["1", "1000", "1200"] {
-            let said = go_client(&testbed, &host, &["-count", "20", "-size", size]).wait_for_success(LIMIT);
-            assert!(said.contains("echoed 20"), "{said}");
+            let output =
+                go_client(&testbed, &host, &["-count", "20", "-size", size]).wait_for_success(TIMEOUT);
+            assert!(output.contains("echoed 20"), "{output}");
         }
     }
 }
 
 #[test]
-fn its_client_learns_why_it_is_refused() {
+fn the_go_client_gets_the_reason_of_a_refusal() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
     let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
-    let host = udp_echo(&testbed, Family::V4).to_string();
-    let said = go_client(&testbed, &host, &[]).wait_for_failure(LIMIT);
-    assert!(said.contains("refused: 405"), "{said}");
-    let said = go_client(&testbed, &host, &["-token", "0123456789abcdef"]).wait_for_failure(LIMIT);
-    assert!(said.contains("refused: 401") || said.contains("refused: 407"), "{said}");
-    let said = go_client(&testbed, "127.0.0.1:53", &["-token", token.trim()]).wait_for_failure(LIMIT);
-    assert!(said.contains("refused: 403") && said.contains("destination_ip_prohibited"), "{said}");
-    go_client(&testbed, &host, &["-token", token.trim()]).wait_for_success(LIMIT);
+    let host = echo_udp_behind_server(&testbed, Family::V4).to_string();
+    let output = go_client(&testbed, &host, &[]).wait_for_failure(TIMEOUT);
+    assert!(output.contains("refused: 405"), "{output}");
+    let output = go_client(&testbed, &host, &["-token", "0123456789abcdef"]).wait_for_failure(TIMEOUT);
+    assert!(output.contains("refused: 401") || output.contains("refused: 407"), "{output}");
+    let output = go_client(&testbed, "127.0.0.1:53", &["-token", token.trim()]).wait_for_failure(TIMEOUT);
+    assert!(output.contains("refused: 403") && output.contains("destination_ip_prohibited"), "{output}");
+    go_client(&testbed, &host, &["-token", token.trim()]).wait_for_success(TIMEOUT);
 }
 
-/// An app's UDP association with a SOCKS5 proxy (RFC 1928 §7): it lives as long as the connection.
+/// An app's UDP association with a SOCKS5 proxy (RFC 1928 §7), which lasts as long as the TCP connection.
 struct Association {
     _connection: TcpStream,
     socket: UdpSocket,
@@ -62,7 +64,7 @@ impl Association {
     fn new(testbed: &Testbed, proxy: &str) -> Self {
         testbed.in_namespace(Host::Client, || {
             let mut connection = TcpStream::connect(proxy).expect("a proxy");
-            connection.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
+            connection.set_read_timeout(Some(TIMEOUT)).expect("a socket takes a time-out");
             connection.write_all(&[5, 1, 0]).expect("room for bytes");
             let mut choice = [0; 2];
             connection.read_exact(&mut choice).expect("a choice");
@@ -79,8 +81,8 @@ impl Association {
         })
     }
 
-    /// Sends a datagram, and wants it back.
-    fn ask(&self, to: SocketAddr, text: &[u8]) {
+    /// Sends a datagram, and checks its echo.
+    fn exchange(&self, to: SocketAddr, text: &[u8]) {
         let SocketAddr::V4(v4) = to else { panic!("an IPv4 address, not {to}") };
         let head = [&[0, 0, 0, 1][..], &v4.ip().octets(), &v4.port().to_be_bytes()].concat();
         self.socket.send(&[&head[..], text].concat()).expect("a datagram leaves");
@@ -90,21 +92,30 @@ impl Association {
     }
 }
 
-/// Its proxy, which carries UDP and nothing else.
+/// Starts masque-go's proxy, which carries UDP only.
 fn go_proxy(testbed: &Testbed) -> InteropPeer {
-    let args =
-        ["proxy", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key", "-template", THEIRS];
+    let args = [
+        "proxy",
+        "-listen",
+        GO_SERVER,
+        "-cert",
+        "server.crt",
+        "-key",
+        "server.key",
+        "-template",
+        GO_TEMPLATE,
+    ];
     let mut server = InteropPeer::start(testbed, Host::Server, Program::Masque, &args);
     server.wait_for_line("up");
     server
 }
 
 #[test]
-fn udp_of_a_whole_machine_travels_over_its_proxy() {
+fn udp_of_a_client_with_tun_travels_over_the_go_proxy() {
     let testbed = Testbed::two_links();
     let _server = go_proxy(&testbed);
-    let client = testbed.client(&["--server", FOREIGN, "--lane", "stream"]);
-    let host = udp_echo(&testbed, Family::V4);
+    let client = testbed.client(&["--server", GO_SERVER, "--lane", "stream"]);
+    let host = echo_udp_behind_server(&testbed, Family::V4);
     let app = testbed.in_namespace(Host::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
     app.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
@@ -120,15 +131,15 @@ fn udp_of_a_whole_machine_travels_over_its_proxy() {
 }
 
 #[test]
-fn udp_of_an_app_travels_over_its_proxy() {
+fn udp_of_an_app_travels_over_the_go_proxy() {
     const SOCKS5: &str = "127.0.0.1:1080";
     let testbed = Testbed::two_links();
     let _server = go_proxy(&testbed);
-    let args = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
+    let args = ["proxy", "--server", GO_SERVER, "--insecure", "--socks5", SOCKS5];
     let _proxy = testbed.start(Host::Client, &args).wait_until_up();
-    let host = udp_echo(&testbed, Family::V4);
+    let host = echo_udp_behind_server(&testbed, Family::V4);
     let app = Association::new(&testbed, SOCKS5);
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
-        app.ask(host, text);
+        app.exchange(host, text);
     }
 }

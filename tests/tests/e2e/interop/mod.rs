@@ -1,4 +1,4 @@
-//! With other people's MASQUE at the other end. `docs/protocol.md` lists the versions, `tests/interop` has the programs.
+//! Tests with other MASQUE implementations. `docs/protocol.md` lists the versions, `tests/interop` has the programs.
 
 use std::{
     io,
@@ -14,16 +14,17 @@ mod connect_ip_go;
 mod http2;
 mod masque_go;
 
-/// How long a host behind the server waits for bytes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Read timeout of the hosts behind the server.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where a host behind the server listens.
-fn at(family: Family, port: u16) -> SocketAddr {
+/// Address of the host behind the server.
+fn address_behind_server(family: Family, port: u16) -> SocketAddr {
     SocketAddr::new(inet(family).parse().expect("an address"), port)
 }
 
-/// A host behind the server that takes so many connections: where it listens, and what comes of the last one.
-fn far_end<T: Send + 'static>(
+/// Accepts `connections` connections on the host behind the server. Returns its address, and the result of `serve` for the last
+/// connection.
+fn listen_behind_server<T: Send + 'static>(
     testbed: &Testbed,
     family: Family,
     connections: u32,
@@ -34,7 +35,7 @@ fn far_end<T: Send + 'static>(
     let serving = thread::spawn(move || {
         let one = || {
             let (stream, _) = listener.accept().expect("a connection");
-            stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a time-out");
+            stream.set_read_timeout(Some(READ_TIMEOUT)).expect("a socket takes a time-out");
             thread::spawn(move || serve(stream))
         };
         for _ in 1..connections {
@@ -42,28 +43,28 @@ fn far_end<T: Send + 'static>(
         }
         one().join().expect("a host that does not panic")
     });
-    (at(family, port).to_string(), serving)
+    (address_behind_server(family, port).to_string(), serving)
 }
 
-/// Sends back what comes, and the end after the end.
+/// Echoes all bytes, and closes after the peer has closed.
 fn echo(mut stream: TcpStream) {
     let mut back = stream.try_clone().expect("a second handle");
-    // Some clients go away in the middle; those that do not find out themselves what is missing.
+    // Clients that stay check the echo themselves; others may leave before the end.
     if io::copy(&mut stream, &mut back).is_ok() {
         let _ = back.shutdown(Shutdown::Write);
     }
 }
 
-/// A host behind the server that sends every datagram back: where it listens.
-fn udp_echo(testbed: &Testbed, family: Family) -> SocketAddr {
+/// Echoes every datagram on the host behind the server. Returns the address.
+fn echo_udp_behind_server(testbed: &Testbed, family: Family) -> SocketAddr {
     let socket = testbed.in_namespace(Host::Inet, || UdpSocket::bind("[::]:0")).expect("a free port");
     let port = socket.local_addr().expect("a bound socket").port();
-    socket.set_read_timeout(Some(PATIENCE)).expect("a socket takes a time-out");
+    socket.set_read_timeout(Some(READ_TIMEOUT)).expect("a socket takes a time-out");
     thread::spawn(move || {
         let mut datagram = [0; 65536];
         while let Ok((length, from)) = socket.recv_from(&mut datagram) {
             let _ = socket.send_to(&datagram[..length], from);
         }
     });
-    at(family, port)
+    address_behind_server(family, port)
 }

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_small_is_not_known_however_certain() {
+    fn irrelevant_differences_are_not_known_however_certain() {
         let judgement = judge(&pairs(&[100.0; 9], &[96.0; 9]), Some(Better::Higher), "Mbit/s", 5.0);
         assert_eq!((judgement.verdict, judgement.why), (Verdict::NotKnown, "too small to be relevant"));
         // 30 % more, but of a few microseconds.
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_any_more_is_worse() {
+    fn a_figure_that_can_no_longer_be_measured_is_worse() {
         let pair = |before, after| Pair { before, after };
         let judged = |pairs: &[Pair]| judge(pairs, Some(Better::Higher), "", 5.0).verdict;
         assert_eq!(judged(&[pair(Some(1.0), None); 5]), Verdict::Worse);
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(confidences, [(0, 0.5), (0, 0.9375), (0, 0.9922), (3, 0.9902)]);
     }
 
-    /// Values of which none is below another by more than chance.
+    /// Random values of several distributions.
     struct Noise(Random);
 
     impl Noise {

@@ -2,7 +2,7 @@
 //! in turn.
 //!
 //! In: the path of the other commit's binary (`--against`; the binary under test is `MPVPN_BIN`) and the names of the rigs.
-//! Each run is a process of its own, this program with one rig, so that a rig that fails ends only its run. Out: a verdict
+//! Each run is a separate process of this program with one rig, so that a rig that fails ends only its run. Out: a verdict
 //! on every figure, on standard output and in `target/bench/against/`. The files are written after every run, with what is
 //! known by then.
 //!
@@ -32,10 +32,10 @@ use self::{
 };
 use crate::{options::Options, paths, report};
 
-/// Pairs of runs. With fewer than 5, differences below the spread are never seen; with more than 10 a rig of a minute
-/// takes longer than people wait.
+/// Default number of pairs of runs. Fewer than 5: differences below the spread are never detected. More than 10: a rig of a
+/// minute takes more than 20 minutes.
 const PAIRS: u32 = 5;
-/// Of a rig that takes half an hour even in a hurry.
+/// Default number of pairs for rigs that take half an hour even with `--quick`.
 const PAIRS_OF_A_LONG_RIG: u32 = 2;
 const LONG: [&str; 3] = ["paths", "stream", "classes"];
 /// The exit code of a run that was interrupted.
@@ -88,12 +88,12 @@ pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
 
 struct Comparison<'a> {
     options: &'a Options,
-    /// The binary of before and that under test.
+    /// The binary before and the binary under test.
     binaries: [PathBuf; 2],
     directory: PathBuf,
     durations: Durations,
     figures: Collection,
-    /// Scenarios of the rigs that play scenarios; none means all.
+    /// Scenarios of the rigs that run scenarios; empty: all.
     scenarios: Vec<String>,
 }
 
@@ -186,7 +186,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The scenarios to play again: if all figures that look worse belong to scenarios, only those, else `all`.
+/// The scenarios to repeat: if all figures that look worse belong to scenarios, only those, else `all`.
 fn scenarios_of(worse: &[(&str, &str)], all: &[String]) -> Vec<String> {
     let of = |name: &str| Scenario::names().find(|scenario| name.starts_with(&format!("{scenario}, ")));
     let found: Option<Vec<&str>> = worse.iter().map(|(_, name)| of(name)).collect();
@@ -208,7 +208,7 @@ pub(crate) fn about(rig: &str) -> String {
     if whole == quick { format!("{whole} pairs") } else { format!("{whole} pairs, {quick} with --quick") }
 }
 
-/// Lets this process end when its parent ends, however that ends.
+/// Makes this process end when its parent ends for any reason.
 pub(crate) fn end_with_parent() -> Result<(), String> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| format!("the end of the comparison cannot be noticed: {error}"))
@@ -219,14 +219,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_rigs_in_a_hurry_get_two_pairs_and_all_others_five() {
+    fn long_quick_rigs_get_two_pairs_and_all_others_five() {
         let pairs = [("cut", false), ("cut", true), ("paths", false), ("paths", true), ("classes", true)]
             .map(|(rig, quick)| usual_pairs(rig, quick));
         assert_eq!(pairs, [5, 5, 5, 2, 2]);
     }
 
     #[test]
-    fn only_scenarios_that_seem_worse_are_played_again() {
+    fn only_scenarios_that_look_worse_are_repeated() {
         let all = ["lossy".to_owned(), "equal".to_owned(), "two_100".to_owned()];
         let worse = [("paths", "lossy, 4 TCP Up: goodput"), ("paths", "lossy, QUIC Down: goodput")];
         assert_eq!(scenarios_of(&worse, &all), ["lossy"]);

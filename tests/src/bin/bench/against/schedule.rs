@@ -24,9 +24,9 @@ impl Side {
 /// A run of a rig with one of the binaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// The place of the rig among those that are compared.
+    /// Index of the rig among the compared ones.
     pub(super) rig: usize,
-    /// Counted from 0.
+    /// Number of the pair, from 0.
     pub(super) pair: u32,
     pub(super) side: Side,
 }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_known_when_every_rig_has_run() {
+    fn the_remaining_time_is_known_when_every_rig_has_run() {
         let mut durations = Durations::new(2);
         let left = schedule(&[1, 2], 0);
         durations.note(0, Duration::from_secs(10));

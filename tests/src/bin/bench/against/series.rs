@@ -13,7 +13,7 @@ use crate::figure::Better;
 pub(super) struct Series {
     pub(super) rig: String,
     pub(super) name: String,
-    /// Counted from 0: a report may have a name twice.
+    /// Index among figures of the same name in a report, from 0.
     occurrence: usize,
     pub(super) unit: String,
     pub(super) better: Option<Better>,
@@ -21,8 +21,7 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// The pairs in which at least one value was measured. In the other pairs the figure was not asked for, or both runs
-    /// failed.
+    /// The pairs with at least one value. In the other pairs the figure was not measured, or both runs failed.
     pub(super) fn pairs(&self) -> Vec<Pair> {
         self.values.iter().filter(|pair| **pair != Pair::default()).copied().collect()
     }
@@ -41,7 +40,7 @@ impl Collection {
     /// Adds the figures of one run.
     ///
     /// # Errors
-    /// If that is not a report.
+    /// If `report` is not a report.
     pub(super) fn take(&mut self, report: &Value, pair: u32, side: Side) -> Result<(), String> {
         let figures = report["figures"].as_array().ok_or("the report has no list of figures")?;
         let mut seen: Vec<(&str, &str)> = Vec::new();
@@ -53,7 +52,7 @@ impl Collection {
             let values = &mut self.series(figure, rig, name, occurrence, text("unit")?).values;
             values.resize(values.len().max(pair as usize + 1), Pair::default());
             let pair = &mut values[pair as usize];
-            // What could not be measured is null.
+            // A value that could not be measured is null.
             let value = figure["value"].as_f64();
             match side {
                 Side::Before => pair.before = value,
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_measured_is_left_out() {
+    fn figures_that_were_never_measured_are_left_out() {
         let mut all = Collection::default();
         all.take(&report(&[("lab: it cannot be measured", Value::Null)]), 0, Side::Before).unwrap();
         assert_eq!(all.measured().count(), 0);

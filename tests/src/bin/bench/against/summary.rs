@@ -1,4 +1,4 @@
-//! What a comparison found: a table to read, and everything as JSON.
+//! The result of a comparison as a table and as JSON.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{
     series::{Collection, Series},
 };
 
-/// A figure and what was found of it.
+/// A figure and its judgement.
 pub(super) struct Row<'a> {
     pub(super) series: &'a Series,
     pub(super) judgement: Judgement,
@@ -84,7 +84,7 @@ pub(super) fn figures(rows: &[Row<'_>]) -> Value {
     rows.iter().map(figure).collect()
 }
 
-/// How many figures got which verdict, in words.
+/// Numbers of figures by verdict, as text.
 pub(super) fn counts(rows: &[Row<'_>]) -> String {
     let count = |verdict| {
         let judged = rows.iter().filter(|row| row.series.better.is_some());

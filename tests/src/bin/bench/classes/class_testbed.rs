@@ -1,4 +1,4 @@
-//! A stage with a client whose file has classes, and the traffic of each.
+//! A testbed with a client whose configuration has classes, and the traffic of each class.
 
 use std::{fs, time::Duration};
 
@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::paths::load::{Iperf, IperfServer, Load, TcpKind};
 
-/// How long all paths may take to be there.
+/// How long all classes may take until they have paths over all links.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A class with a table in the file: what is for one of its ten ports belongs to it.
+/// A class, and ten ports whose traffic belongs to it.
 #[derive(Clone, Copy)]
 pub(super) struct ClassTraffic {
     pub(super) class: &'static str,
-    /// Of iperf3; calls have the port after it.
+    /// First port: for iperf3; the next one is for calls.
     pub(super) port: u16,
-    /// What else its table says.
+    /// Further lines of its table in the configuration.
     pub(super) more: &'static str,
 }
 
@@ -29,7 +29,7 @@ impl ClassTraffic {
         Self { class, port, more: "" }
     }
 
-    /// The same with more in its table.
+    /// The class with further lines in its table.
     pub(super) const fn with(self, more: &'static str) -> Self {
         Self { more, ..self }
     }
@@ -39,12 +39,12 @@ impl ClassTraffic {
         format!("[[class]]\nname = \"{class}\"\n{more}\n[[class.match]]\nports = \"{port}-{}\"\n", port + 9)
     }
 
-    /// The class's call.
+    /// Starts a call in the class.
     pub(super) fn call(&self, setup: &ClassTestbed, profile: CallProfile) -> Result<Call, String> {
         Call::start(&setup.testbed, (TUNNEL, self.port + 1), profile)
     }
 
-    /// The class's load, in the seconds after what TCP needs to find its rate.
+    /// Starts load in the class that is measured for `seconds` after the start-up of TCP.
     pub(super) fn load(
         &self,
         setup: &ClassTestbed,
@@ -55,29 +55,30 @@ impl ClassTraffic {
         Iperf::start(&setup.testbed, TcpKind::Tcp, (TUNNEL, self.port), load, direction, seconds)
     }
 
-    /// Who takes it at the server.
+    /// Starts the iperf3 server of the class.
     pub(super) fn iperf(&self, setup: &ClassTestbed) -> Result<IperfServer, String> {
         IperfServer::start(&setup.testbed, TcpKind::Tcp, self.port)
     }
 }
 
+/// The built-in classes, with their ports in this rig.
 pub(super) const CRITICAL: ClassTraffic = ClassTraffic::new("critical", 5300);
 pub(super) const DEFAULT: ClassTraffic = ClassTraffic::new("default", 5310);
 pub(super) const BULK: ClassTraffic = ClassTraffic::new("bulk", 5320);
-/// The three that are there from the start.
+/// The built-in classes.
 pub(super) const ALL_CLASSES: [ClassTraffic; 3] = [CRITICAL, DEFAULT, BULK];
 
-/// A stage with a server and a client.
+/// A testbed with a server and a client with classes.
 pub(super) struct ClassTestbed {
-    // Dropped before the stage they play on.
+    // Dropped before the testbed.
     pub(super) client: MpvpnProcess,
     pub(super) server: MpvpnProcess,
     pub(super) testbed: Testbed,
 }
 
 impl ClassTestbed {
-    /// A client over these links with these classes, all of whose paths are there and none of which sleeps. `before` is
-    /// what its file says before the tables of its classes.
+    /// Starts a client over these links with these classes, and waits until all classes are up on all links. `before` is the text
+    /// before the class tables of the configuration.
     pub(super) fn new(links: &[&str], before: &str, lines: &[ClassTraffic]) -> Result<Self, String> {
         let testbed = Testbed::new(links);
         let tables: String = lines.iter().map(ClassTraffic::table).collect();
@@ -93,7 +94,7 @@ impl ClassTestbed {
         Ok(setup)
     }
 
-    /// Uses a class until it has paths over so many links that carry data or wait for their turn.
+    /// Sends packets in a class until it has active or standby paths over `links` links.
     fn wait_for_paths(&self, ClassTraffic { class, port, .. }: &ClassTraffic, links: usize) {
         let what = format!("paths of {class} over {links} links");
         self.client.wait_for_status(PATHS_TIMEOUT, &what, |status| {
@@ -112,7 +113,7 @@ impl ClassTestbed {
         });
     }
 
-    /// The client's ports of a class.
+    /// The client's UDP ports of a class.
     pub(super) fn ports(&self, class: &str) -> Vec<u16> {
         let status = self.client.status();
         let port = |path: &Value| path["local"].as_str()?.rsplit_once(':')?.1.parse().ok();

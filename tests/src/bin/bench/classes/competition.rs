@@ -1,5 +1,5 @@
-//! Classes that want more than a link carries: a call beside a backup, the share of everything else, and whether what
-//! nobody else wants is used.
+//! Classes whose demand exceeds the link's rate: quality of a call beside bulk traffic, shares of the classes, and
+//! utilization of the link.
 
 use std::time::{Duration, Instant};
 
@@ -23,29 +23,30 @@ use crate::{
     report::Outcome,
 };
 
+/// The link, whose rate the classes share.
 const LINK: &str = "50mbit,6.5ms,queue=60ms";
-/// The same as the client's file says it.
+/// The link's rate in the client's configuration.
 const CONFIGURED_RATE: &str = "[[link]]\nname = \"eth1\"\nup = \"50mbit\"\ndown = \"50mbit\"\n";
-/// The same, bytes a second.
+/// The link's rate, bytes per second.
 const LINK_BYTES_PER_SECOND: f64 = 50e6 / 8.0;
-/// Flows of bulk, and of default.
+/// TCP flows of `bulk` and of `default`.
 const FLOWS: (u32, u32) = (16, 4);
-/// How long the call has the link for itself.
+/// Duration of the call without other traffic.
 const IDLE_CALL_TIME: Duration = Duration::from_secs(5);
 
-/// What the client is told.
+/// A configuration of the client.
 struct Case {
     title: &'static str,
     before: &'static str,
     default: ClassTraffic,
-    /// What is default's by that, if both want more than there is.
+    /// The configured share of `default` if both classes have more demand than the link's rate.
     share: f64,
 }
 
 const CASES: [Case; 3] = [
     Case { title: "rate given, 4 to 1", before: CONFIGURED_RATE, default: DEFAULT, share: 0.8 },
     Case { title: "rate measured, 4 to 1", before: "", default: DEFAULT, share: 0.8 },
-    // 20 of 50 Mbit/s first, and half of the rest.
+    // min is 20 of 50 Mbit/s; the rest is shared equally.
     Case {
         title: "rate given, min = 20mbit, 1 to 1",
         before: CONFIGURED_RATE,
@@ -54,14 +55,14 @@ const CASES: [Case; 3] = [
     },
 ];
 
-/// What was found of a case in one direction.
+/// Results of a case in one direction.
 struct CaseResult {
     idle: Pings,
-    /// With bulk alone, and with bulk and default.
+    /// Calls beside `bulk`, and beside `bulk` and `default`.
     calls: [Pings; 2],
-    /// Bulk's goodput alone, then that of bulk and default together, Mbit/s.
+    /// Goodput of `bulk` alone, then of `bulk` and of `default` together, Mbit/s.
     mbit: [f64; 3],
-    /// What the link delivered in these two runs, of what it carries.
+    /// Utilization of the link in both runs, 0 to 1.
     utilization: [f64; 2],
 }
 
@@ -82,7 +83,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     };
     let mut raw = Vec::new();
     for case in &CASES {
-        // One case that fails is a figure that is missing, not the end of the others.
+        // A case that fails adds a missed figure, and the other cases still run.
         if let Err(why) = catch_panic(|| play(case, seconds, options, &mut outcome, &mut raw)) {
             eprintln!("  {}: {why}", case.title);
             let what = format!("{}: it cannot be measured", case.title);
@@ -116,11 +117,11 @@ fn play(
     Ok(())
 }
 
-/// What was found of a case with bulk filling both ways at once.
+/// Results with `bulk` in both directions at the same time.
 struct BothDirections {
     idle: Pings,
     beside: Pings,
-    /// Bulk's goodput up and down, Mbit/s, and what the link delivered of what it carries.
+    /// Goodput of `bulk` up and down, Mbit/s, and utilization of the link, 0 to 1.
     mbit: [f64; 2],
     utilization: [f64; 2],
 }
@@ -182,7 +183,7 @@ fn measure(
     std::thread::sleep(IDLE_CALL_TIME);
     let idle = call.finish()?;
     let tcp = |flows| Load::Tcp(flows, options.inner);
-    // The call comes when the load is there.
+    // The call starts after the start-up of the load.
     let begun = Duration::from_secs(START_UP_SECONDS.into());
 
     let bulk = BULK.load(setup, tcp(FLOWS.0), direction, seconds)?;
@@ -202,7 +203,7 @@ fn measure(
     Ok(CaseResult { idle, calls: [beside_bulk, beside_both], mbit: [alone, bulk, default], utilization })
 }
 
-/// What the link delivered in these seconds, of what it carries. The last half second is left out, as iperf3 ends then.
+/// Utilization of the link in a period, 0 to 1. The last half second is left out, because iperf3 ends then.
 fn utilization(
     setup: &ClassTestbed,
     direction: Direction,

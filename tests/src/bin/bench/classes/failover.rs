@@ -1,4 +1,4 @@
-//! A primary link that goes silent at its far side while another waits, and comes back: what pings are lost.
+//! A primary link that silently fails and recovers beside a backup link: counts the lost pings.
 
 use std::{
     thread,
@@ -21,17 +21,18 @@ use crate::{
     report::Outcome,
 };
 
+/// The primary and the second link.
 const LINKS: [&str; 2] = ["50mbit,10ms,queue=60ms", "50mbit,15ms,queue=60ms"];
-/// Of these the second only waits.
+/// Configuration that makes the second link a backup.
 const SECOND_LINK_IS_BACKUP: &str = "[[link]]\nname = \"eth2\"\ntier = \"backup\"\n";
 
-/// What is played. Pings are critical by a rule that every client has.
+/// A case. A built-in rule assigns pings to the class `critical`.
 struct Case {
     title: &'static str,
     before: &'static str,
     critical: ClassTraffic,
     interval: Duration,
-    /// Pings that may be lost until the primary link is back.
+    /// Bar: lost pings until the primary link has recovered.
     lost: f64,
 }
 
@@ -66,7 +67,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// What was lost before the primary link was healed, and after it.
+/// Lost pings before and after the recovery of the primary link.
 struct PingLoss {
     sent: u64,
     during_outage: u64,
@@ -119,7 +120,7 @@ fn measure(case: &Case, seconds: u32) -> Result<PingLoss, String> {
     Ok(ping_loss(&pings, healed))
 }
 
-/// What was lost of the pings before the first one that was sent after `healed` and answered, and of those after it.
+/// Splits lost pings at the first answered ping that was sent after `healed`.
 fn ping_loss(pings: &Pings, healed: SystemTime) -> PingLoss {
     let healed = healed.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut after = pings.answers.iter().filter(|answer| answer.at - answer.rtt_ms / 1e3 > healed);
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_told_apart_by_when_it_was_sent() {
+    fn lost_pings_are_counted_by_their_sending_time() {
         let numbers = (1..=100).filter(|number| ![40, 41, 60, 61, 90].contains(number));
         let answer = |number| Answer { at: number as f64 / 10.0 + 0.025, rtt_ms: 25.0, number };
         let pings = Pings { answers: numbers.map(answer).collect(), sent: 101 };

@@ -1,7 +1,7 @@
-//! Loss in the connection of one class, and what the others feel of it: nothing.
+//! Loss in the connection of one class must not affect the others.
 //!
-//! Every class has the same load in all runs, and together they leave some of the link free. So what changes when one of
-//! them loses comes from that alone. Packets are dropped by nftables where they arrive, known by the class's UDP ports.
+//! Every class has the same load in all runs, and together they use less than the link's rate, so that changes are caused by
+//! the loss alone. nftables drops packets at the receiver by the class's UDP ports.
 
 use std::{thread, time::Duration};
 
@@ -26,30 +26,31 @@ use crate::{
     report::Outcome,
 };
 
+/// The link: its rate is above the sum of all loads, so that queues stay empty.
 const LINK: &str = "150mbit,6.5ms,queue=60ms";
-/// Offered in each class, Mbit/s.
+/// Offered load per class, Mbit/s.
 const OFFERED_MBIT: u32 = 40;
-/// What bulk loses, per cent.
+/// Loss of the class `bulk`, percent.
 const LOSS_PERCENTS: [u32; 2] = [10, 30];
-/// How far what was dropped may be from that.
+/// Maximum deviation of the actual loss, percentage points. Larger: wrong rules pass. Smaller: random variation fails runs.
 const LOSS_TOLERANCE_PERCENT: f64 = 3.0;
-/// The server's end of the link, past the tunnel.
+/// The server's address on the link, beside the tunnel, and a port.
 const BESIDE_TUNNEL: (&str, u16) = ("10.101.0.1", 5399);
-/// The table of nftables.
+/// The nftables table.
 const TABLE: &str = "netdev bench_loss";
-/// Loads have greeted their servers within this.
+/// Time in which iperf3 clients have contacted their servers.
 const CONNECT_TIME: Duration = Duration::from_millis(500);
 
-/// What was found in a run.
+/// Results of a run.
 struct LossResult {
     direction: Direction,
-    /// Bulk's loss as it was dropped, per cent.
+    /// Actual loss of `bulk`, percent.
     dropped: f64,
-    /// Goodput in the order of [`ALL_CLASSES`], Mbit/s, and datagrams that were lost.
+    /// Goodput, Mbit/s, and number of lost datagrams, in the order of [`ALL_CLASSES`].
     loads: Vec<(f64, u64)>,
-    /// Critical's and default's.
+    /// Calls in `critical` and `default`.
     calls: [Pings; 2],
-    /// One that takes the link past the tunnel: what the machine and the link themselves do to calls.
+    /// A call over the link beside the tunnel: the effect of machine and link alone.
     beside_tunnel: Pings,
 }
 
@@ -92,7 +93,7 @@ fn measure(
     percent: u32,
     seconds: u32,
 ) -> Result<LossResult, String> {
-    // iperf3 greets its server with one datagram that it never repeats.
+    // iperf3 contacts its server with one datagram that it does not repeat, so loss starts later.
     inject(setup, 0)?;
     let loads = ALL_CLASSES.map(|line| line.load(setup, Load::Udp(OFFERED_MBIT), direction, seconds));
     let loads: Vec<_> = loads.into_iter().collect::<Result<_, _>>()?;
@@ -120,7 +121,7 @@ fn measure(
     })
 }
 
-/// Lets so many of bulk's packets vanish, both ways, in place of what vanished before.
+/// Sets the loss of `bulk` in both directions, in place of the previous one.
 fn inject(setup: &ClassTestbed, percent: u32) -> Result<(), String> {
     let ports: Vec<String> = setup.ports(BULK.class).iter().map(u16::to_string).collect();
     let ports = ports.join(", ");
@@ -142,7 +143,7 @@ fn inject(setup: &ClassTestbed, percent: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Per cent of bulk's packets that were dropped since then.
+/// Loss of `bulk` since the last [`inject`], percent.
 fn dropped(setup: &ClassTestbed) -> Result<f64, String> {
     let (mut all, mut gone) = (0, 0);
     for host in [Host::Server, Host::Client] {

@@ -1,4 +1,4 @@
-//! One TCP flow over a link that loses, by the congestion control and the lane of its class.
+//! Goodput of one TCP flow over a lossy link, by congestion control and flow mode of its class.
 
 use mpvpn_lab::Direction;
 use serde_json::{Value, json};
@@ -15,19 +15,19 @@ use crate::{
     report::Outcome,
 };
 
-/// Lost each way, per cent.
+/// Loss each way, percent.
 const LOSS_PERCENTS: [u32; 3] = [0, 10, 30];
 
-/// A class, and what is asked of it at each of [`LOSS_PERCENTS`], Mbit/s.
+/// A class, and its bars at each of [`LOSS_PERCENTS`], Mbit/s.
 struct Row {
     title: &'static str,
     line: ClassTraffic,
     bars: Option<[f64; 3]>,
-    /// What a tunnel of the same kind by others reaches there.
+    /// Results reported of another multipath tunnel, Mbit/s.
     reference: Option<[f64; 3]>,
 }
 
-/// What the reference reached, and at 30 % more than that on streams.
+/// The bars are the reported results of the reference; on streams at 30 % loss the bar is higher.
 const ROWS: [Row; 4] = [
     Row {
         title: "bbr, datagram",
@@ -58,7 +58,7 @@ const ROWS: [Row; 4] = [
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let seconds = if options.quick { 6 } else { 10 };
     let directions = &[Direction::Up][..];
-    // One of each way for each row and loss.
+    // By direction, row and loss.
     let mut found = vec![[[f64::NAN; 3]; ROWS.len()]; directions.len()];
     for (at, loss) in LOSS_PERCENTS.iter().enumerate() {
         let setup = ClassTestbed::new(
@@ -69,7 +69,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         for (row, cells) in ROWS.iter().enumerate() {
             let _iperf = cells.line.iperf(&setup)?;
             for (direction, of_direction) in directions.iter().zip(&mut found) {
-                // What does not get through at all is a figure, too.
+                // A run without any goodput is a result of 0 Mbit/s.
                 let run = cells.line.load(&setup, Load::Tcp(1, options.inner), *direction, seconds);
                 of_direction[row][at] = run.and_then(|run| run.finish()).map_or(0.0, |arrived| arrived.mbit);
                 eprintln!(

@@ -1,7 +1,7 @@
-//! Classes of traffic: what one class feels of the others' loss and load, and what a class gets over links that lose,
-//! fail, or shape each session.
+//! Classes of traffic: the effect of loss and load in one class on the others, and the throughput of a class over links that
+//! lose packets, fail, or shape each UDP session.
 //!
-//! Traffic is told apart by its port, with rules of the client's file as anybody would write them.
+//! Rules in the client's file assign traffic to classes by port.
 
 mod class_testbed;
 mod competition;
@@ -23,20 +23,20 @@ use crate::{
 
 const RIG: &str = "classes";
 
-/// What the rig consists of.
+/// Parts of the rig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Loss in one class alone.
     Isolation,
-    /// Classes that want more than a link carries.
+    /// Classes whose demand exceeds the rate of the link.
     Competition,
-    /// Congestion control and lane of a class over a link that loses.
+    /// Congestion control and flow mode of a class over a lossy link.
     Loss,
-    /// A primary link that goes silent, and one that waits.
+    /// A primary link that silently fails, and a backup link.
     Failover,
-    /// Sessions that are shaped one by one.
+    /// Links that shape each UDP session.
     Striping,
-    /// Three links and three classes for long.
+    /// Three links and three classes over a long time.
     Nine,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     parts::run_parts(RIG, &options.class_parts, Part::name, |part| part.run(options))
 }
 
-/// Measures, and again while something else uses the machine. What disturbed the try that counts is a figure as well.
+/// Measures, and repeats disturbed attempts. If the best attempt is still disturbed, the disturbance becomes a figure.
 fn measured<T>(
     what: &str,
     options: &Options,
@@ -86,7 +86,7 @@ fn measured<T>(
     measurement.value
 }
 
-/// A call, for the report's JSON.
+/// JSON of a call's result.
 fn call_json(calls: &Pings) -> Value {
     json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50), "p99_ms": calls.rtt_ms(99),
             "most_ms": calls.rtt_ms(100) })

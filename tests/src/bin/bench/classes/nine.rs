@@ -1,7 +1,7 @@
-//! Nine tunnels at once, three classes over three links, with loads in all of them while the links come and go one after
-//! the other: no class is ever blocked by another, and neither end grows.
+//! Three classes over three links (nine paths) with load in all classes, while the links fail one after the other: no class
+//! may block another, and memory must not grow.
 //!
-//! What a class waits for at most is what the loss of a link costs alone; that is measured first, without any load.
+//! The gaps under load are compared with those without load, which are measured first.
 
 use std::{
     thread,
@@ -28,35 +28,36 @@ use crate::{
     report::Outcome,
 };
 
+/// Links of different rates and delays.
 const LINKS: [&str; 3] =
     ["30mbit,15ms,queue=60ms", "30mbit,20ms,jitter=3ms,queue=60ms", "20mbit,25ms,queue=60ms"];
-/// A link is whole, and then gone.
+/// How long all links are up between failures, and how long a failed link is down.
 const LINK_UP_TIME: Duration = Duration::from_secs(3);
 const LINK_DOWN_TIME: Duration = Duration::from_secs(2);
-/// What a link that goes silent may cost, ms: as in the rig `cut`.
+/// Bar: longest gap between replies of a call when a link fails silently, ms; as in the rig `cut`.
 const MAX_GAP_MS: f64 = 300.0;
-/// Each end, MB.
+/// Bar: peak memory of each end, MB.
 const MAX_MEMORY_MB: f64 = 96.0;
-/// The last answer before a cut may be as old.
+/// Gaps are searched from this long before a failure, so that the last reply before it counts.
 const LOOK_BACK: Duration = Duration::from_millis(100);
 
-/// The two classes whose calls go on.
+/// The classes with calls.
 const CALL_CLASSES: [ClassTraffic; 2] = [CRITICAL, DEFAULT];
 
-/// How a link goes.
+/// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FlapKind {
     Silent,
     Unplugged,
 }
 
-/// A link was gone.
+/// A failure of a link.
 struct Flap {
     from: SystemTime,
     to: SystemTime,
 }
 
-/// What the calls of a time with flaps say.
+/// Failures in a period, and the results of the calls meanwhile.
 struct FlapResult {
     flaps: Vec<Flap>,
     calls: Vec<Pings>,
@@ -102,23 +103,23 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 }
 
 impl FlapResult {
-    /// The longest time without an answer around each flap.
+    /// The longest gap around each failure, ms.
     fn gaps_ms(&self, call: usize) -> Vec<f64> {
         let gap = |flap: &Flap| self.calls[call].longest_gap(flap.from - LOOK_BACK, flap.to + LOOK_BACK);
         self.flaps.iter().map(|flap| gap(flap).as_secs_f64() * 1e3).collect()
     }
 
-    /// The longest time without an answer at all.
+    /// The longest gap in the whole period, ms.
     fn longest_ms(&self, call: usize) -> f64 {
         self.calls[call].longest_gap(self.period.0, self.period.1).as_secs_f64() * 1e3
     }
 }
 
-/// Takes the links away one after the other, each way in turn, with calls in two classes.
+/// Lets the links fail one after the other, silently and by carrier loss in turn, with calls in two classes.
 fn flap_links(setup: &ClassTestbed, rounds: u32) -> Result<FlapResult, String> {
     let calls: Vec<_> = CALL_CLASSES.iter().map(|line| line.call(setup, DENSE)).collect::<Result<_, _>>()?;
     let mut flaps = Vec::new();
-    // The first answers are under way.
+    // Wait for the first replies.
     thread::sleep(LOOK_BACK);
     let began = SystemTime::now();
     for round in 0..rounds {
@@ -142,16 +143,16 @@ fn flap_links(setup: &ClassTestbed, rounds: u32) -> Result<FlapResult, String> {
     Ok(FlapResult { flaps, calls, period })
 }
 
-/// What every class has to do meanwhile.
+/// The loads of all classes.
 struct Loads {
     runs: Vec<IperfRun>,
     _iperf_servers: Vec<IperfServer>,
 }
 
-/// What came of it.
+/// Results of the loads.
 struct Rates {
     mbit: Vec<f64>,
-    /// Seconds in which nothing arrived.
+    /// Number of seconds in which nothing arrived, by load.
     silent_seconds: Vec<usize>,
 }
 

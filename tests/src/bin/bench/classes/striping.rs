@@ -1,4 +1,4 @@
-//! Links whose operator shapes each UDP session: four pipes over each of three, alone and with loss and repair.
+//! Links whose operator shapes each UDP session: four pipes over each of three links, without and with loss.
 
 use mpvpn_lab::Direction;
 use serde_json::{Value, json};
@@ -16,16 +16,18 @@ use crate::{
     report::Outcome,
 };
 
+/// A link whose operator limits each UDP session to 30 Mbit/s.
 const LINK: &str = "110mbit,10ms,queue=60ms,session_rate=30mbit";
+/// Number of TCP flows: enough to use all pipes.
 const FLOWS: u32 = 8;
 
-/// Links as they are, and what is asked.
+/// Loss, configuration and bar of a case.
 struct Case {
     title: &'static str,
-    /// Lost each way.
+    /// Loss in the link description, each way.
     loss: &'static str,
     default: ClassTraffic,
-    /// Mbit/s.
+    /// Minimum goodput, Mbit/s.
     min_mbit: f64,
 }
 
@@ -37,7 +39,7 @@ const CASES: [Case; 3] = [
         default: DEFAULT.with("fec = \"auto\"\nlane = \"datagram\""),
         min_mbit: 220.0,
     },
-    // As TCP to hosts behind the server travels if nothing is said.
+    // The default flow mode of TCP to hosts behind the server.
     Case {
         title: "the same, 12 % loss, as streams",
         loss: ",loss=12%",
@@ -96,7 +98,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Bytes that each link has delivered in that direction so far.
+/// Bytes that each link has delivered in a direction so far.
 fn carried(setup: &ClassTestbed, direction: Direction) -> Result<Vec<f64>, String> {
     let of_link = |number| {
         let stats = setup.testbed.link(number).handle().stats().map_err(|error| error.to_string())?;

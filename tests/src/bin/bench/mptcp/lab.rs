@@ -1,5 +1,5 @@
-//! The laboratory of Multipath TCP: two slow links, one TCP connection over both, one of them silent for a while. Through the
-//! tunnel where no UDP gets through, and by Multipath TCP of the kernel.
+//! A standard experiment with Multipath TCP: one TCP connection over two slow links, one of which is silent for a while.
+//! Compared are the tunnel with UDP blocked, and the kernel's Multipath TCP.
 
 use std::{
     thread,
@@ -28,19 +28,20 @@ use crate::{
     report::Outcome,
 };
 
+/// Both links: slow, so that a single TCP connection fills them.
 const LINK: &str = "10mbit,10ms,queue=60ms";
-/// How long before the cut the rate over both counts no more: the load begins a moment after it was started.
+/// Time before the cut that is left out of the mean over both links, s: the load starts a moment later than its process.
 const BEFORE_CUT_S: f64 = 0.5;
-/// Until the rate over one link counts.
+/// Time after the cut until the mean over one link begins, s.
 const AFTER_CUT_S: f64 = 2.0;
-/// Until the rate over both counts again, and how long that is looked at.
+/// Time after the return until the mean over both links begins again, and the length of that mean, s.
 const AFTER_RETURN_S: f64 = 1.0;
 const RETURN_WINDOW_S: f64 = 3.0;
 
-/// Who carries the connection.
+/// The system that carries the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TestedSystem {
-    /// mpvpn with these options.
+    /// mpvpn: title of the flow mode, and client options.
     Tunnel(&'static str, &'static [&'static str]),
     Kernel,
 }
@@ -51,17 +52,17 @@ const TESTED_SYSTEMS: [TestedSystem; 3] = [
     TestedSystem::Kernel,
 ];
 
-/// One run, rates in Mbit/s.
+/// Results of a run.
 struct LabRun {
     both_links_mbit: f64,
     one_link_mbit: f64,
-    /// From one second after the return.
+    /// Mean from one second after the return.
     after_return_mbit: f64,
-    /// From the return until the links carried 80 % of what they had carried; endless if never.
+    /// Time from the return until the links carried 80 % of the previous rate; infinite if never.
     recovery_s: f64,
-    /// The longest time in which nothing arrived, seconds.
+    /// The longest time in which nothing arrived.
     longest_stall_s: f64,
-    /// Why the connection was lost.
+    /// The error if the connection was lost.
     error: Option<String>,
     steps: Vec<f64>,
 }
@@ -89,7 +90,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
                     raw.push(json_of_runs(system, *direction, runs_done));
                 }
             }
-            // It is there for comparison.
+            // The kernel is measured for comparison only.
             Err(why) if system == TestedSystem::Kernel => {
                 eprintln!("  {}: not measured: {why}", system.name())
             }
@@ -109,7 +110,7 @@ impl TestedSystem {
     }
 }
 
-/// All runs of one of them.
+/// All runs of a system.
 fn measure(
     system: TestedSystem,
     options: &Options,
@@ -160,7 +161,7 @@ fn measure(
     Ok(rows)
 }
 
-/// Lets link 1 be silent for the second third of what `start` starts.
+/// Runs the load that `start` starts; link 1 is silent in its second third.
 fn play(
     testbed: &Testbed,
     direction: Direction,
@@ -195,7 +196,7 @@ fn play(
     })
 }
 
-/// The middle of the runs.
+/// Median of a value over the runs.
 fn median_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {
     median(runs_done.iter().map(of).collect())
 }
@@ -204,7 +205,7 @@ fn maximum_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {
     runs_done.iter().map(of).fold(0.0, f64::max)
 }
 
-/// The kernel's are told and not judged.
+/// Figures of a system; those of the kernel have no bars.
 fn figures(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -> Vec<Figure> {
     let mut all = Vec::new();
     let mut ask = |which: &str, note: &str, value, unit, bar| {

@@ -27,37 +27,40 @@ use crate::{
     report::Outcome,
 };
 
+/// Number of TCP flows.
 const FLOWS: u32 = 8;
-/// Before UDP is blocked, in seconds after the start-up.
+/// Time from the start-up until UDP is blocked, s.
 const BEFORE_BLOCK_S: u32 = 5;
-/// How long it is blocked, in seconds.
+/// Duration of the block, s.
 const BLOCK_S: u32 = 10;
-/// The load goes on for so long after that, in seconds: QUIC must be back by then.
+/// Duration of the load after the block, s: the bar for the return to QUIC is 30 s.
 const AFTER_BLOCK_S: u32 = 35;
-/// From one look at the client's status to the next.
+/// Interval between queries of the client's status.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// From an answer of the quiet connection to its next question.
+/// Pause between an answer and the next request of the quiet connection.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
-/// The last answer before a block may be as old.
+/// Gaps are searched from this long before the block, so that the last reply before it counts.
 const LOOK_BACK: Duration = Duration::from_millis(100);
-/// Until the rate inside TCP counts, in seconds.
+/// Time after a change of transport that is left out of the means, s.
 const SETTLE_AFTER_CHANGE_S: f64 = 3.0;
 
+/// UDP blocked on link 1.
 const FIRST_LINK_BLOCKED: Firewall<'static> = Firewall { no_udp: &[1], ..Firewall::OPEN };
+/// UDP blocked on both links.
 const BOTH_LINKS_BLOCKED: Firewall<'static> = Firewall { no_udp: &[1, 2], ..Firewall::OPEN };
 
-/// A block in mid-flow. Times in seconds, rates in Mbit/s.
+/// Results of a block in mid-flow.
 struct BlockResult {
     before_mbit: f64,
     blocked_mbit: f64,
     after_mbit: f64,
-    /// The longest time without an answer to pings while UDP was blocked, and from then on.
+    /// The longest gap between ping replies while UDP was blocked, and afterwards.
     longest_ping_gap_s: [f64; 2],
-    /// The longest time in which the flows got nothing.
+    /// The longest time in which no data arrived.
     longest_stall_s: f64,
-    /// From the end of the block until both links travelled by QUIC alone; endless if not in time.
+    /// Time from the end of the block until both links used QUIC only; infinite if not before the end of the load.
     quic_after_s: f64,
-    /// Why connections were lost.
+    /// Errors of lost connections.
     lost: Vec<String>,
     steps: Vec<f64>,
 }
@@ -142,7 +145,7 @@ impl BlockResult {
     }
 }
 
-/// The rates of some runs over both links, one inside TCP.
+/// Rates of runs over both links, one of them inside TCP.
 fn measure_one_link_blocked(
     testbed: &Testbed,
     options: &Options,
@@ -154,7 +157,7 @@ fn measure_one_link_blocked(
     let run = |_| {
         pair.wait_for_transports([Transport::Tcp, Transport::Quic]);
         let mbit = load(testbed, options, direction, seconds)?.finish()?.mbit;
-        // Otherwise it was not what is measured.
+        // Check that the transports did not change during the run.
         let status = pair.client.status();
         check_transport(&status, DEVICES[0], Transport::Tcp)?;
         check_transport(&status, DEVICES[1], Transport::Quic)?;
@@ -167,9 +170,9 @@ fn load(testbed: &Testbed, options: &Options, direction: Direction, seconds: u32
     Iperf::start(testbed, TcpKind::Tcp, (TUNNEL, PORT), Load::Tcp(FLOWS, options.inner), direction, seconds)
 }
 
-/// Blocks UDP on both links in the middle of a load, and lets it through again.
+/// Blocks UDP on both links during a load, and unblocks it.
 fn measure_block(testbed: &Testbed, options: &Options, direction: Direction) -> Result<BlockResult, String> {
-    // How soon UDP is tried again depends on how often it has failed: each block is the first of its client.
+    // The retry interval of UDP grows with each failure, so each block gets a new client.
     let pair = TunnelPair::start(testbed, Firewall::OPEN, &[]);
     pair.wait_for_transports([Transport::Quic; 2]);
     let _iperf = IperfServer::start(testbed, TcpKind::Tcp, PORT)?;
@@ -205,7 +208,7 @@ fn measure_block(testbed: &Testbed, options: &Options, direction: Direction) -> 
         [arrived.as_ref().err(), quiet_connection.as_ref().err()].into_iter().flatten().cloned().collect();
     let longest_stall_s = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.longest_stall().as_secs_f64());
     let steps = arrived.map(|arrived| arrived.steps).unwrap_or_default();
-    // The last pings are under way when there are no more.
+    // Replies to the last pings arrive after the end of the load.
     let last = begin_wall_clock + Duration::from_secs(u64::from(end) - 1);
     let [measure_block, unblock, end] = [measure_block, unblock, end].map(f64::from);
     Ok(BlockResult {

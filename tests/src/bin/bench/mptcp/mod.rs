@@ -1,7 +1,7 @@
-//! Networks that let no UDP through: what links give inside TCP, alone and beside QUIC, and what it costs when they are cut
-//! or blocked in mid-flow.
+//! Networks that block UDP: goodput of links inside TCP, alone and beside QUIC links, and the effect of cuts and of blocking
+//! UDP in mid-flow.
 //!
-//! What a network does not let through is dropped where it arrives, so neither end is told.
+//! Blocked packets are dropped silently at the receiver, so that no end gets an error.
 
 mod lab;
 mod mixed;
@@ -19,19 +19,19 @@ use crate::{options::Options, parts, peers, report::Outcome};
 const RIG: &str = "mptcp";
 /// The links of all parts that have two.
 const DEVICES: [&str; 2] = ["eth1", "eth2"];
-/// How long links may take until they travel as they should.
+/// How long links may take to use the expected transport.
 const TRANSPORT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What the rig consists of.
+/// Parts of the rig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Two slow links without UDP, beside Multipath TCP of the kernel.
+    /// Two slow links without UDP, compared with the kernel's Multipath TCP.
     Lab,
-    /// Without the options of Multipath TCP.
+    /// Links that strip the options of Multipath TCP.
     Stripped,
     /// UDP blocked on one of two links, and on both in mid-flow.
     Mixed,
-    /// One link without a limit, beside another VPN over TCP.
+    /// A link without a rate limit, compared with another VPN over TCP.
     Tcp,
 }
 
@@ -61,22 +61,22 @@ pub(crate) fn run(options: &Options) -> Outcome {
     parts::run_parts(RIG, &options.mptcp_parts, Part::name, |part| part.run(options))
 }
 
-/// A server and a client that meet a wall from their start.
+/// A server and a client behind a firewall that is active before they start.
 struct TunnelPair {
-    // Dropped before the stage that is borrowed for them.
+    // Dropped before the testbed.
     client: MpvpnProcess,
     _server: MpvpnProcess,
 }
 
 impl TunnelPair {
-    /// `more_args` are words for the client.
+    /// `more_args` are additional arguments of the client.
     fn start(testbed: &Testbed, firewall: Firewall<'_>, more_args: &[&str]) -> Self {
         firewall.apply(testbed);
         let server = testbed.server(&[]);
         Self { client: testbed.client(more_args), _server: server }
     }
 
-    /// Waits until both links travel like that.
+    /// Waits until both links use these transports.
     fn wait_for_transports(&self, how: [Transport; 2]) {
         for (device, how) in DEVICES.iter().zip(how) {
             wait_for_transport(&self.client, device, how, TRANSPORT_TIMEOUT);
@@ -84,7 +84,7 @@ impl TunnelPair {
     }
 }
 
-/// Mbit/s on average between two times of a run, in seconds from its beginning; not a number without steps there.
+/// Mean rate between two times of a run, s; NaN without steps there.
 fn mean(steps: &[f64], from: f64, to: f64) -> f64 {
     let index = |at: f64| (at * 10.0).round() as usize;
     let part = steps.get(index(from)..index(to).min(steps.len())).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Middleboxes that take Multipath TCP's options away, where no UDP gets through: the tunnel is there all the same, and
-//! says what it uses.
+//! Middleboxes that strip the options of Multipath TCP while UDP is blocked: the tunnel must come up, and its status must name
+//! the transport.
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
@@ -20,9 +20,10 @@ use crate::{
     report::Outcome,
 };
 
+/// Both links.
 const LINK: &str = "10mbit,10ms,queue=60ms";
 
-/// Which links lose the options.
+/// A case: the links that strip the options.
 struct Case {
     title: &'static str,
     links: &'static [usize],
@@ -34,13 +35,13 @@ const CASES: [Case; 3] = [
     Case { title: "options stripped on both links", links: &[1, 2] },
 ];
 
-/// What was found in a case.
+/// Results of a case.
 struct CaseResult {
-    /// What carries data on each link.
+    /// Transports of the active paths, by link.
     transports: Vec<Vec<String>>,
-    /// Why each link is as it is.
+    /// The status's reason, by link.
     reasons: Vec<String>,
-    /// Segments that lost options.
+    /// Number of segments whose options were stripped.
     segments: u64,
     mbit: f64,
 }
@@ -94,7 +95,7 @@ fn measure(case: &Case, options: &Options) -> Result<CaseResult, String> {
     let firewall = Firewall { no_udp: &[1, 2], no_mptcp: case.links };
     let pair = TunnelPair::start(&testbed, firewall, &[]);
     for (number, device) in (1..).zip(DEVICES) {
-        // A link without the options may be left out, but then the other must be there.
+        // A link that strips the options may stay unused; other links must be used.
         let settled = catch_panic(|| {
             wait_for_transport(&pair.client, device, Transport::Tcp, super::TRANSPORT_TIMEOUT);
             Ok(())
@@ -116,7 +117,7 @@ fn measure(case: &Case, options: &Options) -> Result<CaseResult, String> {
 }
 
 impl CaseResult {
-    /// What a client says.
+    /// The transports and reasons in a client's status.
     fn of(client: &MpvpnProcess) -> Self {
         let status = client.status();
         let of_link = |device: &&str| transports(&status, device).into_iter().map(str::to_owned).collect();
@@ -133,12 +134,12 @@ impl CaseResult {
         }
     }
 
-    /// Links that carry data.
+    /// Links with an active path.
     fn links_in_use(&self) -> impl Iterator<Item = &Vec<String>> {
         self.transports.iter().filter(|transports| !transports.is_empty())
     }
 
-    /// How many of these links are said to use Multipath TCP.
+    /// Number of these links whose status reports Multipath TCP.
     fn count_reported_mptcp(&self, links: &[usize]) -> usize {
         let is = |link: &&usize| self.transports[**link - 1].iter().any(|transport| transport == "mptcp");
         links.iter().filter(is).count()
@@ -155,12 +156,12 @@ impl CaseResult {
     }
 }
 
-/// Where the kernel has Multipath TCP it is used, and said.
+/// Bar: if the kernel has Multipath TCP, an unstripped link must report it.
 fn mptcp_bar() -> Bar {
     if has_mptcp() { Bar::AtLeast(1.0) } else { Bar::Higher }
 }
 
-/// Whether the kernel has it. Namespaces begin with the kernel's own setting, which is on.
+/// Whether the kernel has Multipath TCP. It is enabled by default in new namespaces.
 fn has_mptcp() -> bool {
     std::path::Path::new("/proc/sys/net/mptcp/enabled").exists()
 }
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_counted_by_what_they_are_said_to_use() {
+    fn links_are_counted_by_their_reported_transport() {
         let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let result = CaseResult {
             transports: vec![texts(&["tcp"]), texts(&["mptcp"])],

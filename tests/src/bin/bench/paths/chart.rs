@@ -1,4 +1,4 @@
-//! The picture of a scenario: for each row, what each path carried over time, and what arrived.
+//! The chart of a scenario: for each row, the rate of each path over time, and the received rate.
 
 use mpvpn_lab::plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 use mpvpn_scenarios::Scenario;
@@ -9,12 +9,12 @@ use super::{
 };
 
 const TOP: f64 = 112.0;
-/// From one panel to the next.
+/// Distance between the tops of panels, px.
 const PITCH: f64 = 230.0;
-/// Of that, the panel itself.
+/// Height of a panel, px.
 const PANEL: f64 = 160.0;
 
-/// Draws the first run of every row.
+/// Draws the first run of every row; returns SVG.
 pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
     let mut svg = Svg::default();
     svg.text(PANEL_LEFT, 36.0, "start", 21, TEXT_COLOUR, &format!("{}: {}", scenario.name, scenario.story));

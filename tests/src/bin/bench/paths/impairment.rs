@@ -1,4 +1,4 @@
-//! Runs in which things happen to the links, and what those did.
+//! Runs with events on the links, and the effect of each impairment.
 
 use std::{
     thread,
@@ -17,39 +17,41 @@ use super::{
     quiet_connection::QuietConnection,
 };
 
-/// Between pings.
+/// Interval of pings: the resolution of gaps.
 const PING_INTERVAL: Duration = Duration::from_millis(5);
-/// From one question of the quiet TCP connection to the next.
+/// Pause between an answer and the next request of the quiet TCP connection.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
-/// A harm is looked for from so long before it, so that the last answer before it counts.
+/// Gaps are searched from this long before an impairment, so that the last reply before it counts.
 const LOOK_BACK: Duration = Duration::from_millis(100);
-/// The window in which a link's return is looked for.
+/// Length of the sliding window in which the rate is compared to detect recovery. Shorter: bursts look like a recovery.
+/// Longer: recovery is detected late.
 const RECOVERY_WINDOW: Duration = Duration::from_millis(100);
-/// The share of the earlier rate at which a link counts as back.
+/// Share of the previous rate at which the links count as recovered.
 const RECOVERED_SHARE: f64 = 0.8;
 
-/// What a harm did.
+/// An impairment and its effect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Impairment {
     pub(crate) from: SystemTime,
     pub(crate) to: SystemTime,
-    /// The longest time without an answer to pings.
+    /// The longest gap between ping replies.
     pub(crate) gap: Duration,
-    /// From the end of the harm until the links carried what they had carried before it; `None`: not in this run.
+    /// Time from the end of the impairment until the links carried [`RECOVERED_SHARE`] of the previous rate; `None`: not before
+    /// the next impairment or the end of the run.
     pub(crate) recovery_time: Option<Duration>,
 }
 
-/// A run with harms.
+/// Results of a run with impairments.
 pub(crate) struct ImpairedRun {
     pub(crate) arrived: Result<LoadResult, String>,
     pub(crate) impairments: Vec<Impairment>,
-    /// Pings that were not answered.
+    /// Number of unanswered pings.
     pub(crate) lost_pings: u64,
-    /// How long the quiet TCP connection waited at most, or how it was lost.
+    /// The longest answer time of the quiet TCP connection, or the error that ended it.
     pub(crate) quiet_connection: Result<Duration, String>,
 }
 
-/// Lets the events of the scenario happen while the traffic that `start` starts runs, for all its repetitions.
+/// Applies the events of the scenario, with all repetitions, while the traffic that `start` starts runs.
 pub(crate) fn run_with_events(
     testbed: &Testbed,
     scenario: &Scenario,
@@ -84,7 +86,7 @@ pub(crate) fn run_with_events(
     let times: Vec<_> = times.collect();
     let histories = histories(testbed, scenario.links.len());
     let impairment = |(n, (from, to)): (usize, &(Duration, Duration))| {
-        // The next harm ends the search for the return from this one.
+        // The next impairment ends the search for the recovery from this one.
         let end = times.get(n + 1).map_or(Duration::from_secs(seconds.into()), |next| next.0);
         let recovery_time =
             |histories| recovery_time(histories, direction, (begin + *from, begin + *to), begin + end);
@@ -100,12 +102,13 @@ pub(crate) fn run_with_events(
     Ok(ImpairedRun { arrived, impairments, lost_pings: pings.missing(), quiet_connection })
 }
 
-/// What every link has delivered so far.
+/// The delivery history of every link.
 pub(crate) fn histories(testbed: &Testbed, links: usize) -> Option<Vec<History>> {
     (1..=links).map(|number| testbed.link(number).handle().history()).collect::<Result<_, _>>().ok()
 }
 
-/// How long after the harm all links together carried [`RECOVERED_SHARE`] of what they had carried in the second before it.
+/// Time from the end of an impairment (`from`, `to`) until all links together carried [`RECOVERED_SHARE`] of the rate in the
+/// second before it; searched until `end`.
 pub(crate) fn recovery_time(
     histories: &[History],
     direction: Direction,

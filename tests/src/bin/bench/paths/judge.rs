@@ -1,4 +1,4 @@
-//! What was found beside what is asked, as figures, a table and raw values.
+//! Compares results with the bars of a scenario: figures, table rows and raw values.
 
 use mpvpn_lab::Direction;
 use mpvpn_scenarios::{Bars, Scenario, ShareOf};
@@ -13,15 +13,16 @@ use super::{
 };
 use crate::figure::{Bar, Figure, figure, figure_with_note};
 
-/// What the table begins with.
+/// Head of the table.
 pub(crate) const TABLE_HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
     kernel MPTCP | bytes sent ÷ payload | sent again, % | longest gap, ms | bars |\n\
     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
 
-/// What may be sent again where no link loses anything, percent: queues overflow now and then.
+/// Bar: retransmitted packets without loss on the links, percent. Queues overflow now and then. Larger: needless
+/// retransmission passes. Smaller: queue overflow fails the rig.
 const MAX_REPAIR_WITHOUT_LOSS_PERCENT: f64 = 0.3;
 
-/// Every bar that is asked of a row.
+/// A figure for every bar of a row.
 pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     let bars = &scenario.bars;
     let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.direction);
@@ -112,7 +113,7 @@ fn impairment_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f
 }
 
 impl Row {
-    /// Goodput before the first harm, Mbit/s; of the whole run where there is none.
+    /// Goodput before the first impairment, Mbit/s; of the whole run if there is none.
     fn unharmed(&self, scenario: &Scenario) -> f64 {
         let Some((from, _)) = scenario.impairments().first().copied() else {
             return self.mbit().unwrap_or(f64::NAN);
@@ -126,7 +127,7 @@ impl Row {
         median(self.runs.iter().map(|run| before(run).unwrap_or(f64::NAN)).collect())
     }
 
-    /// Bytes of IP packets on the links for each byte of payload.
+    /// Bytes of IP packets on the links per byte of payload.
     fn sent_per_payload(&self) -> f64 {
         median(self.runs.iter().filter_map(RunResult::sent_per_payload).collect())
     }
@@ -135,13 +136,13 @@ impl Row {
         self.clean.as_ref().and_then(RunResult::sent_per_payload).unwrap_or(f64::NAN)
     }
 
-    /// Packets sent again, percent of the numbered; `None` where the sender does not tell.
+    /// Retransmitted packets, percent of the numbered ones; `None` if the sender's status does not tell.
     fn resent_percent(&self) -> Option<f64> {
         let all: Vec<f64> = self.runs.iter().filter_map(|run| Some(run.resent?.percent())).collect();
         (!all.is_empty()).then(|| median(all))
     }
 
-    /// The longest time in which nothing came: of pings around harms, else of TCP.
+    /// The longest gap, ms: between ping replies around impairments, else in TCP data.
     fn gap_ms(&self) -> f64 {
         let of_run = |run: &RunResult| {
             let impairments = run.impairments.iter().map(|impairment| impairment.gap);
@@ -194,7 +195,7 @@ pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String
     )
 }
 
-/// Everything of the row.
+/// All values of the row as JSON.
 pub(crate) fn raw(row: &Row) -> Value {
     let runs = row.runs.iter().map(|run| {
         let impairments = run.impairments.iter().map(

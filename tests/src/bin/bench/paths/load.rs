@@ -1,5 +1,4 @@
-//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves,
-//! under Cubic.
+//! A run of traffic between client and server: TCP and UDP by iperf3, QUIC by [`quic_bulk`].
 
 use std::{
     fs::{self, File},
@@ -15,18 +14,18 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// What TCP needs to find its rate is not counted, in seconds.
+/// Start of a run that is not counted, s: TCP's slow start. Shorter: slow start lowers the result. Longer: runs take longer.
 pub(crate) const START_UP_SECONDS: u32 = 2;
-/// The step of the goodput over time.
+/// Interval of the goodput samples.
 pub(crate) const STEP: Duration = quic_bulk::STEP;
-/// The same as iperf3 takes it, in seconds.
+/// [`STEP`] as the value of iperf3's option `-i`, s.
 const STEP_S: &str = "0.1";
-/// Where iperf3 listens, unless a rig wants several.
+/// Port of iperf3, unless a rig needs several.
 pub(crate) const PORT: u16 = 5201;
-/// UDP payload of inner datagrams, bytes.
+/// UDP payload of inner datagrams, bytes: below the MTU of every tunnel.
 const UDP_PAYLOAD_BYTES: &str = "1200";
 
-/// The congestion control of inner TCP. Every run names it, for both ends: what the machine has by default differs.
+/// Congestion control of inner TCP. Set explicitly in every run, because the system's default differs between machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InnerCc {
     #[default]
@@ -37,7 +36,7 @@ pub(crate) enum InnerCc {
 impl InnerCc {
     pub(crate) const ALL: [Self; 2] = [Self::Cubic, Self::Bbr];
 
-    /// As the kernel calls it.
+    /// The kernel's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cubic => "cubic",
@@ -46,14 +45,14 @@ impl InnerCc {
     }
 }
 
-/// What is sent.
+/// The traffic of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// So many TCP flows.
+    /// Number of parallel TCP flows, and their congestion control.
     Tcp(u32, InnerCc),
     /// One QUIC connection with one stream.
     Quic,
-    /// Datagrams at so many Mbit/s.
+    /// Datagrams at a rate in Mbit/s.
     Udp(u32),
 }
 
@@ -68,31 +67,31 @@ impl Load {
     }
 }
 
-/// How the kernel makes the connections.
+/// The protocol of the kernel's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpKind {
     Tcp,
-    /// Through `mptcpize`.
+    /// Multipath TCP, by `mptcpize`.
     Mptcp,
 }
 
-/// What arrived.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadResult {
-    /// Goodput at the receiver after the start-up, Mbit/s.
+    /// Goodput after the start-up, Mbit/s, as counted by the receiver.
     pub(crate) mbit: f64,
-    /// The same in each [`STEP`], from the beginning.
+    /// Goodput in each [`STEP`] from the beginning, Mbit/s.
     pub(crate) steps: Vec<f64>,
-    /// Payload of the whole run, start-up included, bytes.
+    /// Payload of the whole run including the start-up, bytes.
     pub(crate) bytes: f64,
-    /// Datagrams that were lost after the start-up; `None` for streams.
+    /// Number of datagrams lost after the start-up; `None` for TCP and QUIC.
     pub(crate) lost: Option<u64>,
-    /// When it was started.
+    /// Start of the run.
     pub(crate) started: SystemTime,
 }
 
 impl LoadResult {
-    /// The longest time in which nothing arrived after the start-up, to the grain of the steps.
+    /// The longest time without data after the start-up, in multiples of [`STEP`].
     pub(crate) fn longest_stall(&self) -> Duration {
         let silent = |part: &&[f64]| part.iter().all(|mbit| *mbit < 0.01);
         let count_nft_packets = self.steps.get(START_UP_SECONDS as usize * 10..).unwrap_or_default();
@@ -105,7 +104,7 @@ impl LoadResult {
 pub(crate) struct IperfServer(Child);
 
 impl IperfServer {
-    /// Listens on every address of the server.
+    /// Starts a server on every address of the testbed's server, and waits until it listens.
     pub(crate) fn start(testbed: &Testbed, kind: TcpKind, port: u16) -> Result<Self, String> {
         let mut command = match kind {
             TcpKind::Tcp => testbed.command(Host::Server, "iperf3"),
@@ -117,7 +116,7 @@ impl IperfServer {
         };
         let log =
             File::create(testbed.file("iperf-server", Host::Server)).map_err(|error| error.to_string())?;
-        // Where the server receives, its client reports what it says: in the same form and as often.
+        // The iperf3 client copies the server's report, so the server uses the same format and interval.
         let child = command.args(["-s", "-J", "-i", STEP_S, "-p", &port.to_string()]).stdout(log).spawn();
         let iperf = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
         for _ in 0..100 {
@@ -137,14 +136,14 @@ impl Drop for IperfServer {
     }
 }
 
-/// Traffic that is under way; ended when dropped.
+/// Running traffic; ended when dropped.
 pub(crate) enum LoadRun {
     Iperf(Iperf),
     Quic(QuicDownload, SystemTime),
 }
 
 impl LoadRun {
-    /// Starts a download from `quic_server` at `address`, for some seconds after the start-up.
+    /// Starts a download from `quic_server` at `address` that lasts `seconds` after the start-up.
     pub(crate) fn quic(
         testbed: &Testbed,
         quic_server: &QuicServer,
@@ -154,7 +153,7 @@ impl LoadRun {
         Ok(Self::Quic(quic_server.fetch(testbed, address, seconds + START_UP_SECONDS)?, SystemTime::now()))
     }
 
-    /// Waits for its end.
+    /// Waits for the end.
     pub(crate) fn finish(self) -> Result<LoadResult, String> {
         match self {
             Self::Iperf(iperf) => iperf.finish(),
@@ -171,8 +170,7 @@ pub(crate) struct Iperf {
 }
 
 impl Iperf {
-    /// Starts what iperf3 can send between the client and the sink at an address and port, for some seconds after the
-    /// start-up.
+    /// Starts a load between the client and the iperf3 server at an address and port, for `seconds` after the start-up.
     pub(crate) fn start(
         testbed: &Testbed,
         kind: TcpKind,
@@ -205,10 +203,10 @@ impl Iperf {
         Ok(Self { child, report, started })
     }
 
-    /// Waits for its end.
+    /// Waits for the end.
     pub(crate) fn finish(mut self) -> Result<LoadResult, String> {
         let status = self.child.wait().map_err(|error| error.to_string())?;
-        // The server says farewell a moment after the client: the next run would find it busy.
+        // The server ends a moment after the client and refuses the next run until then.
         thread::sleep(Duration::from_millis(100));
         let text = fs::read_to_string(&self.report).unwrap_or_default();
         let all: Value =
@@ -244,7 +242,7 @@ fn parse_report(all: &Value, started: SystemTime) -> Option<LoadResult> {
     })
 }
 
-/// What came of a download whose bytes were counted in steps.
+/// The result of a download from its bytes per step.
 fn from_step_bytes(bytes: &[u64], started: SystemTime) -> LoadResult {
     let in_a_step = |bytes: &u64| *bytes as f64 * 8e-6 / STEP.as_secs_f64();
     let steps: Vec<f64> = bytes.iter().map(in_a_step).collect();
@@ -269,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_receiver_counts_and_stalls_are_found() {
+    fn results_are_those_of_the_receiver_and_stalls_are_found() {
         let mut intervals = vec![sum(0.0); 20];
         intervals.extend([5.0, 0.0, 5.0, 0.0, 0.0, 0.0, 5.0].map(sum));
         let all = json!({ "intervals": intervals, "end": { "sum_received": { "bits_per_second": 7e6 } } });
@@ -280,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_received_is_told_by_the_server() {
+    fn the_server_reports_what_it_received() {
         let of = |reverse: u8| {
             let all = json!({
                 "start": { "test_start": { "reverse": reverse } }, "intervals": [sum(9.0)],

@@ -1,5 +1,5 @@
-//! Scenarios with real traffic: what links of all kinds give together, beside the best of them alone and beside the
-//! kernel's Multipath TCP, and what it costs when one is lost.
+//! Runs scenarios with real traffic: goodput over all links, compared with the best single link and with the kernel's
+//! Multipath TCP, and the effect of link failures.
 
 mod chart;
 pub(crate) mod impairment;
@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     for_flow_mode(FlowMode::Datagram, options)
 }
 
-/// The rig that plays scenarios over that lane.
+/// Name of the rig for a flow mode.
 fn rig(flow_mode: FlowMode) -> &'static str {
     match flow_mode {
         FlowMode::Datagram => "paths",
@@ -35,13 +35,13 @@ fn rig(flow_mode: FlowMode) -> &'static str {
     }
 }
 
-/// The scenarios that have bars for that lane.
+/// Names of the scenarios with bars for a flow mode.
 pub(crate) fn names(flow_mode: FlowMode) -> Vec<&'static str> {
     let all = Scenario::all().unwrap_or_else(|error| panic!("{error}"));
     all.into_iter().filter_map(|scenario| Some(scenario.for_flow_mode(flow_mode)?.name)).collect()
 }
 
-/// Plays the scenarios that are wanted and have bars for that lane.
+/// Runs the selected scenarios that have bars for a flow mode.
 pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
     let rig = rig(flow_mode);
     let mut plan = if options.quick { Plan::QUICK } else { Plan::FULL };
@@ -75,7 +75,7 @@ pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
     }
     for (number, scenario) in (1..).zip(&scenarios) {
         eprintln!("  {number} of {count}, {} left: {}: {}", about(left), scenario.name, scenario.story);
-        // One scenario that fails is a figure that is missing, not the end of the others.
+        // A scenario that fails adds a missed figure, and the others still run.
         let record = match catch_panic(|| play::play(scenario, plan)) {
             Ok(rows) => {
                 let has_failed = |row: &play::Row| row.runs.iter().any(|run| run.arrived.is_err());
@@ -128,7 +128,7 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 
-/// A duration for people who wait.
+/// A rounded duration as text.
 pub(crate) fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds < 100 => format!("{seconds} s"),

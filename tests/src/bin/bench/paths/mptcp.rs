@@ -1,4 +1,4 @@
-//! Multipath TCP of the kernel over the same links, without a tunnel.
+//! The kernel's Multipath TCP over the links of a scenario, without a tunnel.
 
 use mpvpn_lab::{Direction, SERVER_V4};
 use mpvpn_scenarios::Scenario;
@@ -6,10 +6,10 @@ use mpvpn_tests::testbed::{Host, Testbed};
 
 use super::load::{Iperf, IperfServer, Load, PORT, TcpKind};
 
-/// Goodput in Mbit/s, or why there is none.
+/// A result, or the reason why there is none.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
-/// Lets both kernels use all links.
+/// Configures Multipath TCP of both hosts for all links, and starts an iperf3 server.
 pub(crate) fn prepare(testbed: &Testbed, links: usize) -> Result<IperfServer> {
     for host in [Host::Client, Host::Server] {
         ask(testbed, host, &["ip", "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"])?;
@@ -21,7 +21,7 @@ pub(crate) fn prepare(testbed: &Testbed, links: usize) -> Result<IperfServer> {
     IperfServer::start(testbed, TcpKind::Mptcp, PORT)
 }
 
-/// One run. A connection that did not join its second subflow is no measure of several links.
+/// Runs a load, and returns its goodput, Mbit/s. Fails if no second subflow joined (RFC 8684 §3.2).
 pub(crate) fn run(
     testbed: &Testbed,
     scenario: &Scenario,
@@ -37,7 +37,7 @@ pub(crate) fn run(
     Ok(arrived.mbit)
 }
 
-/// Traffic past any tunnel.
+/// Starts a load beside any tunnel.
 pub(crate) fn start(testbed: &Testbed, load: Load, direction: Direction, seconds: u32) -> Result<Iperf> {
     Iperf::start(testbed, TcpKind::Mptcp, (&SERVER_V4.to_string(), PORT), load, direction, seconds)
 }
@@ -50,7 +50,7 @@ fn ask(testbed: &Testbed, host: Host, args: &[&str]) -> Result<()> {
     Err(format!("{}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// How many subflows the server's kernel has accepted.
+/// Number of joined subflows that the server's kernel has accepted (`MPJoinAckRx`).
 pub(crate) fn joins(testbed: &Testbed) -> u64 {
     let table = testbed
         .in_namespace(Host::Server, || std::fs::read_to_string("/proc/thread-self/net/netstat"))
@@ -58,7 +58,7 @@ pub(crate) fn joins(testbed: &Testbed) -> u64 {
     counter(&table, "MPTcpExt:", "MPJoinAckRx")
 }
 
-/// A line of names, and then one of values, both beginning with the same word.
+/// A counter of `/proc/net/netstat`: a line of names and a line of values that begin with the same word.
 fn counter(table: &str, word: &str, name: &str) -> u64 {
     let mut lines = table.lines().filter(|line| line.starts_with(word));
     let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };

@@ -1,4 +1,4 @@
-//! What the paths carry over time, as the client says itself.
+//! Rates of paths over time, from the client's status.
 
 use std::{
     collections::BTreeMap,
@@ -16,30 +16,30 @@ use std::{
 use mpvpn_lab::Direction;
 use serde_json::Value;
 
-/// How often the client is asked.
+/// Interval between queries of the status.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long it may take to answer.
+/// Timeout of a query.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The rates of the paths of a run.
+/// Rates of the paths during a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PathRates {
-    /// The middles of the steps, seconds since the watch began.
+    /// Centres of the steps, seconds since the start.
     pub(crate) times: Vec<f64>,
-    /// For each path, by its ID, Mbit/s in each step.
+    /// Rates in each step, Mbit/s, by path ID.
     pub(crate) paths: BTreeMap<String, Vec<f64>>,
-    /// When the watch began.
+    /// Start of the first step.
     pub(crate) began: Option<SystemTime>,
 }
 
-/// A watch that goes on until it is asked for what it saw.
+/// A thread that samples the status until it is finished.
 pub(crate) struct PathRateWatch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<PathRates>,
 }
 
 impl PathRateWatch {
-    /// Watches the client whose API is at `socket`; `direction` says which bytes count.
+    /// Samples the status at `socket`; `direction` selects sent or received bytes.
     pub(crate) fn start(socket: &Path, direction: Direction) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (socket, seen) = (socket.to_owned(), Arc::clone(&stop));
@@ -60,7 +60,7 @@ fn watch_path_rates(socket: &Path, direction: Direction, stop: &AtomicBool) -> P
     let mut looked = began;
     while !stop.load(Ordering::Relaxed) {
         let due = looked + POLL_INTERVAL;
-        // A client that does not answer in time leaves a longer step, not a wrong one.
+        // A missing answer makes the step longer; its rate stays correct.
         if let Ok(status) = status(socket) {
             let now = Instant::now();
             let passed = (now - looked).as_secs_f64().max(1e-3);
@@ -73,7 +73,7 @@ fn watch_path_rates(socket: &Path, direction: Direction, stop: &AtomicBool) -> P
                 path_rates.times.push((looked - began).as_secs_f64() + passed / 2.0);
                 let steps = path_rates.times.len();
                 for (id, bytes) in &bytes {
-                    // A path that came anew has carried nothing before.
+                    // A new path starts at 0 bytes.
                     let more = bytes.saturating_sub(before.get(id).copied().unwrap_or(0));
                     let curve = path_rates.paths.entry(id.clone()).or_default();
                     curve.resize(steps - 1, 0.0);
@@ -89,7 +89,7 @@ fn watch_path_rates(socket: &Path, direction: Direction, stop: &AtomicBool) -> P
     path_rates
 }
 
-/// Packets that a sender numbered, and those of them that it sent again.
+/// Numbers of numbered and of retransmitted packets of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resent {
     pub(crate) numbered: u64,
@@ -104,13 +104,13 @@ impl Resent {
         }
     }
 
-    /// Sent again, percent of the numbered; 0 where nothing was numbered.
+    /// Retransmitted packets, percent of the numbered ones; 0 without numbered packets.
     pub(crate) fn percent(self) -> f64 {
         100.0 * self.again as f64 / self.numbered.max(1) as f64
     }
 }
 
-/// What the end whose API is at `socket` has sent again so far: a client, or a server to all its clients.
+/// Counts of the process with the API at `socket`: of a client, or the sum over all clients of a server.
 pub(crate) fn resent(socket: &Path) -> Option<Resent> {
     let status = status(socket).ok()?;
     let clients = status["clients"].as_array().map_or(&[][..], Vec::as_slice);
@@ -122,7 +122,7 @@ pub(crate) fn resent(socket: &Path) -> Option<Resent> {
         .reduce(|a, b| Resent { numbered: a.numbered + b.numbered, again: a.again + b.again })
 }
 
-/// What `GET /v1/status` answers; a process for each question would disturb what is measured.
+/// The answer to `GET /v1/status`, without starting a process, which would disturb the measurement.
 fn status(socket: &Path) -> Result<Value, String> {
     let text = (|| {
         let mut stream = UnixStream::connect(socket)?;

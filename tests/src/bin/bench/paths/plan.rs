@@ -1,4 +1,4 @@
-//! How much of a scenario is played, and how long that takes.
+//! Which runs of a scenario are measured, and how long that takes.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,30 +10,30 @@ use mpvpn_types::panic_text;
 
 use super::load::{InnerCc, Load, START_UP_SECONDS};
 
-/// A stage, a server and its clients are there after so long.
+/// Estimated time to set up a testbed, a server and clients.
 const SETUP_TIME: Duration = Duration::from_secs(8);
-/// From the end of a run to the start of the next one.
+/// Estimated time from the end of a run to the start of the next one.
 const PAUSE_BETWEEN_RUNS: Duration = Duration::from_millis(1500);
 
-/// How much of a scenario is played.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    /// How often each row is measured.
+    /// Number of runs per row.
     pub(crate) runs: u32,
-    /// Seconds of a run without events, where not as the scenario says.
+    /// Duration of runs without events, s; `None`: as the scenario says.
     pub(crate) seconds: Option<u32>,
-    /// Rows with more flows are left out, unless none would be left.
+    /// Rows with more TCP flows are left out, unless none would remain.
     pub(crate) max_flows: u32,
-    /// How often events are repeated, where not as the scenario says.
+    /// Number of repetitions of the events; `None`: as the scenario says.
     pub(crate) repeat: Option<u32>,
-    /// The congestion control of inner TCP.
+    /// Congestion control of inner TCP.
     pub(crate) inner: InnerCc,
-    /// How many cuts are drawn, where they are random and not as many as the scenario says.
+    /// Number of random cuts; `None`: as the scenario says.
     pub(crate) random_cuts: Option<u32>,
 }
 
 impl Plan {
-    /// How much is played by default.
+    /// The default extent.
     pub(crate) const FULL: Self = Self {
         runs: 3,
         seconds: None,
@@ -42,7 +42,7 @@ impl Plan {
         inner: InnerCc::Cubic,
         random_cuts: None,
     };
-    /// How much is played in a hurry.
+    /// The extent with `--quick`.
     pub(crate) const QUICK: Self = Self {
         runs: 1,
         seconds: Some(6),
@@ -52,7 +52,7 @@ impl Plan {
         random_cuts: Some(15),
     };
 
-    /// The scenario as it is played.
+    /// The scenario with the plan's repetitions and cuts.
     pub(crate) fn of(&self, scenario: Scenario) -> Scenario {
         let mut scenario = match self.random_cuts {
             Some(count) => scenario.with_cuts(count),
@@ -64,7 +64,7 @@ impl Plan {
         scenario
     }
 
-    /// Every load, and which number of flows has its bars.
+    /// Every load, with the index of the number of flows whose bars apply.
     pub(crate) fn loads(&self, scenario: &Scenario) -> Vec<(Option<usize>, Load)> {
         let tcp = |most: u32| {
             let all = scenario.flows.iter().enumerate().filter(move |(_, flows)| **flows <= most);
@@ -77,25 +77,24 @@ impl Plan {
         loads
     }
 
-    /// How long a run without events takes after its start-up, in seconds.
+    /// Duration of a run without events after its start-up, s.
     pub(crate) fn seconds(&self, scenario: &Scenario) -> u32 {
         self.seconds.unwrap_or(scenario.seconds)
     }
 
-    /// How often a row is measured over all links.
+    /// Number of runs of a row over all links.
     pub(crate) fn runs(&self, scenario: &Scenario) -> u32 {
         // Events are repeated within one run.
         if scenario.event.is_empty() { self.runs } else { 1 }
     }
 
-    /// Whether kernel MPTCP is measured as well.
+    /// Whether the kernel's Multipath TCP is measured.
     pub(crate) fn measures_kernel_mptcp(scenario: &Scenario) -> bool {
         scenario.flow_mode == FlowMode::Datagram
             && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some())
     }
 
-    /// Whether single links are measured as well. With streams only where a bar is about them: they have been with
-    /// packets already.
+    /// Whether single links are measured. In stream mode only if a bar needs it, because the rig `paths` has measured them.
     pub(crate) fn measures_single_links(scenario: &Scenario) -> bool {
         let bars = &scenario.bars;
         let is_wanted = match scenario.flow_mode {
@@ -105,7 +104,7 @@ impl Plan {
         scenario.links.len() > 1 && (is_wanted || bars.min_single_mbit.is_some())
     }
 
-    /// About how long the scenario takes.
+    /// Estimated duration of the scenario.
     pub(crate) fn estimate(&self, scenario: &Scenario) -> Duration {
         let start_up = Duration::from_secs(START_UP_SECONDS.into());
         let calm = start_up + PAUSE_BETWEEN_RUNS + Duration::from_secs(self.seconds(scenario).into());
@@ -139,7 +138,7 @@ impl Plan {
     }
 }
 
-/// What `task` came to. One that panics has failed like any other: the next ones have their turn.
+/// The result of `task`; a panic becomes an error with its message.
 pub(crate) fn catch_panic<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
 }
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hurry_leaves_out_what_takes_long() {
+    fn the_quick_plan_leaves_out_long_runs() {
         let named = |plan: Plan, name| {
             let loads = plan.loads(&plan.of(scenario(name)));
             loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>()
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_not_compared_with_what_nothing_is_asked_of() {
+    fn comparisons_without_a_bar_are_left_out_with_streams() {
         let played = |name, flow_mode| scenario(name).for_flow_mode(flow_mode).expect(name);
         let asks = |name, flow_mode| {
             let scenario = played(name, flow_mode);
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_panics_has_failed() {
+    fn a_panic_becomes_an_error() {
         assert_eq!(catch_panic(|| Ok(1)), Ok(1));
         assert_eq!(catch_panic::<()>(|| panic!("why {}", 1)), Err("why 1".to_owned()));
     }

@@ -1,5 +1,5 @@
-//! Plays a scenario: every load in every direction, over all links, over each that may be the best alone, and with the
-//! kernel's Multipath TCP.
+//! Runs a scenario: every load in every direction, over all links, over each candidate for the best single link, and with
+//! the kernel's Multipath TCP.
 
 use std::time::Duration;
 
@@ -18,41 +18,41 @@ use super::{
     plan::{Plan, catch_panic},
 };
 
-/// How long all paths may take to be active.
+/// How long all paths may take to become active.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What was found of one load in one direction.
+/// Results of one load in one direction.
 pub(crate) struct Row {
     pub(crate) load: Load,
-    /// Which of the scenario's numbers of flows has the bars of this one.
+    /// Index into the scenario's list of flows whose bars apply; `None`: no bars of goodput.
     pub(crate) index: Option<usize>,
     pub(crate) direction: Direction,
-    /// Over all links.
+    /// Runs over all links.
     pub(crate) runs: Vec<RunResult>,
-    /// The same without any loss, where repair is judged.
+    /// A run without loss, in scenarios with `max_repair`.
     pub(crate) clean: Option<RunResult>,
-    /// Over single links, counted from 1: medians, Mbit/s.
+    /// Number of a link, from 1, and the median goodput over this link alone, Mbit/s.
     pub(crate) singles: Vec<(usize, Result<f64, String>)>,
-    /// Kernel MPTCP, Mbit/s; `None` where it was not asked.
+    /// Goodput of the kernel's Multipath TCP, Mbit/s; `None`: not measured.
     pub(crate) mptcp: Option<Result<f64, String>>,
 }
 
-/// One run over all links.
+/// Results of a run over all links.
 pub(crate) struct RunResult {
     pub(crate) arrived: Result<LoadResult, String>,
-    /// Bytes of IP packets that went into the links in that direction.
+    /// Bytes of IP packets that entered the links in that direction.
     pub(crate) sent: f64,
     pub(crate) path_rates: PathRates,
-    /// What the sender numbered and sent again.
+    /// Numbered and retransmitted packets of the sender.
     pub(crate) resent: Option<Resent>,
     pub(crate) impairments: Vec<Impairment>,
-    /// Pings that were not answered, where pings were sent.
+    /// Number of unanswered pings; `None`: no pings were sent.
     pub(crate) lost_pings: Option<u64>,
-    /// How long the quiet TCP connection waited at most, or how it was lost; where there was one.
+    /// The longest answer time of the quiet TCP connection, or its error; `None`: there was none.
     pub(crate) quiet_connection: Option<Result<Duration, String>>,
 }
 
-/// Plays it.
+/// Runs a scenario.
 pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> {
     let testbed = Testbed::of(&scenario.links);
     let mut rows = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
     Ok(rows)
 }
 
-/// Measures kernel MPTCP, before there is a tunnel.
+/// Measures the kernel's Multipath TCP before the tunnel starts.
 fn measure_kernel_mptcp(testbed: &Testbed, scenario: &Scenario, plan: Plan, rows: &mut [Row]) {
     let iperf = catch_panic(|| mptcp::prepare(testbed, scenario.links.len()));
     for row in rows.iter_mut().filter(|row| matches!(row.load, Load::Tcp(..))) {
@@ -93,7 +93,7 @@ fn measure_kernel_mptcp(testbed: &Testbed, scenario: &Scenario, plan: Plan, rows
     }
 }
 
-/// A stage with a server, on which clients play.
+/// A testbed with a server, and the state of a scenario's runs.
 struct ScenarioRun<'a> {
     scenario: &'a Scenario,
     testbed: &'a Testbed,
@@ -103,8 +103,7 @@ struct ScenarioRun<'a> {
 }
 
 impl ScenarioRun<'_> {
-    /// A client over all links, or over that one, whose paths are all active. All links become what `change` makes of
-    /// them.
+    /// Applies `change` to all links, starts a client over all links or over link `only`, and waits until its paths are active.
     fn client(&self, only: Option<usize>, change: &Change) -> Result<MpvpnProcess, String> {
         for (number, spec) in (1..).zip(&self.scenario.links) {
             let link = self.testbed.link(number);
@@ -130,7 +129,7 @@ impl ScenarioRun<'_> {
         Ok(client)
     }
 
-    /// Every row over all links.
+    /// Measures every row over all links.
     fn measure_all_links(&self, rows: &mut [Row]) {
         let mut client = None;
         for row in &mut *rows {
@@ -143,7 +142,7 @@ impl ScenarioRun<'_> {
         if self.scenario.bars.max_repair.is_none() {
             return;
         }
-        // What was learned of losses is not to be known here.
+        // A new client, which has not measured losses.
         client = None;
         for row in rows {
             let measured = self.run_with_client(&mut client, &Change::Set("loss=0".to_owned()), row);
@@ -158,7 +157,7 @@ impl ScenarioRun<'_> {
         }
     }
 
-    /// One run with `client`, or with a new one over links that `change` has changed, if there is none that works.
+    /// A run with `client`; if there is none that works, with a new one over links to which `change` was applied.
     fn run_with_client(&self, client: &mut Option<MpvpnProcess>, change: &Change, row: &Row) -> RunResult {
         let measured = catch_panic(|| {
             if client.as_mut().is_none_or(|process| !process.is_running()) {
@@ -169,13 +168,13 @@ impl ScenarioRun<'_> {
         });
         let measured = measured.unwrap_or_else(RunResult::failed);
         if measured.arrived.is_err() {
-            // The next run shall not have the troubles of this one.
+            // The next run gets a new client.
             *client = None;
         }
         measured
     }
 
-    /// Every row over every link that may be the best alone.
+    /// Measures every row over each candidate for the best single link.
     fn measure_single_links(&self, rows: &mut [Row]) {
         let directions = self.scenario.directions.iter();
         let mut candidates: Vec<usize> =
@@ -240,7 +239,7 @@ impl ScenarioRun<'_> {
         Ok(RunResult { sent, path_rates, resent, ..measured? })
     }
 
-    /// Bytes that went into all links in a direction so far, as if lost packets had been as long as the others.
+    /// Bytes that entered all links in a direction so far; lost packets are counted with the mean size.
     fn sent(&self, direction: Direction) -> f64 {
         let of_link = |number| {
             let LinkStats { up, down } = self.testbed.link(number).handle().stats().unwrap_or_default();
@@ -253,7 +252,7 @@ impl ScenarioRun<'_> {
 }
 
 impl RunResult {
-    /// A run of which nothing is known but why it failed.
+    /// The result of a run that failed for the reason `why`.
     fn failed(why: String) -> Self {
         Self {
             arrived: Err(why),
@@ -268,13 +267,13 @@ impl RunResult {
 }
 
 impl Row {
-    /// The median of the runs, Mbit/s; or why there is none.
+    /// Median goodput of the runs, Mbit/s, or the first error.
     pub(crate) fn mbit(&self) -> Result<f64, String> {
         let rates = self.runs.iter().map(|run| Ok(run.arrived.as_ref().map_err(Clone::clone)?.mbit));
         rates.collect::<Result<Vec<_>, String>>().map(median)
     }
 
-    /// The best link alone: its number and Mbit/s.
+    /// Number and goodput (Mbit/s) of the best single link.
     pub(crate) fn best_single(&self) -> Option<(usize, f64)> {
         let known = self.singles.iter().filter_map(|(number, rate)| Some((*number, *rate.as_ref().ok()?)));
         known.max_by(|a, b| a.1.total_cmp(&b.1))
@@ -285,7 +284,7 @@ fn rate_or_error(found: &Result<f64, String>) -> String {
     found.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1} Mbit/s"))
 }
 
-/// Not a number where there is nothing.
+/// The median; NaN without values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

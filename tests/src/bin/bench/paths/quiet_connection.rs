@@ -1,5 +1,5 @@
-//! A TCP connection with little to say: every so often the client sends a byte and the server gives it back. It must
-//! outlive whatever happens to the links.
+//! A TCP connection with little traffic: the client sends a byte at intervals, and the server echoes it. It must survive all
+//! events on the links.
 
 use std::{
     io::{self, Read, Write},
@@ -14,17 +14,17 @@ use std::{
 
 use mpvpn_tests::testbed::{Host, Testbed};
 
-/// A connection whose answer takes longer counts as lost. TCP repeats a question seldom after it was lost a few times.
+/// Timeout of an answer: TCP's retransmission timer has doubled to several seconds after a few losses.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The connection, until it is asked how it was.
+/// A running quiet connection.
 pub(crate) struct QuietConnection {
     stop: Arc<AtomicBool>,
     requests: JoinHandle<io::Result<Vec<Duration>>>,
 }
 
 impl QuietConnection {
-    /// Connects the client to the server's `address` inside the tunnel; `pause` is from an answer to the next question.
+    /// Connects the client to `address` of the server; `pause` is the time between an answer and the next request.
     pub(crate) fn start(testbed: &Testbed, address: &str, pause: Duration) -> Result<Self, String> {
         let ip: IpAddr = address.parse().map_err(|error| format!("{address}: {error}"))?;
         let listener = testbed.in_namespace(Host::Server, || TcpListener::bind((ip, 0)));
@@ -44,7 +44,7 @@ impl QuietConnection {
         Ok(Self { stop, requests: thread::spawn(move || send_requests(stream, pause, &seen)) })
     }
 
-    /// How long each answer took, or why the connection was lost.
+    /// Stops, and returns the duration of each answer, or the error that ended the connection.
     pub(crate) fn finish(self) -> Result<Vec<Duration>, String> {
         self.stop.store(true, Ordering::Relaxed);
         let asked = self.requests.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
@@ -70,7 +70,7 @@ fn send_requests(mut stream: TcpStream, pause: Duration, stop: &AtomicBool) -> i
     Ok(times)
 }
 
-/// Serves one connection until its other end closes it.
+/// Echoes the bytes of one connection until the client closes it.
 fn echo(listener: &TcpListener) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;

@@ -1,4 +1,4 @@
-//! What the samples say: figures beside their bars, a chapter of the report, and plots.
+//! Turns samples into figures with bars, a chapter of the report, and plots.
 
 use std::fmt::Write;
 
@@ -47,7 +47,7 @@ pub(super) const INSIDE_TCP: PeerComparison = PeerComparison {
     firewall: Firewall { no_udp: &[1], ..Firewall::OPEN },
 };
 
-/// What is asked of mpvpn: where, what, and how much.
+/// Bars of mpvpn: setting, measure and requirement.
 const BARS: [(Setting, &str, Requirement); 28] = [
     (Setting::Veth, "tcp1_up", Requirement::TimesRival(2.5)),
     (Setting::Veth, "tcp1_down", Requirement::TimesRival(2.5)),
@@ -79,7 +79,7 @@ const BARS: [(Setting, &str, Requirement); 28] = [
     (Setting::Veth, "rss_stalled_server", Requirement::AtMost(64.0)),
 ];
 
-/// What is asked of it with TCP on streams.
+/// Bars of mpvpn with TCP on streams.
 const STREAM_BARS: [(Setting, &str, Requirement); 12] = [
     (Setting::Veth, "tcp1_up", Requirement::TimesRival(2.5)),
     (Setting::Veth, "tcp1_down", Requirement::TimesRival(2.5)),
@@ -95,7 +95,7 @@ const STREAM_BARS: [(Setting, &str, Requirement); 12] = [
     (Setting::Veth, "tcp8_down_cpu_server", Requirement::AtMost(1.2)),
 ];
 
-/// What is asked of it inside TCP.
+/// Bars of mpvpn inside TCP.
 const INSIDE_TCP_BARS: [(Setting, &str, Requirement); 8] = [
     (Setting::Veth, "tcp1_up", Requirement::TimesRival(1.5)),
     (Setting::Veth, "tcp1_down", Requirement::TimesRival(1.5)),
@@ -111,12 +111,12 @@ const INSIDE_TCP_BARS: [(Setting, &str, Requirement); 8] = [
 pub(super) enum Requirement {
     AtLeast(f64),
     AtMost(f64),
-    /// So many times what the rival does in the same round.
+    /// Minimum ratio to the rival's value in the same round.
     TimesRival(f64),
     ReportOnly,
 }
 
-/// End of the file name, title, and what is drawn of which setting.
+/// End of the file name, title, and the drawn measures with their settings.
 type Plot = (&'static str, &'static str, &'static [(Setting, &'static str)]);
 
 const PLOTS: [Plot; 5] = [
@@ -204,7 +204,7 @@ pub(super) fn outcome(
     Outcome { figures, chapter, raw, plots }
 }
 
-/// Only what was asked for is judged; what was and has no value has missed its bar.
+/// Figures of the selected systems and settings; a missing value misses its bar.
 fn figures(options: &Options, comparison: &PeerComparison, log: &SampleLog) -> Vec<Figure> {
     let ours = comparison.ours.iter().filter(|system| options.systems.contains(system));
     let asked = || comparison.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
@@ -239,7 +239,7 @@ fn judged(
         Requirement::ReportOnly => absolute(measure.direction()),
         Requirement::TimesRival(bar) => {
             let value = log.ratio(setting, ours, rival, measure.key);
-            // Without figures of the rival there is nothing to judge; missing figures of ours beside them are a miss.
+            // Without values of the rival there is no bar; with them, a missing value of mpvpn is a miss.
             let judged =
                 options.systems.contains(&rival) && log.median(setting, rival, measure.key).is_some();
             if !judged && value.is_none() {

@@ -1,7 +1,7 @@
-//! mpvpn beside other VPNs, on the same links, in turn.
+//! Compares mpvpn with other VPNs over the same links, in turn.
 //!
-//! In each round every system has its turn on every link: it is started, checked to carry packets, measured and
-//! stopped. Who begins changes from round to round. What is judged are medians, and medians of the ratios of each round.
+//! In each round every system is started on every link, checked to carry packets, measured and stopped. The order rotates
+//! from round to round. Judged are medians, and medians of the ratios within each round.
 
 mod judge;
 mod rate_search;
@@ -25,33 +25,34 @@ use self::{
 pub(crate) use self::{samples::median, setting::Setting};
 use crate::{options::Options, report::Outcome};
 
-/// Rounds with everything. In later ones only what is compared by its rate is measured again: that varies most.
+/// Number of rounds with all measurements. Later rounds only repeat measurements of rates, which vary most.
 const FULL_ROUNDS: u32 = 3;
-/// How many values in a row stay disturbed until repeating is given up: then it is the machine.
+/// Number of consecutive disturbed values after which runs are no longer repeated: then the machine is always busy. Larger:
+/// runs on a busy machine take longer. Smaller: a short disturbance ends all repetitions.
 const MAX_DISTURBED_IN_A_ROW: usize = 24;
 
-/// What is known of a system before it runs: its version, or why it is not here.
+/// The version of each system, or the reason why it cannot run.
 type Versions = Vec<(System, Result<String, String>)>;
 
-/// A rig that compares: who is judged, by what, and what is measured.
+/// A comparison of systems: which are judged, by which bars, and what is measured.
 struct PeerComparison {
     rig: &'static str,
     title: &'static str,
-    /// The first one is shown beside the rival.
+    /// The judged systems; the table compares the first one with the rival.
     ours: &'static [System],
     rival: System,
     bars: &'static [(Setting, &'static str, Requirement)],
     scope: Scope,
-    /// What keeps away what is not to be used.
+    /// Firewall that prevents other transports.
     firewall: Firewall<'static>,
 }
 
-/// What is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// All there is.
+    /// All measures.
     Everything,
-    /// The rate of TCP flows and the processor time they take.
+    /// Rates of TCP flows and their processor time.
     Tcp,
 }
 
@@ -59,12 +60,12 @@ pub(crate) fn run(options: &Options) -> Outcome {
     compare(options, &PEERS)
 }
 
-/// mpvpn with TCP on streams beside its rival, over a link without a limit.
+/// Compares mpvpn with TCP on streams with its rival, over a link without a rate limit.
 pub(crate) fn streams(options: &Options) -> Outcome {
     over_veth(options, &STREAM)
 }
 
-/// mpvpn inside TCP beside its rival over TCP, over a link without a limit.
+/// Compares mpvpn inside TCP with its rival over TCP, over a link without a rate limit.
 pub(crate) fn inside_tcp(options: &Options) -> Outcome {
     over_veth(options, &INSIDE_TCP)
 }
@@ -89,7 +90,7 @@ fn compare(options: &Options, comparison: &PeerComparison) -> Outcome {
     let mut known_rates = KnownRates::new();
     for round in 1..=options.rounds {
         let is_full = round <= FULL_ROUNDS;
-        // The emulated link is for pings only.
+        // The emulated link is used for pings only, which are not repeated in later rounds.
         for &setting in options.settings.iter().filter(|setting| is_full || **setting != Setting::Slow) {
             eprintln!("  round {round} of {}, {}: {}", options.rounds, setting.name(), setting.about());
             let testbed = setting.testbed();
@@ -110,7 +111,7 @@ fn compare(options: &Options, comparison: &PeerComparison) -> Outcome {
                     known_rates: &mut known_rates,
                 };
                 let began = Instant::now();
-                // One system that fails is a figure that is missing, not the end of the others.
+                // A system that fails has no values, and the others still run.
                 match catch_unwind(AssertUnwindSafe(|| system_run.run())) {
                     Ok(Ok(())) => {}
                     Ok(Err(why)) => log.fail(run_key, why),
@@ -123,7 +124,7 @@ fn compare(options: &Options, comparison: &PeerComparison) -> Outcome {
     judge::outcome(options, comparison, &versions, &log)
 }
 
-/// All of them, each round beginning with another.
+/// All elements, rotated by the number of the round.
 pub(crate) fn in_turn<T: Clone>(all: &[T], round: u32) -> Vec<T> {
     let mut all = all.to_vec();
     if !all.is_empty() {

@@ -1,42 +1,43 @@
-//! The search for the highest packet rate that gets through.
+//! Searches the highest packet rate with less than 1 % loss.
 //!
-//! In: probes, each at an offered rate. Out: the best rate received among probes that lost less than 1 %. The first
-//! search of a system doubles and halves in short probes and confirms what it found; later ones start from there.
+//! In: a function that probes an offered rate. Out: the highest received rate among probes with less than 1 % loss. The first
+//! search of a system brackets the rate by doubling and halving with short probes, and confirms it with full probes; later
+//! searches start from the known rate.
 
 use serde_json::{Value, json};
 
-/// Loss that is still fine, percent.
+/// Maximum loss of a successful probe, percent. Larger: rates with a visible loss count. Smaller: single losses fail probes.
 const MAX_LOSS_PERCENT: f64 = 1.0;
-/// Where a first search starts, datagrams a second.
+/// Start of a first search, datagrams per second: in the middle of the range of usual results.
 const START_RATE: f64 = 60_000.0;
-/// Below this a system carries nothing worth a search.
+/// Rate below which a first search gives up, datagrams per second.
 const MIN_RATE: f64 = 500.0;
-/// By which a later search goes up and down.
+/// Factor between rates of a later search: the resolution of results. Smaller: more probes. Larger: coarser results.
 const STEP_FACTOR: f64 = 1.07;
-/// A sender that gets away less than this share of what it was asked for is itself the limit.
+/// Ratio of sent to offered rate below which iperf3 itself is the limit.
 const SENDER_BOUND_RATIO: f64 = 0.93;
 
-/// What came of one probe.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Probe {
-    /// Asked of the sender, datagrams a second.
+    /// Offered rate, datagrams per second.
     pub(crate) offered: f64,
-    /// What it sent; `None` when there was no result.
+    /// Sent rate, datagrams per second; `None` if the run failed.
     pub(crate) sent: Option<f64>,
     pub(crate) loss_pct: f64,
 }
 
-/// How long a probe is.
+/// Length of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeLength {
     Short,
     Full,
 }
 
-/// The result of a search.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SearchResult {
-    /// Received, datagrams a second.
+    /// Received rate, datagrams per second.
     pub(crate) rate: f64,
     /// Whether iperf3 could not send more.
     pub(crate) sender_bound: bool,
@@ -61,7 +62,7 @@ impl Probe {
     }
 }
 
-/// Searches; `known_rate` is what an earlier search found.
+/// Searches; `known_rate` is the result of an earlier search.
 pub(crate) fn search(
     known_rate: Option<f64>,
     mut probe: impl FnMut(f64, ProbeLength) -> Probe,
@@ -84,7 +85,7 @@ pub(crate) fn search(
     Some(SearchResult { rate, sender_bound, probes })
 }
 
-/// Short probes until good and bad are within a tenth: the highest rate that was fine.
+/// Short probes until success and failure are within 10 %; returns the highest successful rate.
 fn bracket(try_at: &mut impl FnMut(f64, ProbeLength) -> Probe) -> Option<f64> {
     let (mut low, mut high, mut rate) = (0.0_f64, f64::INFINITY, START_RATE);
     for _ in 0..12 {
@@ -109,7 +110,7 @@ fn bracket(try_at: &mut impl FnMut(f64, ProbeLength) -> Probe) -> Option<f64> {
     (low > 0.0).then_some(low)
 }
 
-/// Full probes: down in growing steps until one is fine, or up while they are.
+/// Full probes: down in growing steps until one succeeds, or up while they succeed.
 fn refine(start: f64, upward: bool, try_at: &mut impl FnMut(f64, ProbeLength) -> Probe) -> Option<Probe> {
     let mut rate = start;
     let mut best: Option<Probe> = None;
@@ -135,7 +136,7 @@ fn refine(start: f64, upward: bool, try_at: &mut impl FnMut(f64, ProbeLength) ->
 mod tests {
     use super::*;
 
-    /// A system that carries so much, and a sender that sends so much.
+    /// A simulated system and sender with these maximum rates.
     fn link(capacity: f64, sender: f64) -> impl FnMut(f64, ProbeLength) -> Probe {
         move |offered, _| {
             let sent = offered.min(sender);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_sender_is_told_from_a_slow_system() {
+    fn a_slow_sender_is_distinguished_from_a_slow_system() {
         let found = search(None, link(1e9, 150_000.0)).expect("something");
         assert!(found.sender_bound && (found.rate - 150_000.0).abs() < 1.0, "{found:?}");
         let again = search(Some(150_000.0), link(1e9, 150_000.0)).expect("something");
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_nothing_has_no_rate() {
+    fn a_system_that_carries_nothing_has_no_rate() {
         let dead = |offered, _| Probe { offered, sent: None, loss_pct: 0.0 };
         assert_eq!(search(None, dead), None);
         assert_eq!(search(Some(10_000.0), dead), None);

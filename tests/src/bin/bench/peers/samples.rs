@@ -1,4 +1,4 @@
-//! What was measured, sample by sample, and the middle of it.
+//! All measured samples, and their medians and ratios.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Setting;
 use crate::figure::Bar;
 
-/// Something that can be measured of a system in a setting.
+/// A measure of a system in a setting.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Measure {
     pub(crate) key: &'static str,
@@ -21,7 +21,7 @@ const fn measure(key: &'static str, title: &'static str, unit: &'static str) -> 
 }
 
 impl Measure {
-    /// Which direction is better, where nothing is asked: its unit says it.
+    /// The better direction of a measure without a bar, by its unit.
     pub(crate) fn direction(&self) -> Bar {
         match self.unit {
             "Mbit/s" | "kpps" => Bar::Higher,
@@ -31,7 +31,7 @@ impl Measure {
     }
 }
 
-/// All of them, in the order of the tables.
+/// All measures, in the order of the tables.
 pub(crate) const MEASURES: [Measure; 35] = [
     measure("tcp1_up", "1 TCP flow up", "Mbit/s"),
     measure("tcp1_down", "1 TCP flow down", "Mbit/s"),
@@ -70,12 +70,12 @@ pub(crate) const MEASURES: [Measure; 35] = [
     measure("load_down_lost", "pings unanswered, 8 flows down", "%"),
 ];
 
-/// The measure of that key.
+/// The measure with that key.
 pub(crate) fn measure_of(key: &str) -> &'static Measure {
     MEASURES.iter().find(|measure| measure.key == key).unwrap_or_else(|| panic!("no measure {key}"))
 }
 
-/// Whose turn it is.
+/// Round, setting and system of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RunKey {
     pub(crate) round: u32,
@@ -83,7 +83,7 @@ pub(crate) struct RunKey {
     pub(crate) system: System,
 }
 
-/// One value, and under what conditions it came about.
+/// A value and its conditions.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     run_key: RunKey,
@@ -102,7 +102,7 @@ pub(crate) struct SampleLog {
 }
 
 impl SampleLog {
-    /// Notes a value and how it came about.
+    /// Records a value.
     pub(crate) fn note(&mut self, run_key: RunKey, key: &str, value: f64, conditions: &Conditions) {
         let measure = measure_of(key);
         eprintln!(
@@ -122,7 +122,7 @@ impl SampleLog {
         });
     }
 
-    /// Notes that something did not work.
+    /// Records a failed run.
     pub(crate) fn fail(&mut self, run_key: RunKey, why: String) {
         eprintln!("    {:<13} failed: {why}", run_key.system.name());
         self.failures.push((run_key, why));
@@ -132,7 +132,7 @@ impl SampleLog {
         &self.failures
     }
 
-    /// The value of that round.
+    /// The value of a round.
     fn value(&self, round: u32, setting: Setting, system: System, key: &str) -> Option<f64> {
         let run_key = RunKey { round, setting, system };
         self.samples
@@ -156,7 +156,7 @@ impl SampleLog {
         median(self.values(setting, system, key))
     }
 
-    /// The median of the ratios of each round: what drifts from round to round is not in it.
+    /// The median of the ratios within each round, which excludes drift between rounds.
     pub(crate) fn ratio(&self, setting: Setting, of: System, to: System, key: &str) -> Option<f64> {
         let last = self.samples.iter().map(|sample| sample.run_key.round).max()?;
         let ratios = (1..=last).filter_map(|round| {
@@ -165,7 +165,7 @@ impl SampleLog {
         median(ratios.filter(|ratio| ratio.is_finite()).collect())
     }
 
-    /// Whether something else used the machine while one of these was measured, however often it was tried.
+    /// Whether a value remained disturbed after all attempts.
     pub(crate) fn is_disturbed(&self, setting: Setting, system: System, key: &str) -> bool {
         self.samples.iter().any(|sample| {
             (sample.run_key.setting, sample.run_key.system, sample.key) == (setting, system, key)
@@ -173,7 +173,7 @@ impl SampleLog {
         })
     }
 
-    /// Whether the sender of the traffic was the limit in any of these.
+    /// Whether the traffic generator was the limit in any of these values.
     pub(crate) fn is_sender_bound(&self, setting: Setting, system: System, key: &str) -> bool {
         self.samples.iter().any(|sample| {
             (sample.run_key.setting, sample.run_key.system, sample.key) == (setting, system, key)
@@ -181,20 +181,20 @@ impl SampleLog {
         })
     }
 
-    /// Whether the last `count` values that can be disturbed all are.
+    /// Whether the last `count` values that depend on time are all disturbed.
     pub(crate) fn is_always_disturbed(&self, count: usize) -> bool {
         let exposed = self.samples.iter().rev().filter(|sample| measure_of(sample.key).unit != "MB");
         exposed.clone().take(count).filter(|sample| sample.disturbance.exceeds_limit()).count() == count
     }
 
-    /// Samples in all, those repeated, and those that stayed disturbed.
+    /// Number of samples, of repeated ones, and of disturbed ones.
     pub(crate) fn counts(&self) -> (usize, usize, usize) {
         let repeated = self.samples.iter().filter(|sample| sample.tries > 1).count();
         let disturbed = self.samples.iter().filter(|sample| sample.disturbance.exceeds_limit()).count();
         (self.samples.len(), repeated, disturbed)
     }
 
-    /// Everything, for programs.
+    /// All samples, medians and failures as JSON.
     pub(crate) fn json(&self) -> Value {
         let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
         let mut keys: BTreeMap<(Setting, System, &str), Vec<f64>> = BTreeMap::new();
@@ -231,7 +231,7 @@ impl Sample {
     }
 }
 
-/// How a value came about.
+/// Conditions of a value.
 #[derive(Clone, Debug)]
 pub(crate) struct Conditions {
     pub(crate) disturbance: Disturbance,
@@ -249,7 +249,7 @@ impl Conditions {
     }
 }
 
-/// The middle value, or the mean of the two middle ones.
+/// The median; `None` without values.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.retain(|value| !value.is_nan());
     values.sort_by(f64::total_cmp);
@@ -261,7 +261,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The value that so many percent are not above.
+/// The percentile by the nearest-rank method; `None` without values.
 pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() as f64 * percent / 100.0).ceil() as usize;
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_tail_of_values() {
+    fn medians_and_percentiles() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, f64::NAN, 2.0]), Some(3.0));
         assert_eq!(median(Vec::new()), None);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_always_busy_is_known_as_such() {
+    fn a_machine_that_is_always_busy_is_detected() {
         let mut log = SampleLog::default();
         let run_key = RunKey { round: 1, setting: Setting::Veth, system: System::Mpvpn };
         let mut note = |key, foreign| {

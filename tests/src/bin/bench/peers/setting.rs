@@ -5,12 +5,12 @@ use serde_json::Value;
 
 /// The two ends of the link.
 const ENDS: [(Host, &str); 2] = [(Host::Client, "eth1"), (Host::Server, "up1")];
-/// Everything by which packets could cross a veth pair in one piece.
+/// The offloads by which super-packets could cross a veth pair unsegmented.
 const OFFLOADS: [&str; 4] = ["tso", "gso", "gro", "tx-udp-segmentation"];
-/// The largest frame that Ethernet carries, without its checksum: bytes.
+/// Largest Ethernet frame without checksum, bytes.
 const MAX_FRAME_BYTES: f64 = 1514.0;
 
-/// One link.
+/// A kind of link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Setting {
     Veth,
@@ -40,7 +40,7 @@ impl Setting {
         }
     }
 
-    /// Builds it.
+    /// Builds a testbed with this link.
     pub(crate) fn testbed(self) -> Testbed {
         if self == Self::Slow {
             return Testbed::new(&["100mbit,5ms,queue=60ms"]);
@@ -61,7 +61,7 @@ impl Setting {
         testbed
     }
 
-    /// Complains if frames of that mean size show that packets crossed whole where they should not.
+    /// Fails if the mean frame size shows unsegmented super-packets although offloads are off.
     pub(crate) fn check_frames(self, mean: f64) -> Result<(), String> {
         let whole = matches!(self, Self::Plain | Self::Gigabit) && mean > MAX_FRAME_BYTES;
         if whole {
@@ -72,7 +72,7 @@ impl Setting {
     }
 }
 
-/// Frames and their bytes that the server's end has received and sent.
+/// Number and bytes of frames that the server's end has received and sent.
 pub(crate) fn frames(testbed: &Testbed) -> (f64, f64) {
     let (host, device) = ENDS[1];
     let listing = testbed.run(host, &["ip", "-j", "-s", "link", "show", "dev", device]);

@@ -1,4 +1,4 @@
-//! What is measured of one system on one link.
+//! Measures one system on one link.
 
 use std::{
     collections::BTreeMap,
@@ -24,29 +24,30 @@ use super::{
 };
 use crate::parts::direction_name;
 
+/// Port of iperf3.
 const PORT: u16 = 5201;
-/// Connections whose readers stop, half of them in either direction.
+/// Connections with stalled readers, half of them in each direction.
 const STALLED_CONNECTIONS: usize = 32;
 
-/// What searches found so far, datagrams a second.
+/// Results of earlier rate searches, datagrams per second, by setting, system and payload size.
 pub(super) type KnownRates = BTreeMap<(Setting, System, u32), f64>;
 
-/// A system on its link, and where its figures go.
+/// A run of a system, and where its values are recorded.
 pub(super) struct SystemRun<'a> {
     pub(super) run_key: RunKey,
     pub(super) testbed: &'a Testbed,
     pub(super) seconds: u32,
     pub(super) scope: Scope,
-    /// How often a disturbed run is tried.
+    /// Maximum number of attempts of a disturbed run.
     pub(super) tries: u32,
-    /// Whether pings, memory and small datagrams are measured, too.
+    /// Whether pings, memory and small datagrams are measured as well.
     pub(super) is_full: bool,
     pub(super) log: &'a mut SampleLog,
     pub(super) known_rates: &'a mut KnownRates,
 }
 
 impl SystemRun<'_> {
-    /// Starts the system, measures, and stops it.
+    /// Starts the system, measures it, and stops it.
     pub(super) fn run(mut self) -> Result<(), String> {
         let tunnel = self.run_key.system.start(self.testbed)?;
         if self.run_key.setting == Setting::Slow {
@@ -116,7 +117,7 @@ impl SystemRun<'_> {
     fn udp(&mut self, target: &mut IperfTarget<'_>, size: u32) -> Result<(), String> {
         let key = (self.run_key.setting, self.run_key.system, size);
         let (measure_of, seconds) = (self.known_rates.get(&key).copied(), self.seconds);
-        // A search has many probes: they are not repeated as often.
+        // A search has many probes, so each is repeated once at most.
         let tries = self.tries.min(2);
         let measurement = measure_undisturbed(1, || {
             search(measure_of, |rate, length| {
@@ -142,7 +143,7 @@ impl SystemRun<'_> {
         Ok(())
     }
 
-    /// Pings of an idle tunnel, beside those past it.
+    /// Pings through the idle tunnel, compared with pings beside it.
     fn idle(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         let (testbed, seconds, address) =
             (self.testbed, u64::from(self.seconds), tunnel.address().to_string());
@@ -164,7 +165,7 @@ impl SystemRun<'_> {
         self.note(&format!("{what}_mean"), mean - base, conditions);
         self.note(&format!("{what}_median"), middle - base, conditions);
         self.note(&format!("{what}_p99"), high - base, conditions);
-        // Those of the last moments are still under way when ping ends; it sends one every 10 ms.
+        // Replies to the last pings arrive after the end; ping sends one every 10 ms.
         let under_way = (high / 10.0).ceil();
         let missing = (pings.sent as f64 - pings.answers.len() as f64 - under_way).max(0.0);
         self.note(&format!("{what}_lost"), 100.0 * missing / pings.sent.max(1) as f64, conditions);
@@ -191,7 +192,7 @@ impl SystemRun<'_> {
                 let from =
                     (began + RAMP).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
                 pings.answers.retain(|answer| answer.at >= from);
-                // Those before count neither as answered nor as sent.
+                // Pings before the end of the ramp count neither as sent nor as answered.
                 pings.sent -= all - pings.answers.len() as u64;
                 (arrived, pings)
             });
@@ -214,7 +215,7 @@ impl SystemRun<'_> {
 
     fn stalled(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         [tunnel.client(), tunnel.server()].into_iter().flatten().for_each(|process| {
-            // Where the kernel has no such thing, the peak of the flows before counts too.
+            // Without this kernel feature the peak includes the previous flows.
             let _ = reset_peak_memory(process);
         });
         let time = Duration::from_secs(u64::from(self.seconds) + 1);
@@ -237,7 +238,7 @@ fn split<T>(measurement: Measurement<T>, details: Value) -> (T, Conditions) {
     )
 }
 
-/// Pings of the server's end of the link, past any tunnel.
+/// Pings of the server's address on the link, beside the tunnel.
 fn direct(testbed: &Testbed, seconds: u64) -> Pings {
     Ping::dense_through(testbed, Host::Client, "eth1", "10.101.0.1", seconds).finish()
 }

@@ -1,5 +1,4 @@
-//! TCP whose bytes travel on streams: over links of all kinds, beside another VPN, with many connections, and with
-//! readers that stop reading.
+//! TCP on streams: over the links of scenarios, compared with another VPN, with many connections, and with stalled readers.
 
 mod peak_memory;
 mod readers;
@@ -10,19 +9,19 @@ use mpvpn_scenarios::FlowMode;
 use crate::{options::Options, parts, paths, peers, report::Outcome};
 
 const RIG: &str = "stream";
-/// The option of a client whose TCP travels on streams.
+/// Client option: TCP on streams.
 pub(crate) const STREAM: [&str; 2] = ["--lane", "stream"];
 
-/// What the rig consists of.
+/// Parts of the rig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The scenarios.
     Links,
-    /// One link without a limit, beside another VPN.
+    /// A link without a rate limit, compared with another VPN.
     Veth,
-    /// Many connections.
+    /// Many concurrent and many short connections.
     Short,
-    /// Readers that stop reading.
+    /// Downloads whose readers stop reading.
     Readers,
 }
 

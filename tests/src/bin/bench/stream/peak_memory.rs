@@ -1,4 +1,4 @@
-//! The memory of client and server while something else goes on.
+//! Samples the memory of two processes in the background, and returns the peaks.
 
 use std::{
     sync::{
@@ -11,10 +11,10 @@ use std::{
 
 use mpvpn_tests::usage::resident_memory;
 
-/// From one look to the next.
+/// Sampling interval. Longer: short peaks are missed. Shorter: sampling disturbs the measurement.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The most memory that two processes have until it is asked for.
+/// A running sampler of two processes.
 pub(super) struct PeakMemory {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<[u64; 2]>,
@@ -37,7 +37,7 @@ impl PeakMemory {
         Self { stop, thread: thread::spawn(poll) }
     }
 
-    /// Bytes.
+    /// Stops sampling, and returns the peak resident memory of both processes, bytes.
     pub(super) fn finish(self) -> [u64; 2] {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Downloads that nobody reads: what they hold in memory, and whether another connection waits for them.
+//! Downloads with stalled readers: their memory, and the delay of another connection meanwhile.
 
 use std::{net::IpAddr, thread, time::Duration};
 
@@ -17,16 +17,16 @@ use crate::{
     report::Outcome,
 };
 
-/// Downloads that nobody reads.
+/// Number of downloads with stalled readers.
 const STALLED_DOWNLOADS: usize = 32;
-/// From an answer of the other connection to its next question.
+/// Pause between an answer and the next request of the other connection.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Memory in MB, and times in ms.
+/// Results: memory in MB, times in ms.
 struct StalledResult {
     idle: Vec<f64>,
     during_stall: Vec<f64>,
-    /// The client and the server, each idle and at most meanwhile.
+    /// Client and server: idle memory, and peak during the stall.
     memory: [(f64, f64); 2],
     pushed: u64,
 }

@@ -1,4 +1,4 @@
-//! Connections in numbers: how many at once, and how many short ones a second.
+//! Many TCP connections on streams: 10 000 at the same time, and the rate of short ones.
 
 use std::{thread, time::Duration};
 
@@ -15,13 +15,13 @@ use crate::{
     report::Outcome,
 };
 
-/// Connections at once.
+/// Number of concurrent connections.
 const CONCURRENT_CONNECTIONS: u32 = 10_000;
-/// What the server lets one user have by default is less than that.
+/// Server option: the default limit per user is below [`CONCURRENT_CONNECTIONS`].
 const HIGHER_RELAY_LIMIT: [&str; 2] = ["--max-user-relays", "12000"];
-/// The connections that were held end meanwhile.
+/// Wait until the concurrent connections have closed.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
-/// The server's end of the link, past the tunnel.
+/// The server's address on the link, beside the tunnel.
 const SERVER_LINK_ADDRESS: &str = "10.101.0.1";
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
@@ -43,7 +43,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         figures.push(figure(RIG, format!("{name}, memory of the {end} for each"), each, "kB", Bar::Lower));
     }
     thread::sleep(CLOSE_TIME);
-    // What the machine and the loader can do, for comparison.
+    // The limit of the machine and of the load generator, for comparison.
     let direct = connection_server.repeat(&testbed, SERVER_LINK_ADDRESS, seconds)?;
     let through = connection_server.repeat(&testbed, TUNNEL, seconds)?;
     let name = "short connections";
