@@ -1,14 +1,13 @@
-//! Which addresses belong to the domains that rules ask for.
+//! DNS snooping: which addresses belong to the domains in rules.
 //!
-//! In: the DNS messages between clients and resolvers that pass through the tunnel over UDP (RFC 1035), questions and
-//! answers. Out: whether an address was given to a name below a domain.
+//! In: the DNS queries and responses between clients and resolvers that pass through the tunnel over UDP (RFC 1035). Out:
+//! whether an address was returned for a name that a [`DomainPattern`] matches.
 //!
 //! Always holds:
-//! - only answers to questions that were seen count: same ends, same ID, once, and soon;
-//! - only names that a rule asks for are kept, for as long as the answer says, but at least [`SHORTEST`] and at most
-//!   [`LONGEST`];
-//! - no more than [`MAX_KNOWN`] addresses and [`MAX_ASKED`] questions are kept: the oldest make room;
-//! - no message makes it panic, and work and memory for one are bounded by its length.
+//! - only a response to a query that was seen counts: same addresses and ports, same ID, once, and in time;
+//! - only names in rules are kept, for the time to live of the record, but at least [`MIN_TTL`] and at most [`MAX_TTL`];
+//! - no more than [`MAX_MAPPINGS`] addresses and [`MAX_PENDING_QUERIES`] queries are kept: the oldest are removed first;
+//! - no message causes a panic, and the length of a message bounds the work and memory for it.
 
 mod pattern;
 
@@ -19,138 +18,148 @@ use std::{
 
 use mpvpn_types::{Duration, Instant};
 // `simple-dns` reads messages without unsafe code, and follows pointers backwards only and no further than the longest
-// name. What it lacks is a bound on the memory that a header may claim: see `is_plausible`. `domain` has one, but brings
+// name. What it lacks is a bound on the memory that a header may claim: see `has_plausible_counts`. `domain` has one, but brings
 // a library of time zones; `hickory-proto` brings even more.
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, RCODE, header_buffer, rdata::RData};
 
 pub use pattern::{DomainPattern, ParseDomainPatternError};
 
-/// Addresses that are known, counted for each domain.
-const MAX_KNOWN: usize = 4096;
-/// Questions that wait for their answers.
-const MAX_ASKED: usize = 1024;
-/// How long they wait: resolvers give up earlier.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Apps go on using an address for a while, whatever its time to live.
-const SHORTEST: Duration = Duration::from_secs(60);
-/// What was true for that long may have changed, whatever its time to live.
-const LONGEST: Duration = Duration::from_secs(3600);
-/// Names that lead from one to the next (CNAME) in one answer.
-const MAX_CHAIN: usize = 16;
-/// Addresses that one answer adds.
-const MAX_ADDRESSES: usize = 64;
-/// The shortest record: the name of the root, type, class, time to live and length (RFC 1035 §4.1.3).
-const SHORTEST_RECORD: usize = 11;
-/// The shortest question: the name of the root, type and class.
-const SHORTEST_QUESTION: usize = 5;
+/// Maximum number of mappings, where a mapping is one address under one pattern. With fewer, rules forget addresses that
+/// are in use; with more, a client holds more memory. The number is chosen (docs/design/shaper.md, open questions).
+const MAX_MAPPINGS: usize = 4096;
+/// Maximum number of queries without a response. With fewer, bursts of queries are missed; with more, unanswered queries
+/// hold more memory. The number is chosen (docs/design/shaper.md, open questions).
+const MAX_PENDING_QUERIES: usize = 1024;
+/// How long to wait for the response to a query: stub resolvers give up earlier (after 5 s in glibc). A longer wait gives
+/// an attacker more time to forge a response.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time to keep a mapping: applications use an address for some time after its time to live. A shorter time misses
+/// their later flows; a longer one matches addresses that belong to another service by then.
+const MIN_TTL: Duration = Duration::from_secs(60);
+/// Maximum time to keep a mapping, whatever its time to live: a wrong mapping must not last for days. A shorter time misses
+/// flows to addresses that an application resolved once and keeps.
+const MAX_TTL: Duration = Duration::from_secs(3600);
+/// Maximum length of a CNAME chain in one response, which also ends loops. BIND and Unbound follow 11; a
+/// shorter limit misses the addresses of longer chains.
+const MAX_CNAME_CHAIN_LEN: usize = 16;
+/// Maximum number of addresses that one response adds, so that a single name cannot replace all mappings.
+const MAX_ADDRESSES_PER_RESPONSE: usize = 64;
+/// Length in bytes of the shortest record: root name, type, class, time to live and length (RFC 1035 §4.1.3).
+const MIN_RECORD_LEN: usize = 11;
+/// Length in bytes of the shortest question: root name, type and class (RFC 1035 §4.1.2).
+const MIN_QUESTION_LEN: usize = 5;
 
-/// One question: who asked whom, with which ID.
-type Question = (SocketAddr, SocketAddr, u16);
+/// A query: address of the client, address of the resolver, DNS message ID.
+type QueryKey = (SocketAddr, SocketAddr, u16);
 
-/// What is known about names.
+/// Maps addresses to the domains in rules, as learned from DNS responses.
 #[derive(Clone, Debug, Default)]
 pub struct DnsSnooper {
-    /// Sorted.
+    /// The patterns in rules, sorted.
     patterns: Vec<DomainPattern>,
-    /// Until when an address belongs to a pattern, which is counted from 0.
-    known: BTreeMap<(IpAddr, usize), Instant>,
-    /// The same, those first that end first.
-    ends: BTreeSet<(Instant, IpAddr, usize)>,
-    asked: BTreeMap<Question, Instant>,
-    /// The same in order, and some that have been answered.
-    queue: VecDeque<(Instant, Question)>,
+    /// The expiry of each mapping: address, and index in `patterns`.
+    mappings: BTreeMap<(IpAddr, usize), Instant>,
+    /// The same mappings, ordered by expiry.
+    by_expiry: BTreeSet<(Instant, IpAddr, usize)>,
+    pending_queries: BTreeMap<QueryKey, Instant>,
+    /// The same queries, oldest first; may still contain answered ones.
+    query_queue: VecDeque<(Instant, QueryKey)>,
 }
 
 impl DnsSnooper {
-    /// Nothing is known yet about these domains.
+    /// A snooper for these patterns, without mappings.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a DomainPattern>) -> Self {
         let patterns: BTreeSet<&DomainPattern> = patterns.into_iter().collect();
         Self { patterns: patterns.into_iter().cloned().collect(), ..Self::default() }
     }
 
-    /// Other domains are asked for from now on; what is known of those that stay is kept.
+    /// Replaces the patterns; mappings of patterns that remain are kept.
     pub fn set_patterns<'a>(&mut self, patterns: impl IntoIterator<Item = &'a DomainPattern>) {
         let before = std::mem::replace(self, Self::new(patterns));
-        (self.asked, self.queue) = (before.asked, before.queue);
-        for (until, address, pattern) in before.ends {
+        (self.pending_queries, self.query_queue) = (before.pending_queries, before.query_queue);
+        for (until, address, pattern) in before.by_expiry {
             if let Ok(at) = self.patterns.binary_search(&before.patterns[pattern]) {
                 self.insert(address, at, until);
             }
         }
     }
 
-    /// Whether anybody asks for domains; if not, no message need be shown.
+    /// Whether there are patterns; if not, DNS messages need not be passed in.
     pub fn has_patterns(&self) -> bool {
         !self.patterns.is_empty()
     }
 
-    /// Whether `address` was given to a name that `pattern` stands for.
+    /// Whether a response returned `address` for a name that `pattern` matches, and the mapping is still valid.
     pub fn matches(&self, now: Instant, address: IpAddr, pattern: &DomainPattern) -> bool {
         let at = self.patterns.binary_search(pattern);
-        at.ok().and_then(|at| self.known.get(&(address, at))).is_some_and(|until| now < *until)
+        at.ok().and_then(|at| self.mappings.get(&(address, at))).is_some_and(|until| now < *until)
     }
 
-    /// The payload of a UDP packet from a client to port 53 of a resolver.
+    /// Takes the payload of a UDP packet from a client to port 53 of a resolver.
     pub fn on_query(&mut self, now: Instant, client: SocketAddr, resolver: SocketAddr, message: &[u8]) {
         let is_answer = header_buffer::has_flags(message, PacketFlag::RESPONSE);
         let Ok(id) = header_buffer::id(message) else { return };
         if !self.has_patterns() || is_answer != Ok(false) {
             return;
         }
-        while let Some((at, question)) = self.queue.front() {
-            if self.queue.len() < MAX_ASKED && now.saturating_duration_since(*at) < PATIENCE {
+        while let Some((at, question)) = self.query_queue.front() {
+            if self.query_queue.len() < MAX_PENDING_QUERIES
+                && now.saturating_duration_since(*at) < QUERY_TIMEOUT
+            {
                 break;
             }
-            // It may have been asked again since.
-            if self.asked.get(question) == Some(at) {
-                self.asked.remove(question);
+            // The client may have sent the same query again since.
+            if self.pending_queries.get(question) == Some(at) {
+                self.pending_queries.remove(question);
             }
-            self.queue.pop_front();
+            self.query_queue.pop_front();
         }
         let question = (client, resolver, id);
-        self.asked.insert(question, now);
-        self.queue.push_back((now, question));
+        self.pending_queries.insert(question, now);
+        self.query_queue.push_back((now, question));
     }
 
-    /// The payload of a UDP packet from port 53 of a resolver to a client.
+    /// Takes the payload of a UDP packet from port 53 of a resolver to a client.
     pub fn on_response(&mut self, now: Instant, resolver: SocketAddr, client: SocketAddr, message: &[u8]) {
         let Ok(id) = header_buffer::id(message) else { return };
-        let asked = self.asked.remove(&(client, resolver, id));
-        if asked.is_none_or(|at| now.saturating_duration_since(at) >= PATIENCE) || !is_plausible(message) {
+        let asked = self.pending_queries.remove(&(client, resolver, id));
+        if asked.is_none_or(|at| now.saturating_duration_since(at) >= QUERY_TIMEOUT)
+            || !has_plausible_counts(message)
+        {
             return;
         }
         let Ok(packet) = Packet::parse(message) else { return };
         if packet.has_flags(PacketFlag::RESPONSE) && packet.rcode() == RCODE::NoError {
-            self.learn(now, &packet);
+            self.learn_response(now, &packet);
         }
     }
 
-    /// Takes an address for one that was given to `name`, as a resolver would say it, for an hour.
+    /// Adds a mapping as if a resolver had returned `address` for `name`; it lasts for [`MAX_TTL`].
     pub fn add_mapping(&mut self, now: Instant, address: IpAddr, name: &str) {
         let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
-        for at in self.fitting(&labels).collect::<Vec<_>>() {
-            self.insert(address, at, now + LONGEST);
+        for at in self.matching_patterns(&labels).collect::<Vec<_>>() {
+            self.insert(address, at, now + MAX_TTL);
         }
     }
 
-    fn learn(&mut self, now: Instant, packet: &Packet<'_>) {
+    fn learn_response(&mut self, now: Instant, packet: &Packet<'_>) {
         let [question] = packet.questions.as_slice() else { return };
         if question.qclass != QCLASS::CLASS(CLASS::IN) {
             return;
         }
-        let mut wanted: BTreeSet<usize> = self.fitting(question.qname.get_labels()).collect();
+        let mut wanted: BTreeSet<usize> = self.matching_patterns(question.qname.get_labels()).collect();
         let mut name = &question.qname;
         let mut ttl = u32::MAX;
-        for _ in 0..MAX_CHAIN {
+        for _ in 0..MAX_CNAME_CHAIN_LEN {
             let next = packet.answers.iter().find_map(|record| match &record.rdata {
-                RData::CNAME(target) if is_same(&record.name, name) => Some((&target.0, record.ttl)),
+                RData::CNAME(target) if is_same_name(&record.name, name) => Some((&target.0, record.ttl)),
                 _ => None,
             });
             let Some((target, valid)) = next else { break };
             (name, ttl) = (target, ttl.min(valid));
-            wanted.extend(self.fitting(name.get_labels()));
+            wanted.extend(self.matching_patterns(name.get_labels()));
         }
-        let addresses = packet.answers.iter().filter(|record| is_same(&record.name, name));
+        let addresses = packet.answers.iter().filter(|record| is_same_name(&record.name, name));
         let addresses = addresses.filter_map(|record| match &record.rdata {
             RData::A(a) => Some((IpAddr::V4(Ipv4Addr::from_bits(a.address)), record.ttl)),
             RData::AAAA(aaaa) => {
@@ -158,43 +167,43 @@ impl DnsSnooper {
             }
             _ => None,
         });
-        for (address, valid) in addresses.take(MAX_ADDRESSES) {
-            let lasts = Duration::from_secs(ttl.min(valid).into()).clamp(SHORTEST, LONGEST);
+        for (address, valid) in addresses.take(MAX_ADDRESSES_PER_RESPONSE) {
+            let lasts = Duration::from_secs(ttl.min(valid).into()).clamp(MIN_TTL, MAX_TTL);
             for at in &wanted {
                 self.insert(address, *at, now + lasts);
             }
         }
     }
 
-    fn fitting<L: AsRef<[u8]>>(&self, labels: &[L]) -> impl Iterator<Item = usize> {
-        let fits = self.patterns.iter().enumerate().filter(|(_, pattern)| pattern.fits(labels));
+    fn matching_patterns<L: AsRef<[u8]>>(&self, labels: &[L]) -> impl Iterator<Item = usize> {
+        let fits = self.patterns.iter().enumerate().filter(|(_, pattern)| pattern.matches_labels(labels));
         fits.map(|(at, _)| at)
     }
 
     fn insert(&mut self, address: IpAddr, pattern: usize, until: Instant) {
         let key = (address, pattern);
-        if let Some(before) = self.known.get(&key).copied() {
-            self.ends.remove(&(before, address, pattern));
-        } else if self.known.len() >= MAX_KNOWN
-            && let Some((_, address, pattern)) = self.ends.pop_first()
+        if let Some(before) = self.mappings.get(&key).copied() {
+            self.by_expiry.remove(&(before, address, pattern));
+        } else if self.mappings.len() >= MAX_MAPPINGS
+            && let Some((_, address, pattern)) = self.by_expiry.pop_first()
         {
-            self.known.remove(&(address, pattern));
+            self.mappings.remove(&(address, pattern));
         }
-        self.known.insert(key, until);
-        self.ends.insert((until, address, pattern));
+        self.mappings.insert(key, until);
+        self.by_expiry.insert((until, address, pattern));
     }
 }
 
-/// Whether the message is long enough for what its header counts: the library reserves memory by these counts.
-fn is_plausible(message: &[u8]) -> bool {
+/// Whether the message is long enough for the record counts in its header: the library allocates memory by these counts.
+fn has_plausible_counts(message: &[u8]) -> bool {
     let records = [header_buffer::answers, header_buffer::name_servers, header_buffer::additional_records];
     let records: usize = records.iter().filter_map(|count| count(message).ok()).map(usize::from).sum();
     let questions = header_buffer::questions(message).map_or(0, usize::from);
-    12 + records * SHORTEST_RECORD + questions * SHORTEST_QUESTION <= message.len()
+    12 + records * MIN_RECORD_LEN + questions * MIN_QUESTION_LEN <= message.len()
 }
 
-/// Without regard to case (RFC 4343).
-fn is_same(one: &Name<'_>, other: &Name<'_>) -> bool {
+/// Compares names without regard to case (RFC 4343).
+fn is_same_name(one: &Name<'_>, other: &Name<'_>) -> bool {
     let (one, other) = (one.get_labels(), other.get_labels());
     one.len() == other.len()
         && one.iter().zip(other).all(|(a, b)| a.as_ref().eq_ignore_ascii_case(b.as_ref()))

@@ -1,53 +1,60 @@
-//! Which class each flow is of.
+//! Remembers the class of each flow.
 //!
-//! In: flows, by their hashes, and their classes. Out: the class that was noted. Always holds: no more than twice
-//! [`MOST`] flows are kept, and one that was not asked for is forgotten after one to two times [`AGE`]; a step takes the
-//! same time however many there are.
+//! In: hashes of flows, and their classes. Out: the class stored for a flow. Always holds: no more than twice
+//! [`MAX_FLOWS_PER_GENERATION`] flows are kept; a flow that is not looked up is forgotten after one to two times
+//! [`GENERATION_DURATION`]; each operation takes constant time.
 
 use mpvpn_types::{ClassId, Duration, Instant};
 use rustc_hash::FxHashMap;
 
-/// Flows of one age, at most.
-const MOST: usize = 8192;
-/// How long flows are of one age.
-const AGE: Duration = Duration::from_secs(60);
+/// Maximum number of flows in one generation. With fewer, a busy client asks its rules again for live flows; with more, a
+/// client with many flows holds more memory (8 bytes a flow). The number is chosen (docs/design/shaper.md, open questions).
+const MAX_FLOWS_PER_GENERATION: usize = 8192;
+/// Duration of a generation. A flow that is idle for one to two of them is forgotten: shorter, and a flow that pauses may
+/// change its class when rules or DNS mappings changed; longer, and dead flows hold memory. Chosen, like the number.
+const GENERATION_DURATION: Duration = Duration::from_secs(60);
 
 /// The classes of flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowClasses {
-    /// Those that were asked for since `since`, and of the others those that were in the time before.
-    young: FxHashMap<u32, ClassId>,
-    old: FxHashMap<u32, ClassId>,
-    since: Option<Instant>,
+    /// Flows used since `generation_start`; `previous` holds the other flows used in the generation before.
+    current: FxHashMap<u32, ClassId>,
+    previous: FxHashMap<u32, ClassId>,
+    generation_start: Option<Instant>,
 }
 
 impl FlowClasses {
-    /// Whether nothing is known of any flow.
+    /// Whether no flow is known.
     pub fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_empty()
+        self.current.is_empty() && self.previous.is_empty()
     }
 
-    /// Notes the class of a flow.
-    pub fn put(&mut self, now: Instant, flow: u32, class: ClassId) {
-        let since = *self.since.get_or_insert(now);
-        if self.young.len() >= MOST || now.saturating_duration_since(since) >= AGE {
-            self.old = std::mem::take(&mut self.young);
-            self.since = Some(now);
+    /// Stores the class of a flow, identified by its hash.
+    pub fn insert(&mut self, now: Instant, flow: u32, class: ClassId) {
+        let since = *self.generation_start.get_or_insert(now);
+        if self.current.len() >= MAX_FLOWS_PER_GENERATION
+            || now.saturating_duration_since(since) >= GENERATION_DURATION
+        {
+            self.previous = std::mem::take(&mut self.current);
+            self.generation_start = Some(now);
         }
-        self.young.insert(flow, class);
+        self.current.insert(flow, class);
     }
 
-    /// The class that was noted last; the flow is in use.
+    /// The class of a flow, if it is known; the lookup counts as use of the flow.
     pub fn get(&mut self, now: Instant, flow: u32) -> Option<ClassId> {
-        if let Some(class) = self.young.get(&flow).copied() {
-            // An age ends also where nothing new comes.
-            if self.since.is_some_and(|since| now.saturating_duration_since(since) >= AGE) {
-                self.put(now, flow, class);
+        if let Some(class) = self.current.get(&flow).copied() {
+            // A generation also ends if no new flow is inserted.
+            if self
+                .generation_start
+                .is_some_and(|since| now.saturating_duration_since(since) >= GENERATION_DURATION)
+            {
+                self.insert(now, flow, class);
             }
             return Some(class);
         }
-        let class = self.old.get(&flow).copied()?;
-        self.put(now, flow, class);
+        let class = self.previous.get(&flow).copied()?;
+        self.insert(now, flow, class);
         Some(class)
     }
 
@@ -68,24 +75,24 @@ mod tests {
     #[test]
     fn a_flow_keeps_its_class_while_it_is_in_use_and_is_forgotten_later() {
         let (mut flows, start) = (FlowClasses::default(), Instant::now());
-        flows.put(start, 7, VOICE);
-        flows.put(start, 8, BULK);
+        flows.insert(start, 7, VOICE);
+        flows.insert(start, 8, BULK);
         for second in 1..600 {
             assert_eq!(flows.get(start + Duration::from_secs(second), 7), Some(VOICE));
         }
         assert_eq!(flows.get(start + Duration::from_secs(600), 8), None);
-        flows.put(start + Duration::from_secs(600), 7, BULK);
+        flows.insert(start + Duration::from_secs(600), 7, BULK);
         assert_eq!(flows.get(start + Duration::from_secs(601), 7), Some(BULK));
         flows.clear();
         assert!(flows.is_empty() && flows.get(start, 7).is_none());
     }
 
     #[test]
-    fn very_many_flows_make_room_for_each_other() {
+    fn the_number_of_flows_is_bounded_and_the_oldest_are_forgotten() {
         let (mut flows, now) = (FlowClasses::default(), Instant::now());
         for flow in 0..100_000 {
-            flows.put(now, flow, BULK);
-            assert!(flows.young.len() + flows.old.len() <= 2 * MOST);
+            flows.insert(now, flow, BULK);
+            assert!(flows.current.len() + flows.previous.len() <= 2 * MAX_FLOWS_PER_GENERATION);
         }
         assert_eq!((flows.get(now, 99_999), flows.get(now, 0)), (Some(BULK), None));
     }

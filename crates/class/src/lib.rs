@@ -1,18 +1,19 @@
-//! Traffic classes: which of them a packet belongs to, the queue in front of the paths of each, and how they share a link.
+//! Traffic classes: the class of a flow, the queue in front of the paths of a class, and how classes share a link.
 //!
-//! [`Rules`] tell the class of a flow from what its first packet shows; [`DnsSnooper`] know which addresses the tunnel's own
-//! DNS gave to the domains that rules ask for, and [`FlowClasses`] what was found for each flow.
+//! In: the header fields of a flow's first packet, DNS messages that pass through the tunnel, packets with their flow hash
+//! and the time, measurements of paths. Out: the class of a flow, the next packet to send, how many bytes a class may send
+//! over a link.
 //!
-//! The queue: in come IP packets, each with the hash of its flow, and the time, and out comes the packet that shall be
-//! sent next. [`FqCodel`] shares the tunnel fairly among the flows (RFC 8290), lets flows that send little
-//! (ping, DNS, a TCP handshake) go first, and keeps the waiting time of the others short by dropping
-//! early (RFC 8289). And what stands in front of a link: [`Shaper`] divides what the link carries
-//! among the classes that send over it.
+//! - [`Rules`] choose the class of a flow. [`DnsSnooper`] knows which addresses DNS returned for the domains in rules.
+//!   [`FlowClasses`] remembers the class of each flow.
+//! - [`FqCodel`] shares a tunnel fairly among flows (RFC 8290): flows that send little (ping, DNS, a TCP handshake) go
+//!   first, and early drops keep the queueing delay of the others short (RFC 8289).
+//! - [`Shaper`] divides the capacity of a link among the classes that send over it.
 //!
 //! Always holds:
 //! - the packets of one flow leave in the order in which they came;
-//! - every packet that came in was handed out, or counted as dropped, or is still counted as waiting;
-//! - no more than the configured bytes and packets wait;
+//! - every packet that came in was handed out, was counted as dropped, or is still counted as queued;
+//! - no more than the configured bytes and packets are queued;
 //! - an empty queue holds less than 2 KiB of memory, and a busy one allocates only to grow.
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,9 @@ mod queue;
 mod rules;
 mod shaper;
 
-/// On how many links a packet travels at once, at most.
+/// Maximum number of links over which copies of one packet are sent. Each copy costs the rate of a whole packet; more than
+/// four would add less and less, since all have to be lost at the same time. The number is chosen
+/// (docs/design/scheduler.md, open questions).
 pub const MAX_COPIES: u8 = 4;
 
 pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError};

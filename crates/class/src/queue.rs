@@ -1,9 +1,11 @@
-//! FQ-CoDel: flows in buckets, served in turn, each under its own CoDel.
+//! FQ-CoDel (RFC 8290): per-flow queues, served by deficit round robin, each with its own CoDel (RFC 8289).
 //!
-//! A packet's flow hash picks a bucket. Only buckets with packets exist in memory: they are entries of
-//! a slab, found through a small map, and stand in one of two lists. A bucket that has just become
-//! active stands in the list of new flows, which is served first; when it has used up its quantum it
-//! goes to the end of the old flows (deficit round robin, RFC 8290 section 4.2).
+//! In: packets with their flow hash, and the time. Out: the next packet to send. Always holds: packets of a flow keep their
+//! order, and every packet is delivered, counted as dropped, or counted as queued.
+//!
+//! The flow hash selects a bucket. Only buckets with packets exist in memory: they are entries of a slab, found through a
+//! small map, in one of two lists. A bucket that has just become active is in the list of new flows, which is served first;
+//! when it has used its quantum it moves to the end of the old flows (RFC 8290 §4.2).
 
 mod codel;
 mod flows;
@@ -14,43 +16,45 @@ mod tests;
 use bytes::Bytes;
 use mpvpn_types::{Duration, Instant};
 
-use codel::{Law, Verdict};
+use codel::{ControlParameters, DropDecision};
 use flows::{Flows, List};
 use store::{Packet, Store};
 
-/// How many packets one search for the fattest flow may drop, as in Linux.
-const DROP_BATCH: usize = 64;
+/// Maximum number of packets dropped from the fattest flow after one search for it: 64 as in Linux `fq_codel`. With fewer,
+/// the search runs more often under overload; with more, one flow loses many packets in a row.
+const MAX_DROP_BATCH: usize = 64;
 
-/// A packet that waits, or is about to.
+/// A packet in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedPacket {
-    /// The packet. The queue counts its length; a slice keeps the whole buffer behind it alive.
+    /// The bytes of the packet. The queue counts their length, although a slice keeps its whole buffer alive.
     pub data: Bytes,
-    /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that nobody
-    /// can aim at the queue of someone else.
+    /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that an attacker cannot choose
+    /// packets that share the queue of another flow.
     pub flow: u32,
-    /// Overtaking another packet of its flow would cost the flow speed. The queue only carries it along.
+    /// Reordering within the flow would reduce its throughput (TCP, for example). The queue itself ignores it.
     pub needs_order: bool,
-    /// It travels as it is: nobody at the far end puts such packets back in order, or together. Carried along as well.
+    /// The packet is sent without a sequence number, so the receiver neither resequences nor reassembles it. The queue
+    /// itself ignores it.
     pub unnumbered: bool,
 }
 
-/// What an [`FqCodel`] may hold and how long packets may wait in it.
+/// Limits and CoDel parameters of an [`FqCodel`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Most bytes that wait.
+    /// Maximum number of queued bytes.
     pub limit_bytes: usize,
-    /// Most packets that wait.
+    /// Maximum number of queued packets.
     pub limit_packets: usize,
-    /// The waiting time that is acceptable for ever (RFC 8289 section 4.4).
+    /// CoDel's target: the acceptable standing queue delay (RFC 8289 §4.4).
     pub target: Duration,
-    /// For how long the waiting time may exceed the target before the first drop: about the largest
-    /// usual round-trip time (RFC 8289 section 4.3).
+    /// CoDel's interval: how long the queueing delay may exceed the target before the first drop, about the largest usual
+    /// round-trip time (RFC 8289 §4.3).
     pub interval: Duration,
-    /// Bytes that a flow may send a turn, at least 256. A flow with no more than this behind the packet
-    /// in hand has no standing queue, so it should be the size of the largest packet.
+    /// Bytes that a flow may send per round of the round robin, at least 256 (RFC 8290 §5.2.4). A flow with no more than
+    /// this behind the packet in hand has no standing queue, so it should be the size of the largest packet.
     pub quantum: usize,
-    /// Number of buckets over which flows are spread, at least 1.
+    /// Number of buckets over which flows are hashed, at least 1.
     pub flows: usize,
 }
 
@@ -67,15 +71,15 @@ impl Default for QueueConfig {
     }
 }
 
-/// The queue.
+/// An FQ-CoDel queue.
 #[derive(Debug)]
 pub struct FqCodel {
     limit_bytes: usize,
     limit_packets: usize,
     quantum: i64,
     buckets: u32,
-    law: Law,
-    /// Time 0 of all times inside: the first instant that the queue was told.
+    parameters: ControlParameters,
+    /// Time 0 of all times in ns: the first instant passed in.
     epoch: Option<Instant>,
     store: Store,
     flows: Flows,
@@ -84,22 +88,22 @@ pub struct FqCodel {
     bytes: usize,
     packets: usize,
     drops: u64,
-    /// Waiting time of the last popped packet in ns.
-    sojourn: u64,
+    /// Queueing delay of the last popped packet in ns.
+    sojourn_ns: u64,
 }
 
 impl FqCodel {
-    /// An empty queue. Values of `config` that are out of range are moved to the nearest usable one.
+    /// An empty queue. Values of `config` that are out of range are clamped.
     pub fn new(config: QueueConfig) -> Self {
         Self {
             limit_bytes: config.limit_bytes,
-            limit_packets: config.limit_packets.min(store::MOST_PACKETS),
+            limit_packets: config.limit_packets.min(store::MAX_PACKETS),
             quantum: as_deficit(config.quantum.max(256)),
             buckets: u32::try_from(config.flows).unwrap_or(u32::MAX).max(1),
-            law: Law {
-                target: as_ns(config.target),
-                interval: as_ns(config.interval).max(1),
-                one_packet: config.quantum,
+            parameters: ControlParameters {
+                target_ns: as_ns(config.target),
+                interval_ns: as_ns(config.interval).max(1),
+                max_packet_bytes: config.quantum,
             },
             epoch: None,
             store: Store::new(),
@@ -109,14 +113,14 @@ impl FqCodel {
             bytes: 0,
             packets: 0,
             drops: 0,
-            sojourn: 0,
+            sojourn_ns: 0,
         }
     }
 
-    /// Puts a packet behind the others of its flow. Returns the bytes dropped to make room: when the
-    /// queue is over a limit, packets go from the head of the fattest flow, which may be this one.
+    /// Appends a packet to its flow. Returns the number of bytes dropped: if the queue exceeds a limit, packets are dropped
+    /// from the head of the fattest flow, which may be this one.
     pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
-        let at = self.ns(now);
+        let pushed_ns = self.ns(now);
         let bucket = self.bucket(packet.flow);
         let slot = match self.flows.find(bucket) {
             Some(slot) => slot,
@@ -129,7 +133,7 @@ impl FqCodel {
         self.bytes += packet.data.len();
         self.packets += 1;
         let QueuedPacket { data, flow, needs_order, unnumbered } = packet;
-        let packet = Packet { data, flow, needs_order, unnumbered, at };
+        let packet = Packet { data, flow, needs_order, unnumbered, pushed_ns };
         self.store.push(&mut self.flows.get_mut(slot).fifo, packet);
         if self.bytes <= self.limit_bytes && self.packets <= self.limit_packets {
             return 0;
@@ -137,61 +141,60 @@ impl FqCodel {
         self.make_room()
     }
 
-    /// Changes how many bytes may wait. What waits beyond a lower limit is dropped when the next packet comes.
+    /// Sets the maximum number of queued bytes. If more are queued, the next push drops the excess.
     pub fn set_limit(&mut self, bytes: usize) {
         self.limit_bytes = bytes;
     }
 
-    /// Changes how many bytes a flow may send a turn, at least 256. The acceptable standing queue stays one packet.
+    /// Sets the quantum in bytes, at least 256. The acceptable standing queue stays one packet.
     pub fn set_quantum(&mut self, bytes: usize) {
         self.quantum = as_deficit(bytes.max(256));
     }
 
-    /// Takes the next packet out.
+    /// Removes and returns the next packet.
     pub fn pop(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, true)
     }
 
-    /// Takes the next packet out of a flow that has waited for a turn before: one of a flow that sends
-    /// little stays for the next [`Self::pop`].
+    /// Removes and returns the next packet of the old flows; packets of new flows stay for the next [`Self::pop`].
     pub fn pop_old_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, false)
     }
 
-    /// Bytes that wait.
+    /// Number of queued bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Packets that wait.
+    /// Number of queued packets.
     pub fn packets(&self) -> usize {
         self.packets
     }
 
-    /// Whether nothing waits.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// Packets dropped since the queue was made: by CoDel or by a limit.
+    /// Number of packets dropped since the queue was created, by CoDel or by a limit.
     pub fn drops(&self) -> u64 {
         self.drops
     }
 
-    /// How long the last popped packet had waited.
+    /// Queueing delay of the last popped packet.
     pub fn sojourn(&self) -> Duration {
-        Duration::from_nanos(self.sojourn)
+        Duration::from_nanos(self.sojourn_ns)
     }
 
     #[cfg(test)]
-    /// Bytes of memory that the queue itself holds, the data of the packets not included.
+    /// Memory of the queue in bytes, without the data of the packets.
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.store.heap_bytes() + self.flows.heap_bytes()
     }
 
-    /// Gives back the memory that an empty queue keeps for the packets to come; for when none are expected.
+    /// Frees the memory that an empty queue keeps for later packets; for idle times.
     pub fn trim_memory(&mut self) {
         if self.packets == 0 {
             self.flows.trim_memory();
@@ -199,11 +202,10 @@ impl FqCodel {
         }
     }
 
-    /// Deficit round robin over the flows (RFC 8290 section 4.2), also over those that have just become
-    /// active if `new`.
-    fn dequeue(&mut self, now: u64, new: bool) -> Option<QueuedPacket> {
+    /// Deficit round robin over the flows (RFC 8290 §4.2), over new flows only if `include_new`.
+    fn dequeue(&mut self, now: u64, include_new: bool) -> Option<QueuedPacket> {
         loop {
-            let from_new = new && !self.new_flows.is_empty();
+            let from_new = include_new && !self.new_flows.is_empty();
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             let Some(slot) = list.front() else {
                 self.reset_if_empty();
@@ -221,7 +223,7 @@ impl FqCodel {
             }
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             self.flows.pop_front(list);
-            // Without the detour through the old flows a flow could starve them by being empty often.
+            // An emptied new flow moves to the old ones, so that it cannot starve them by becoming new again and again.
             if from_new && !self.old_flows.is_empty() {
                 self.flows.push_back(&mut self.old_flows, slot);
             } else {
@@ -230,29 +232,29 @@ impl FqCodel {
         }
     }
 
-    /// The first packet of a flow that CoDel lets through; the deficit is charged for it.
+    /// The first packet of a flow that CoDel does not drop; its length is charged to the deficit.
     fn dequeue_from(&mut self, slot: u32, now: u64) -> Option<QueuedPacket> {
         let flow = self.flows.get_mut(slot);
         while let Some(packet) = self.store.pop(&mut flow.fifo) {
-            let waited = now.saturating_sub(packet.at);
+            let waited = now.saturating_sub(packet.pushed_ns);
             self.bytes -= packet.data.len();
             self.packets -= 1;
-            match flow.codel.judge(&self.law, now, waited, flow.fifo.bytes) {
-                Verdict::Send => {
+            match flow.codel.decide(&self.parameters, now, waited, flow.fifo.bytes) {
+                DropDecision::Send => {
                     flow.deficit -= as_deficit(packet.data.len().max(1));
-                    self.sojourn = waited;
+                    self.sojourn_ns = waited;
                     let Packet { data, flow, needs_order, unnumbered, .. } = packet;
                     return Some(QueuedPacket { data, flow, needs_order, unnumbered });
                 }
-                Verdict::Drop => self.drops += 1,
+                DropDecision::Drop => self.drops += 1,
             }
         }
         flow.codel.ran_empty();
         None
     }
 
-    /// Drops from the fattest flows until the queue is a little below its limits, so that not every
-    /// push has to search for the fattest flow (RFC 8290 section 4.1). Returns the bytes dropped.
+    /// Drops from the fattest flows until the queue is a little below its limits, so that not every push has to search for
+    /// the fattest flow (RFC 8290 §4.1). Returns the number of bytes dropped.
     #[cold]
     fn make_room(&mut self) -> usize {
         let before = self.bytes;
@@ -271,7 +273,7 @@ impl FqCodel {
         let enough_packets = self.limit_packets - self.limit_packets / 64;
         let fifo = &mut self.flows.get_mut(slot).fifo;
         let half = fifo.bytes / 2;
-        for _ in 0..DROP_BATCH {
+        for _ in 0..MAX_DROP_BATCH {
             let Some(packet) = self.store.pop(fifo) else { return };
             self.bytes -= packet.data.len();
             self.packets -= 1;
@@ -283,8 +285,7 @@ impl FqCodel {
         }
     }
 
-    /// Forgets flows when nothing waits: those still listed are empty then, and would be removed by the
-    /// next turns.
+    /// Removes all flows when the queue is empty: flows that are still listed have no packets.
     fn reset_if_empty(&mut self) {
         if self.packets > 0 {
             return;

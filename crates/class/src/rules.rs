@@ -1,10 +1,10 @@
-//! Which class a packet belongs to.
+//! Classification rules: which class a flow belongs to.
 //!
-//! In: what a packet shows ([`PacketFields`]), and the [`DnsSnooper`] that addresses have. Out: the class of the first rule that
-//! fits, and which rule it was. A rule describes packets from a client to the far end. It is asked once for each flow,
-//! so it goes through the rules one by one, without allocating.
+//! In: the header fields of a packet ([`PacketFields`]), and the domains of addresses ([`DnsSnooper`]). Out: the class of
+//! the first rule that matches, and the index of that rule. A rule describes packets from a client to a destination. Rules
+//! are evaluated once for each flow, one after the other, without allocation.
 //!
-//! [`Rules::unreachable`] finds the rules that no packet can reach.
+//! [`Rules::unreachable`] finds rules that no packet can match.
 
 pub(crate) mod builtin;
 mod cover;
@@ -20,96 +20,97 @@ use crate::{DnsSnooper, DomainPattern};
 pub use builtin::BuiltInRule;
 pub use cover::{UnreachableReason, UnreachableRule};
 
-/// What a packet of a client shows.
+/// The header fields of a client's packet that rules can match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFields {
-    /// The protocol behind the IP headers (IANA, Assigned Internet Protocol Numbers).
+    /// Protocol number of the transport header (IANA, Assigned Internet Protocol Numbers).
     pub protocol: u8,
-    /// The client's end.
+    /// Source address: the client's side.
     pub src: IpAddr,
-    /// The far end.
+    /// Destination address.
     pub dst: IpAddr,
-    /// The ports of the two; none in fragments, and of protocols without ports.
+    /// Source and destination port; `None` for fragments and for protocols without ports.
     pub ports: Option<(u16, u16)>,
     /// The differentiated services code point (RFC 2474), 0 to 63.
     pub dscp: u8,
 }
 
-/// A kind of packets, and their class. Every field has to fit; a list fits if one of it does, or if it is empty.
+/// A rule: conditions on a packet, and the class of packets that meet all of them. A list is met if one of its entries
+/// matches, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// Protocols.
+    /// Protocol numbers.
     pub protocols: Vec<u8>,
-    /// Networks of the client's end.
+    /// Source networks.
     pub from: Vec<IpNet>,
-    /// Networks of the far end.
+    /// Destination networks.
     pub to: Vec<IpNet>,
-    /// Ports of the client's end. A packet that shows no ports fits no list of ports.
+    /// Source ports. A packet without ports matches no list of ports but an empty one.
     pub from_ports: Vec<RangeInclusive<u16>>,
-    /// Ports of the far end.
+    /// Destination ports.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Code points, 0 to 63.
     pub dscp: Vec<u8>,
-    /// Domains of the far end.
+    /// Domains of the destination address.
     pub domains: Vec<DomainPattern>,
-    /// The class of such packets.
+    /// The class of matching packets.
     pub class: ClassId,
 }
 
 impl Rule {
-    fn fits(&self, now: Instant, facts: &PacketFields, names: &DnsSnooper) -> bool {
+    fn matches(&self, now: Instant, facts: &PacketFields, names: &DnsSnooper) -> bool {
         let PacketFields { protocol, src, dst, ports, dscp } = *facts;
-        one_of(&self.protocols, |one| *one == protocol)
-            && one_of(&self.dscp, |one| *one == dscp)
-            && one_of(&self.from_ports, |range| ports.is_some_and(|(from, _)| range.contains(&from)))
-            && one_of(&self.ports, |range| ports.is_some_and(|(_, to)| range.contains(&to)))
-            && one_of(&self.from, |net| net.contains(&src))
-            && one_of(&self.to, |net| net.contains(&dst))
-            && one_of(&self.domains, |pattern| names.matches(now, dst, pattern))
+        matches_any(&self.protocols, |one| *one == protocol)
+            && matches_any(&self.dscp, |one| *one == dscp)
+            && matches_any(&self.from_ports, |range| ports.is_some_and(|(from, _)| range.contains(&from)))
+            && matches_any(&self.ports, |range| ports.is_some_and(|(_, to)| range.contains(&to)))
+            && matches_any(&self.from, |net| net.contains(&src))
+            && matches_any(&self.to, |net| net.contains(&dst))
+            && matches_any(&self.domains, |pattern| names.matches(now, dst, pattern))
     }
 }
 
-/// Whether one of the list fits, or there is none.
-fn one_of<T>(list: &[T], fits: impl FnMut(&T) -> bool) -> bool {
+/// Whether an entry of the list matches, or the list is empty.
+fn matches_any<T>(list: &[T], fits: impl FnMut(&T) -> bool) -> bool {
     list.is_empty() || list.iter().any(fits)
 }
 
-/// What the rules say about a packet.
+/// The result of classifying a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classification {
-    /// Its class.
+    /// The class of the packet.
     pub class: ClassId,
-    /// The rule that decided, counted from 0; none if no rule fits, which means [`ClassId::DEFAULT`].
+    /// Index of the rule that matched; `None` if no rule matches, which means [`ClassId::DEFAULT`].
     pub rule: Option<usize>,
 }
 
-/// Rules in order: the first that fits counts.
+/// Rules in order: the first that matches decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
 impl Rules {
-    /// These rules in this order.
+    /// The rules, in this order.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self(rules)
     }
 
-    /// The class of a packet. `names` should know of [`Self::patterns`].
+    /// The class of a packet. `names` should have the patterns of [`Self::patterns`].
     pub fn classify(&self, now: Instant, facts: &PacketFields, names: &DnsSnooper) -> Classification {
         let facts = PacketFields { src: facts.src.to_canonical(), dst: facts.dst.to_canonical(), ..*facts };
-        let rule = self.0.iter().position(|rule| rule.fits(now, &facts, names));
+        let rule = self.0.iter().position(|rule| rule.matches(now, &facts, names));
         let class = rule.map_or(ClassId::DEFAULT, |at| self.0[at].class);
-        let reason = if rule.is_some() { "the first rule that fits" } else { "no rule fits" };
+        let reason = if rule.is_some() { "first rule that matches" } else { "no rule matches" };
         debug!(target: CLASSES, ?facts, class = class.0, rule, reason, "flow classified");
         Classification { class, rule }
     }
 
-    /// The domains that rules ask for.
+    /// The domains in the rules.
     pub fn patterns(&self) -> impl Iterator<Item = &DomainPattern> {
         self.0.iter().flat_map(|rule| &rule.domains)
     }
 
-    /// The rules that can never decide, in order: those that contradict themselves, and those that one earlier rule
-    /// covers wholly. That several earlier rules cover one together is not noticed.
+    /// The rules that can never match, in order: those with contradictory conditions, and those that one earlier rule
+    /// covers completely. A rule that several earlier rules cover only together is not found.
     pub fn unreachable(&self) -> Vec<UnreachableRule> {
         cover::unreachable(&self.0)
     }

@@ -1,8 +1,8 @@
-//! CONNECT: a TCP connection whose bytes are those of a stream (RFC 9110 §9.3.6, RFC 9114 §4.4).
+//! CONNECT: a TCP connection relayed over a stream (RFC 9110 §9.3.6, RFC 9114 §4.4).
 //!
-//! In: on the client, where to connect to, and later the response; on the server, a valid request header section. Out:
-//! header sections, the target, or why there is no connection, in words that the other side understands
-//! ([`ProxyError`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
+//! In: on the client, the target, and later the response; on the server, a valid request header section. Out: header
+//! sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209). Always holds: nothing
+//! is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     headers::Headers,
@@ -21,7 +21,7 @@ use std::{
 pub enum Host {
     /// An address.
     Addr(IpAddr),
-    /// A name, in lowercase; for the server to resolve.
+    /// A name, in lowercase, that the server resolves.
     Name(String),
 }
 
@@ -34,7 +34,7 @@ pub struct Authority {
     pub port: u16,
 }
 
-/// Why a text is no [`Authority`].
+/// Why a text is not an [`Authority`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityError {
     /// "A server MUST reject a CONNECT request that targets an empty or invalid port number" (RFC 9110 §9.3.6).
@@ -99,10 +99,10 @@ pub fn credentials(headers: &Headers) -> Option<String> {
     ["proxy-authorization", "authorization"].into_iter().find_map(|name| request::single_text(headers, name))
 }
 
-/// A received request that is well formed; whether it is granted is for the server to say.
+/// A well-formed request; the server decides whether to grant it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Connect {
-    /// Where the client wants to.
+    /// The target of the connection.
     pub target: Authority,
     /// See [`credentials`].
     pub credentials: Option<String>,
@@ -117,7 +117,7 @@ impl fmt::Debug for Connect {
     }
 }
 
-/// Reads a request whose header section is valid ([`Headers::validate`]).
+/// Parses a request whose header section is valid ([`Headers::validate`]).
 ///
 /// # Errors
 /// 405 for another method, 501 for an extended CONNECT, 400 for a bad target.
@@ -134,27 +134,27 @@ pub fn parse_request(headers: &Headers) -> Result<Connect, Rejection> {
     Ok(Connect { target, credentials: credentials(headers) })
 }
 
-/// Why there is no connection to a target: what the server found and the client tells the app.
+/// Why a connection to a target failed, as a proxy error type (RFC 9209 §2.3) from the server to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyError {
-    /// The name has no address.
+    /// The name could not be resolved to an address.
     Dns,
-    /// A rule forbids it.
+    /// A rule forbids the target.
     Prohibited,
-    /// Nobody listens there.
+    /// The target refused the connection.
     Refused,
-    /// No route leads there, or the host is down.
+    /// There is no route to the target, or the host is down.
     Unroutable,
-    /// There was no answer.
+    /// The target did not answer in time.
     TimedOut,
     /// The server cannot open more connections.
     Busy,
-    /// Something else.
+    /// Any other failure.
     Other,
 }
 
 impl ProxyError {
-    /// Status code and proxy error type (RFC 9209 §2.3) of each.
+    /// HTTP status code and proxy error type (RFC 9209 §2.3) of each value.
     const ALL: [(Self, u16, &'static str); 7] = [
         (Self::Dns, 502, "dns_error"),
         (Self::Prohibited, 403, "destination_ip_prohibited"),
@@ -165,7 +165,7 @@ impl ProxyError {
         (Self::Other, 502, "proxy_internal_error"),
     ];
 
-    /// The answer to the client; `reason` is for people.
+    /// The response to the client; `reason` is a text for users.
     #[must_use]
     pub fn rejection(self, reason: impl Into<Cow<'static, str>>) -> Rejection {
         let known = Self::ALL.iter().find(|(failure, ..)| *failure == self);
@@ -173,16 +173,15 @@ impl ProxyError {
         Rejection { error, ..Rejection::new(status, reason) }
     }
 
-    /// What a response that is no 2xx means: by its proxy error type if it has one that is known here, else by its
-    /// status.
+    /// The failure in a response without a 2xx status: by its proxy error type if that is known, else by its status.
     #[must_use]
     pub fn from_response(headers: &Headers) -> Self {
-        let said =
+        let error =
             headers.values("proxy-status").filter_map(|value| structured::last_token(value, "error")).last();
-        let said = said.as_deref();
+        let received = error.as_deref();
         let by_error =
-            Self::ALL.iter().find(|(.., error)| Some(*error) == said).map(|(failure, ..)| *failure);
-        by_error.unwrap_or(match (said, headers.status()) {
+            Self::ALL.iter().find(|(.., error)| Some(*error) == received).map(|(failure, ..)| *failure);
+        by_error.unwrap_or(match (received, headers.status()) {
             (Some("connection_terminated"), _) => Self::Refused,
             (Some("dns_timeout"), _) => Self::Dns,
             (Some("destination_unavailable" | "destination_not_found"), _) => Self::Unroutable,
@@ -194,16 +193,16 @@ impl ProxyError {
     }
 }
 
-/// The response that grants a request: its stream carries the connection's bytes from here on.
+/// The response that grants a request: the stream then carries the bytes of the connection.
 #[must_use]
 pub fn accept() -> Headers {
     Headers::response(200)
 }
 
-/// Reads the final response to a request.
+/// Checks the final response to a request.
 ///
 /// # Errors
-/// Everything but a 2xx (RFC 9110 §9.3.6).
+/// If the status is not 2xx (RFC 9110 §9.3.6).
 pub fn check_response(headers: &Headers) -> Result<(), ProxyError> {
     match headers.status() {
         Some(200..=299) => Ok(()),
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_comes_out_as_it_went_in() {
+    fn a_request_is_parsed_as_written() {
         let target: Authority = "example.com:443".parse().unwrap();
         let headers = request(&target, Some("Bearer secret"));
         assert_eq!(headers.validate(Section::Request), Ok(()));
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_learns_why_there_is_no_connection() {
+    fn the_response_contains_the_reason_of_the_failure() {
         for (failure, status, _) in ProxyError::ALL {
             let headers = failure.rejection("details; error=connection_refused").headers();
             assert_eq!(headers.status(), Some(status));

@@ -1,8 +1,8 @@
 //! CONNECT-IP requests and responses (RFC 9484 §4).
 //!
-//! In: on the client, what to ask for, and later the response; on the server, a valid request header
-//! section. Out: header sections, the request's scope, or why it is refused. Always holds: nothing is
-//! granted here; names are not resolved and credentials not compared.
+//! In: on the client, the scope to request, and later the response; on the server, a valid request header section. Out:
+//! header sections, the scope of the request, or the reason of a refusal. Always holds: nothing is authorized here; names
+//! are not resolved and credentials not verified.
 
 use crate::{
     credentials::session_header,
@@ -32,12 +32,12 @@ pub enum Target {
     Any,
     /// An address or prefix.
     Net(IpNet),
-    /// A name; to be resolved before the request is answered.
+    /// A name, which the server resolves before it answers the request.
     Host(String),
 }
 
 impl Target {
-    /// Reads the `target` variable, after percent-decoding; `None` if it is none of the three.
+    /// Parses the percent-decoded `target` variable; `None` if it is none of the three.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "*" {
@@ -78,9 +78,9 @@ pub struct ConnectIpRequest {
     pub path: String,
     /// Value of the `authorization` field, for example `Bearer …`.
     pub authorization: Option<String>,
-    /// Secret of the session to take up again; see [`session_header`].
+    /// Secret of the session to resume; see [`session_header`].
     pub session: Option<Vec<u8>>,
-    /// More fields, lowercase names first.
+    /// Further header fields: pairs of lowercase name and value.
     pub extra: Vec<(String, String)>,
 }
 
@@ -104,10 +104,10 @@ impl ConnectIpRequest {
         }
     }
 
-    /// The header section (RFC 9484 §4.5). A session secret of illegal length is left out.
+    /// The header section (RFC 9484 §4.5). A session secret of invalid length is left out.
     #[must_use]
     pub fn headers(&self) -> Headers {
-        let mut headers = request::extended("connect-ip", &self.scheme, &self.authority, &self.path);
+        let mut headers = request::extended_connect("connect-ip", &self.scheme, &self.authority, &self.path);
         if let Some(authorization) = &self.authorization {
             headers.push("authorization", authorization.clone());
         }
@@ -121,30 +121,30 @@ impl ConnectIpRequest {
     }
 }
 
-/// The path that `template` gives for `target` and `ipproto` (`None` is all protocols).
+/// The path for `target` and `ipproto` (`None`: all protocols) from `template`.
 #[must_use]
 pub fn path(template: &Template, target: &Target, ipproto: Option<u8>) -> String {
     let ipproto = ipproto.map_or_else(|| "*".to_owned(), |ipproto| ipproto.to_string());
     template.expand(&[("target", &target.to_string()), ("ipproto", &ipproto)])
 }
 
-/// A received request that is well formed; whether it is granted is for the server to say.
+/// A well-formed request; the server decides whether to grant it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectIp {
-    /// What the client wants to reach.
+    /// The destinations that the client wants to reach.
     pub target: Target,
-    /// The one IP protocol it wants to use; `None` is all. ICMP is always allowed (RFC 9484 §4.6).
+    /// The only IP protocol that the client wants to use; `None` means all. ICMP is always allowed (RFC 9484 §4.6).
     pub ipproto: Option<u8>,
-    /// Host and port that the client believes it talks to.
+    /// Host and port of the server, as the client addressed it.
     pub authority: String,
     /// Path as received.
     pub path: String,
     /// Value of the `authorization` field if there is exactly one.
     pub authorization: Option<String>,
-    /// Secret of the session to take up again, if the field is well formed.
+    /// Secret of the session to resume, if the field is well formed.
     pub session: Option<Vec<u8>>,
-    /// Whether the client announced capsules. Some leave the field out; their streams carry capsules
-    /// nevertheless, because connect-ip always does (RFC 9484 §4.7).
+    /// Whether the client announced the Capsule Protocol. Some clients omit the field; their streams carry capsules anyway,
+    /// because connect-ip always does (RFC 9484 §4.7).
     pub capsule_protocol: CapsuleProtocol,
 }
 
@@ -162,11 +162,11 @@ impl fmt::Debug for ConnectIp {
     }
 }
 
-/// Reads a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
+/// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
 ///
 /// # Errors
-/// 501 for another kind of CONNECT, 404 for another path, 405 for another method at that path, 400 for
-/// a bad target or protocol, or for fields that cannot stand beside capsules.
+/// 501 for another kind of CONNECT, 404 for another path, 405 for another method at that path, 400 for an invalid target or
+/// protocol, or for header fields that are forbidden with capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp, Rejection> {
     let kind = request::classify(headers)?;
     if matches!(kind, RequestKind::ConnectUdp | RequestKind::ConnectTcp | RequestKind::ConnectMpvpn) {
@@ -179,7 +179,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
     if kind != RequestKind::ConnectIp {
         return Err(Rejection::new(405, "expected CONNECT with :protocol connect-ip"));
     }
-    request::may_have_capsules(headers)?;
+    request::check_no_content_fields(headers)?;
     let variable = |name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| &value[..]);
     Ok(ConnectIp {
         target: parse_target(variable("target"))?,
@@ -192,22 +192,22 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
     })
 }
 
-/// The response that grants a request; `session` is the secret to come back with.
+/// The response that grants a request; `session` is the secret with which the client can resume the session.
 #[must_use]
 pub fn accept(session: Option<&[u8]>) -> Headers {
-    let mut headers = request::granted();
+    let mut headers = request::accept_with_capsules();
     if let Some(session) = session.and_then(session_header::encode) {
         headers.push(session_header::NAME, session);
     }
     headers
 }
 
-/// What a server's 2xx response says beyond yes.
+/// The contents of a server's 2xx response.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// Secret of the session, if the server keeps sessions.
+    /// Secret of the session, if the server supports sessions.
     pub session: Option<Vec<u8>>,
-    /// Whether the server announced capsules; it speaks them either way.
+    /// Whether the server announced the Capsule Protocol; it uses capsules either way.
     pub capsule_protocol: CapsuleProtocol,
 }
 
@@ -220,7 +220,7 @@ impl fmt::Debug for Accepted {
     }
 }
 
-/// Why there is no tunnel. Texts from the server are cut and free of controls.
+/// Why the server refused the tunnel. Texts from the server are truncated and contain only printable characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
     /// 401 or 407.
@@ -228,54 +228,55 @@ pub enum ResponseError {
     Unauthorized {
         /// Status code.
         status: u16,
-        /// What the server adds.
-        detail: Detail,
+        /// Details from the server.
+        detail: RefusalDetail,
     },
     /// 403.
     #[error("the server forbids this request (status 403){detail}")]
     Forbidden {
-        /// What the server adds.
-        detail: Detail,
+        /// Details from the server.
+        detail: RefusalDetail,
     },
     /// 404, 405 or 501.
     #[error("the server offers no CONNECT-IP at this path (status {status}){detail}")]
     NotOffered {
         /// Status code.
         status: u16,
-        /// What the server adds.
-        detail: Detail,
+        /// Details from the server.
+        detail: RefusalDetail,
     },
-    /// 429 or 503: worth another try later.
+    /// 429 or 503: the client may try again later.
     #[error("the server is busy (status {status}){detail}")]
     Busy {
         /// Status code.
         status: u16,
-        /// Seconds to wait, if the server says.
+        /// Seconds to wait, from the `retry-after` field.
         retry_after_s: Option<u32>,
-        /// What the server adds.
-        detail: Detail,
+        /// Details from the server.
+        detail: RefusalDetail,
     },
     /// Any other status that is not 2xx.
     #[error("the server refuses the tunnel (status {status}){detail}")]
     Refused {
         /// Status code.
         status: u16,
-        /// What the server adds.
-        detail: Detail,
+        /// Details from the server.
+        detail: RefusalDetail,
     },
     /// A 2xx response that cannot carry capsules (RFC 9297 §3.2).
     #[error("malformed response: {reason}")]
     Malformed {
-        /// What is wrong.
+        /// What is malformed.
         reason: String,
     },
 }
 
-/// The `proxy-status` of a refusal, fit to be printed after a sentence; may be empty.
+/// The `proxy-status` field of a refusal, sanitized for messages; may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Detail(String);
+pub struct RefusalDetail(String);
 
-impl Detail {
+impl RefusalDetail {
+    /// Maximum length in bytes: a message on one line; a longer text from the server is truncated.
     const MAX: usize = 300;
 
     fn of(headers: &Headers) -> Self {
@@ -284,31 +285,31 @@ impl Detail {
         Self(printable.map(|byte| char::from(*byte)).collect())
     }
 
-    /// The text alone.
+    /// The text without the leading colon of its [`Display`](fmt::Display) form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for Detail {
+impl fmt::Display for RefusalDetail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
     }
 }
 
-/// Reads the final response to a CONNECT-IP request.
+/// Parses the final response to a CONNECT-IP request.
 ///
 /// # Errors
-/// Everything but a 2xx that can carry capsules.
+/// If the response is not a 2xx that allows capsules.
 pub fn check_response(headers: &Headers) -> Result<Accepted, ResponseError> {
     let status = headers.status().unwrap_or_default();
-    let detail = Detail::of(headers);
+    let detail = RefusalDetail::of(headers);
     match status {
         // "HTTP status codes 204 (No Content), 205 (Reset Content), and 206 (Partial Content) MUST NOT be
         // sent on responses that use the Capsule Protocol" (RFC 9297 §3.2).
         204..=206 => Err(ResponseError::Malformed { reason: format!("status {status} with capsules") }),
-        200..=299 => match request::forbidden_with_capsules(headers) {
+        200..=299 => match request::field_forbidden_with_capsules(headers) {
             Some(name) => Err(ResponseError::Malformed { reason: format!("{name} with capsules") }),
             None => Ok(Accepted {
                 session: headers.single(session_header::NAME).and_then(session_header::parse),
@@ -326,7 +327,7 @@ pub fn check_response(headers: &Headers) -> Result<Accepted, ResponseError> {
     }
 }
 
-/// A template without the variable asks for everything.
+/// Parses the `target` variable. A template without it requests all destinations.
 fn parse_target(text: Option<&str>) -> Result<Target, Rejection> {
     let Some(text) = text else { return Ok(Target::Any) };
     Target::parse(text).ok_or_else(|| {

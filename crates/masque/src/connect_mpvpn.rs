@@ -1,8 +1,9 @@
-//! Extended CONNECT with `:protocol` mpvpn: a stream on which the two ends of a connection without packets agree on how
-//! they use its paths (docs/protocol.md, "Paths without packets").
+//! Extended CONNECT with `:protocol` mpvpn: a control stream on which both ends of a connection without CONNECT-IP negotiate
+//! the use of its paths (docs/protocol.md, "Paths without packets").
 //!
-//! In: on the client, what it offers, and later the response; on the server, a valid request header section. Out: header
-//! sections. Always holds: a server that does not know the protocol refuses it (RFC 9220 §3), which costs nothing.
+//! In: on the client, the extensions it offers; on the server, a valid request header section. Out: header sections, or the
+//! credentials of the request. Always holds: a server that does not know the protocol refuses the request (RFC 9220 §3),
+//! and the connection works without it.
 
 use crate::{
     connect,
@@ -13,11 +14,11 @@ use crate::{
 /// The path of the request.
 pub const PATH: &str = "/.well-known/mpvpn/";
 
-/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are further
-/// fields, lowercase names first.
+/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are further header
+/// fields: pairs of lowercase name and value.
 #[must_use]
 pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, String)>) -> Headers {
-    let mut headers = request::extended("mpvpn", "https", authority, PATH);
+    let mut headers = request::extended_connect("mpvpn", "https", authority, PATH);
     if let Some(credentials) = credentials {
         headers.push("authorization", credentials.to_owned());
     }
@@ -27,10 +28,10 @@ pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, 
     headers
 }
 
-/// Reads a request whose header section is valid ([`Headers::validate`]): its credentials.
+/// Parses a request whose header section is valid ([`Headers::validate`]), and returns its credentials.
 ///
 /// # Errors
-/// 501 for another kind of request, 404 for another path, 400 for fields that cannot stand beside capsules.
+/// 501 for another kind of request, 404 for another path, 400 for header fields that are forbidden with capsules.
 pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
     if request::classify(headers)? != RequestKind::ConnectMpvpn {
         return Err(Rejection::new(501, "expected CONNECT with :protocol mpvpn"));
@@ -38,7 +39,7 @@ pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
     if headers.path() != Some(PATH) {
         return Err(Rejection::new(404, format!("no such path; expected {PATH}")));
     }
-    request::may_have_capsules(headers)?;
+    request::check_no_content_fields(headers)?;
     Ok(connect::credentials(headers))
 }
 
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused() {
+    fn other_requests_are_refused() {
         let status = |headers: &Headers| parse_request(headers).map_err(|refusal| refusal.status);
         let content = vec![("content-length".to_owned(), "0".to_owned())];
         assert_eq!(status(&request("vpn.example", None, content)), Err(400));

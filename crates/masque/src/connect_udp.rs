@@ -1,8 +1,8 @@
 //! CONNECT-UDP: UDP payloads between a client and one target, in HTTP Datagrams (RFC 9298).
 //!
-//! In: on the client, where payloads are to go, and later the response; on the server, a valid request header section.
-//! Out: header sections, the target, or why there is no socket for it, in the words that CONNECT has for that
-//! ([`ProxyError`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
+//! In: on the client, the target, and later the response; on the server, a valid request header section. Out: header
+//! sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209). Always holds: nothing
+//! is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     connect::{self, Authority, Host, ProxyError},
@@ -21,7 +21,7 @@ const PORT: &str = "target_port";
 /// Checks `text`, an absolute URI template or the path of one, for CONNECT-UDP.
 ///
 /// # Errors
-/// If it is malformed, or lacks one of the two variables that RFC 9298 §3 asks for.
+/// If it is malformed, or lacks one of the two variables that RFC 9298 §3 requires.
 pub fn template(text: &str) -> Result<Template, TemplateError> {
     let template = Template::parse(text)?;
     match [HOST, PORT].into_iter().find(|name| !template.has_variable(name)) {
@@ -39,7 +39,7 @@ pub fn default_template() -> Template {
     template(DEFAULT_TEMPLATE).expect("the default template is well formed")
 }
 
-/// The path that `template` gives for `target`; the colons of IPv6 are percent-encoded (RFC 9298 §3).
+/// The path for `target` from `template`; colons of IPv6 addresses are percent-encoded (RFC 9298 §3).
 #[must_use]
 pub fn path(template: &Template, target: &Authority) -> String {
     let host = match &target.host {
@@ -52,17 +52,17 @@ pub fn path(template: &Template, target: &Authority) -> String {
 /// The request for `path` at the proxy `authority`; `credentials` is the value of `authorization`.
 #[must_use]
 pub fn request(authority: &str, path: &str, credentials: Option<&str>) -> Headers {
-    let mut headers = request::extended("connect-udp", "https", authority, path);
+    let mut headers = request::extended_connect("connect-udp", "https", authority, path);
     if let Some(credentials) = credentials {
         headers.push("authorization", credentials.to_owned());
     }
     headers
 }
 
-/// A received request that is well formed; whether it is granted is for the server to say.
+/// A well-formed request; the server decides whether to grant it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectUdp {
-    /// Where payloads go.
+    /// The destination of the UDP payloads.
     pub target: Authority,
     /// See [`connect::credentials`].
     pub credentials: Option<String>,
@@ -77,11 +77,11 @@ impl fmt::Debug for ConnectUdp {
     }
 }
 
-/// Reads a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
+/// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
 ///
 /// # Errors
-/// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for a bad host or port, or for
-/// fields that cannot stand beside capsules.
+/// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for an invalid host or port, or for
+/// header fields that are forbidden with capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUdp, Rejection> {
     match request::classify(headers)? {
         RequestKind::ConnectUdp => {}
@@ -94,7 +94,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUd
     let variables = template
         .matches(path)
         .ok_or_else(|| Rejection::new(404, "no such path; expected one of the UDP proxying template"))?;
-    request::may_have_capsules(headers)?;
+    request::check_no_content_fields(headers)?;
     // "any ':' characters in the target_host MUST be percent-encoded" (RFC 9298 §3).
     if path.contains(':') {
         return Err(Rejection::new(400, "a colon in the path is not percent-encoded"));
@@ -127,17 +127,17 @@ fn parse_port(text: &str) -> Result<u16, Rejection> {
 /// The response that grants a request (RFC 9298 §3.5).
 #[must_use]
 pub fn accept() -> Headers {
-    request::granted()
+    request::accept_with_capsules()
 }
 
-/// Reads the final response to a request.
+/// Checks the final response to a request.
 ///
 /// # Errors
-/// Everything but a 2xx that can carry capsules (RFC 9298 §3.5, RFC 9297 §3.2).
+/// If the response is not a 2xx that allows capsules (RFC 9298 §3.5, RFC 9297 §3.2).
 pub fn check_response(headers: &Headers) -> Result<(), ProxyError> {
     connect::check_response(headers)?;
     let has_content = matches!(headers.status(), Some(204..=206));
-    if has_content || request::forbidden_with_capsules(headers).is_some() {
+    if has_content || request::field_forbidden_with_capsules(headers).is_some() {
         return Err(ProxyError::Other);
     }
     Ok(())
@@ -155,7 +155,7 @@ mod tests {
 
     /// RFC 9298 §3, figure 1 and the text after it.
     #[test]
-    fn targets_come_out_of_the_path_as_they_went_in() {
+    fn targets_are_read_from_the_path_as_written() {
         for (target, path) in [
             ("192.0.2.6:443", "/.well-known/masque/udp/192.0.2.6/443/"),
             ("[2001:db8::42]:443", "/.well-known/masque/udp/2001%3Adb8%3A%3A42/443/"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_is_malformed() {
+    fn invalid_targets_are_malformed() {
         for target in [
             "example.com/0",
             "example.com/65536",
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_response_that_can_carry_capsules_grants() {
+    fn only_a_response_that_allows_capsules_grants_the_request() {
         assert_eq!(check_response(&accept()), Ok(()));
         assert_eq!(accept().text("capsule-protocol"), Some("?1"));
         for status in [204, 205, 206] {

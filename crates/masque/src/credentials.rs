@@ -1,29 +1,29 @@
-//! What clients prove themselves with: the secret of a session.
+//! The session secret with which a client resumes its session.
 
-/// The `mpvpn-session` header field: `:base64:` of a secret that names a session.
+/// The `mpvpn-session` header field: a Byte Sequence (`:base64:`) with the secret that identifies a session.
 ///
-/// The server sends one in its 2xx response; a client that comes back with it gets the same addresses.
-/// Peers that do not know the field ignore it.
+/// The server sends it in its 2xx response; a client that reconnects with it keeps its addresses. Peers that do not know
+/// the field ignore it.
 pub mod session_header {
     use crate::structured;
 
     /// Name of the field.
     pub const NAME: &str = "mpvpn-session";
-    /// Shortest secret in bytes (128 bits).
-    pub const MIN: usize = 16;
-    /// Longest secret in bytes.
-    pub const MAX: usize = 64;
+    /// Minimum length of a secret in bytes: 128 bits cannot be guessed.
+    pub const MIN_LEN: usize = 16;
+    /// Maximum length of a secret in bytes: bounds memory of the peer; more adds no security.
+    pub const MAX_LEN: usize = 64;
 
-    /// The value that carries `secret`; `None` unless it has [`MIN`] to [`MAX`] bytes.
+    /// The field value for `secret`; `None` unless it has [`MIN_LEN`] to [`MAX_LEN`] bytes.
     #[must_use]
     pub fn encode(secret: &[u8]) -> Option<String> {
-        (MIN..=MAX).contains(&secret.len()).then(|| structured::encode_byte_sequence(secret))
+        (MIN_LEN..=MAX_LEN).contains(&secret.len()).then(|| structured::encode_byte_sequence(secret))
     }
 
-    /// The secret in a field value; `None` unless it has [`MIN`] to [`MAX`] bytes.
+    /// The secret in a field value; `None` unless it has [`MIN_LEN`] to [`MAX_LEN`] bytes.
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Vec<u8>> {
-        structured::byte_sequence(value, MAX).filter(|secret| secret.len() >= MIN)
+        structured::byte_sequence(value, MAX_LEN).filter(|secret| secret.len() >= MIN_LEN)
     }
 }
 

@@ -1,14 +1,14 @@
 //! HTTP Datagrams on HTTP/3 (RFC 9297 §2.1) with the context ID of CONNECT-IP and CONNECT-UDP
 //! (RFC 9484 §6, RFC 9298 §4).
 //!
-//! In: a request stream and a context, or the payload of a received QUIC DATAGRAM frame. Out: the
-//! few bytes that stand before each packet, or where the packet starts. Always holds: packets are
-//! never copied here, and a prefix is at most [`MAX_PREFIX`] bytes.
+//! In: a request stream and a context, or the payload of a received QUIC DATAGRAM frame. Out: the prefix of each packet, or
+//! the offset at which the packet starts. Always holds: packets are never copied here, and a prefix has at most
+//! [`MAX_PREFIX`] bytes.
 
 use crate::{h3::code, varint};
 use bytes::BufMut;
 
-/// Longest prefix in bytes: two variable-length integers of eight bytes.
+/// Length in bytes of the longest prefix: two variable-length integers of eight bytes.
 pub const MAX_PREFIX: usize = 16;
 
 /// Context ID of whole IP packets (RFC 9484 §6) and of UDP payloads (RFC 9298 §5).
@@ -18,7 +18,7 @@ pub const CONTEXT_PAYLOAD: u64 = 0;
 /// stream IDs up to 2^62 − 1, the quarter stream ID goes up to 2^60 − 1 (RFC 9297 §2.1).
 const MAX_QUARTER_STREAM_ID: u64 = (1 << 60) - 1;
 
-/// What stands before each packet in a QUIC DATAGRAM frame: quarter stream ID and context ID.
+/// The prefix of each packet in a QUIC DATAGRAM frame: quarter stream ID and context ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramPrefix {
     bytes: [u8; MAX_PREFIX],
@@ -31,18 +31,18 @@ impl AsRef<[u8]> for DatagramPrefix {
     }
 }
 
-/// Where the parts of a received HTTP Datagram lie.
+/// The parsed prefix of a received HTTP Datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpDatagram {
-    /// The request stream it belongs to, as a QUIC stream ID.
+    /// QUIC stream ID of the request stream that the datagram belongs to.
     pub stream_id: u64,
-    /// Its context; [`CONTEXT_PAYLOAD`] holds a whole IP packet.
+    /// Context ID; in [`CONTEXT_PAYLOAD`] the payload is a whole IP packet.
     pub context_id: u64,
-    /// Bytes before the payload.
+    /// Offset of the payload in bytes.
     pub payload_at: usize,
 }
 
-/// Why a received QUIC DATAGRAM frame is no HTTP Datagram.
+/// Why a received QUIC DATAGRAM frame is not an HTTP Datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatagramError {
     /// "Receipt of a QUIC DATAGRAM frame whose payload is too short to allow parsing the Quarter Stream ID
@@ -68,13 +68,13 @@ pub enum DatagramError {
 }
 
 impl DatagramError {
-    /// The HTTP/3 error code; for a connection error unless [`DatagramError::stream`] names a stream.
+    /// The HTTP/3 error code: of a connection error, or of a stream error if [`DatagramError::stream`] is set.
     #[must_use]
     pub fn code(&self) -> u64 {
         code::DATAGRAM_ERROR
     }
 
-    /// The request stream to abort, if the connection may live on.
+    /// The request stream to abort; `None` if the connection must be closed.
     #[must_use]
     pub fn stream(&self) -> Option<u64> {
         match self {
@@ -84,7 +84,7 @@ impl DatagramError {
     }
 }
 
-/// The bytes before every datagram of context `context_id` on request stream `stream_id`.
+/// The prefix of every datagram of context `context_id` on request stream `stream_id`.
 ///
 /// # Panics
 /// If `stream_id` is not a client-initiated bidirectional stream (a multiple of four), or if either
@@ -94,7 +94,8 @@ pub fn prefix(stream_id: u64, context_id: u64) -> DatagramPrefix {
     prefix_with(stream_id, |room| varint::encode(context_id, room))
 }
 
-/// The same, with a context ID that takes `more` bytes than it needs; `None` if there is no such form of it.
+/// The same prefix with a context ID encoded in `more` bytes more than necessary; `None` if there is no such encoding. With it, a
+/// data packet gets the length of a repair packet of its FEC group.
 ///
 /// # Panics
 /// As [`prefix`].
@@ -107,7 +108,7 @@ pub fn long_prefix(stream_id: u64, context_id: u64, more: usize) -> Option<Datag
 }
 
 fn prefix_with(stream_id: u64, context: impl FnOnce(&mut &mut [u8])) -> DatagramPrefix {
-    assert!(stream_id.is_multiple_of(4), "stream {stream_id} is no request stream");
+    assert!(stream_id.is_multiple_of(4), "stream {stream_id} is not a request stream");
     let mut bytes = [0; MAX_PREFIX];
     let mut room = &mut bytes[..];
     varint::encode(stream_id / 4, &mut room);
@@ -116,10 +117,10 @@ fn prefix_with(stream_id: u64, context: impl FnOnce(&mut &mut [u8])) -> Datagram
     DatagramPrefix { bytes, len }
 }
 
-/// Splits the payload of a QUIC DATAGRAM frame.
+/// Parses the prefix in the payload of a QUIC DATAGRAM frame.
 ///
 /// # Errors
-/// See [`DatagramError`]; streams and contexts nobody knows are for the caller to drop.
+/// See [`DatagramError`]. The caller drops datagrams of unknown streams and contexts.
 #[inline]
 pub fn parse(bytes: &[u8]) -> Result<HttpDatagram, DatagramError> {
     let (quarter, at) = varint::decode(bytes).ok_or(DatagramError::NoStreamId { len: bytes.len() })?;
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prefix_says_the_same() {
+    fn a_long_prefix_has_the_same_meaning() {
         assert_eq!(long_prefix(8, 10, 3).unwrap().as_ref(), [2, 0x80, 0, 0, 10]);
         assert_eq!(long_prefix(0, 70, 2).unwrap().as_ref(), [0, 0x80, 0, 0, 70]);
         assert_eq!([long_prefix(0, 10, 2), long_prefix(0, 70, 3), long_prefix(0, 10, 9)], [None; 3]);

@@ -1,8 +1,8 @@
 //! Header sections of HTTP/3 messages: an ordered list of fields, and the rules they obey.
 //!
-//! In: fields from QPACK, or from whoever builds a message. Out: the same fields, with access by name,
-//! after [`Headers::validate`] has applied RFC 9114 §4.2, §4.3 and §4.4. Always holds: nothing here
-//! trusts that a value is text; [`Headers::text`] hands out only what is.
+//! In: fields from QPACK, or from code that builds a message. Out: the same fields, with access by name, after
+//! [`Headers::validate`] has checked the rules of RFC 9114 §4.2, §4.3 and §4.4. Always holds: values may be any bytes;
+//! [`Headers::text`] returns only valid UTF-8.
 
 use bytes::Bytes;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::fmt;
 pub struct Field {
     /// Lowercase name; pseudo-headers start with a colon.
     pub name: Bytes,
-    /// Value; any bytes but controls once validated.
+    /// Value: any bytes, after validation without control characters.
     pub value: Bytes,
 }
 
@@ -42,14 +42,14 @@ pub struct Headers {
     fields: Vec<Field>,
 }
 
-/// What a header section is for; the rules differ.
+/// The kind of a section, for which the rules differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// From the client.
+    /// Header section of a request.
     Request,
-    /// From the server.
+    /// Header section of a response.
     Response,
-    /// After the content, from either.
+    /// Trailer section of a request or response.
     Trailers,
 }
 
@@ -91,7 +91,7 @@ pub enum HeadersError {
         /// The pseudo-header.
         name: String,
     },
-    /// A pseudo-header that this kind of message needs is not there, or is empty.
+    /// A pseudo-header that this kind of message requires is missing or empty.
     #[error("pseudo-header {name} is missing or empty")]
     MissingPseudo {
         /// The pseudo-header.
@@ -119,7 +119,7 @@ pub enum HeadersError {
     /// `:path` that neither starts with a slash nor is `*`.
     #[error(":path does not start with a slash")]
     Path,
-    /// `:method` that is no token.
+    /// `:method` is not a token.
     #[error(":method is not a token")]
     Method,
     /// `:status` that is not three digits from 100 to 599.
@@ -239,7 +239,7 @@ impl Headers {
     /// Checks the rules of RFC 9114 §4.2 to §4.4 (and RFC 9220 §3) for `section`.
     ///
     /// # Errors
-    /// The first rule that is broken; the message is malformed.
+    /// The first violated rule; the message is malformed.
     pub fn validate(&self, section: Section) -> Result<(), HeadersError> {
         self.validate_fields(section)?;
         match section {
@@ -281,9 +281,9 @@ impl Headers {
         match (method == b"CONNECT", self.value(":protocol").is_some()) {
             (true, false) => self.validate_plain_connect(),
             // ":protocol" makes it an extended CONNECT, which has :scheme and :path (RFC 8441 §4).
-            (true, true) => self.validate_target(Needs::Authority),
+            (true, true) => self.validate_target(AuthorityRule::PseudoHeader),
             (false, true) => Err(HeadersError::ForbiddenPseudo { name: ":protocol" }),
-            (false, false) => self.validate_target(Needs::AuthorityOrHost),
+            (false, false) => self.validate_target(AuthorityRule::Either),
         }
     }
 
@@ -294,23 +294,23 @@ impl Headers {
                 return Err(HeadersError::ForbiddenPseudo { name });
             }
         }
-        self.needed(":authority")?;
+        self.required(":authority")?;
         Ok(())
     }
 
-    fn validate_target(&self, needs: Needs) -> Result<(), HeadersError> {
-        let scheme = self.needed(":scheme")?;
-        let path = self.needed(":path")?;
+    fn validate_target(&self, rule: AuthorityRule) -> Result<(), HeadersError> {
+        let scheme = self.required(":scheme")?;
+        let path = self.required(":path")?;
         if path[0] != b'/' && path != b"*" {
             return Err(HeadersError::Path);
         }
         let is_http = scheme.eq_ignore_ascii_case(b"http") || scheme.eq_ignore_ascii_case(b"https");
-        match needs {
-            Needs::Authority => self.needed(":authority").map(|_| ()),
-            Needs::AuthorityOrHost if is_http && self.value("host").is_none() => {
-                self.needed(":authority").map(|_| ())
+        match rule {
+            AuthorityRule::PseudoHeader => self.required(":authority").map(|_| ()),
+            AuthorityRule::Either if is_http && self.value("host").is_none() => {
+                self.required(":authority").map(|_| ())
             }
-            Needs::AuthorityOrHost => Ok(()),
+            AuthorityRule::Either => Ok(()),
         }
     }
 
@@ -330,7 +330,7 @@ impl Headers {
         Ok(())
     }
 
-    fn needed(&self, name: &'static str) -> Result<&[u8], HeadersError> {
+    fn required(&self, name: &'static str) -> Result<&[u8], HeadersError> {
         self.value(name).filter(|value| !value.is_empty()).ok_or(HeadersError::MissingPseudo { name })
     }
 }
@@ -341,11 +341,11 @@ impl FromIterator<Field> for Headers {
     }
 }
 
-/// Where a request names the server.
+/// Which field must contain the host of a request: `:authority`, or `:authority` or `host`.
 #[derive(Clone, Copy)]
-enum Needs {
-    Authority,
-    AuthorityOrHost,
+enum AuthorityRule {
+    PseudoHeader,
+    Either,
 }
 
 fn check_pseudo(name: &[u8], section: Section, seen_regular: bool) -> Result<(), HeadersError> {
@@ -378,18 +378,18 @@ fn check_regular(field: &Field) -> Result<(), HeadersError> {
     Ok(())
 }
 
-/// RFC 9110 §5.6.2.
+/// Whether `bytes` is a token (RFC 9110 §5.6.2).
 pub(crate) fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty()
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
-/// Visible characters, space, tab and bytes above ASCII (RFC 9110 §5.5).
+/// Whether a field value may contain `byte`: visible characters, space, tab and bytes above ASCII (RFC 9110 §5.5).
 fn is_value_byte(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
-/// A field value neither starts nor ends with white space (RFC 9110 §5.5).
+/// Whether a value starts or ends with white space, which RFC 9110 §5.5 forbids.
 fn is_padded(value: &[u8]) -> bool {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     is_space(value.first()) || is_space(value.last())

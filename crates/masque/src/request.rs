@@ -1,8 +1,7 @@
-//! What a request wants, before any one protocol looks at it: the part that CONNECT-IP shares with
-//! CONNECT-UDP and CONNECT.
+//! The kind of a request, and the code that CONNECT-IP, CONNECT-UDP and CONNECT share.
 //!
-//! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a
-//! [`Rejection`] to answer with. Always holds: every request gets a kind or an answer.
+//! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a [`Rejection`] to answer
+//! with. Always holds: every request gets a kind or an answer.
 
 use crate::{
     headers::Headers,
@@ -10,7 +9,7 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// Extended CONNECT with `:protocol` connect-ip (RFC 9484).
@@ -25,26 +24,26 @@ pub enum RequestKind {
     Other,
 }
 
-/// The answer to a request that is not granted.
+/// The response to a refused request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason} (status {status})")]
 pub struct Rejection {
     /// HTTP status code.
     pub status: u16,
-    /// What was expected and what came, for people; ends up in `proxy-status`.
+    /// What was expected and what was received, as a text for users; sent in `proxy-status`.
     pub reason: Cow<'static, str>,
     /// Proxy error type (RFC 9209 §2.3), for example `dns_error`.
     pub error: Option<&'static str>,
 }
 
 impl Rejection {
-    /// An answer with `status`.
+    /// A rejection with `status`.
     #[must_use]
     pub fn new(status: u16, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { status, reason: reason.into(), error: None }
     }
 
-    /// 401: no credentials, or wrong ones.
+    /// 401: missing or invalid credentials.
     #[must_use]
     pub fn unauthorized(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(401, reason)
@@ -56,8 +55,8 @@ impl Rejection {
         Self { error: Some("dns_error"), ..Self::new(502, reason) }
     }
 
-    /// The response. The reason is in `proxy-status` (RFC 9209); 401 comes with `www-authenticate`
-    /// (RFC 6750 §3) and 405 with `allow` (RFC 9110 §15.5.6).
+    /// The header section of the response. The reason is in `proxy-status` (RFC 9209); 401 has `www-authenticate`
+    /// (RFC 6750 §3) and 405 has `allow` (RFC 9110 §15.5.6).
     #[must_use]
     pub fn headers(&self) -> Headers {
         let mut headers = Headers::response(self.status);
@@ -72,10 +71,10 @@ impl Rejection {
     }
 }
 
-/// Tells requests apart.
+/// The kind of a request, by `:method` and `:protocol`.
 ///
 /// # Errors
-/// 501 for a `:protocol` nobody knows (RFC 9220 §3).
+/// 501 for an unknown `:protocol` (RFC 9220 §3).
 pub fn classify(headers: &Headers) -> Result<RequestKind, Rejection> {
     if headers.method() != Some("CONNECT") {
         return Ok(RequestKind::Other);
@@ -92,8 +91,8 @@ pub fn classify(headers: &Headers) -> Result<RequestKind, Rejection> {
     }
 }
 
-/// What every extended CONNECT begins with (RFC 9220 §3); its stream carries capsules.
-pub(crate) fn extended(protocol: &'static str, scheme: &str, authority: &str, path: &str) -> Headers {
+/// The common header fields of every extended CONNECT (RFC 9220 §3) whose stream carries capsules.
+pub(crate) fn extended_connect(protocol: &'static str, scheme: &str, authority: &str, path: &str) -> Headers {
     let mut headers = Headers::new();
     headers.push(":method", "CONNECT");
     headers.push(":protocol", protocol);
@@ -104,7 +103,7 @@ pub(crate) fn extended(protocol: &'static str, scheme: &str, authority: &str, pa
     headers
 }
 
-/// Whether a message says that its stream carries capsules.
+/// Whether a message announces that its stream carries capsules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapsuleProtocol {
     /// `capsule-protocol: ?1`.
@@ -114,7 +113,7 @@ pub enum CapsuleProtocol {
     Omitted,
 }
 
-/// What the `capsule-protocol` field says.
+/// Parses the `capsule-protocol` field.
 #[must_use]
 pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
     match headers.single("capsule-protocol").and_then(structured::boolean) {
@@ -123,26 +122,26 @@ pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
     }
 }
 
-/// A field that a message with capsules must not have: "The Capsule Protocol MUST NOT be used with
+/// The first field that a message with capsules must not have: "The Capsule Protocol MUST NOT be used with
 /// messages that contain Content-Length, Content-Type, or Transfer-Encoding header fields ... MUST treat
 /// the HTTP message as malformed" (RFC 9297 §3.2).
 #[must_use]
-pub fn forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
+pub fn field_forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
     ["content-length", "content-type", "transfer-encoding"]
         .into_iter()
         .find(|name| headers.value(name).is_some())
 }
 
-/// Refuses a request with such a field.
-pub(crate) fn may_have_capsules(headers: &Headers) -> Result<(), Rejection> {
-    match forbidden_with_capsules(headers) {
+/// Refuses a request with a field that is forbidden with capsules.
+pub(crate) fn check_no_content_fields(headers: &Headers) -> Result<(), Rejection> {
+    match field_forbidden_with_capsules(headers) {
         Some(name) => Err(Rejection::new(400, format!("{name} must not be in a request with capsules"))),
         None => Ok(()),
     }
 }
 
-/// The response that grants an [`extended`] CONNECT.
-pub(crate) fn granted() -> Headers {
+/// The response that grants an [`extended_connect`] request.
+pub(crate) fn accept_with_capsules() -> Headers {
     let mut headers = Headers::response(200);
     headers.push("capsule-protocol", "?1");
     headers
@@ -153,8 +152,8 @@ pub(crate) fn single_text(headers: &Headers, name: &str) -> Option<String> {
     std::str::from_utf8(headers.single(name)?).ok().map(str::to_owned)
 }
 
-/// A DNS name of letters, digits, hyphens and underscores, at most 253 bytes and 63 a label, that is no
-/// mistyped IPv4 address: its last label is not a number.
+/// Whether `text` is a DNS name of letters, digits, hyphens and underscores, with at most 253 bytes and 63 bytes per label,
+/// whose last label is not a number (which would be a mistyped IPv4 address).
 pub(crate) fn is_host_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_apart_by_method_and_protocol() {
+    fn requests_are_classified_by_method_and_protocol() {
         assert_eq!(classify(&connect(Some("connect-ip"))), Ok(RequestKind::ConnectIp));
         assert_eq!(classify(&connect(Some("connect-udp"))), Ok(RequestKind::ConnectUdp));
         assert_eq!(classify(&connect(Some("mpvpn"))), Ok(RequestKind::ConnectMpvpn));

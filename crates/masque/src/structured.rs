@@ -1,9 +1,9 @@
-//! The structured field values (RFC 9651) that MASQUE needs, read and written by the crate `sfv`: an Item of one type, a
+//! The structured field values (RFC 9651) that MASQUE uses, parsed and serialized by the crate `sfv`: an Item of one type, a
 //! String with its parameters, and a parameter of a List's members.
 //!
-//! In: the value of one field line. Out: a value of the type that the field has, or nothing: a field value that does not
-//! parse is ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar, and those that
-//! nobody asked for are then ignored; memory is bounded by the length of the field line.
+//! In: the value of one field line. Out: a value of the type of the field, or nothing: a field value that does not parse is
+//! ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar, and unknown ones are then
+//! ignored; the length of the field line bounds the memory.
 
 use sfv::{InnerList, Integer, Item, ItemSerializer, List, ListEntry, Parser, StringRef};
 
@@ -55,8 +55,8 @@ pub fn string(value: &[u8]) -> Option<(String, Parameters)> {
     Some((bare_item.as_string()?.as_str().to_owned(), params))
 }
 
-/// The value of the parameter `key` where it is a Token, of the last member of a List that has one; nothing if
-/// the List is malformed (RFC 9651 §3.1).
+/// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if the List is
+/// malformed (RFC 9651 §3.1).
 #[must_use]
 pub fn last_token(value: &[u8], key: &str) -> Option<String> {
     let members: List = Parser::new(value).parse().ok()?;
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_member_of_a_list_that_says_so_counts() {
+    fn the_parameter_of_the_last_member_that_has_it_counts() {
         let error = |text: &str| last_token(text.as_bytes(), "error");
         assert_eq!(error("proxy; error=dns_error").as_deref(), Some("dns_error"));
         assert_eq!(error("\"a;b\";x=\"error=c\";error=d ,\t b; error=e;y, c").as_deref(), Some("e"));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_escape_quotes_and_drop_what_cannot_be_said() {
+    fn strings_escape_quotes_and_drop_characters_outside_of_ascii() {
         assert_eq!(encode_string("a \"b\" \\ \n é"), r#""a \"b\" \\  ""#);
     }
 

@@ -1,14 +1,14 @@
-//! URI templates (RFC 6570) as far as MASQUE proxies may use them (RFC 9484 §3, RFC 9298 §2).
+//! The subset of URI templates (RFC 6570) that MASQUE proxies may use (RFC 9484 §3, RFC 9298 §2).
 //!
-//! In: a template such as `https://example.org/.well-known/masque/ip/{target}/{ipproto}/`, or only its
-//! path. Out: paths with the variables filled in (client), or the variables of a received path
-//! (server). Always holds: expressions stand in path or query only; `{a}`, `{a,b}`, `{?a,b}` and
-//! `{&a,b}` are all that is allowed; variables may have any name; a variable ends at a character that no value contains, so that a
-//! path matches in one way only.
+//! In: a template such as `https://example.org/.well-known/masque/ip/{target}/{ipproto}/`, or only its path. Out: paths with
+//! expanded variables (client), or the variables of a received path (server). Always holds: expressions are in path or
+//! query only, and have the form `{a}`, `{a,b}`, `{?a,b}` or `{&a,b}`; a variable is followed by a character that no value
+//! contains, so that a path matches in only one way.
 
 use std::borrow::Cow;
 
-/// Longest template, and longest path that is matched, in bytes.
+/// Maximum length in bytes of a template, and of a path to match: longer URIs are not in use (RFC 9110 §4.1 recommends
+/// support for 8000), and a bound limits the work for a hostile path.
 const MAX_LEN: usize = 4096;
 
 /// A checked template.
@@ -28,16 +28,16 @@ struct Origin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Literal(String),
-    /// `{a,b}`: values with commas between them.
+    /// `{a,b}`: values separated by commas.
     Simple(Vec<String>),
     /// `{?a,b}` or `{&a,b}`: `name=value` pairs, the first after this character.
     Query(char, Vec<String>),
 }
 
-/// Why a text is no template for a proxy.
+/// Why a text is not a template for a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// Larger than any sensible URI.
+    /// The template is longer than 4096 bytes.
     #[error("template of {len} bytes, expected at most 4096")]
     TooLong {
         /// Bytes given.
@@ -53,7 +53,7 @@ pub enum TemplateError {
     /// A variable before the path, or a fragment.
     #[error("template has a variable outside of path and query, or a fragment")]
     OutsidePath,
-    /// A brace that does not pair.
+    /// An unbalanced brace.
     #[error("template has an unbalanced brace")]
     Braces,
     /// `{+a}`, `{#a}`, `{.a}`, `{/a}`, `{;a}` and what RFC 6570 reserves.
@@ -62,28 +62,28 @@ pub enum TemplateError {
         /// The operator.
         operator: char,
     },
-    /// No name of a variable, or one with a modifier of level 4 (`{a:3}`, `{a*}`).
+    /// An invalid variable name, or a level 4 modifier (`{a:3}`, `{a*}`).
     #[error("template uses {name:?} as the name of a variable")]
     Variable {
-        /// What is there.
+        /// The text in place of the name.
         name: String,
     },
-    /// A variable twice.
+    /// A variable appears twice.
     #[error("template uses variable {name:?} twice")]
     Repeated {
-        /// Its name.
+        /// Name of the variable.
         name: String,
     },
-    /// A variable that the protocol needs is not there.
+    /// A variable that the protocol requires is missing.
     #[error("template has no variable {name:?}")]
     Missing {
-        /// Its name.
+        /// Name of the variable.
         name: &'static str,
     },
-    /// Two expressions side by side, or a literal after one that a value could contain.
+    /// Two adjacent expressions, or an expression followed by a literal that a value could contain.
     #[error("variable {name:?} is followed by something that could be part of its value")]
     Ambiguous {
-        /// Its name.
+        /// Name of the variable.
         name: String,
     },
 }
@@ -92,10 +92,10 @@ pub enum TemplateError {
 pub type Variables = Vec<(String, String)>;
 
 impl Template {
-    /// Checks `text`, an absolute template or the path part of one.
+    /// Parses `text`, an absolute template or the path part of one.
     ///
     /// # Errors
-    /// If proxies must not use such a template.
+    /// If the RFCs or this implementation do not allow such a template for a proxy.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         if text.len() > MAX_LEN {
             return Err(TemplateError::TooLong { len: text.len() });
@@ -116,7 +116,7 @@ impl Template {
         self.origin.as_ref().map(|origin| &origin.scheme[..])
     }
 
-    /// Host and perhaps port; `None` if the template is only a path.
+    /// Host and optional port; `None` if the template is only a path.
     #[must_use]
     pub fn authority(&self) -> Option<&str> {
         self.origin.as_ref().map(|origin| &origin.authority[..])
@@ -128,7 +128,7 @@ impl Template {
         self.parts.iter().any(|part| part.names().iter().any(|known| known == name))
     }
 
-    /// The path (and query) with `values` in place of the variables; those without a value are empty.
+    /// The path and query with `values` in place of the variables; variables without a value are empty.
     #[must_use]
     pub fn expand(&self, values: &[(&str, &str)]) -> String {
         let value_of = |name: &str| values.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
@@ -152,7 +152,7 @@ impl Template {
         path
     }
 
-    /// The variables of `path`, percent-decoded; `None` if it does not come from this template.
+    /// The percent-decoded variables of `path`; `None` if the path does not match the template.
     #[must_use]
     pub fn matches(&self, path: &str) -> Option<Variables> {
         if path.len() > MAX_LEN {
@@ -257,7 +257,7 @@ fn check_names(parts: &[Part]) -> Result<(), TemplateError> {
     }
 }
 
-/// Every expression ends at the end, at a query expression, or at a literal that no value can contain.
+/// Checks that every expression is followed by the end, a query expression, or a literal that no value can contain.
 fn check_borders(parts: &[Part]) -> Result<(), TemplateError> {
     for (part, next) in parts.iter().zip(parts.iter().skip(1)) {
         let Some(name) = part.names().last() else { continue };
@@ -273,7 +273,7 @@ fn check_borders(parts: &[Part]) -> Result<(), TemplateError> {
     Ok(())
 }
 
-/// Characters that end a value. All of them are percent-encoded where they belong to one.
+/// Whether a character ends a value. Inside a value such characters are percent-encoded.
 fn is_border(char: char) -> bool {
     matches!(char, '/' | '?' | '&' | '=' | '#' | ',' | ';')
 }
@@ -291,7 +291,7 @@ fn match_simple<'p>(path: &'p str, names: &[String], out: &mut Variables) -> Opt
     Some(rest)
 }
 
-/// Pairs in any order; a pair that is missing leaves its variable undefined.
+/// Matches pairs in any order; a missing pair leaves its variable undefined.
 fn match_query<'p>(path: &'p str, first: char, names: &[String], out: &mut Variables) -> Option<&'p str> {
     let mut rest = path;
     let mut separator = first;
@@ -313,8 +313,8 @@ fn split_value(path: &str) -> (&str, &str) {
     path.split_at(path.find(is_border).unwrap_or(path.len()))
 }
 
-/// Percent-encodes all but unreserved characters (RFC 6570 §3.2.1), and leaves `*` as it is: a path may
-/// hold it (RFC 3986 §3.3), and deployed servers compare `/*/*/` literally.
+/// Percent-encodes all characters except unreserved ones (RFC 6570 §3.2.1) and `*`, which a path may contain
+/// (RFC 3986 §3.3): deployed servers compare `/*/*/` literally.
 fn escape(value: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~*".contains(&byte);
     if value.bytes().all(is_plain) {
@@ -330,7 +330,7 @@ fn escape(value: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Undoes percent-encoding; `None` if an escape is broken or the result is not UTF-8.
+/// Percent-decodes a value; `None` if an escape is malformed or the result is not UTF-8.
 fn unescape(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_are_sent_plain_and_read_in_both_forms() {
+    fn asterisks_are_sent_unencoded_and_read_in_both_forms() {
         let template = parse("/.well-known/masque/ip/{target}/{ipproto}/").unwrap();
         let path = template.expand(&[("target", "*"), ("ipproto", "*")]);
         assert_eq!(path, "/.well-known/masque/ip/*/*/");

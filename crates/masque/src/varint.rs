@@ -1,12 +1,11 @@
 //! Variable-length integers (RFC 9000 §16).
 //!
-//! In: numbers below 2^62, or received bytes. Out: 1, 2, 4 or 8 bytes, or the number they spell.
-//! Always holds: decoding reads only what the first byte announces, and accepts encodings longer
-//! than needed, as RFC 9000 asks.
+//! In: numbers below 2^62, or received bytes. Out: 1, 2, 4 or 8 bytes, or the encoded number. Always holds: decoding reads
+//! only as many bytes as the first byte announces, and accepts encodings that are longer than needed, as RFC 9000 requires.
 
 use bytes::BufMut;
 
-/// How many bytes [`encode`] writes for a value: 1, 2, 4 or 8.
+/// Length in bytes of the encoding that [`encode`] writes: 1, 2, 4 or 8.
 pub use mpvpn_types::varint_len as len;
 
 /// The largest number that a variable-length integer can hold (2^62 − 1).
@@ -15,14 +14,14 @@ pub const MAX: u64 = (1 << 62) - 1;
 /// Appends `value` in its shortest form.
 ///
 /// # Panics
-/// If `value` is larger than [`MAX`]: such a number has no encoding, and none comes from [`decode`].
+/// If `value` is larger than [`MAX`]: such a number has no encoding, and [`decode`] never returns one.
 #[inline]
 pub fn encode(value: u64, out: &mut impl BufMut) {
     assert!(value <= MAX, "{value} does not fit a variable-length integer");
     encode_in(value, len(value), out);
 }
 
-/// Appends `value` in a form of `bytes` bytes; returns whether there is one, and else appends nothing.
+/// Appends `value` as an encoding of exactly `bytes` bytes; returns false and appends nothing if there is none.
 #[inline]
 pub fn encode_in(value: u64, bytes: usize, out: &mut impl BufMut) -> bool {
     if value > MAX || bytes < len(value) {
@@ -38,7 +37,7 @@ pub fn encode_in(value: u64, bytes: usize, out: &mut impl BufMut) -> bool {
     true
 }
 
-/// The number at the start of `bytes` and how many bytes it took; `None` if more bytes are needed.
+/// The number at the start of `bytes` and the length of its encoding; `None` if more bytes are needed.
 #[inline]
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_number_asks_for_more() {
+    fn a_truncated_number_needs_more_bytes() {
         assert_eq!(decode(&[]), None);
         assert_eq!(decode(&[0x40]), None);
         assert_eq!(decode(&[0x80, 0, 0]), None);

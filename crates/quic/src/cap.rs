@@ -145,8 +145,8 @@ impl Cap {
     }
 
     /// Tells the shaper whether the class has more data than it may send.
-    pub(crate) fn set_wanting(&self, wanting: bool) {
-        self.handle.shaper().set_wanting(self.asked, self.handle.class(), wanting);
+    pub(crate) fn set_backlogged(&self, wanting: bool) {
+        self.handle.shaper().set_backlogged(self.asked, self.handle.class(), wanting);
     }
 
     /// When the shaper allows sending again; `None` if it does now.

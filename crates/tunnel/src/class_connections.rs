@@ -334,7 +334,7 @@ impl ClassConnections {
         let facts =
             PacketFields { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
         let class = self.rules.classify(now, &facts, &self.names).class;
-        self.flows.put(now, flow, class);
+        self.flows.insert(now, flow, class);
         class
     }
 

@@ -1,41 +1,40 @@
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// Names of DNS: a domain with everything below it (`example.com`), or only what is below (`*.example.com`).
+/// A pattern of DNS names: a domain with its subdomains (`example.com`), or only the subdomains (`*.example.com`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainPattern {
-    /// In lower case, without the last dot.
+    /// In lower case, without trailing dot.
     domain: String,
-    below_only: bool,
+    subdomains_only: bool,
 }
 
 impl DomainPattern {
-    /// Whether it stands for the name with these labels.
-    pub(super) fn fits<L: AsRef<[u8]>>(&self, labels: &[L]) -> bool {
+    /// Whether the pattern matches the name with these labels.
+    pub(super) fn matches_labels<L: AsRef<[u8]>>(&self, labels: &[L]) -> bool {
         let mut rest = labels.iter().rev();
         let mut has = |label: &str| {
             rest.next().is_some_and(|other| other.as_ref().eq_ignore_ascii_case(label.as_bytes()))
         };
-        self.domain.rsplit('.').all(&mut has) && (!self.below_only || rest.next().is_some())
+        self.domain.rsplit('.').all(&mut has) && (!self.subdomains_only || rest.next().is_some())
     }
 
-    /// Whether it stands for every name that `other` stands for.
+    /// Whether the pattern matches every name that `other` matches.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let labels: Vec<&str> = other.domain.split('.').collect();
-        self.fits(&labels) || self.domain == other.domain && other.below_only
+        self.matches_labels(&labels) || self.domain == other.domain && other.subdomains_only
     }
 }
 
 impl fmt::Display for DomainPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", if self.below_only { "*." } else { "" }, self.domain)
+        write!(f, "{}{}", if self.subdomains_only { "*." } else { "" }, self.domain)
     }
 }
 
-/// Something that is no pattern of names.
+/// A text that is not a domain pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a domain: expected one as in example.com (and all below it) or *.example.com (below only), in letters of \
-     ASCII"
+    "`{0}` is not a domain: expected example.com (with its subdomains) or *.example.com (subdomains only), in ASCII letters"
 )]
 pub struct ParseDomainPatternError(String);
 
@@ -43,7 +42,7 @@ impl FromStr for DomainPattern {
     type Err = ParseDomainPatternError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (below_only, domain) = match text.strip_prefix("*.") {
+        let (subdomains_only, domain) = match text.strip_prefix("*.") {
             Some(domain) => (true, domain),
             None => (false, text),
         };
@@ -54,10 +53,10 @@ impl FromStr for DomainPattern {
         };
         let good = domain.len() <= 253
             && domain.split('.').all(label_is_good)
-            // Somebody who writes an address means the address.
+            // An IP address is not a domain: rules have another key for addresses.
             && domain.parse::<IpAddr>().is_err();
         match good {
-            true => Ok(Self { domain: domain.to_ascii_lowercase(), below_only }),
+            true => Ok(Self { domain: domain.to_ascii_lowercase(), subdomains_only }),
             false => Err(ParseDomainPatternError(text.to_owned())),
         }
     }
@@ -74,11 +73,11 @@ mod tests {
     }
 
     fn fits(text: &str, name: &str) -> bool {
-        pattern(text).fits(&name.split('.').collect::<Vec<_>>())
+        pattern(text).matches_labels(&name.split('.').collect::<Vec<_>>())
     }
 
     #[test]
-    fn a_domain_is_itself_and_all_below_it_and_a_star_only_what_is_below() {
+    fn a_domain_matches_itself_and_its_subdomains_and_a_star_only_the_subdomains() {
         for (text, name) in [
             ("example.com", "example.com"),
             ("example.com", "a.example.com"),
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pattern_covers_another_if_it_stands_for_all_its_names() {
+    fn one_pattern_covers_another_if_it_matches_all_its_names() {
         for (one, other) in [
             ("example.com", "example.com"),
             ("example.com", "*.example.com"),
@@ -121,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_covers_another_fits_all_that_it_fits(
+        fn a_pattern_that_covers_another_matches_all_its_names(
             one in r"(\*\.)?(a|b)(\.(a|b)){0,2}",
             other in r"(\*\.)?(a|b)(\.(a|b)){0,2}",
             name in r"(a|b)(\.(a|b)){0,4}",
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back_and_the_rest_is_refused() {
+    fn valid_patterns_are_printed_as_parsed_and_others_are_refused() {
         for text in ["example.com", "*.example.com", "xn--bcher-kva.example", "_sip.a-b.c", "1and1.com"] {
             assert_eq!(pattern(text).to_string(), text);
         }

@@ -73,7 +73,7 @@ fn knows(names: &DnsSnooper, now: Instant, address: &str, pattern: &str) -> bool
 }
 
 #[test]
-fn an_answer_tells_the_addresses_of_a_name_and_the_case_does_not_matter() {
+fn a_response_maps_the_addresses_of_a_name_without_regard_to_case() {
     let now = start();
     let mut names = names(&["zoom.us", "*.webex.com"]);
     let v6: Ipv6Addr = "2001:db8::9".parse().unwrap();
@@ -85,11 +85,11 @@ fn an_answer_tells_the_addresses_of_a_name_and_the_case_does_not_matter() {
     resolve(&mut names, now, "webex.com", vec![a("webex.com", [198, 51, 100, 10], 300)]);
     assert!(!knows(&names, now, "198.51.100.10", "*.webex.com"), "the domain itself was not asked for");
     resolve(&mut names, now, "example.com", vec![a("example.com", [198, 51, 100, 11], 300)]);
-    assert_eq!(names.known.len(), 2, "names that no rule asks for are not kept");
+    assert_eq!(names.mappings.len(), 2, "names that no rule asks for are not kept");
 }
 
 #[test]
-fn every_name_of_a_chain_counts_whatever_the_order_of_its_records() {
+fn every_name_of_a_cname_chain_counts_in_any_record_order() {
     let now = start();
     for flip in [false, true] {
         let mut names = names(&["calls.example", "*.cdn.example", "elsewhere.example"]);
@@ -106,31 +106,31 @@ fn every_name_of_a_chain_counts_whatever_the_order_of_its_records() {
         resolve(&mut names, now, "meet.calls.example", records);
         assert!(knows(&names, now, "198.51.100.9", "calls.example"));
         assert!(knows(&names, now, "198.51.100.9", "*.cdn.example"));
-        assert_eq!(names.known.len(), 2, "{:?}", names.known);
+        assert_eq!(names.mappings.len(), 2, "{:?}", names.mappings);
     }
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_ends() {
+fn a_cname_loop_ends() {
     let now = start();
     let mut names = names(&["a.example"]);
     let records = vec![cname("a.example", "b.example"), cname("b.example", "a.example")];
     resolve(&mut names, now, "a.example", records);
-    assert!(names.known.is_empty());
+    assert!(names.mappings.is_empty());
 }
 
 #[test]
-fn only_answers_to_questions_that_were_asked_count_and_only_once() {
+fn only_responses_to_seen_queries_count_and_only_once() {
     let now = start();
     let told = || answer(7, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], 300)]);
     let known_after = |play: &dyn Fn(&mut DnsSnooper)| {
         let mut names = names(&["zoom.us"]);
         play(&mut names);
-        names.known.len()
+        names.mappings.len()
     };
     let ask = |names: &mut DnsSnooper| names.on_query(now, client(), resolver(), &question(7, "zoom.us"));
     let other: SocketAddr = "192.0.2.54:53".parse().unwrap();
-    let late = now + PATIENCE;
+    let late = now + QUERY_TIMEOUT;
     assert_eq!(
         known_after(&|names| (ask(names), names.on_response(now, resolver(), client(), &told())).1),
         1
@@ -156,7 +156,7 @@ fn only_answers_to_questions_that_were_asked_count_and_only_once() {
 }
 
 #[test]
-fn what_is_known_ages_by_its_time_to_live_within_bounds() {
+fn mappings_expire_by_their_time_to_live_within_bounds() {
     let now = start();
     let seconds = |n| now + Duration::from_secs(n);
     for (ttl, lasts) in [(0, 60), (120, 120), (86_400, 3600)] {
@@ -168,7 +168,7 @@ fn what_is_known_ages_by_its_time_to_live_within_bounds() {
 }
 
 #[test]
-fn what_is_known_survives_other_rules_as_far_as_they_ask_for_it() {
+fn mappings_of_patterns_that_remain_survive_new_rules() {
     let now = start();
     let mut names = names(&["a.example", "z.example"]);
     for (domain, last) in [("a.example", 1), ("z.example", 2)] {
@@ -178,11 +178,11 @@ fn what_is_known_survives_other_rules_as_far_as_they_ask_for_it() {
         ["b.example", "z.example"].iter().map(|text| text.parse().unwrap()).collect();
     names.set_patterns(&patterns);
     assert!(knows(&names, now, "198.51.100.2", "z.example"));
-    assert_eq!((names.known.len(), names.ends.len()), (1, 1));
+    assert_eq!((names.mappings.len(), names.by_expiry.len()), (1, 1));
 }
 
 #[test]
-fn memory_is_bounded_and_the_oldest_make_room() {
+fn memory_is_bounded_and_the_oldest_mappings_are_removed() {
     let now = start();
     let mut names = names(&["zoom.us"]);
     for round in 0..300u32 {
@@ -192,29 +192,31 @@ fn memory_is_bounded_and_the_oldest_make_room() {
         });
         resolve(&mut names, now, "zoom.us", records.collect());
     }
-    assert_eq!((names.known.len(), names.ends.len()), (MAX_KNOWN, MAX_KNOWN));
+    assert_eq!((names.mappings.len(), names.by_expiry.len()), (MAX_MAPPINGS, MAX_MAPPINGS));
     assert!(!knows(&names, now, "10.0.0.1", "zoom.us"));
     let [_, b, c, d] = (299u32 * 100).to_be_bytes();
     assert!(names.matches(now, IpAddr::from([10, b, c, d]), &"zoom.us".parse().unwrap()));
     for id in 0..5000 {
         names.on_query(now, client(), resolver(), &question(id, "zoom.us"));
     }
-    assert!(names.asked.len() <= MAX_ASKED && names.queue.len() <= MAX_ASKED);
+    assert!(
+        names.pending_queries.len() <= MAX_PENDING_QUERIES && names.query_queue.len() <= MAX_PENDING_QUERIES
+    );
 }
 
 #[test]
-fn a_header_that_counts_more_than_there_is_costs_nothing() {
+fn a_header_with_too_large_counts_allocates_nothing() {
     let mut message = vec![0; 12];
     message[2] = 0x80;
     message[4..12].fill(0xff);
-    assert!(!is_plausible(&message));
-    assert!(is_plausible(&answer(1, "a.example", vec![a("a.example", [1, 2, 3, 4], 5)])));
-    assert!(!is_plausible(&[]) && !is_plausible(&[0; 11]));
+    assert!(!has_plausible_counts(&message));
+    assert!(has_plausible_counts(&answer(1, "a.example", vec![a("a.example", [1, 2, 3, 4], 5)])));
+    assert!(!has_plausible_counts(&[]) && !has_plausible_counts(&[0; 11]));
 }
 
 proptest! {
     #[test]
-    fn no_message_does_harm(
+    fn no_message_causes_a_panic(
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..8),
     ) {
         let now = start();
@@ -223,16 +225,16 @@ proptest! {
             names.on_query(now, client(), resolver(), message);
             // As if it had been asked.
             if let Some(id) = message.first_chunk() {
-                names.asked.insert((client(), resolver(), u16::from_be_bytes(*id)), now);
+                names.pending_queries.insert((client(), resolver(), u16::from_be_bytes(*id)), now);
             }
             names.on_response(now, resolver(), client(), message);
         }
-        prop_assert_eq!(names.known.len(), names.ends.len());
+        prop_assert_eq!(names.mappings.len(), names.by_expiry.len());
     }
 
     /// Near what is right, damage goes deeper.
     #[test]
-    fn no_damaged_answer_does_harm(
+    fn no_damaged_response_causes_a_panic(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -247,6 +249,6 @@ proptest! {
         message.truncate(1 + cut.index(2 * message.len()));
         names.on_query(now, client(), resolver(), &question(7, "a.zoom.us"));
         names.on_response(now, resolver(), client(), &message);
-        prop_assert!(names.known.len() <= MAX_ADDRESSES * 2);
+        prop_assert!(names.mappings.len() <= MAX_ADDRESSES_PER_RESPONSE * 2);
     }
 }

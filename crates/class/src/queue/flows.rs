@@ -1,28 +1,31 @@
-//! The active flows of a queue, and the lists in which they wait for their turn.
+//! The active flows of a queue, and the round-robin lists of new and old flows.
 //!
-//! Always holds: a flow is found by its bucket exactly as long as it stands in one list.
+//! In: buckets. Out: slots of flows. Always holds: a flow can be found by its bucket exactly while it is in one list.
 
 use rustc_hash::FxHashMap;
 
 use super::{
-    codel::{Codel, Memory},
+    codel::{Codel, DropState},
     store::Fifo,
 };
 
 /// Marks the end of a list.
 const NIL: u32 = u32::MAX;
-/// Flows that an empty queue keeps room for.
-const KEPT: usize = 4;
-/// Flows that ran empty whose drop rate is remembered.
-const REMEMBERED: usize = 8;
+/// Number of flows for which an empty queue keeps memory: most idle clients have few flows at the same time. With fewer,
+/// each burst allocates; with more, thousands of idle clients hold memory.
+const IDLE_CAPACITY: usize = 4;
+/// Number of emptied flows whose drop state is remembered. With fewer, a flow that runs empty now and then starts with no
+/// drops each time; with more, a lookup, a linear search, takes longer. The number is chosen (docs/design/shaper.md, open
+/// questions).
+const MAX_REMEMBERED_STATES: usize = 8;
 
-/// One bucket with packets (or that had some a moment ago).
+/// A bucket with packets, or one that became empty since its last turn.
 #[derive(Debug)]
 pub(super) struct Flow {
     bucket: u32,
     /// The flow behind this one in its list.
     next: u32,
-    /// Bytes that it may still send in this turn.
+    /// Bytes that the flow may still send in this round.
     pub(super) deficit: i64,
     pub(super) fifo: Fifo,
     pub(super) codel: Codel,
@@ -52,9 +55,9 @@ pub(super) struct Flows {
     slots: Vec<Flow>,
     free: u32,
     by_bucket: FxHashMap<u32, u32>,
-    /// A ring, the oldest entry is overwritten.
-    memories: [(u32, Memory); REMEMBERED],
-    next_memory: usize,
+    /// Ring buffer of buckets and their drop states.
+    remembered: [(u32, DropState); MAX_REMEMBERED_STATES],
+    next_remembered: usize,
 }
 
 impl Flows {
@@ -63,8 +66,8 @@ impl Flows {
             slots: Vec::new(),
             free: NIL,
             by_bucket: FxHashMap::default(),
-            memories: [(NIL, Memory::default()); REMEMBERED],
-            next_memory: 0,
+            remembered: [(NIL, DropState::default()); MAX_REMEMBERED_STATES],
+            next_remembered: 0,
         }
     }
 
@@ -76,13 +79,13 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Makes a flow that stands in no list yet.
+    /// Creates a flow that is in no list yet.
     pub(super) fn insert(&mut self, bucket: u32, deficit: i64) -> u32 {
-        let codel = Codel::with_memory(self.recall(bucket));
+        let codel = Codel::with_drop_state(self.recall(bucket));
         let flow = Flow { bucket, next: NIL, deficit, fifo: Fifo::EMPTY, codel };
         let slot = if self.free == NIL {
-            if self.slots.len() < KEPT {
-                self.slots.reserve_exact(KEPT - self.slots.len());
+            if self.slots.len() < IDLE_CAPACITY {
+                self.slots.reserve_exact(IDLE_CAPACITY - self.slots.len());
             }
             self.slots.push(flow);
             (self.slots.len() - 1) as u32
@@ -96,23 +99,23 @@ impl Flows {
         slot
     }
 
-    /// Forgets a flow that is empty and stands in no list.
+    /// Removes an empty flow that is in no list.
     pub(super) fn remove(&mut self, slot: u32) {
         let free = self.free;
         let flow = self.get_mut(slot);
-        let (bucket, memory) = (flow.bucket, flow.codel.memory());
+        let (bucket, drop_state) = (flow.bucket, flow.codel.drop_state());
         flow.next = free;
         flow.fifo = Fifo::EMPTY;
         self.free = slot;
         self.by_bucket.remove(&bucket);
-        self.remember(bucket, memory);
+        self.remember(bucket, drop_state);
         if self.by_bucket.is_empty() {
             self.slots.clear();
             self.free = NIL;
         }
     }
 
-    /// Forgets all flows of a list.
+    /// Removes all flows of a list.
     pub(super) fn remove_all(&mut self, list: &mut List) {
         while let Some(slot) = self.pop_front(list) {
             self.remove(slot);
@@ -137,42 +140,42 @@ impl Flows {
         Some(slot)
     }
 
-    /// The flow with the most bytes among those with a packet.
+    /// The flow with the most queued bytes.
     pub(super) fn fattest(&self) -> Option<u32> {
         let flows = self.slots.iter().enumerate().filter(|(_, flow)| flow.fifo.packets > 0);
         flows.max_by_key(|(_, flow)| flow.fifo.bytes).map(|(slot, _)| slot as u32)
     }
 
     #[cfg(test)]
-    /// Bytes of the slab and of the map, where the map's share is an estimate.
+    /// Bytes of the slab and of the map; those of the map are estimated.
     pub(super) fn heap_bytes(&self) -> usize {
         let map_entry = size_of::<(u32, u32)>() + 1;
         self.slots.capacity() * size_of::<Flow>() + self.by_bucket.capacity() * 8 / 7 * map_entry
     }
 
-    fn remember(&mut self, bucket: u32, memory: Memory) {
-        if memory.count <= 1 {
+    fn remember(&mut self, bucket: u32, drop_state: DropState) {
+        if drop_state.count <= 1 {
             return;
         }
-        self.memories[self.next_memory] = (bucket, memory);
-        self.next_memory = (self.next_memory + 1) % REMEMBERED;
+        self.remembered[self.next_remembered] = (bucket, drop_state);
+        self.next_remembered = (self.next_remembered + 1) % MAX_REMEMBERED_STATES;
     }
 
-    fn recall(&mut self, bucket: u32) -> Memory {
-        match self.memories.iter_mut().find(|(of, _)| *of == bucket) {
-            Some((of, memory)) => {
+    fn recall(&mut self, bucket: u32) -> DropState {
+        match self.remembered.iter_mut().find(|(of, _)| *of == bucket) {
+            Some((of, state)) => {
                 *of = NIL;
-                *memory
+                *state
             }
-            None => Memory::default(),
+            None => DropState::default(),
         }
     }
 
-    /// Gives memory back if there are no flows.
+    /// Frees memory if there are no flows.
     pub(super) fn trim_memory(&mut self) {
         if self.by_bucket.is_empty() {
-            self.slots.shrink_to(KEPT);
-            self.by_bucket.shrink_to(KEPT);
+            self.slots.shrink_to(IDLE_CAPACITY);
+            self.by_bucket.shrink_to(IDLE_CAPACITY);
         }
     }
 
@@ -187,7 +190,7 @@ impl Flows {
         slots
     }
 
-    /// How many flows exist.
+    /// Number of flows.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.by_bucket.len()

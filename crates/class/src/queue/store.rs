@@ -1,16 +1,18 @@
-//! All waiting packets of a queue in one slab, chained into one first-in-first-out list a flow.
+//! All queued packets in one slab, linked into one first-in-first-out list per flow.
 //!
-//! Always holds: a slot of the slab is either in exactly one [`Fifo`] or in the list of free slots.
+//! In: packets and the [`Fifo`] of their flow. Out: the oldest packet of a [`Fifo`]. Always holds: a slot of the slab is
+//! either in exactly one [`Fifo`] or in the list of free slots.
 
 use bytes::Bytes;
 
 /// Marks the end of a list.
 const NIL: u32 = u32::MAX;
-/// Packets that a store can hold at most.
-pub(super) const MOST_PACKETS: usize = NIL as usize - 1;
-/// Slots that a store keeps at rest.
-const KEPT: usize = 16;
-/// Slots after growing for the first time: a 64 KiB read from the TUN device, cut into packets.
+/// Maximum number of packets in a store: the range of its indices.
+pub(super) const MAX_PACKETS: usize = NIL as usize - 1;
+/// Number of slots for which an empty store keeps memory (1 KiB). With fewer, each small burst allocates; with more,
+/// thousands of idle clients hold memory.
+const IDLE_CAPACITY: usize = 16;
+/// Number of slots after the first growth: a TUN read of 64 KiB is split into about 50 packets.
 const FIRST_GROWTH: usize = 64;
 
 #[derive(Debug)]
@@ -19,8 +21,8 @@ pub(super) struct Packet {
     pub(super) flow: u32,
     pub(super) needs_order: bool,
     pub(super) unnumbered: bool,
-    /// When it was pushed, in ns.
-    pub(super) at: u64,
+    /// Time of the push in ns.
+    pub(super) pushed_ns: u64,
 }
 
 /// The packets of one flow.
@@ -82,15 +84,15 @@ impl Store {
         Some(packet)
     }
 
-    /// Forgets all packets; every `Fifo` must be thrown away with them.
+    /// Removes all packets; every [`Fifo`] of the store must be dropped too.
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.free = NIL;
     }
 
-    /// Gives the memory of an empty store back.
+    /// Frees the memory of an empty store.
     pub(super) fn trim_memory(&mut self) {
-        self.slots.shrink_to(KEPT);
+        self.slots.shrink_to(IDLE_CAPACITY);
     }
 
     #[cfg(test)]
@@ -117,11 +119,11 @@ impl Store {
     #[cold]
     fn grow(&mut self) {
         let now = self.slots.len();
-        let wanted = if now < KEPT { KEPT } else { (2 * now).max(FIRST_GROWTH) };
+        let wanted = if now < IDLE_CAPACITY { IDLE_CAPACITY } else { (2 * now).max(FIRST_GROWTH) };
         self.slots.reserve_exact(wanted - now);
     }
 
-    /// Slots that are not in the list of free ones.
+    /// Number of slots that are not in the free list.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
         let mut free = 0;
@@ -133,7 +135,7 @@ impl Store {
         self.slots.len() - free
     }
 
-    /// Packets and bytes of a list, counted by walking it.
+    /// Packets and bytes of a list, counted by traversal.
     #[cfg(test)]
     pub(super) fn walk(&self, fifo: &Fifo) -> (usize, usize) {
         let (mut packets, mut bytes, mut at) = (0, 0, fifo.head);

@@ -133,7 +133,7 @@ fn nothing_is_dropped_while_packets_wait_less_than_the_target() {
 }
 
 #[test]
-fn a_slow_path_with_one_packet_in_reserve_loses_nothing() {
+fn a_slow_path_with_one_remaining_packet_loses_nothing() {
     let mut now = start();
     let mut queue = queue();
     queue.push(now, packet(1, 0, MTU));
@@ -147,7 +147,7 @@ fn a_slow_path_with_one_packet_in_reserve_loses_nothing() {
 }
 
 #[test]
-fn an_unresponsive_flow_is_dropped_from_and_its_neighbour_is_not() {
+fn an_unresponsive_flow_loses_packets_and_its_neighbour_does_not() {
     let mut now = start();
     let mut queue = queue();
     let mut sent = [0; 2];
@@ -177,7 +177,7 @@ fn a_standing_queue_of_tcp_senders_is_brought_down_to_the_target() {
 }
 
 #[test]
-fn the_limits_hold_and_the_fattest_flow_pays() {
+fn the_limits_hold_and_the_fattest_flow_loses_packets() {
     let now = start();
     let mut queue = patient(QueueConfig { limit_bytes: 100_000, limit_packets: 200, ..Default::default() });
     for n in 0..20 {
@@ -216,7 +216,7 @@ fn packets_that_can_never_fit_are_dropped_at_once() {
 }
 
 #[test]
-fn a_queue_at_rest_is_small_also_after_a_storm() {
+fn an_empty_queue_is_small_also_after_a_burst() {
     let mut now = start();
     let mut queue = queue();
     assert!(queue.memory() < 2048, "new: {} bytes", queue.memory());
@@ -236,7 +236,7 @@ fn a_queue_at_rest_is_small_also_after_a_storm() {
 }
 
 #[test]
-fn a_clock_that_steps_back_does_no_harm() {
+fn a_clock_that_steps_back_causes_no_error() {
     let now = start();
     let mut queue = queue();
     queue.push(now + 50 * MS, packet(1, 0, MTU));
@@ -397,7 +397,7 @@ impl Reno {
 }
 
 #[test]
-fn a_larger_turn_keeps_packets_of_a_flow_together_and_shares_alike() {
+fn a_larger_quantum_keeps_packets_of_a_flow_together_and_shares_equally() {
     let now = start();
     let mut queue = patient(QueueConfig { limit_bytes: 1 << 20, ..Default::default() });
     for n in 0..64 {

@@ -1,7 +1,8 @@
-//! Rules that no packet can reach.
+//! Finds rules that no packet can match.
 //!
-//! A rule is the product of its fields, so one covers another if it does in every field. Addresses are looked at once
-//! for each version of IP, as both ends of a packet are of the same one.
+//! In: rules in order. Out: the rules that never match, and why. A rule is the product of its conditions, so one rule covers
+//! another if it does so in every condition. Addresses are compared separately for each IP version, because source and
+//! destination of a packet have the same one.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -10,35 +11,37 @@ use ipnet::IpNet;
 use super::{Rule, has_ports};
 use crate::DomainPattern;
 
-/// A rule that can never decide.
+/// A rule that can never match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreachableRule {
-    /// Which one, counted from 0.
+    /// Index of the rule.
     pub rule: usize,
     /// Why it cannot match.
     pub reason: UnreachableReason,
 }
 
-/// Why a rule can never decide.
+/// Why a rule can never match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreachableReason {
-    /// It asks for ports, and only for protocols that have none.
+    /// It has conditions on ports, but only protocols without ports.
     NoPorts,
-    /// Sources are all of one version of IP, and destinations all of the other.
+    /// All source networks are of one IP version, and all destination networks of the other.
     MixedIpVersions,
-    /// All that it fits an earlier rule fits, this one, counted from 0.
+    /// The earlier rule with this index matches every packet that this rule matches.
     Covered(usize),
 }
 
 impl fmt::Display for UnreachableReason {
-    /// Half a sentence, as in "it can never match: …".
+    /// The reason as a clause, as in "it can never match: …".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoPorts => f.write_str("it asks for ports, which its protocol does not have"),
+            Self::NoPorts => f.write_str("it has ports, but its protocols have none"),
             Self::MixedIpVersions => {
-                f.write_str("it is about one version of IP at the source and the other at the destination")
+                f.write_str("its sources are of one IP version and its destinations of the other")
             }
-            Self::Covered(by) => write!(f, "rule {} comes first and fits all that it fits", by + 1),
+            Self::Covered(by) => {
+                write!(f, "rule {} comes first and matches everything that it matches", by + 1)
+            }
         }
     }
 }
@@ -58,12 +61,12 @@ fn contradiction(rule: &Rule) -> Option<UnreachableReason> {
     if asks_for_ports && !rule.protocols.is_empty() && !rule.protocols.iter().any(|one| has_ports(*one)) {
         return Some(UnreachableReason::NoPorts);
     }
-    (!Version::ALL.iter().any(|version| version.is_in(rule))).then_some(UnreachableReason::MixedIpVersions)
+    (!IpVersion::ALL.iter().any(|version| version.is_in(rule))).then_some(UnreachableReason::MixedIpVersions)
 }
 
-/// Whether `first` fits everything that `later` fits.
+/// Whether `first` matches everything that `later` matches.
 fn covers(first: &Rule, later: &Rule) -> bool {
-    let addresses = Version::ALL
+    let addresses = IpVersion::ALL
         .iter()
         .filter(|version| version.is_in(later))
         .all(|version| version.covers(&first.from, &later.from) && version.covers(&first.to, &later.to));
@@ -75,19 +78,19 @@ fn covers(first: &Rule, later: &Rule) -> bool {
         && covers_ports(&first.ports, &later.ports)
 }
 
-/// Of lists in which an empty one stands for everything.
+/// Whether the list `first` covers the list `later`, where an empty list matches everything.
 fn covers_all<T>(first: &[T], later: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
     let one = |other: &T| first.iter().any(|one| covers(one, other));
     first.is_empty() || !later.is_empty() && later.iter().all(one)
 }
 
-/// No list of ports covers an empty one, which stands for packets without ports, too.
+/// A non-empty list of ports never covers an empty one, which also matches packets without ports.
 fn covers_ports(first: &[RangeInclusive<u16>], later: &[RangeInclusive<u16>]) -> bool {
     let joined = joined(first);
     covers_all(&joined, later, |one, other| one.start() <= other.start() && other.end() <= one.end())
 }
 
-/// The same ports in as few ranges as possible.
+/// Merges adjacent and overlapping ranges.
 fn joined(ranges: &[RangeInclusive<u16>]) -> Vec<RangeInclusive<u16>> {
     let mut sorted: Vec<_> = ranges.iter().map(|range| (*range.start(), *range.end())).collect();
     sorted.sort_unstable();
@@ -101,31 +104,31 @@ fn joined(ranges: &[RangeInclusive<u16>]) -> Vec<RangeInclusive<u16>> {
     joined.into_iter().map(|(start, end)| start..=end).collect()
 }
 
-/// A version of IP.
+/// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum IpVersion {
     V4,
     V6,
 }
 
-impl Version {
+impl IpVersion {
     const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     fn of(net: &IpNet) -> Self {
         if net.addr().is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Whether a rule may fit packets of this version.
+    /// Whether a rule can match packets of this version.
     fn is_in(self, rule: &Rule) -> bool {
-        [&rule.from, &rule.to].iter().all(|nets| super::one_of(nets, |net| Self::of(net) == self))
+        [&rule.from, &rule.to].iter().all(|nets| super::matches_any(nets, |net| Self::of(net) == self))
     }
 
-    /// Whether, among addresses of this version, those of `first` contain those of `later`.
+    /// Whether the networks of this version in `first` contain those in `later`.
     fn covers(self, first: &[IpNet], later: &[IpNet]) -> bool {
         if first.is_empty() {
             return true;
         }
-        // Networks that fill a larger one together become that one.
+        // Adjacent networks are merged into larger ones.
         let mine: Vec<IpNet> = first.iter().filter(|net| Self::of(net) == self).copied().collect();
         let mine = IpNet::aggregate(&mine);
         let all = match self {

@@ -36,7 +36,7 @@ fn of_rule(rule: &Rule, facts: PacketFields) -> bool {
     verdict.rule.is_some()
 }
 
-/// What a packet shows, and why it is the class that is expected.
+/// The class of a packet by the built-in rules, and the name of the matching rule.
 fn built_in(facts: PacketFields) -> (ClassId, Option<&'static str>) {
     let rules = Rules::new(BUILT_IN_RULES.iter().map(BuiltInRule::rule).collect());
     let Classification { class, rule } = rules.classify(start(), &facts, &DnsSnooper::default());
@@ -44,7 +44,7 @@ fn built_in(facts: PacketFields) -> (ClassId, Option<&'static str>) {
 }
 
 #[test]
-fn every_field_has_to_fit_and_one_of_each_list() {
+fn every_condition_and_one_entry_of_each_list_must_match() {
     let rule = Rule {
         protocols: vec![17, 6],
         from: nets(&["10.0.0.0/24", "fd00::/8"]),
@@ -79,12 +79,12 @@ fn every_field_has_to_fit_and_one_of_each_list() {
     }
     assert!(
         of_rule(&Rule::default(), PacketFields { ports: None, ..good }),
-        "a rule about nothing is about all"
+        "a rule without conditions matches everything"
     );
 }
 
 #[test]
-fn the_first_rule_that_fits_decides_and_none_means_the_default() {
+fn the_first_matching_rule_decides_and_none_means_the_default() {
     let rules = Rules::new(vec![
         Rule { ports: vec![5060..=5060], class: CRITICAL, ..Rule::default() },
         Rule { to: nets(&["192.0.2.0/24"]), class: BULK, ..Rule::default() },
@@ -96,7 +96,7 @@ fn the_first_rule_that_fits_decides_and_none_means_the_default() {
 }
 
 #[test]
-fn a_domain_fits_addresses_that_have_a_name_below_it() {
+fn a_domain_matches_addresses_of_its_names() {
     let rules = Rules::new(vec![Rule { domains: patterns(&["zoom.us", "*.webex.com"]), ..Rule::default() }]);
     let now = start();
     let mut names = DnsSnooper::new(rules.patterns());
@@ -110,7 +110,7 @@ fn a_domain_fits_addresses_that_have_a_name_below_it() {
 }
 
 #[test]
-fn what_people_notice_is_critical_and_what_nobody_waits_for_is_bulk() {
+fn interactive_traffic_is_critical_and_background_traffic_is_bulk() {
     let far = |port: u16| udp("10.0.0.5:40000", &format!("198.51.100.9:{port}"));
     let tcp = |port| PacketFields { protocol: 6, ..far(port) };
     let ping = PacketFields { protocol: 1, ports: None, ..far(0) };
@@ -140,7 +140,7 @@ fn what_people_notice_is_critical_and_what_nobody_waits_for_is_bulk() {
 }
 
 #[test]
-fn every_rule_that_is_built_in_can_decide() {
+fn every_built_in_rule_can_match() {
     let rules = Rules::new(BUILT_IN_RULES.iter().map(BuiltInRule::rule).collect());
     assert_eq!(rules.unreachable(), []);
     for (at, one) in BUILT_IN_RULES.iter().enumerate() {
@@ -148,7 +148,7 @@ fn every_rule_that_is_built_in_can_decide() {
     }
 }
 
-/// What is found about two rules.
+/// Why the later of two rules can never match.
 fn of_two(first: Rule, later: Rule) -> Option<UnreachableReason> {
     match Rules::new(vec![first, later]).unreachable().as_slice() {
         [] => None,
@@ -158,7 +158,7 @@ fn of_two(first: Rule, later: Rule) -> Option<UnreachableReason> {
 }
 
 #[test]
-fn a_rule_that_an_earlier_one_covers_is_found() {
+fn a_rule_covered_by_an_earlier_one_is_found() {
     let base = Rule::default;
     let from = |list: &[&str]| Rule { from: nets(list), ..base() };
     let to = |list: &[&str]| Rule { to: nets(list), ..base() };
@@ -173,7 +173,7 @@ fn a_rule_that_an_earlier_one_covers_is_found() {
         (to(&["10.0.0.0/8"]), to(&["10.1.0.0/16", "10.2.0.1/32"])),
         (to(&["0.0.0.0/1", "128.0.0.0/1"]), to(&["10.0.0.0/8"])),
         (to(&["0.0.0.0/1", "128.0.0.0/1", "::/0"]), base()),
-        // What comes from IPv4 goes to IPv4.
+        // IPv4 sources imply IPv4 destinations.
         (to(&["0.0.0.0/0"]), from(&["10.0.0.0/8"])),
         (to(&["0.0.0.0/0"]), Rule { to: nets(&["::/0", "10.0.0.0/8"]), ..from(&["10.0.0.0/8"]) }),
         (dscp(&[46, 40]), dscp(&[40])),
@@ -260,7 +260,7 @@ fn some_facts() -> impl Strategy<Value = PacketFields> {
 }
 
 proptest! {
-    /// What is said to be unreachable never decides.
+    /// A rule reported as unreachable never matches.
     #[test]
     fn no_packet_reaches_an_unreachable_rule(
         rules in prop::collection::vec(some_rule(), 1..6),

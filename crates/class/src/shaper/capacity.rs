@@ -1,615 +1,700 @@
-//! What a link carries, where nobody said so: learned from what its classes' paths deliver.
+//! Measures the capacity of a link from what the paths of its classes deliver.
 //!
-//! In: what was delivered and how long it took, from all paths over the link. Out: the rate that classes are held to.
+//! In: bytes delivered and round-trip times, from all paths over the link, and the queueing delay in each direction if clock
+//! reports exist. Out: the rate to which the classes are limited together.
 //!
-//! While one class is alone its congestion controller decides, and what it delivers is noted. When classes share the
-//! link, the sum of what they may send follows the queue: while packets do not wait on the way it is raised, slowly at
-//! first, and when they do for a while (the shortest round trip of some tens of milliseconds is what counts) less is sent
-//! until the queue is gone. Where both ends tell each other what their clocks say, only what waits on our way counts, and
-//! a small queue shows what is too much. Else a round trip does not say whether a queue is on the way there or on the way
-//! back, where the far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken
-//! back, and who raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is
-//! sent is no queue of this end, and does not count for as long as it stays.
+//! While a single class is active, its congestion controller decides, and the delivery rate is recorded once it stops
+//! growing. While classes share the link, the limit follows the queue. Without a queue, the estimate is raised, slowly at
+//! first. With a queue that lasts (the minimum delay over some tens of milliseconds counts), less is sent until the queue
+//! has drained. With clock reports from both ends, only the queue in the own direction counts, and a small queue already
+//! shows a rate that is too high. Without them, a round-trip time does not show in which direction the queue is, and the
+//! peer's shaper reacts to the same queue. So each end raises only at random times; the end that raised last takes the
+//! raise back, and the other end lowers nothing at first, and little if the queue returns. A delay that remains although
+//! less is sent is not a queue of this end; it is ignored while it remains.
 //!
-//! Always holds: a given capacity is never exceeded, no link is taken to carry less than some packets in a moment, and
-//! what is lowered for a queue is lowered by no more than a quarter unless less arrives than is sent.
+//! Always holds: a configured capacity is never exceeded; a capacity below [`MIN_CAPACITY`] counts as unknown; a queue
+//! lowers the sending rate by no more than a quarter, unless less arrives than is sent.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-use super::{PACKET, ways::Queues};
+use super::{PACKET_BYTES, one_way_delay::OneWayQueues};
 
-/// Deliveries are added up over this time: acknowledgements come in bunches.
-const SPAN: f64 = 0.03;
-/// Spans that are remembered, and over how many of them a rate is taken.
-const SPANS: usize = 64;
-const OF_LATE: usize = 5;
-/// A round trip is taken for no longer than so many spans: some of them have to be remembered.
-const MOST_ROUND: usize = 12;
-/// What is done about a queue.
+/// Duration of a measurement interval (s): acknowledgements come in bunches, which an interval must average out. Shorter
+/// intervals are noisy; longer ones react slowly.
+const INTERVAL_SECONDS: f64 = 0.03;
+/// Number of intervals in the history, about 2 s: enough for the longest round trip ([`MAX_RTT_INTERVALS`]) several times.
+/// More cost memory for each link of each client.
+const MAX_INTERVALS: usize = 64;
+/// Number of intervals over which the recent delivery rate is averaged (150 ms). Fewer are noisy, more react slowly.
+const RECENT_INTERVALS: usize = 5;
+/// A round trip counts as at most this many intervals (360 ms), because the history must contain several.
+const MAX_RTT_INTERVALS: usize = 12;
+
+/// How the estimate reacts to a queue.
 #[derive(Clone, Copy, Debug)]
-struct Manner {
-    /// One shorter than this (s) leaves room for more, one longer than the other has to go.
-    short: f64,
-    long: f64,
-    /// How much more is tried in a span after it was in vain, and how much faster that becomes each time.
-    raise: f64,
-    faster: f64,
-    /// What is taken back beyond what was raised.
-    back: f64,
+struct QueueResponse {
+    /// Queueing delay in seconds: below `low_queue`, probe for more capacity; above `high_queue`, drain.
+    low_queue: f64,
+    high_queue: f64,
+    /// First raise in an interval after a failed probe (share of the rate), and the factor by which raises grow.
+    min_raise: f64,
+    raise_growth: f64,
+    /// Extra back-off after a failed probe (share of the rate).
+    back_off: f64,
 }
 
-/// The same in full packets, where these take longer: two that leave together are no queue on a slow link, and nothing that
-/// is reported comes before one that is on its way.
-const SHORT_PACKETS: f64 = 1.5;
-const LONG_PACKETS: f64 = 3.0;
-const FULL_PACKETS: f64 = 6.0;
+/// The same thresholds in full packets, if these take longer: two packets sent together are no queue on a slow link, and a
+/// report cannot overtake the packet in transmission. With fewer packets, slow links are underused (a link of 10 Mbit/s was
+/// measured a sixth too low); with more, slow links have longer queues.
+const LOW_QUEUE_PACKETS: f64 = 1.5;
+const HIGH_QUEUE_PACKETS: f64 = 3.0;
+const FULL_QUEUE_PACKETS: f64 = 6.0;
 
-/// Where only round trips are known …
-const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
-/// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
-const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.02 };
-/// The ways of a link together are known better than each by so much (s).
-const UNSURE: f64 = 0.005;
-/// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
-const FULL: f64 = 0.004;
-/// Growth in some round trips that shows that the link carries more.
-const GROWING: f64 = 1.15;
-/// What is sent beside a queue, compared with what was sent without: the queue comes of it.
-const MORE: f64 = 1.05;
-/// What is sent in each of some spans, compared with their mean: they say together what the link carries.
-const STEADY: f64 = 0.5;
-/// How much more is tried in a span at most.
-const MOST_RAISE: f64 = 0.008;
-/// The same at first, after the link was found to be full.
-const FIRST_RAISE: f64 = 0.004;
-/// So many spans after what was raised without a queue, it was not in vain, if it is more than what was too much before.
-const CYCLE: usize = 12;
-/// A queue that is seen has grown for so many spans, and a round trip.
-const GROWN: usize = 7;
-/// Spans without a queue before more is tried again, in the mean: twice as many whenever that was in vain.
-const LEAST_HOLD: usize = 12;
-const MOST_HOLD: usize = 64;
-/// The link is taken to carry less by this share after a queue for which nothing had been raised, if that is not the first
-/// for long, and by more if it comes again soon.
-const LESS: f64 = 0.005;
-const MOST_LESS: f64 = 0.01;
-/// When there was no queue for so many spans, more is tried faster.
-const LONG_CALM: usize = 40;
-const CALM_RAISE: f64 = 0.04;
-/// What carries less (bytes/s) is not measured: too little arrives in a span to tell anything by.
-const LEAST_KNOWN: f64 = 100_000.0;
-/// A queue is drained in about this time (s), by a share of the rate between these.
-const DRAIN_TIME: f64 = 0.1;
-const LEAST_DRAIN: f64 = 0.04;
-const MOST_DRAIN: f64 = 0.25;
-/// The link carries less than it was taken to if so much less arrives than is sent.
-const OVERLOAD: f64 = 0.9;
-/// Queues that are still there when the link was taken to carry less and less, to this share, are doubtful.
-const DOUBTFUL: f64 = 0.9;
-/// A queue that became shorter than this part of it goes away.
-const GOING: f64 = 0.6;
-/// Packets were waiting to be sent if that holds for this share of what was delivered; and for this one where a queue shows
-/// that the link is full, though only some of its classes want more.
-const BUSY: f64 = 0.8;
-const PARTLY_BUSY: f64 = 0.04;
-/// The link is in use if this share of what is allowed was delivered.
-const USED: f64 = 0.85;
-/// Delay that was found to be no queue counts as none for this long.
-const VALID: Duration = Duration::from_secs(30);
-/// … and no longer than none was found in so many spans: it may come and go.
-const EXCESS_KEPT: usize = 32;
-/// Paths report every 5 ms while they have something to send; one that was silent for longer than this was not looked at.
-const SILENT: Duration = Duration::from_millis(200);
+/// Without clock reports. Lower thresholds take the jitter of a busy machine for a queue; higher ones delay calls.
+const RTT_ONLY: QueueResponse = QueueResponse {
+    low_queue: 0.001,
+    high_queue: 0.002,
+    min_raise: 0.001,
+    raise_growth: 1.1,
+    back_off: MIN_BACK_OFF,
+};
+/// With clock reports. A call waits in the queues of both directions, so each may only be half as long. The back-off of 2 %
+/// is a compromise: 3 % cost a backup a tenth of the rest, 0.75 % let calls wait at 30 % loss.
+const ONE_WAY: QueueResponse = QueueResponse {
+    low_queue: 0.0005,
+    high_queue: 0.001_25,
+    min_raise: 0.0005,
+    raise_growth: 1.05,
+    back_off: 0.02,
+};
+/// Error (s) of the queueing delay of one direction compared with that of the round trip. Smaller, and clock noise hides a
+/// queue; larger, and a queue that no direction accounts for is missed. Chosen (docs/design/shaper.md, open questions).
+const ONE_WAY_ERROR_SECONDS: f64 = 0.005;
+/// Queueing delay (s) that shows that a link of unknown capacity is full: more than a few packets cause. Smaller, and a few
+/// packets look like a full link; larger, and the startup queue is longer.
+const FULL_QUEUE_SECONDS: f64 = 0.004;
+/// Growth of the delivery rate within some round trips that shows that the link carries more. Not derived
+/// (docs/design/shaper.md, open questions): a smaller ratio ends the search late, a larger one too early.
+const DELIVERY_GROWTH_RATIO: f64 = 1.15;
+/// Minimum ratio of the sending rate with a queue to the sending rate without: then the queue comes from this end. Not
+/// derived (docs/design/shaper.md, open questions): a smaller ratio blames noise, a larger one misses a slow overload.
+const SENT_MORE_RATIO: f64 = 1.05;
+/// Minimum ratio of what is sent in each recent interval to their mean: only steady sending shows the capacity. Not derived
+/// (docs/design/shaper.md, open questions): a smaller ratio lets a burst count, a larger one seldom measures.
+const STEADY_SENDING_RATIO: f64 = 0.5;
+/// Maximum raise in an interval (share of the rate). Smaller follows a faster link slowly; larger builds queues.
+const MAX_RAISE: f64 = 0.008;
+/// The first raise after the link was found to be full: half the maximum, with the same trade-off.
+const INITIAL_RAISE: f64 = 0.004;
+/// A raise was successful if there was no queue for this many intervals and the estimate exceeds the last failed rate. Not
+/// derived (docs/design/shaper.md, open questions): fewer believe too early, more hold back longer.
+const SUCCESSFUL_RAISE_INTERVALS: usize = 12;
+/// A measured queue has been growing for this many intervals and a round trip: the estimate before it was right. Not derived
+/// (docs/design/shaper.md, open questions): fewer take back too little, more too much.
+const QUEUE_GROWTH_INTERVALS: usize = 7;
+/// Mean number of intervals without a queue before the next raise; doubled after each failed raise. Fewer let both ends
+/// probe at once and build queues more often; more are slow.
+const MIN_HOLD_INTERVALS: usize = 12;
+const MAX_HOLD_INTERVALS: usize = 64;
+/// Back-off (share of the rate) after a queue without a preceding raise of this end; doubled up to the maximum if the queue
+/// returns soon. Less lets calls wait, more leaves capacity unused.
+const MIN_BACK_OFF: f64 = 0.005;
+const MAX_BACK_OFF: f64 = 0.01;
+/// After this many intervals without a queue, raises may grow to [`MAX_CALM_RAISE`]: the link is much faster than estimated.
+/// Not derived (docs/design/shaper.md, open questions): fewer build queues, more follow a faster link slowly.
+const CALM_INTERVALS: usize = 40;
+/// Maximum raise in an interval after [`CALM_INTERVALS`] (share of the rate), with the trade-off of [`MAX_RAISE`].
+const MAX_CALM_RAISE: f64 = 0.04;
+/// Minimum capacity to measure (bytes/s). Below it, too little arrives in an interval: an outage once lowered the estimate
+/// to 40 bit/s. A higher minimum would leave more slow links without a shaper.
+const MIN_CAPACITY: f64 = 100_000.0;
+/// Time (s) in which a queue is drained. Shorter leaves capacity unused; longer lets queues stand.
+const DRAIN_SECONDS: f64 = 0.1;
+/// The sending rate is lowered for a drain by a share between these.
+const MIN_DRAIN_SHARE: f64 = 0.04;
+const MAX_DRAIN_SHARE: f64 = 0.25;
+/// The link carries less than estimated if less than this share of what was sent arrives. Larger, and noise lowers the
+/// estimate; smaller, and a slower link is found late.
+const OVERLOAD_RATIO: f64 = 0.9;
+/// A queue that remains after the estimate was lowered to this share is not a queue. Not derived (docs/design/shaper.md,
+/// open questions): larger ignores real queues, smaller gives up more capacity to a false one.
+const FALSE_QUEUE_RATIO: f64 = 0.9;
+/// A queue that shrank below this share of its maximum is draining. Not derived (docs/design/shaper.md, open questions):
+/// larger takes noise for draining, smaller takes a slowly draining queue for a false one.
+const QUEUE_SHRINKING_RATIO: f64 = 0.6;
+/// Packets were backlogged if this share of the delivered bytes was sent while packets waited. Not derived
+/// (docs/design/shaper.md, open questions): larger seldom measures, smaller takes an idle link for a full one.
+const BACKLOGGED_SHARE: f64 = 0.8;
+/// The same if a queue already shows that the link is full, although only some of its classes want to send more.
+const PARTLY_BACKLOGGED_SHARE: f64 = 0.04;
+/// The link is in use if this share of the estimate was delivered: only then can a raise have an effect. Not derived
+/// (docs/design/shaper.md, open questions): larger seldom raises, smaller raises without evidence.
+const IN_USE_SHARE: f64 = 0.85;
+/// A delay that was found to be no queue is subtracted for this long. Shorter, and the jitter of a busy machine counts as a
+/// queue again; longer, and a real queue is ignored.
+const EXCESS_DELAY_LIFETIME: Duration = Duration::from_secs(30);
+/// … and no longer than until it is absent for this many intervals (1 s): it may come and go. With 0.2 s, a link of
+/// 50 Mbit/s was measured as 35 for seconds.
+const EXCESS_DELAY_INTERVALS: usize = 32;
+/// Paths report samples every 5 ms while they send. After a longer gap the current interval and the history are discarded,
+/// because what was delivered meanwhile belongs to no interval. Shorter would discard good data on a busy machine.
+const MAX_SAMPLE_GAP: Duration = Duration::from_millis(200);
 
 pub(super) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
-/// What a path over the link measured since it did so last, about 5 ms ago.
+/// A measurement of one path over the link since the previous one, about 5 ms before.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
-    /// Bytes of IP packets that were found to have arrived, and of those that the path loses anyway: these have crossed the
-    /// link as well, or cannot be told from such.
+    /// Bytes of IP packets acknowledged, plus an estimate of those lost at random: lost packets used the link too, or cannot
+    /// be distinguished from packets that did.
     pub delivered: u64,
-    /// The shortest round trip meanwhile, if there was any.
+    /// Minimum round-trip time since the previous sample, if measured.
     pub rtt: Option<Duration>,
-    /// The shortest round trip ever, if there was any.
+    /// Minimum round-trip time of the path, if measured.
     pub base_rtt: Option<Duration>,
-    /// More waited all the time than could be sent, whatever held it back.
+    /// More packets were queued all the time than could be sent, whatever limited sending.
     pub backlogged: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Span {
-    /// How long it was (s), and at the far end, of what is known to have arrived meanwhile: what reports it may have waited
-    /// longer or shorter at the end than at the beginning. 0 for none.
-    time: f64,
-    far: f64,
-    /// Bytes delivered, those of them where packets waited to be sent, and bytes sent.
-    bytes: f64,
-    waited: f64,
+struct Interval {
+    /// Duration in seconds at this end; 0 for an empty interval.
+    duration: f64,
+    /// Duration in seconds at the peer, from the first to the last packet acknowledged in the interval: a queue in the peer's
+    /// direction that grew or shrank bunches or spreads the acknowledgements.
+    duration_at_peer: f64,
+    /// Bytes delivered, the part of them delivered while packets were backlogged, and bytes sent.
+    delivered: f64,
+    delivered_backlogged: f64,
     sent: f64,
-    /// What the link was taken to carry after it (bytes/s); 0 if that was not known.
-    known: f64,
-    /// The shortest delay beyond that of the empty link (s), if anything came back: there and back, and on each way if
-    /// that is known.
-    total: Option<f64>,
-    ways: Option<Queues>,
+    /// The estimated capacity at the end of the interval (bytes/s); 0 if it was unknown.
+    estimate: f64,
+    /// Minimum queueing delay (s), if anything was acknowledged: of the round trip, and of each direction if known.
+    rtt_delay: Option<f64>,
+    one_way_queues: Option<OneWayQueues>,
 }
 
-impl Span {
-    /// The delay that counts: that on our way if it is known.
+impl Interval {
+    /// The relevant queueing delay (s): in the own direction if known, else of the round trip.
     fn delay(self) -> Option<f64> {
-        let total = self.total?;
-        Some(self.ways.map_or(total, |ways| ways.of(total, UNSURE)))
+        let total = self.rtt_delay?;
+        Some(self.one_way_queues.map_or(total, |ways| ways.own_within(total, ONE_WAY_ERROR_SECONDS)))
     }
 
-    fn is_busy(self, share: f64) -> bool {
-        self.bytes > 0.0 && self.waited >= self.bytes * share
+    fn is_backlogged(self, share: f64) -> bool {
+        self.delivered > 0.0 && self.delivered_backlogged >= self.delivered * share
     }
 }
 
-/// While a queue is drained.
+/// State while a queue is being drained.
 #[derive(Clone, Copy, Debug)]
 struct Drain {
-    /// How long it was (s), and became before that helped.
-    queue: f64,
-    longest: f64,
-    /// Bytes/s that are sent meanwhile.
+    /// Queueing delay (s) at the start, and its maximum since.
+    initial_queue: f64,
+    longest_queue: f64,
+    /// Sending rate meanwhile (bytes/s).
     rate: f64,
-    /// Then it must be gone.
+    /// When the queue must be gone.
     end: Instant,
 }
 
-/// What is decided now about a link's capacity, for those who follow decisions. Rates in bytes/s, times in s.
+/// The current decision about a link's capacity, for log events. Rates in bytes/s, times in s.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Decided {
-    pub(super) known: Option<f64>,
-    /// What is sent while a queue is drained.
-    pub(super) drain: Option<f64>,
-    /// Delay that counts as none.
-    pub(super) excess: Option<f64>,
-    /// More is tried.
-    pub(super) raises: bool,
-    /// Why.
+pub(super) struct CapacityDecision {
+    pub(super) estimate: Option<f64>,
+    /// Sending rate while a queue is drained.
+    pub(super) drain_rate: Option<f64>,
+    /// Delay that is not a queue and is subtracted.
+    pub(super) excess_delay: Option<f64>,
+    /// Whether the estimate is being raised.
+    pub(super) is_raising: bool,
+    /// The reason of the last change.
     pub(super) reason: &'static str,
-    /// What that was found by: the delay beyond that of the empty link, what was delivered lately, the share that arrived of
-    /// what was sent a round trip before, and whether it is known what waits on the own way.
+    /// The inputs: queueing delay, recent delivery rate, share that arrived of what was sent a round trip before, and
+    /// whether the queueing delay of the own direction is known.
     pub(super) queue: f64,
     pub(super) delivered: f64,
-    pub(super) arrived: f64,
-    pub(super) knows_ways: bool,
+    pub(super) arrived_ratio: f64,
+    pub(super) one_way_known: bool,
 }
 
-/// What is known of a link's capacity, in bytes/s of IP packets.
+/// Estimates the capacity of a link, in bytes/s of IP packets.
 #[derive(Debug)]
-pub(super) struct Capacity {
-    /// Why it was taken for what it is.
+pub(super) struct CapacityEstimator {
+    /// The reason of the last change.
     reason: &'static str,
-    given: Option<f64>,
-    known: Option<f64>,
-    since: Instant,
-    current: Span,
-    /// The last ones in a ring, which grows: most links of thousands of clients are idle.
-    spans: Vec<Span>,
+    configured: Option<f64>,
+    estimate: Option<f64>,
+    interval_start: Instant,
+    current_interval: Interval,
+    /// Ring buffer of the last intervals. It grows on demand, because most links of thousands of clients are idle.
+    intervals: Vec<Interval>,
     newest: usize,
-    /// The shortest round trip of the link (s).
-    base: f64,
-    /// The last one (s).
-    rtt: f64,
+    /// Minimum round-trip time of the link (s).
+    base_rtt: f64,
+    /// Last round-trip time (s).
+    last_rtt: f64,
     drain: Option<Drain>,
-    /// Delay (s) that is no queue, and when that was found.
-    excess: Option<(f64, Instant)>,
-    /// Whether more is tried, the share by which next, and how long there has been no queue (spans).
-    raises: bool,
-    raise: f64,
-    calm: usize,
-    /// Spans since a queue was there, in which the link was in use.
-    free: usize,
-    /// Spans that it takes before more is tried: in the mean, and this time.
-    hold: usize,
-    wait: usize,
-    /// What was too much when more was tried last.
-    tried: f64,
-    /// The share by which it is lowered next if nothing was raised.
-    less: f64,
-    /// The most that arrived while less was not known to be carried.
-    best: f64,
+    /// Delay (s) that is not a queue, and when that was found.
+    excess_delay: Option<(f64, Instant)>,
+    /// Whether the estimate is being raised, the next raise (share of the rate), and the number of intervals without a queue
+    /// since the last decision.
+    is_raising: bool,
+    next_raise: f64,
+    calm_intervals: usize,
+    /// Number of intervals since the last queue in which the link was in use.
+    queue_free_intervals: usize,
+    /// Number of intervals to hold before the next raise: on average, and this time.
+    mean_hold_intervals: usize,
+    hold_intervals: usize,
+    /// The rate that caused a queue at the last failed raise.
+    failed_rate: f64,
+    /// The next back-off (share of the rate) after a queue without a preceding raise.
+    next_back_off: f64,
+    /// Maximum delivery rate since the last overload.
+    best_delivery_rate: f64,
 }
 
-impl Capacity {
-    pub(super) fn new(now: Instant, given: Option<BitRate>) -> Self {
-        let given = given.map(bytes_per_second);
+impl CapacityEstimator {
+    pub(super) fn new(now: Instant, configured: Option<BitRate>) -> Self {
+        let configured = configured.map(bytes_per_second);
         Self {
             reason: "nothing was measured yet",
-            given,
-            known: given,
-            since: now,
-            current: Span::default(),
-            spans: Vec::new(),
+            configured,
+            estimate: configured,
+            interval_start: now,
+            current_interval: Interval::default(),
+            intervals: Vec::new(),
             newest: 0,
-            base: f64::INFINITY,
-            rtt: 0.0,
+            base_rtt: f64::INFINITY,
+            last_rtt: 0.0,
             drain: None,
-            excess: None,
-            raises: false,
-            raise: MOST_RAISE,
-            calm: 0,
-            free: 0,
-            hold: 1,
-            wait: 0,
-            tried: 0.0,
-            less: LESS,
-            best: 0.0,
+            excess_delay: None,
+            is_raising: false,
+            next_raise: MAX_RAISE,
+            calm_intervals: 0,
+            queue_free_intervals: 0,
+            mean_hold_intervals: 1,
+            hold_intervals: 0,
+            failed_rate: 0.0,
+            next_back_off: MIN_BACK_OFF,
+            best_delivery_rate: 0.0,
         }
     }
 
-    pub(super) fn set_given(&mut self, given: Option<BitRate>) {
-        let given = given.map(bytes_per_second);
-        if self.given != given {
-            (self.given, self.known, self.drain) = (given, given.or(self.known), None);
+    pub(super) fn set_configured(&mut self, configured: Option<BitRate>) {
+        let configured = configured.map(bytes_per_second);
+        if self.configured != configured {
+            (self.configured, self.estimate, self.drain) = (configured, configured.or(self.estimate), None);
         }
     }
 
-    /// What is decided now.
-    pub(super) fn decided(&self) -> Decided {
-        let delay = self.least_delay(|_| true).unwrap_or_default();
-        Decided {
-            known: self.known,
-            drain: self.drain.map(|drain| drain.rate),
-            excess: self.excess.map(|(excess, _)| excess),
-            raises: self.raises,
+    /// The current decision, for log events.
+    pub(super) fn decision(&self) -> CapacityDecision {
+        let delay = self.min_delay(|_| true).unwrap_or_default();
+        CapacityDecision {
+            estimate: self.estimate,
+            drain_rate: self.drain.map(|drain| drain.rate),
+            excess_delay: self.excess_delay.map(|(excess, _)| excess),
+            is_raising: self.is_raising,
             reason: self.reason,
-            queue: self.beyond_excess(delay),
-            delivered: self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or_default(),
-            arrived: self.arrived_of_sent(),
-            knows_ways: self.knows_ways(),
+            queue: self.above_excess_delay(delay),
+            delivered: self
+                .backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE)
+                .unwrap_or_default(),
+            arrived_ratio: self.arrived_ratio(),
+            one_way_known: self.is_one_way_known(),
         }
     }
 
-    /// What the link is taken to carry.
-    pub(super) fn known(&self) -> Option<f64> {
-        self.known
+    /// The estimated or configured capacity.
+    pub(super) fn estimate(&self) -> Option<f64> {
+        self.estimate
     }
 
-    /// What may be sent now, if that is limited.
-    pub(super) fn binding(&self, is_shared: bool) -> Option<f64> {
+    /// The current limit for all classes together, if there is one.
+    pub(super) fn limit(&self, is_shared: bool) -> Option<f64> {
         match self.drain {
-            _ if !is_shared => self.given,
+            _ if !is_shared => self.configured,
             Some(drain) => Some(drain.rate),
-            None => self.known,
+            None => self.estimate,
         }
     }
 
-    /// How long packets waited on our way of late (s), as far as that is known.
-    pub(super) fn waiting(&self) -> f64 {
-        self.least_delay(|span| span.ways.is_some()).map_or(0.0, |delay| self.beyond_excess(delay).max(0.0))
+    /// Recent queueing delay in the own direction (s); 0 if it is unknown.
+    pub(super) fn own_queue(&self) -> f64 {
+        self.min_delay(|interval| interval.one_way_queues.is_some())
+            .map_or(0.0, |delay| self.above_excess_delay(delay).max(0.0))
     }
 
-    pub(super) fn spent(&mut self, bytes: f64) {
-        self.current.sent += bytes;
+    pub(super) fn on_sent(&mut self, bytes: f64) {
+        self.current_interval.sent += bytes;
     }
 
-    /// Takes what a path measured, and how long packets wait on each way if that is known.
-    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample, ways: Option<Queues>) {
-        let passed = now.saturating_duration_since(self.since);
-        if passed > SILENT {
-            // What was delivered meanwhile belongs to no time.
-            (self.spans, self.newest) = (Vec::new(), 0);
-            (self.current, self.since) = (Span::default(), now);
+    /// Takes a sample of a path, and the queueing delay of each direction if known.
+    pub(super) fn on_sample(
+        &mut self,
+        now: Instant,
+        is_shared: bool,
+        sample: Sample,
+        ways: Option<OneWayQueues>,
+    ) {
+        let passed = now.saturating_duration_since(self.interval_start);
+        if passed > MAX_SAMPLE_GAP {
+            // What was delivered meanwhile cannot be assigned to an interval.
+            (self.intervals, self.newest) = (Vec::new(), 0);
+            (self.current_interval, self.interval_start) = (Interval::default(), now);
             return;
         }
         if let Some(rtt) = sample.rtt.map(seconds) {
-            self.base = self.base.min(rtt).min(sample.base_rtt.map_or(f64::INFINITY, seconds));
-            self.rtt = rtt;
-            let delay = rtt - self.base;
-            self.current.total = Some(self.current.total.map_or(delay, |least| least.min(delay)));
+            self.base_rtt = self.base_rtt.min(rtt).min(sample.base_rtt.map_or(f64::INFINITY, seconds));
+            self.last_rtt = rtt;
+            let delay = rtt - self.base_rtt;
+            self.current_interval.rtt_delay =
+                Some(self.current_interval.rtt_delay.map_or(delay, |least| least.min(delay)));
         }
-        self.current.ways = self.current.ways.into_iter().chain(ways).reduce(Queues::min);
+        self.current_interval.one_way_queues =
+            self.current_interval.one_way_queues.into_iter().chain(ways).reduce(OneWayQueues::min);
         let delivered = sample.delivered as f64;
-        self.current.bytes += delivered;
-        self.current.waited += if sample.backlogged { delivered } else { 0.0 };
-        if seconds(passed) >= SPAN {
-            let (time, before) = (seconds(passed), self.ways());
-            let longer = before.zip(self.current.ways).map_or(0.0, |(before, now)| now.other - before.other);
+        self.current_interval.delivered += delivered;
+        self.current_interval.delivered_backlogged += if sample.backlogged { delivered } else { 0.0 };
+        if seconds(passed) >= INTERVAL_SECONDS {
+            let (time, before) = (seconds(passed), self.one_way_queues());
+            let longer = before
+                .zip(self.current_interval.one_way_queues)
+                .map_or(0.0, |(before, now)| now.peer - before.peer);
             let far = (time - longer).clamp(time / 4.0, time * 4.0);
-            self.remember(Span { time, far, ..self.current });
-            (self.current, self.since) = (Span::default(), now);
+            self.push_interval(Interval { duration: time, duration_at_peer: far, ..self.current_interval });
+            (self.current_interval, self.interval_start) = (Interval::default(), now);
             self.judge(now, is_shared);
-            if self.given.is_none() && self.known.is_some_and(|known| known < LEAST_KNOWN) {
-                // What was found so was wrong, or the controllers have to share such a link alone.
+            if self.configured.is_none() && self.estimate.is_some_and(|known| known < MIN_CAPACITY) {
+                // The estimate was wrong, or the congestion controllers must share such a slow link without the shaper.
                 self.reason = "too little arrives to be measured";
-                (self.known, self.drain, self.best) = (None, None, 0.0);
+                (self.estimate, self.drain, self.best_delivery_rate) = (None, None, 0.0);
             }
-            self.spans[self.newest].known = self.known.unwrap_or_default();
+            self.intervals[self.newest].estimate = self.estimate.unwrap_or_default();
         }
     }
 
-    fn remember(&mut self, span: Span) {
-        if self.spans.len() < SPANS {
-            self.newest = self.spans.len();
-            self.spans.push(span);
+    fn push_interval(&mut self, interval: Interval) {
+        if self.intervals.len() < MAX_INTERVALS {
+            self.newest = self.intervals.len();
+            self.intervals.push(interval);
         } else {
-            self.newest = (self.newest + 1) % SPANS;
-            self.spans[self.newest] = span;
+            self.newest = (self.newest + 1) % MAX_INTERVALS;
+            self.intervals[self.newest] = interval;
         }
     }
 
-    /// The last `count` spans before the last `skip`; empty ones where there were not so many.
-    fn late(&self, skip: usize, count: usize) -> impl Iterator<Item = Span> + Clone {
-        let at = |ago: usize| (self.newest + 2 * SPANS - ago) % SPANS;
-        (skip..skip + count).map(move |ago| self.spans.get(at(ago)).copied().unwrap_or_default())
+    /// The last `count` intervals before the last `skip`, padded with empty ones.
+    fn recent(&self, skip: usize, count: usize) -> impl Iterator<Item = Interval> + Clone {
+        let at = |ago: usize| (self.newest + 2 * MAX_INTERVALS - ago) % MAX_INTERVALS;
+        (skip..skip + count).map(move |ago| self.intervals.get(at(ago)).copied().unwrap_or_default())
     }
 
-    /// Bytes/s delivered in the last `count` spans before the last `skip`, if this share of packets waited in all of them.
-    fn busy_rate(&self, skip: usize, count: usize, share: f64) -> Option<f64> {
-        let spans = self.late(skip, count);
-        let time: f64 = spans.clone().map(|span| span.far).sum();
-        let bytes: f64 = spans.clone().map(|span| span.bytes).sum();
-        (count > 0 && spans.clone().all(|span| span.is_busy(share))).then(|| bytes / time)
+    /// Delivery rate (bytes/s) over the last `count` intervals before the last `skip`, if the share of backlogged bytes was
+    /// at least `share` in each of them.
+    fn backlogged_delivery_rate(&self, skip: usize, count: usize, share: f64) -> Option<f64> {
+        let spans = self.recent(skip, count);
+        let time: f64 = spans.clone().map(|interval| interval.duration_at_peer).sum();
+        let bytes: f64 = spans.clone().map(|interval| interval.delivered).sum();
+        (count > 0 && spans.clone().all(|interval| interval.is_backlogged(share))).then(|| bytes / time)
     }
 
-    /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
-    fn queue(&mut self, now: Instant) -> Option<f64> {
-        let delay = self.least_delay(|_| true)?;
-        let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
-        let longest = self.longest(EXCESS_KEPT);
-        self.excess =
-            self.excess.filter(|(_, at)| !expired(*at)).map(|(excess, at)| (excess.min(longest), at));
-        Some(self.beyond_excess(delay))
+    /// Minimum queueing delay (s) of the last two intervals; `None` if nothing was acknowledged.
+    fn current_queue(&mut self, now: Instant) -> Option<f64> {
+        let delay = self.min_delay(|_| true)?;
+        let expired = |at: Instant| now.saturating_duration_since(at) > EXCESS_DELAY_LIFETIME;
+        let longest = self.max_delay(EXCESS_DELAY_INTERVALS);
+        self.excess_delay =
+            self.excess_delay.filter(|(_, at)| !expired(*at)).map(|(excess, at)| (excess.min(longest), at));
+        Some(self.above_excess_delay(delay))
     }
 
-    /// The delay (s) that all packets found in those of the last two spans that count.
-    fn least_delay(&self, counts: impl Fn(&Span) -> bool) -> Option<f64> {
-        self.late(0, 2).filter(counts).filter_map(Span::delay).min_by(f64::total_cmp)
+    /// Minimum queueing delay (s) of those of the last two intervals that `counts` accepts.
+    fn min_delay(&self, counts: impl Fn(&Interval) -> bool) -> Option<f64> {
+        self.recent(0, 2).filter(counts).filter_map(Interval::delay).min_by(f64::total_cmp)
     }
 
-    /// What a delay (s) is longer than what is known to be no queue.
-    fn beyond_excess(&self, delay: f64) -> f64 {
-        delay - self.excess.map_or(0.0, |(excess, _)| excess)
+    /// A delay (s) minus the part that is known not to be a queue.
+    fn above_excess_delay(&self, delay: f64) -> f64 {
+        delay - self.excess_delay.map_or(0.0, |(excess, _)| excess)
     }
 
-    /// The longest delay (s) that all packets of a span found in the last `count` of them.
-    fn longest(&self, count: usize) -> f64 {
-        self.late(0, count).filter_map(Span::delay).fold(0.0, f64::max)
+    /// Maximum of the queueing delays (s) of the last `count` intervals.
+    fn max_delay(&self, count: usize) -> f64 {
+        self.recent(0, count).filter_map(Interval::delay).fold(0.0, f64::max)
     }
 
     fn judge(&mut self, now: Instant, is_shared: bool) {
-        let Some(queue) = self.queue(now) else { return };
-        let of_late = self.busy_rate(0, OF_LATE, PARTLY_BUSY);
+        let Some(queue) = self.current_queue(now) else { return };
+        let recent_rate = self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE);
         if !is_shared {
-            self.reason = "one class is alone, and its controller finds the rate";
+            self.reason = "only one class is active, and its controller finds the rate";
             self.drain = None;
-            // A controller alone finds what the link carries.
-            self.known =
-                self.given.or_else(|| if of_late.is_some() { self.full_rate(queue) } else { self.known });
+            // The controller of a single class finds the capacity.
+            self.estimate = self
+                .configured
+                .or_else(|| if recent_rate.is_some() { self.saturated_rate(queue) } else { self.estimate });
             return;
         }
-        let Some(known) = self.known else {
-            self.known = self.full_rate(queue);
-            self.reason = "packets wait, and no more arrives than before";
-            if self.known.is_none() {
-                self.known = self.queued_rate();
-                self.reason = "packets wait on the own way, and did not while less was sent";
+        let Some(known) = self.estimate else {
+            self.estimate = self.saturated_rate(queue);
+            self.reason = "packets wait, and the delivery rate no longer grows";
+            if self.estimate.is_none() {
+                self.estimate = self.rate_from_own_queue();
+                self.reason = "packets are queued in the own direction, and were not while less was sent";
             }
-            self.raise = FIRST_RAISE;
+            self.next_raise = INITIAL_RAISE;
             return;
         };
-        if !self.late(0, OF_LATE).any(|span| span.is_busy(PARTLY_BUSY)) {
-            // Where little is sent, delay is of others' making, or of acknowledgements that were held back.
+        if !self.recent(0, RECENT_INTERVALS).any(|interval| interval.is_backlogged(PARTLY_BACKLOGGED_SHARE)) {
+            // While little is sent, delay comes from other traffic or from delayed acknowledgements.
             self.reason = "little is sent";
             self.drain = None;
             return;
         }
-        self.best = self.best.max(of_late.unwrap_or_default().min(known));
+        self.best_delivery_rate = self.best_delivery_rate.max(recent_rate.unwrap_or_default().min(known));
         if let Some(drain) = self.drain {
-            self.go_on(now, known, queue, drain);
-        } else if queue > self.long(known) {
-            self.begin(now, known, queue);
-        } else if queue < self.short(known) && of_late.is_some_and(|rate| rate > known * USED) {
-            self.grow(known);
+            self.continue_drain(now, known, queue, drain);
+        } else if queue > self.high_queue_threshold(known) {
+            self.start_drain(now, known, queue);
+        } else if queue < self.low_queue_threshold(known)
+            && recent_rate.is_some_and(|rate| rate > known * IN_USE_SHARE)
+        {
+            self.raise_if_due(known);
         }
     }
 
-    /// There was no queue in a span.
-    fn grow(&mut self, known: f64) {
-        self.calm += 1;
-        self.free += 1;
+    /// Called for an interval without a queue: raises the estimate, or waits for the next raise.
+    fn raise_if_due(&mut self, known: f64) {
+        self.calm_intervals += 1;
+        self.queue_free_intervals += 1;
         self.reason = "no queue, and the link is in use";
-        if self.raises {
-            if self.calm >= CYCLE && known > self.tried {
-                (self.calm, self.hold, self.less) = (0, LEAST_HOLD, LESS);
+        if self.is_raising {
+            if self.calm_intervals >= SUCCESSFUL_RAISE_INTERVALS && known > self.failed_rate {
+                (self.calm_intervals, self.mean_hold_intervals, self.next_back_off) =
+                    (0, MIN_HOLD_INTERVALS, MIN_BACK_OFF);
             }
-            // What is too much is seen a round trip later.
-            let raise = self.raise / (self.round().max(1) as f64).sqrt();
-            self.known = Some((known * (1.0 + raise)).min(self.given.unwrap_or(f64::INFINITY)));
-            let most = if self.free > LONG_CALM { CALM_RAISE } else { MOST_RAISE };
-            self.raise = (self.raise * self.manner().faster).min(most);
-        } else if self.calm >= self.wait {
-            (self.calm, self.raises, self.less) = (0, true, LESS);
+            // The effect of a raise is only visible a round trip later.
+            let raise = self.next_raise / (self.rtt_intervals().max(1) as f64).sqrt();
+            self.estimate = Some((known * (1.0 + raise)).min(self.configured.unwrap_or(f64::INFINITY)));
+            let most = if self.queue_free_intervals > CALM_INTERVALS { MAX_CALM_RAISE } else { MAX_RAISE };
+            self.next_raise = (self.next_raise * self.queue_response().raise_growth).min(most);
+        } else if self.calm_intervals >= self.hold_intervals {
+            (self.calm_intervals, self.is_raising, self.next_back_off) = (0, true, MIN_BACK_OFF);
         }
     }
 
-    /// What a link carries of which nothing is known, if it is full: packets wait, and no more arrives than before.
-    fn full_rate(&self, queue: f64) -> Option<f64> {
-        let (round, fills) = (self.round(), self.fills());
-        let is_queued = fills || queue > FULL;
-        let (count, share) = if is_queued { (3, PARTLY_BUSY) } else { (8.max(round), BUSY) };
-        let now = self.busy_rate(0, count, share)?;
-        // What was delivered before packets waited counts as well.
-        let before = self.busy_rate(count + 3 * round, count, if is_queued { 0.0 } else { share })?;
-        (now < before * GROWING || fills).then(|| now.max(before))
+    /// The capacity of a full link of unknown capacity: packets wait, and the delivery rate no longer grows.
+    fn saturated_rate(&self, queue: f64) -> Option<f64> {
+        let (round, fills) = (self.rtt_intervals(), self.is_own_queue_growing());
+        let is_queued = fills || queue > FULL_QUEUE_SECONDS;
+        let (count, share) =
+            if is_queued { (3, PARTLY_BACKLOGGED_SHARE) } else { (8.max(round), BACKLOGGED_SHARE) };
+        let now = self.backlogged_delivery_rate(0, count, share)?;
+        // The delivery rate before packets waited counts too.
+        let before =
+            self.backlogged_delivery_rate(count + 3 * round, count, if is_queued { 0.0 } else { share })?;
+        (now < before * DELIVERY_GROWTH_RATIO || fills).then(|| now.max(before))
     }
 
-    /// What a link carries of which nothing is known, if packets wait on our way, and did not while less was sent: where
-    /// what is sent is about what the link carries, nothing may ever wait here.
-    fn queued_rate(&self) -> Option<f64> {
-        let delay = |span: Span| span.ways.and(span.delay());
-        let newest = delay(self.late(0, 1).next()?)?;
-        let oldest = delay(self.late(OF_LATE - 1, 1).next()?)?;
-        let queued = self.late(0, OF_LATE);
-        if !queued.clone().all(|span| delay(span).is_some_and(|delay| delay > SEEING.long)) {
+    /// The capacity of a link of unknown capacity if packets are queued in the own direction, and were not while less was
+    /// sent. Senders whose rate is about the capacity may fill the link without ever waiting at this end.
+    fn rate_from_own_queue(&self) -> Option<f64> {
+        let delay = |interval: Interval| interval.one_way_queues.and(interval.delay());
+        let newest = delay(self.recent(0, 1).next()?)?;
+        let oldest = delay(self.recent(RECENT_INTERVALS - 1, 1).next()?)?;
+        let queued = self.recent(0, RECENT_INTERVALS);
+        if !queued.clone().all(|interval| delay(interval).is_some_and(|delay| delay > ONE_WAY.high_queue)) {
             return None;
         }
-        let rate = |spans: &mut dyn Iterator<Item = Span>| {
-            let (sent, time) = spans.fold((0.0, 0.0), |all, span| (all.0 + span.sent, all.1 + span.time));
+        let rate = |spans: &mut dyn Iterator<Item = Interval>| {
+            let (sent, time) =
+                spans.fold((0.0, 0.0), |all, interval| (all.0 + interval.sent, all.1 + interval.duration));
             (time > 0.0).then(|| (sent / time, time))
         };
-        let is_calm = |span: &Span| delay(*span).is_some_and(|delay| delay < SEEING.short);
-        let (calm, _) = rate(&mut self.spans.iter().copied().filter(is_calm))?;
+        let is_calm = |interval: &Interval| delay(*interval).is_some_and(|delay| delay < ONE_WAY.low_queue);
+        let (calm, _) = rate(&mut self.intervals.iter().copied().filter(is_calm))?;
         let (sent, time) = rate(&mut queued.clone())?;
-        // Delay was there before what was only sent at the end of it.
-        if queued.clone().any(|span| span.sent < STEADY * sent * span.time) {
+        // A burst at the end of the intervals cannot have caused the delay at their start.
+        if queued.clone().any(|interval| interval.sent < STEADY_SENDING_RATIO * sent * interval.duration) {
             return None;
         }
-        // The queue grows by what is too much.
-        let grows = ((newest - oldest) / time).clamp(-MOST_DRAIN, MOST_DRAIN);
-        (sent > calm * MORE).then_some(sent / (1.0 + grows) * (1.0 - SEEING.back))
+        // The queue grows by the excess of the sending rate over the capacity.
+        let grows = ((newest - oldest) / time).clamp(-MAX_DRAIN_SHARE, MAX_DRAIN_SHARE);
+        (sent > calm * SENT_MORE_RATIO).then_some(sent / (1.0 + grows) * (1.0 - ONE_WAY.back_off))
     }
 
-    /// Whether packets wait on our way, longer and longer.
-    fn fills(&self) -> bool {
-        let mut delays = self.late(0, 3).map(|span| span.delay().unwrap_or_default());
+    /// Whether the queue in the own direction is long and growing.
+    fn is_own_queue_growing(&self) -> bool {
+        let mut delays = self.recent(0, 3).map(|interval| interval.delay().unwrap_or_default());
         let grow = delays.clone().is_sorted_by(|late, early| late > early);
-        self.knows_ways() && grow && delays.next() > Some(FULL)
+        self.is_one_way_known() && grow && delays.next() > Some(FULL_QUEUE_SECONDS)
     }
 
-    /// There is a queue.
-    fn begin(&mut self, now: Instant, known: f64, queue: f64) {
-        // Small queues are seen where the ways are known, and losses that begin look like a slower link.
-        let is_clear = !self.knows_ways() || queue > full(known);
-        let overload = self.overload(known).filter(|_| is_clear);
+    /// Called when there is a queue: lowers the estimate and starts to drain, or finds that the delay is not a queue.
+    fn start_drain(&mut self, now: Instant, known: f64, queue: f64) {
+        // With clock reports already small queues are detected, and starting losses look like a slower link.
+        let is_clear = !self.is_one_way_known() || queue > full_queue_threshold(known);
+        let overload = self.overload_rate(known).filter(|_| is_clear);
         if let Some(carried) = overload {
-            self.best = carried;
-        } else if known < self.best * DOUBTFUL {
-            // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
-            self.reason = "the delay stays although less and less was sent: it is no queue";
-            (self.excess, self.best, self.drain) = (Some((self.longest(GROWN), now)), known, None);
+            self.best_delivery_rate = carried;
+        } else if known < self.best_delivery_rate * FALSE_QUEUE_RATIO {
+            // Lowering the rate that far would have drained a queue: the delay has another cause, such as resequencing on
+            // a link with retransmissions.
+            self.reason = "the delay remains although the rate was lowered repeatedly: it is not a queue";
+            (self.excess_delay, self.best_delivery_rate, self.drain) =
+                (Some((self.max_delay(QUEUE_GROWTH_INTERVALS), now)), known, None);
             return;
         }
-        let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
+        let arrived =
+            self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
         let before = known;
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
-            // What arrives while packets wait on our way is what the link carries.
-            None if self.drain.is_some() && self.knows_ways() && queue > full(known) => {
-                (known.min(arrived) * (1.0 - self.less), "the queue on the own way outlived the drain")
+            // The delivery rate while packets are queued in the own direction is the capacity.
+            None if self.drain.is_some()
+                && self.is_one_way_known()
+                && queue > full_queue_threshold(known) =>
+            {
+                (
+                    known.min(arrived) * (1.0 - self.next_back_off),
+                    "the queue in the own direction outlasted the drain",
+                )
             }
-            None if self.raises => {
-                let known = known.min(self.before_queue()) * (1.0 - self.manner().back);
-                (known, "a queue grew after more was tried")
+            None if self.is_raising => {
+                let known = known.min(self.capacity_before_queue()) * (1.0 - self.queue_response().back_off);
+                (known, "a queue grew after a raise")
             }
-            None if self.calm < LEAST_HOLD || self.knows_ways() => {
-                (known * (1.0 - self.less), "a queue grew although nothing was raised")
+            None if self.calm_intervals < MIN_HOLD_INTERVALS || self.is_one_way_known() => {
+                (known * (1.0 - self.next_back_off), "a queue grew without a raise")
             }
-            // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
-            None => (known, "a queue grew, the first one for long: the far end may have raised"),
+            // This end raised nothing, and it is the first queue for a long time: the peer's shaper raised.
+            None => (known, "first queue for a long time: the peer may have raised"),
         };
-        (self.known, self.reason) = (Some(known), reason);
+        (self.estimate, self.reason) = (Some(known), reason);
         if overload.is_some() {
-            // It is known roughly.
-            (self.hold, self.raise) = (1, MOST_RAISE);
-        } else if self.raises {
-            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), self.manner().raise);
-            self.tried = before;
+            // The estimate is only approximate.
+            (self.mean_hold_intervals, self.next_raise) = (1, MAX_RAISE);
+        } else if self.is_raising {
+            (self.mean_hold_intervals, self.next_raise) = (
+                (2 * self.mean_hold_intervals).clamp(MIN_HOLD_INTERVALS, MAX_HOLD_INTERVALS),
+                self.queue_response().min_raise,
+            );
+            self.failed_rate = before;
         } else {
-            self.less = (2.0 * self.less).min(MOST_LESS);
+            self.next_back_off = (2.0 * self.next_back_off).min(MAX_BACK_OFF);
         }
-        self.wait = self.hold / 2 + usize::from(self.chance()) % self.hold;
-        (self.raises, self.calm, self.free) = (false, 0, 0);
-        let share = (queue / DRAIN_TIME).clamp(LEAST_DRAIN, MOST_DRAIN);
-        let time = 1.5 * queue / share + 2.0 * SPAN + self.rtt;
+        self.hold_intervals =
+            self.mean_hold_intervals / 2 + usize::from(self.pseudo_random()) % self.mean_hold_intervals;
+        (self.is_raising, self.calm_intervals, self.queue_free_intervals) = (false, 0, 0);
+        let share = (queue / DRAIN_SECONDS).clamp(MIN_DRAIN_SHARE, MAX_DRAIN_SHARE);
+        let time = 1.5 * queue / share + 2.0 * INTERVAL_SECONDS + self.last_rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
-        let rate = known.min(arrived.max(known * (1.0 - MOST_DRAIN))) * (1.0 - share);
-        self.drain = Some(Drain { queue, longest: queue, rate, end });
+        let rate = known.min(arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
+        self.drain = Some(Drain { initial_queue: queue, longest_queue: queue, rate, end });
     }
 
-    /// Any number that differs between the two ends.
-    fn chance(&self) -> u16 {
-        let mix = |all: u64, span: &Span| {
-            let bits = span.bytes.to_bits() ^ span.time.to_bits().rotate_left(32);
+    /// A pseudo-random number that differs between the two ends.
+    fn pseudo_random(&self) -> u16 {
+        let mix = |all: u64, interval: &Interval| {
+            let bits = interval.delivered.to_bits() ^ interval.duration.to_bits().rotate_left(32);
             (all ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
         };
-        (self.spans.iter().fold(0, mix) >> 48) as u16
+        (self.intervals.iter().fold(0, mix) >> 48) as u16
     }
 
-    fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
-        let grew = queue > 1.5 * drain.queue + full(known);
-        let longest = drain.longest.max(queue);
-        self.drain = Some(Drain { longest, ..drain });
-        // Where our way is known, a long queue is there.
-        let is_ours = self.knows_ways() && queue > full(known) || queue < longest * GOING;
-        if queue <= self.short(known) {
-            self.reason = "the queue is gone";
+    fn continue_drain(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
+        let grew = queue > 1.5 * drain.initial_queue + full_queue_threshold(known);
+        let longest = drain.longest_queue.max(queue);
+        self.drain = Some(Drain { longest_queue: longest, ..drain });
+        // If the queueing delay of the own direction is known, a long one is a real queue.
+        let is_own_queue = self.is_one_way_known() && queue > full_queue_threshold(known)
+            || queue < longest * QUEUE_SHRINKING_RATIO;
+        if queue <= self.low_queue_threshold(known) {
+            self.reason = "the queue has drained";
             self.drain = None;
-        } else if grew || now >= drain.end && is_ours {
-            self.begin(now, known, queue);
+        } else if grew || now >= drain.end && is_own_queue {
+            self.start_drain(now, known, queue);
         } else if now >= drain.end {
-            self.reason = "the delay stays although less is sent: it is no queue";
+            self.reason = "the delay remains although less is sent: it is not a queue";
             self.drain = None;
-            self.excess = Some((self.longest(GROWN), now));
+            self.excess_delay = Some((self.max_delay(QUEUE_GROWTH_INTERVALS), now));
         }
     }
 
-    /// How long packets waited on each way in the last span, if that is known.
-    fn ways(&self) -> Option<Queues> {
-        self.spans.get(self.newest)?.ways
+    /// Queueing delay of each direction in the last interval, if known.
+    fn one_way_queues(&self) -> Option<OneWayQueues> {
+        self.intervals.get(self.newest)?.one_way_queues
     }
 
-    /// Whether it is known what waits on our way.
-    fn knows_ways(&self) -> bool {
-        self.ways().is_some()
+    /// Whether the queueing delay of the own direction is known.
+    fn is_one_way_known(&self) -> bool {
+        self.one_way_queues().is_some()
     }
 
-    fn manner(&self) -> Manner {
-        if self.knows_ways() { SEEING } else { BLIND }
+    fn queue_response(&self) -> QueueResponse {
+        if self.is_one_way_known() { ONE_WAY } else { RTT_ONLY }
     }
 
-    /// A queue (s) that leaves room for more on a link that carries `known`.
-    fn short(&self, known: f64) -> f64 {
-        self.manner().short.max(SHORT_PACKETS * PACKET / known)
+    /// Queueing delay (s) below which the estimate may be raised, on a link with `capacity` bytes/s.
+    fn low_queue_threshold(&self, capacity: f64) -> f64 {
+        self.queue_response().low_queue.max(LOW_QUEUE_PACKETS * PACKET_BYTES / capacity)
     }
 
-    /// A queue (s) that has to go.
-    fn long(&self, known: f64) -> f64 {
-        self.manner().long.max(LONG_PACKETS * PACKET / known)
+    /// Queueing delay (s) above which the queue is drained, on a link with `capacity` bytes/s.
+    fn high_queue_threshold(&self, capacity: f64) -> f64 {
+        self.queue_response().high_queue.max(HIGH_QUEUE_PACKETS * PACKET_BYTES / capacity)
     }
 
-    /// A round trip in spans, as far as they are remembered.
-    fn round(&self) -> usize {
-        ((self.rtt / SPAN).ceil() as usize).min(MOST_ROUND)
+    /// The round-trip time in intervals, at most [`MAX_RTT_INTERVALS`].
+    fn rtt_intervals(&self) -> usize {
+        ((self.last_rtt / INTERVAL_SECONDS).ceil() as usize).min(MAX_RTT_INTERVALS)
     }
 
-    /// What the link was taken to carry before a queue grew that is there now; endless if that was not known.
-    fn before_queue(&self) -> f64 {
-        let known = self.late(GROWN + self.round(), 1).map(|span| span.known).find(|known| *known > 0.0);
+    /// The estimate before the current queue grew; infinite if it was unknown.
+    fn capacity_before_queue(&self) -> f64 {
+        let known = self
+            .recent(QUEUE_GROWTH_INTERVALS + self.rtt_intervals(), 1)
+            .map(|interval| interval.estimate)
+            .find(|known| *known > 0.0);
         known.unwrap_or(f64::INFINITY)
     }
 
-    /// What arrives, if that is clearly less than was sent.
-    fn overload(&self, known: f64) -> Option<f64> {
-        let arrived = self.sum(0, |span| span.bytes) / self.sum(0, |span| span.far);
-        (self.arrived_of_sent() < OVERLOAD).then(|| known.min(arrived.max(known / 4.0)))
+    /// The arrival rate, if it is clearly less than the sending rate.
+    fn overload_rate(&self, known: f64) -> Option<f64> {
+        let arrived = self.sum_recent(0, |interval| interval.delivered)
+            / self.sum_recent(0, |interval| interval.duration_at_peer);
+        (self.arrived_ratio() < OVERLOAD_RATIO).then(|| known.min(arrived.max(known / 4.0)))
     }
 
-    /// The share that arrives of what was sent a round trip before.
-    fn arrived_of_sent(&self) -> f64 {
+    /// The ratio of the arrival rate to the sending rate a round trip before.
+    fn arrived_ratio(&self) -> f64 {
         let rate = |bytes: f64, time: f64| bytes / time.max(f64::MIN_POSITIVE);
-        let round = self.round();
-        let sent = rate(self.sum(round, |span| span.sent), self.sum(round, |span| span.time));
-        let arrived = rate(self.sum(0, |span| span.bytes), self.sum(0, |span| span.far));
+        let round = self.rtt_intervals();
+        let sent = rate(
+            self.sum_recent(round, |interval| interval.sent),
+            self.sum_recent(round, |interval| interval.duration),
+        );
+        let arrived = rate(
+            self.sum_recent(0, |interval| interval.delivered),
+            self.sum_recent(0, |interval| interval.duration_at_peer),
+        );
         if sent > 0.0 { arrived / sent } else { 1.0 }
     }
 
-    /// The sum over a few spans, before the last `skip`.
-    fn sum(&self, skip: usize, of: impl Fn(Span) -> f64) -> f64 {
-        self.late(skip, 3).map(of).sum()
+    /// The sum over three intervals before the last `skip`.
+    fn sum_recent(&self, skip: usize, of: impl Fn(Interval) -> f64) -> f64 {
+        self.recent(skip, 3).map(of).sum()
     }
 }
 
-/// A queue (s) that does not come of little on a link that carries `known` bytes/s.
-fn full(known: f64) -> f64 {
-    FULL.max(FULL_PACKETS * PACKET / known)
+/// Queueing delay (s) that more than a few packets cause, on a link with `capacity` bytes/s.
+fn full_queue_threshold(capacity: f64) -> f64 {
+    FULL_QUEUE_SECONDS.max(FULL_QUEUE_PACKETS * PACKET_BYTES / capacity)
 }
 
 fn bytes_per_second(rate: BitRate) -> f64 {

@@ -1,46 +1,50 @@
-//! Who gets how much of what there is to divide.
+//! Divides an amount among classes with different claims.
+//!
+//! In: an amount (bytes, or bytes/s) and the claims of the classes. Out: the share of each class. Always holds: no class
+//! gets more than its demand, and all together get the whole amount or all they demand.
 
-/// How many classes share a link.
+/// Number of classes that can share a link.
 pub(super) const CLASSES: usize = mpvpn_types::ClassId::MAX as usize;
 
-/// What a class asks for, in bytes or in bytes/s.
+/// The claim of a class, in bytes or in bytes/s.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Claim {
-    /// No more than this.
-    pub(super) need: f64,
-    /// So much of that before anybody else.
-    pub(super) first: f64,
-    /// So much of that before anything goes by weight.
-    pub(super) least: f64,
-    /// How much of the rest, compared with others.
+    /// The most that the class can use.
+    pub(super) demand: f64,
+    /// The part of the demand that is served before all other classes.
+    pub(super) first_limit: f64,
+    /// The part of the demand that is guaranteed: it is served before the rest is divided by weight.
+    pub(super) min_limit: f64,
+    /// Relative weight for the rest.
     pub(super) weight: f64,
 }
 
-/// What a class is given.
+/// The share that a class gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Given {
-    /// In all.
-    pub(super) all: f64,
-    /// As one that goes first.
+pub(super) struct Allocation {
+    /// All of it.
+    pub(super) total: f64,
+    /// The part served before all other classes.
     pub(super) first: f64,
-    /// As the least that it is owed.
-    pub(super) least: f64,
+    /// The guaranteed part.
+    pub(super) min: f64,
 }
 
-/// Divides `pool`: those that go first, then what each is owed at least, then the rest by weight.
-pub(super) fn divide(mut pool: f64, claims: &[Claim; CLASSES]) -> [Given; CLASSES] {
-    let first = fill(&mut pool, |at| (claims[at].need.min(claims[at].first), claims[at].weight));
-    let open = |at: usize| (claims[at].need - first[at]).max(0.0);
-    let least = fill(&mut pool, |at| (open(at).min(claims[at].least), claims[at].least));
+/// Divides `pool`: first the classes that go first, then the guaranteed minimums, then the rest by weight.
+pub(super) fn divide(mut pool: f64, claims: &[Claim; CLASSES]) -> [Allocation; CLASSES] {
+    let first = fill(&mut pool, |at| (claims[at].demand.min(claims[at].first_limit), claims[at].weight));
+    let open = |at: usize| (claims[at].demand - first[at]).max(0.0);
+    let least = fill(&mut pool, |at| (open(at).min(claims[at].min_limit), claims[at].min_limit));
     let rest = fill(&mut pool, |at| ((open(at) - least[at]).max(0.0), claims[at].weight));
-    std::array::from_fn(|at| Given {
-        all: first[at] + least[at] + rest[at],
+    std::array::from_fn(|at| Allocation {
+        total: first[at] + least[at] + rest[at],
         first: first[at],
-        least: least[at],
+        min: least[at],
     })
 }
 
-/// Pours `pool` into what `want` says (how much at most, and the weight) until it is empty or nobody wants more.
+/// Divides `pool` by weight (weighted max-min fairness): `want` gives the maximum and the weight of each class. Ends when
+/// the pool is empty or no class wants more.
 fn fill(pool: &mut f64, want: impl Fn(usize) -> (f64, f64)) -> [f64; CLASSES] {
     let wants: [(f64, f64); CLASSES] = std::array::from_fn(want);
     let mut given = [0.0; CLASSES];

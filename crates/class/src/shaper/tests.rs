@@ -16,12 +16,12 @@ fn weight(number: u64) -> Share {
     Share { weight: Weight::new(number).unwrap(), ..Share::default() }
 }
 
-/// What a class has to send.
+/// The traffic of a class.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
-    /// Always more.
+    /// Always backlogged.
     Greedy,
-    /// A packet of so many bytes at a time, so often.
+    /// A packet of this many bytes in each period.
     Every(Duration, u64),
     Nothing,
 }
@@ -37,12 +37,12 @@ struct Source {
     wakes: Option<Instant>,
 }
 
-/// Classes at a shaper, each asking when something is new for it or it is time.
+/// Classes at a shaper, each asking when it has new data or its wake-up is due.
 struct World {
     now: Instant,
     shaper: Shaper,
     sources: Vec<Source>,
-    /// Who asks first, changing all the time.
+    /// Pseudo-random state: which class asks first.
     order: u64,
 }
 
@@ -92,7 +92,7 @@ impl World {
             source.longest = source.longest.max(now - since);
         }
         let waits = has_more(source);
-        self.shaper.set_wanting(now, class, waits);
+        self.shaper.set_backlogged(now, class, waits);
         if waits {
             source.wakes = self.shaper.retry_at(now, class);
         }
@@ -120,9 +120,9 @@ impl World {
     }
 }
 
-/// A class that always has more sends what it may, at most so many bytes; how many.
+/// A backlogged class sends what it may, at most `most` bytes. Returns the number of bytes.
 fn send(shaper: &mut Shaper, now: Instant, class: ClassId, most: u64) -> u64 {
-    shaper.set_wanting(now, class, true);
+    shaper.set_backlogged(now, class, true);
     let bytes = shaper.available_bytes(now, class).min(most);
     shaper.on_sent(class, bytes);
     bytes
@@ -144,7 +144,7 @@ fn shares_are_those_of_the_weights_and_nothing_is_left_over() {
 }
 
 #[test]
-fn the_class_that_goes_first_hardly_waits() {
+fn a_class_with_first_hardly_waits() {
     let call = Demand::Every(20 * MS, 228);
     let first = Share { first: true, ..Share::default() };
     let classes = [(first, call), (Share::default(), Demand::Greedy), (weight(100), Demand::Greedy)];
@@ -162,7 +162,7 @@ fn the_class_that_goes_first_hardly_waits() {
 }
 
 #[test]
-fn the_class_that_goes_first_competes_beyond_its_most() {
+fn a_class_with_first_competes_beyond_its_max() {
     let first = Share { first: true, max: Some(Portion::Percent(30)), ..Share::default() };
     let classes = [(first, Demand::Greedy), (Share::default(), Demand::Greedy)];
     let mut world = World::new(100_000_000, &classes);
@@ -172,7 +172,7 @@ fn the_class_that_goes_first_competes_beyond_its_most() {
 }
 
 #[test]
-fn the_least_is_kept_and_the_most_is_not_exceeded() {
+fn min_is_guaranteed_and_max_is_not_exceeded() {
     let least = Share { min: Some(Portion::Rate(mbit(20))), ..weight(1) };
     let most = Share { max: Some(Portion::Percent(10)), ..weight(1000) };
     let classes = [(least, Demand::Greedy), (weight(9), Demand::Greedy), (most, Demand::Greedy)];
@@ -189,7 +189,7 @@ fn the_least_is_kept_and_the_most_is_not_exceeded() {
 }
 
 #[test]
-fn what_nobody_else_uses_is_lent_at_once_and_given_back_within_5_ms() {
+fn unused_capacity_is_lent_at_once_and_returned_within_5_ms() {
     let classes = [(weight(4), Demand::Greedy), (weight(1), Demand::Greedy)];
     let mut world = World::new(40_000_000, &classes);
     for _ in 0..20 {
@@ -207,7 +207,7 @@ fn what_nobody_else_uses_is_lent_at_once_and_given_back_within_5_ms() {
 }
 
 #[test]
-fn a_class_with_little_to_send_gets_it_and_no_burst_after_silence() {
+fn a_class_with_little_data_sends_it_and_has_no_burst_after_silence() {
     let few = Demand::Every(2 * MS, 1000);
     let classes = [(Share::default(), few), (weight(5), Demand::Greedy)];
     let mut world = World::new(30_000_000, &classes);
@@ -237,7 +237,7 @@ fn a_new_capacity_counts_at_once() {
 }
 
 #[test]
-fn what_never_waits_is_paid_by_its_class() {
+fn packets_that_never_wait_are_charged_to_their_class() {
     let mut world = World::new(8_000_000, &[(Share::default(), Demand::Greedy); 2]);
     world.run(100 * MS);
     let before = (world.sources[0].sent, world.sources[1].sent);
@@ -251,7 +251,7 @@ fn what_never_waits_is_paid_by_its_class() {
 }
 
 #[test]
-fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
+fn delayed_acknowledgements_of_little_data_do_not_lower_the_capacity() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, Some(mbit(50)));
     shaper.set_share(start, ClassId(1), Share { first: true, ..Share::default() });
@@ -274,7 +274,7 @@ fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
 }
 
 #[test]
-fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
+fn an_unknown_base_rtt_does_not_make_the_whole_round_trip_a_queue() {
     let start = Instant::now();
     let known = |unknown: u32| {
         let mut shaper = Shaper::new(start, None);
@@ -295,7 +295,7 @@ fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
 }
 
 #[test]
-fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_nothing() {
+fn short_outages_do_not_lower_the_capacity_to_nothing() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
     let sample =
@@ -315,7 +315,7 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
     // 20 Mbit/s in two classes, with a queue.
     play(&mut shaper, 3 * SECOND, 1250, 1250, 40 * MS);
     assert!(shaper.capacity().is_some(), "it is full");
-    // Time and again hardly anything arrives for a moment, and late; then all does.
+    // Repeatedly hardly anything arrives for a moment, and late; then everything does.
     for _ in 0..12 {
         play(&mut shaper, 300 * MS, 1250, 0, 80 * MS);
         play(&mut shaper, 400 * MS, 1250, 1250, 25 * MS);
@@ -327,7 +327,7 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
 }
 
 #[test]
-fn a_class_alone_is_not_held_back_before_anything_is_known() {
+fn a_single_class_is_not_limited_while_the_capacity_is_unknown() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);
     assert_eq!((shaper.available_bytes(now, ClassId(1)), shaper.retry_at(now, ClassId(1))), (u64::MAX, None));
@@ -345,10 +345,10 @@ fn a_class_alone_is_not_held_back_before_anything_is_known() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever the classes are and ask for, nothing is lost, nobody gets more than the link, and nobody less than
-    /// what is his.
+    /// For any classes and demands, the whole link is used, no class gets more than the link, and none less than
+    /// its share.
     #[test]
-    fn any_classes_share_any_link(
+    fn any_classes_share_any_link_fairly(
         rate in 200_000u64..2_000_000_000,
         classes in proptest::collection::vec((1u64..50, any::<bool>(), 0u8..25, 0u8..4), 2..8),
     ) {
@@ -387,9 +387,9 @@ proptest! {
         }
     }
 
-    /// Nothing overflows, and no time is asked for that is far away.
+    /// Nothing overflows, and no wake-up is far in the future.
     #[test]
-    fn any_numbers_are_taken(
+    fn extreme_numbers_do_not_overflow(
         rate in prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>()],
         steps in proptest::collection::vec((any::<u64>(), any::<u64>(), 0u8..=255, any::<bool>()), 1..60),
     ) {
@@ -402,9 +402,9 @@ proptest! {
             shaper.set_share(now, id, Share { first: on, min: portion, max: portion, ..Share::default() });
             shaper.available_bytes(now, id);
             shaper.on_sent(id, bytes);
-            shaper.set_wanting(now, id, on);
+            shaper.set_backlogged(now, id, on);
             let wakes = shaper.retry_at(now, id);
-            prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MOST_WAIT));
+            prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MAX_WAIT));
             shaper.class_rate(now, id);
             let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), backlogged: on };
             shaper.on_sample(now, id, sample);
@@ -416,13 +416,13 @@ proptest! {
 }
 
 #[test]
-fn a_class_is_alone_until_another_sends_anything() {
+fn a_class_is_the_only_active_one_until_another_sends() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);
     assert!(shaper.is_single_class_active(now));
     shaper.on_sent(ClassId(1), 1500);
     assert!(shaper.is_single_class_active(now));
-    // Acknowledgements leave without a question.
+    // Acknowledgements are sent without asking.
     shaper.on_sent(ClassId(2), 60);
     assert!(!shaper.is_single_class_active(now));
     let later = now + 3 * SECOND;
@@ -432,7 +432,7 @@ fn a_class_is_alone_until_another_sends_anything() {
 }
 
 #[test]
-fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
+fn a_class_waits_for_its_own_queue_when_another_class_starts() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
     let (call, bulk) = (ClassId(1), ClassId(2));
@@ -440,7 +440,7 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
     let mut now = start;
     for step in 0..1000_u32 {
         now += MS;
-        shaper.set_wanting(now, bulk, true);
+        shaper.set_backlogged(now, bulk, true);
         shaper.on_sent(bulk, 6250);
         let queue = if step < 500 { 0 } else { 20 };
         if step % 5 == 0 {
@@ -454,7 +454,7 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
         );
     }
     assert_near(shaper.capacity().map_or(0.0, |rate| rate.bps() as f64), 50e6, 0.01);
-    assert!(shaper.available_bytes(now, bulk) > 0, "nobody else is there");
+    assert!(shaper.available_bytes(now, bulk) > 0, "no other class is active");
     assert!(shaper.available_bytes(now, call) > 1000, "the call begins at once");
     let in_hand = shaper.available_bytes(now, bulk);
     assert!(in_hand < 2 * 1500, "{in_hand} bytes");
@@ -464,14 +464,14 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
 }
 
 #[test]
-fn acknowledgements_that_are_held_back_are_no_queue_of_the_first_burst() {
+fn delayed_acknowledgements_are_not_a_queue_of_the_first_burst() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
     let (call, bulk) = (ClassId(1), ClassId(2));
     shaper.set_share(start, call, Share { first: true, ..Share::default() });
     for step in 0..700_u32 {
         let now = start + MS * step;
-        // A report that came late is the last one for long, because little is sent, and that little is acknowledged late.
+        // A delayed report is the last one for a long time, because little is sent, and acknowledged late.
         if step <= 400 && step % 50 == 0 {
             shaper.on_clock_report(
                 now,
@@ -492,12 +492,12 @@ fn acknowledgements_that_are_held_back_are_no_queue_of_the_first_burst() {
 }
 
 #[test]
-fn a_link_whose_brim_was_found_is_seldom_filled_again() {
+fn a_full_link_is_seldom_filled_again() {
     const RATE: f64 = 6.25e6;
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
     let (mut backlog, mut delivered, mut waited) = (0.0, 0.0, 0);
-    // What is found out at the far end is known here 13 ms later.
+    // The peer.s measurements are known here 13 ms later.
     let mut queues = [0.0; 13];
     for step in 0..60_000_u32 {
         let now = start + MS * step;

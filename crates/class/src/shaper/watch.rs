@@ -1,14 +1,14 @@
-//! Reports changes of the capacity of a link that are larger than the steps by which the shaper probes it.
+//! Reports changes of a link's capacity that are larger than the steps of its measurement.
 //!
 //! In: the capacity after each measurement. Out: a change, reported once. Always holds: a capacity that returns to the
-//! last reported one within [`FACTOR`] is not reported.
+//! last reported one within [`MIN_REPORTED_RATIO`] is not reported.
 
 use mpvpn_types::{BitRate, Duration};
 
 /// A capacity is reported when it differs from the last reported one by this factor. Probing raises it by up to 4 % a
 /// step and takes that back, and draining a queue lowers it by at most a quarter: a factor below 1.3 would report each
 /// of these, a larger one would miss that a radio link lost a quarter of its rate.
-const FACTOR: f64 = 1.3;
+const MIN_REPORTED_RATIO: f64 = 1.3;
 
 /// A change of the capacity of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,14 +56,16 @@ impl CapacityWatch {
     }
 
     /// Takes the configured capacity (bytes/s).
-    pub(super) fn given(&mut self, known: f64) {
+    pub(super) fn configured(&mut self, known: f64) {
         if self.differs(known) {
             self.report(known, CapacityReason::Configured);
         }
     }
 
     fn differs(&self, known: f64) -> bool {
-        self.reported.is_none_or(|reported| known >= reported * FACTOR || reported >= known * FACTOR)
+        self.reported.is_none_or(|reported| {
+            known >= reported * MIN_REPORTED_RATIO || reported >= known * MIN_REPORTED_RATIO
+        })
     }
 
     fn report(&mut self, known: f64, reason: CapacityReason) {
@@ -112,8 +114,8 @@ mod tests {
     #[test]
     fn a_change_that_was_not_taken_is_extended() {
         let mut watch = CapacityWatch::default();
-        watch.given(10.0 * MBIT);
-        watch.given(40.0 * MBIT);
+        watch.configured(10.0 * MBIT);
+        watch.configured(40.0 * MBIT);
         let given = CapacityChange { before: None, now: rate(40), reason: CapacityReason::Configured };
         assert_eq!(watch.take(), Some(given));
         watch.measured(Some(20.0 * MBIT), || 0.002);

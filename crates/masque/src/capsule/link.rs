@@ -1,4 +1,7 @@
-//! The LINK capsule: what a client wants of the link under one of its paths.
+//! The LINK capsule: how a client wants the server to use the link under one of its paths (docs/protocol.md).
+//!
+//! In: a [`LinkNotice`], or the value of a received capsule. Out: the bytes, or the notice. Always holds: values out of
+//! range are refused; flags and fields of later versions are ignored.
 
 use bytes::{BufMut, BytesMut};
 use mpvpn_types::{BitRate, PathId, Tier, Weight};
@@ -9,56 +12,55 @@ use crate::varint;
 const METERED: u8 = 0x01;
 const TIER_SHIFT: u8 = 1;
 const TIER_MASK: u8 = 0x06;
-/// The highest mark: DSCP has six bits (RFC 2474 §3).
+/// Maximum DSCP: it has six bits (RFC 2474 §3).
 const MAX_DSCP: u64 = 63;
-/// The highest limit that can be told, 1 Tbit/s, in kbit/s.
+/// Maximum rate limit on the wire in kbit/s: 1 Tbit/s, far above any link.
 const MAX_KBPS: u64 = 1_000_000_000;
 
-/// How an end is to use a link.
-///
-/// What the configuration of a client says of a link is one of these, from the file to the wire.
+/// How an end uses a link: the configuration of a link, from the file to the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkPolicy {
-    /// When data is sent there.
+    /// When the link carries data.
     pub tier: Tier,
-    /// Every packet costs: heartbeats are to be fewer.
+    /// Traffic on the link costs money: fewer heartbeats are sent.
     pub metered: bool,
-    /// What the end may send there: IP packets, on the wire in whole kbit/s.
+    /// Rate limit of what this end sends over the link, counted as IP packets; on the wire in whole kbit/s.
     pub up: Option<BitRate>,
-    /// What the far end is to keep to there. It is told by a policy of its own, see [`Self::for_peer`].
+    /// Rate limit of what the peer sends over the link. The peer gets a policy of its own, see [`Self::for_peer`].
     pub down: Option<BitRate>,
-    /// How much is sent there compared with other links, under the scheduler `weighted`.
+    /// Weight of the link under the scheduler `weighted`.
     pub weight: Weight,
-    /// The mark (DSCP, RFC 2474) of the packets that are sent there, 0 to 63.
+    /// DSCP (RFC 2474) of the packets sent over the link, 0 to 63.
     pub dscp: u8,
 }
 
 impl LinkPolicy {
-    /// What the far end is told: how it is to use the link.
+    /// The policy for the peer: how it uses the link in its direction.
     #[must_use]
     pub fn for_peer(self) -> Self {
         Self { up: self.down, down: None, ..self }
     }
 }
 
-/// What a client wants of the link under a path. It replaces what was said of that path before.
+/// A client's policy for the link under a path. It replaces the previous notice for that path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkNotice {
     /// The path (draft-ietf-quic-multipath-21).
     pub path: PathId,
-    /// How the receiver is to use it. The tier `never` is not said; and `down` is not, it is the sender's own business.
+    /// How the receiver uses the link. On the wire the tier `never` becomes `backup`, and `down`, which only concerns the
+    /// sender, is left out.
     pub policy: LinkPolicy,
-    /// The first of several paths that run over the same link; `None` for a path that has its link for itself.
-    pub with: Option<PathId>,
-    /// The client's number of the link, by which paths of several connections over the same link are known; `None` where
-    /// no other connection is to know.
+    /// The first of several paths over the same link; `None` for the only path of a link.
+    pub first_path: Option<PathId>,
+    /// The client's number of the link, which identifies paths of several connections over the same link; `None` if the
+    /// client has only one connection.
     pub link: Option<u16>,
 }
 
 impl LinkNotice {
-    /// Of a path about which nothing was said.
+    /// The notice that applies to a path without any notice.
     pub fn with_defaults(path: PathId) -> Self {
-        Self { path, policy: LinkPolicy::default(), with: None, link: None }
+        Self { path, policy: LinkPolicy::default(), first_path: None, link: None }
     }
 
     pub(super) fn encode(&self, out: &mut BytesMut) {
@@ -71,9 +73,9 @@ impl LinkNotice {
             Tier::Backup | Tier::Never => 2,
         };
         let weight = u64::from(weight.get());
-        let with = self.with.map_or(0, |first| u64::from(first.0) + 1);
+        let with = self.first_path.map_or(0, |first| u64::from(first.0) + 1);
         let link = self.link.map_or(0, |link| u64::from(link) + 1);
-        // Fields at the end that say nothing are left out.
+        // Optional fields at the end that are 0 are left out.
         let optional = [with, link, u64::from(dscp)];
         let said = optional.iter().rposition(|value| *value > 0).map_or(0, |last| last + 1);
         let optional = &optional[..said];
@@ -87,7 +89,7 @@ impl LinkNotice {
         optional.iter().for_each(|value| varint::encode(*value, out));
     }
 
-    /// Bits and bytes that a later version may add are ignored.
+    /// Parses the value of a LINK capsule. Flags and fields that a later version may add are ignored.
     pub(super) fn parse(value: &[u8]) -> Result<Self, CapsuleError> {
         let mut fields = Fields { kind: LINK, left: value };
         let path = fields.varint()?;
@@ -103,7 +105,7 @@ impl LinkNotice {
             2 => Tier::Backup,
             tier => return Err(CapsuleError::LinkField { field: "tier", value: tier.into() }),
         };
-        // Older clients end here.
+        // Older clients send no more fields.
         let weight = if fields.left.is_empty() { 1 } else { fields.varint()? };
         let mut optional = || if fields.left.is_empty() { Ok(0) } else { fields.varint() };
         let (with, link, dscp) = (optional()?, optional()?, optional()?);
@@ -125,7 +127,7 @@ impl LinkNotice {
         Ok(Self {
             path: PathId(path),
             policy,
-            with: (with > 0).then_some(PathId(first)),
+            first_path: (with > 0).then_some(PathId(first)),
             link: (link > 0).then_some(number),
         })
     }
@@ -167,12 +169,12 @@ mod tests {
             Capsule::Link(LinkNotice { policy: LinkPolicy { dscp: 46, ..policy }, ..notice }).to_bytes();
         assert_eq!(bytes[4..], [10, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 0, 46]);
         let policy = LinkPolicy { weight: policy.weight, ..LinkPolicy::default() };
-        let notice = LinkNotice { policy, with: Some(PathId(2)), ..notice };
+        let notice = LinkNotice { policy, first_path: Some(PathId(2)), ..notice };
         assert_eq!(Capsule::Link(notice).to_bytes()[..], [0xad, 0x70, 0x76, 0x6c, 5, 5, 0, 0, 3, 3]);
     }
 
     #[test]
-    fn values_that_cannot_be_are_refused_and_later_ones_ignored() {
+    fn invalid_values_are_refused_and_fields_of_later_versions_ignored() {
         for bad in [
             &[][..],
             &[5],
@@ -208,7 +210,7 @@ mod tests {
             let up = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
             let (tier, weight) = (Tier::ALL[tier], Weight::new(weight).unwrap());
             let policy = LinkPolicy { tier, metered, up, down: None, weight, dscp };
-            let notice = LinkNotice { path: PathId(path), policy, with: with.map(PathId), link };
+            let notice = LinkNotice { path: PathId(path), policy, first_path: with.map(PathId), link };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

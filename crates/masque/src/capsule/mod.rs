@@ -1,9 +1,9 @@
 //! Capsules on a request stream (RFC 9297 §3) and those of CONNECT-IP (RFC 9484 §4.7).
 //!
-//! In: bytes of a request stream, cut anywhere. Out: capsules whose contents obey every rule of
-//! RFC 9484, or the reason why the stream must be aborted. Always holds: capsules of unknown types
-//! are skipped as they pass and never kept; known types have a size limit ([`MAX_CAPSULE_LEN`],
-//! [`MAX_DATAGRAM_LEN`]), so that a reader that is drained after each push holds no more than that.
+//! In: bytes of a request stream, in any pieces. Out: capsules whose contents obey every rule of RFC 9484, or the reason
+//! why the stream must be aborted. Always holds: capsules of unknown types are skipped without buffering; known types have
+//! a maximum length ([`MAX_CAPSULE_LEN`], [`MAX_DATAGRAM_LEN`]), so that a reader that is drained after each push buffers no
+//! more than that.
 
 mod demux;
 mod link;
@@ -21,10 +21,11 @@ use ipnet::IpNet;
 use reader::{Fields, HostBits};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Longest value, in bytes, of the capsules that list addresses or routes.
+/// Maximum length in bytes of the value of a capsule with addresses or routes: more than 1800 IPv6 ranges. A larger maximum
+/// lets a peer use more memory; a smaller one refuses long route lists.
 pub const MAX_CAPSULE_LEN: usize = 64 * 1024;
 
-/// Longest value, in bytes, of a DATAGRAM capsule: a context ID and the largest IP packet.
+/// Maximum length in bytes of the value of a DATAGRAM capsule: the longest context ID and the largest IP packet.
 pub const MAX_DATAGRAM_LEN: usize = 8 + 65_535;
 
 /// DATAGRAM (RFC 9297 §3.5).
@@ -35,27 +36,27 @@ pub const ADDRESS_ASSIGN: u64 = 0x01;
 pub const ADDRESS_REQUEST: u64 = 0x02;
 /// ROUTE_ADVERTISEMENT (RFC 9484 §4.7.3).
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
-/// LINK, of our own: what a client wants of the link under a path (docs/protocol.md).
+/// LINK, an extension of mpvpn: a client's policy for the link under a path (docs/protocol.md).
 pub const LINK: u64 = 0x2d70_766c;
-/// Longest value, in bytes, of a LINK capsule.
+/// Maximum length in bytes of the value of a LINK capsule: its fields take up to 42, and the rest is for later versions.
 pub const MAX_LINK_LEN: usize = 64;
 
 /// One capsule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Capsule {
-    /// An HTTP Datagram (context ID and payload) where QUIC DATAGRAM frames are not available.
+    /// An HTTP Datagram (context ID and payload), for connections without QUIC DATAGRAM frames.
     Datagram(Bytes),
-    /// All addresses the receiver of the capsule may use from now on.
+    /// All addresses that the receiver of the capsule may use from now on.
     AddressAssign(Vec<AssignedAddress>),
-    /// Addresses the sender would like to have; never empty.
+    /// Addresses that the sender requests; never empty.
     AddressRequest(Vec<RequestedAddress>),
     /// All destinations the sender is willing to route to from now on, in the order of RFC 9484 §4.7.3.
     RouteAdvertisement(Vec<IpRange>),
-    /// What the sender wants of the link under one of the paths.
+    /// The sender's policy for the link under one of the paths.
     Link(LinkNotice),
-    /// A type this crate does not know; its value was or is being skipped, and it encodes to nothing.
+    /// An unknown capsule type. Its value is skipped, and it encodes to nothing.
     Unknown {
-        /// Its capsule type.
+        /// The capsule type.
         kind: u64,
     },
 }
@@ -63,14 +64,14 @@ pub enum Capsule {
 /// An address or prefix in an ADDRESS_ASSIGN capsule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AssignedAddress {
-    /// The request this answers, or 0 if nobody asked.
+    /// Request ID of the request that this answers, or 0 for an unsolicited assignment.
     pub request_id: u64,
     /// The address with its prefix length; bits after the prefix are zero.
     pub net: IpNet,
 }
 
 impl AssignedAddress {
-    /// The answer that refuses request `request_id`: all zeros at full length (RFC 9484 §4.7.1).
+    /// The answer that refuses request `request_id`: the all-zero address with full prefix length (RFC 9484 §4.7.1).
     #[must_use]
     pub fn refusal(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
@@ -86,15 +87,14 @@ impl AssignedAddress {
 /// An address or prefix in an ADDRESS_REQUEST capsule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestedAddress {
-    /// Names this request; not zero and never used again on the stream.
+    /// Identifies the request; not 0, and not reused on the stream.
     pub request_id: u64,
-    /// What is wanted. An all-zero address means any address of the family; the prefix length is then
-    /// still the length that is wanted.
+    /// The requested address or prefix. An all-zero address means any address of the family, with this prefix length.
     pub net: IpNet,
 }
 
 impl RequestedAddress {
-    /// Asks for any one address of `family`.
+    /// A request for any single address of `family`.
     #[must_use]
     pub fn any(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
@@ -140,7 +140,7 @@ pub enum CapsuleError {
     /// (RFC 9297 §3.3).
     #[error("the stream ended inside a capsule")]
     Truncated,
-    /// The value is larger than this crate keeps.
+    /// The value exceeds the maximum length of its capsule type.
     #[error("capsule of type {kind:#x} has {len} bytes, expected at most {max}")]
     TooLarge {
         /// Capsule type.
@@ -161,7 +161,7 @@ pub enum CapsuleError {
     IpVersion {
         /// Capsule type.
         kind: u64,
-        /// What came.
+        /// The received value.
         version: u8,
     },
     /// The prefix length is longer than an address.
@@ -171,7 +171,7 @@ pub enum CapsuleError {
         kind: u64,
         /// The address.
         addr: IpAddr,
-        /// What came.
+        /// The received value.
         len: u8,
     },
     /// "the lower bits of the IP Address field that are not covered by the prefix length MUST all be set
@@ -180,7 +180,7 @@ pub enum CapsuleError {
     HostBits {
         /// Capsule type.
         kind: u64,
-        /// What came.
+        /// The received value.
         net: IpNet,
     },
     /// "If an endpoint receives an ADDRESS_REQUEST capsule that contains zero Requested Addresses, it
@@ -196,15 +196,15 @@ pub enum CapsuleError {
         /// The ID.
         id: u64,
     },
-    /// A field of a LINK capsule with a value that it cannot have.
-    #[error("LINK with {field} {value}")]
+    /// A field of a LINK capsule has an invalid value.
+    #[error("LINK capsule with an invalid {field}: {value}")]
     LinkField {
         /// The field.
         field: &'static str,
-        /// What came.
+        /// The received value.
         value: u64,
     },
-    /// A route that is not a range.
+    /// A route whose addresses do not form a range.
     #[error("route: {0}")]
     Range(#[from] RangeError),
     /// Routes out of order or overlapping: "the endpoint MUST abort" (RFC 9484 §4.7.3).
@@ -251,7 +251,7 @@ impl Capsule {
         }
     }
 
-    /// Longest value in bytes of the types this crate knows.
+    /// Maximum length of the value in bytes; `None` for unknown types.
     fn size_limit(kind: u64) -> Option<usize> {
         match kind {
             DATAGRAM => Some(MAX_DATAGRAM_LEN),
@@ -273,8 +273,8 @@ impl Capsule {
         }
     }
 
-    /// Appends the capsule as it goes on the wire. The contents are the caller's to keep legal: routes
-    /// come from [`routes_sorted`], request IDs are not zero, host bits are cut off here.
+    /// Appends the encoded capsule. The caller provides legal contents: routes from [`routes_sorted`], request IDs other
+    /// than 0. Host bits are cleared here.
     ///
     /// # Panics
     /// If a request ID is above 2^62 − 1.
@@ -295,7 +295,7 @@ impl Capsule {
         }
     }
 
-    /// The capsule as bytes of its own.
+    /// The encoded capsule.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         let mut out = BytesMut::new();
@@ -304,8 +304,8 @@ impl Capsule {
     }
 }
 
-/// The header of a DATAGRAM capsule whose value (context ID and payload) has `len` bytes: for senders
-/// that have the payload elsewhere.
+/// Appends the header of a DATAGRAM capsule whose value (context ID and payload) has `len` bytes, for senders that write
+/// the payload separately.
 pub fn encode_datagram_header(len: usize, out: &mut BytesMut) {
     put_header(DATAGRAM, len, out);
 }

@@ -1,4 +1,7 @@
-//! Address ranges as ROUTE_ADVERTISEMENT carries them (RFC 9484 §4.7.3), their order, and CIDRs.
+//! Address ranges of ROUTE_ADVERTISEMENT capsules (RFC 9484 §4.7.3), their order, and conversion to CIDR prefixes.
+//!
+//! In: ranges, prefixes, or received routes. Out: ranges in the order that the RFC requires, violations of that order, or
+//! prefixes. Always holds: both ends of a range are of one family, and start ≤ end.
 
 use super::Family;
 use ipnet::IpNet;
@@ -17,7 +20,7 @@ pub struct IpRange {
     protocol: u8,
 }
 
-/// Two addresses that do not span a range.
+/// Two addresses that do not form a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// "The Start IP Address MUST be less than or equal to the End IP Address" (RFC 9484 §4.7.3).
@@ -90,7 +93,7 @@ impl IpRange {
         self.start.is_ipv4() == addr.is_ipv4() && self.start <= addr && addr <= self.end
     }
 
-    /// The fewest prefixes that cover exactly this range, in order; at most 254.
+    /// The smallest list of prefixes that cover exactly this range, in order; at most 254.
     #[must_use]
     pub fn to_nets(&self) -> Vec<IpNet> {
         let (mut at, end) = (to_bits(self.start), to_bits(self.end));
@@ -107,7 +110,7 @@ impl IpRange {
         }
     }
 
-    /// The order of ROUTE_ADVERTISEMENT: IP version, then protocol, then addresses.
+    /// Sort key of ROUTE_ADVERTISEMENT: IP version, then protocol, then addresses.
     fn order(&self) -> (Family, u8, u128, u128) {
         (self.family(), self.protocol, to_bits(self.start), to_bits(self.end))
     }
@@ -132,8 +135,8 @@ impl fmt::Display for IpRange {
     }
 }
 
-/// `ranges` as a ROUTE_ADVERTISEMENT needs them: sorted, neighbours and overlaps of one protocol
-/// merged, and what all protocols cover taken out of the ranges of single protocols.
+/// `ranges` as ROUTE_ADVERTISEMENT requires them: sorted, adjacent and overlapping ranges of one protocol merged, and
+/// ranges for all protocols subtracted from ranges for single protocols.
 #[must_use]
 pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
     ranges.sort_unstable_by_key(IpRange::order);
@@ -153,7 +156,7 @@ pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
 
 /// The first pair of `ranges` that breaks the rules of RFC 9484 §4.7.3, earlier entry first.
 ///
-/// The IP version never falls, within a version the protocol never falls, and "if the IP Version and IP
+/// The IP version never decreases, within a version the protocol never decreases, and "if the IP Version and IP
 /// Protocol of A and B are both equal, the End IP Address of A MUST be strictly less than the Start IP
 /// Address of B".
 pub(super) fn order_violation(ranges: &[IpRange]) -> Option<(IpRange, IpRange)> {
@@ -177,13 +180,13 @@ pub(super) fn protocol_overlap(ranges: &[IpRange]) -> Option<(IpRange, IpRange)>
     })
 }
 
-/// Whether `next`, which does not start before `last`, continues or overlaps it.
+/// Whether `next`, which does not start before `last`, is adjacent to it or overlaps it.
 fn joins(last: &IpRange, next: &IpRange) -> bool {
     (last.family(), last.protocol) == (next.family(), next.protocol)
         && to_bits(next.start) <= to_bits(last.end).saturating_add(1)
 }
 
-/// What is left of `range` without `holes`, which are sorted and do not overlap each other.
+/// `range` without `holes`, which are sorted and do not overlap each other.
 fn subtract(range: IpRange, holes: &[IpRange]) -> Vec<IpRange> {
     let (mut at, end) = (to_bits(range.start), to_bits(range.end));
     let part = |start, end| IpRange {
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crooked_range_becomes_the_fewest_prefixes() {
+    fn an_unaligned_range_becomes_the_fewest_prefixes() {
         let nets = range("10.0.0.1", "10.0.0.6", 0).to_nets();
         let texts: Vec<_> = nets.iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["10.0.0.1/32", "10.0.0.2/31", "10.0.0.4/31", "10.0.0.6/32"]);
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_all_protocols_swallow_single_ones() {
+    fn adjacent_ranges_merge_and_ranges_for_all_protocols_replace_single_ones() {
         let routes = routes_sorted(vec![
             range("2001:db8::", "2001:db8::ff", 0),
             range("10.0.0.128", "10.0.0.255", 0),

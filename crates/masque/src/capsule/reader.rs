@@ -1,4 +1,7 @@
-//! Takes capsules out of a stream of bytes.
+//! Reads capsules from a stream of bytes.
+//!
+//! In: the bytes of a stream, in any pieces. Out: capsules, or an error. Always holds: at most one incomplete capsule of a
+//! known type is buffered.
 
 use super::{Capsule, CapsuleError, DATAGRAM};
 use crate::varint;
@@ -6,23 +9,23 @@ use bytes::{Buf, BytesMut};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
-/// Takes capsules out of a stream, whatever the pieces it arrives in.
+/// Reads capsules from a stream, whatever the pieces in which it arrives.
 ///
 /// Call [`push`](Self::push) with each piece, then [`next`](Self::next) until it returns nothing, and
-/// [`finish`](Self::finish) when the stream ends cleanly. After an error the reader stays in error and
-/// keeps no bytes: the stream is to be aborted.
+/// [`finish`](Self::finish) when the stream ends cleanly. After an error the reader returns the same error and buffers
+/// nothing: the stream must be aborted.
 #[derive(Debug, Default)]
 pub struct CapsuleReader {
     bytes: BytesMut,
-    /// Bytes of an unknown capsule that are still to come.
+    /// Remaining bytes of an unknown capsule to skip.
     skip: u64,
     host_bits: HostBits,
-    /// Only DATAGRAM capsules are read, with values of so many bytes.
-    datagrams: Option<usize>,
+    /// If set, only DATAGRAM capsules are read, with values of at most this many bytes.
+    datagrams_only: Option<usize>,
     failed: Option<CapsuleError>,
 }
 
-/// What to do with bits after the prefix in an assignment.
+/// How to treat bits after the prefix in an assigned address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum HostBits {
     #[default]
@@ -44,11 +47,11 @@ impl CapsuleReader {
         Self { host_bits: HostBits::Mask, ..Self::default() }
     }
 
-    /// A reader of DATAGRAM capsules, where every other type is unknown, as on a stream of CONNECT-UDP. One whose value
-    /// has more than `most` bytes is passed over as unknown, as datagrams may be dropped (RFC 9297 §3.5).
+    /// A reader of DATAGRAM capsules only, for CONNECT-UDP streams: all other types are unknown. A datagram with a value of
+    /// more than `max` bytes is skipped like an unknown capsule, because datagrams may be dropped (RFC 9297 §3.5).
     #[must_use]
-    pub fn datagrams(most: usize) -> Self {
-        Self { datagrams: Some(most), ..Self::default() }
+    pub fn datagrams(max: usize) -> Self {
+        Self { datagrams_only: Some(max), ..Self::default() }
     }
 
     /// Takes the next bytes of the stream.
@@ -80,7 +83,7 @@ impl CapsuleReader {
         })
     }
 
-    /// Says whether the stream may end here, at its clean end.
+    /// Checks that the stream may end here, at its clean end.
     ///
     /// # Errors
     /// If it ends inside a capsule, or has failed before.
@@ -92,7 +95,7 @@ impl CapsuleReader {
     }
 
     #[cfg(test)]
-    /// Bytes held because their capsule is incomplete.
+    /// Number of buffered bytes of an incomplete capsule.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.bytes.len()
@@ -102,11 +105,11 @@ impl CapsuleReader {
         let Some((kind, at)) = varint::decode(&self.bytes) else { return Ok(None) };
         let Some((len, len_len)) = varint::decode(&self.bytes[at..]) else { return Ok(None) };
         let header = at + len_len;
-        let limit = Capsule::size_limit(kind).filter(|_| self.datagrams.is_none() || kind == DATAGRAM);
+        let limit = Capsule::size_limit(kind).filter(|_| self.datagrams_only.is_none() || kind == DATAGRAM);
         if let Some(max) = limit.filter(|max| len > *max as u64) {
             return Err(CapsuleError::TooLarge { kind, len, max });
         }
-        if limit.is_none() || self.datagrams.is_some_and(|most| len > most as u64) {
+        if limit.is_none() || self.datagrams_only.is_some_and(|max| len > max as u64) {
             self.skip_value(header, len);
             return Ok(Some(Capsule::Unknown { kind }));
         }

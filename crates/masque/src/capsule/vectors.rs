@@ -94,7 +94,7 @@ fn fields_of_link(notice: &LinkNotice) -> Value {
         "metered": metered,
         "cap_kbps": up.map_or(0, |cap| cap.bps() / 1000),
         "weight": weight.get(),
-        "first_path_id": notice.with.map(|path| path.0),
+        "first_path_id": notice.first_path.map(|path| path.0),
         "link": notice.link,
         "dscp": dscp,
     })
@@ -114,7 +114,7 @@ fn encode_link(fields: &Value) -> Vec<u8> {
     let notice = LinkNotice {
         path: path(number(&fields["path_id"])),
         policy,
-        with: fields["first_path_id"].as_u64().map(path),
+        first_path: fields["first_path_id"].as_u64().map(path),
         link: fields["link"].as_u64().map(|link| link as u16),
     };
     Capsule::Link(notice).to_bytes().to_vec()

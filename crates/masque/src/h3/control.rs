@@ -1,15 +1,19 @@
 //! The peer's control stream (RFC 9114 §6.2.1).
+//!
+//! In: bytes of the stream, in any pieces. Out: events, or a connection error. Always holds: at most [`MAX_SETTINGS`] bytes
+//! are buffered.
 
 use super::{
     Event, H3Error, PeerSettings, Side, code,
-    frame::{self, FrameHeader, Pieces},
+    frame::{self, FrameHeader, VarintBuffer},
 };
 use bytes::{Bytes, BytesMut};
 
-/// Longest SETTINGS payload to keep while it is incomplete, in bytes.
+/// Maximum length of a SETTINGS payload in bytes: more than 250 settings, where peers send about ten. A larger maximum lets
+/// a peer use more memory; a smaller one may refuse a peer with many grease settings.
 const MAX_SETTINGS: u64 = 4096;
 
-/// Reads the control stream's frames. Keeps at most [`MAX_SETTINGS`] bytes.
+/// Parses the frames of the control stream.
 #[derive(Debug)]
 pub(super) struct ControlStream {
     side: Side,
@@ -21,7 +25,7 @@ pub(super) struct ControlStream {
 
 #[derive(Debug)]
 enum Frame {
-    Header(Pieces),
+    Header(VarintBuffer),
     Payload { kind: u64, left: u64, payload: BytesMut },
     Skip { left: u64 },
 }
@@ -30,7 +34,7 @@ impl ControlStream {
     pub(super) fn new(side: Side) -> Self {
         Self {
             side,
-            frame: Frame::Header(Pieces::default()),
+            frame: Frame::Header(VarintBuffer::default()),
             settings: None,
             goaway: None,
             max_push_id: None,
@@ -45,7 +49,7 @@ impl ControlStream {
         }
     }
 
-    /// Takes the next bytes; there is at most one event for each frame.
+    /// Takes the next bytes of the stream; each frame causes at most one event.
     pub(super) fn push(&mut self, mut data: Bytes, events: &mut impl Extend<Event>) -> Result<(), H3Error> {
         loop {
             match &mut self.frame {
@@ -58,7 +62,7 @@ impl ControlStream {
                     if *left > 0 {
                         return Ok(());
                     }
-                    self.frame = Frame::Header(Pieces::default());
+                    self.frame = Frame::Header(VarintBuffer::default());
                 }
                 Frame::Payload { kind, left, payload } => {
                     payload.extend_from_slice(&frame::take(&mut data, left));
@@ -66,14 +70,14 @@ impl ControlStream {
                         return Ok(());
                     }
                     let (kind, payload) = (*kind, std::mem::take(payload));
-                    self.frame = Frame::Header(Pieces::default());
+                    self.frame = Frame::Header(VarintBuffer::default());
                     events.extend(self.finish(kind, &payload)?);
                 }
             }
         }
     }
 
-    /// Which frames may start here, and whether their payload is kept.
+    /// Decides whether a frame is allowed here, and whether its payload is buffered or skipped.
     fn start(&self, FrameHeader { kind, len }: FrameHeader) -> Result<Frame, H3Error> {
         // "If the first frame of the control stream is any other frame type, this MUST be treated as a
         // connection error of type H3_MISSING_SETTINGS" (RFC 9114 §6.2.1).

@@ -1,4 +1,7 @@
-//! Frames (RFC 9114 §7): their types, their headers in any pieces, and the encoders.
+//! HTTP/3 frames (RFC 9114 §7): types, headers, and encoders.
+//!
+//! In: bytes of a stream, in any pieces, or contents of a frame. Out: frame headers, or encoded frames. Always holds: at
+//! most 16 bytes of an incomplete frame header are buffered.
 
 use super::{H3Error, Settings, code};
 use crate::{headers::Headers, qpack, varint};
@@ -12,7 +15,7 @@ pub(super) const PUSH_PROMISE: u64 = 0x05;
 pub(super) const GOAWAY: u64 = 0x07;
 pub(super) const MAX_PUSH_ID: u64 = 0x0d;
 
-/// Frame types of HTTP/2 that mean nothing here: "their receipt MUST be treated as a connection error
+/// Whether a frame type is reserved because HTTP/2 used it: "their receipt MUST be treated as a connection error
 /// of type H3_FRAME_UNEXPECTED" (RFC 9114 §7.2.8).
 pub(super) fn is_http2_only(kind: u64) -> bool {
     matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
@@ -26,20 +29,20 @@ pub(super) struct FrameHeader {
     pub(super) len: u64,
 }
 
-/// Collects variable-length integers that may come byte by byte: a stream type, or a frame header.
+/// Collects the bytes of variable-length integers that arrive in pieces: a stream type, or a frame header.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct VarintBuffer {
     bytes: [u8; 16],
     len: u8,
 }
 
-impl Pieces {
-    /// Whether nothing has come yet.
+impl VarintBuffer {
+    /// Whether no byte has arrived yet.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Takes from `data` until a frame header is complete, and then starts anew.
+    /// Takes bytes from `data` until a frame header is complete; then the buffer is empty again.
     pub(super) fn frame_header(&mut self, data: &mut Bytes) -> Option<FrameHeader> {
         self.collect(data, |bytes| {
             let (kind, at) = varint::decode(bytes)?;
@@ -48,7 +51,7 @@ impl Pieces {
         })
     }
 
-    /// Takes from `data` until one number is complete, and then starts anew.
+    /// Takes bytes from `data` until one number is complete; then the buffer is empty again.
     pub(super) fn number(&mut self, data: &mut Bytes) -> Option<u64> {
         self.collect(data, |bytes| varint::decode(bytes).map(|(value, _)| value))
     }
@@ -67,7 +70,7 @@ impl Pieces {
     }
 }
 
-/// Takes at most `left` bytes from `data` and counts them off.
+/// Takes at most `left` bytes from `data` and subtracts their number from `left`.
 pub(super) fn take(data: &mut Bytes, left: &mut u64) -> Bytes {
     let len = (*left).min(data.len() as u64);
     *left -= len;
@@ -103,7 +106,7 @@ pub fn encode_headers(headers: &Headers) -> Bytes {
     encode_frame(HEADERS, &qpack::encode(headers))
 }
 
-/// What stands before `len` bytes of data in a DATA frame; for senders that have the data elsewhere.
+/// The header of a DATA frame with `len` bytes, for senders that write the data separately.
 #[must_use]
 pub fn encode_data_header(len: usize) -> DataHeader {
     let mut bytes = [DATA as u8; 9];

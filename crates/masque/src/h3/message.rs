@@ -1,8 +1,11 @@
-//! One request stream as its receiver sees it (RFC 9114 §4.1): HEADERS, DATA, trailers.
+//! The messages of one request stream (RFC 9114 §4.1): HEADERS, DATA, trailers.
+//!
+//! In: bytes of the stream, in any pieces. Out: events, or an error of the stream or of the connection. Always holds: at
+//! most one incomplete header section is buffered.
 
 use super::{
     Event, H3Error, Side, code,
-    frame::{self, FrameHeader, Pieces},
+    frame::{self, FrameHeader, VarintBuffer},
 };
 use crate::{
     headers::{Headers, Section},
@@ -10,10 +13,11 @@ use crate::{
 };
 use bytes::{Bytes, BytesMut};
 
-/// Interim responses (1xx) to take on one stream; each costs the peer few bytes and us an event.
+/// Maximum number of interim responses (1xx) on one stream: each costs the peer few bytes and this end an event. Servers
+/// send one or two; a larger maximum helps an attacker.
 const MAX_INTERIM: u8 = 8;
 
-/// Reads the frames of one request or response. Keeps at most one incomplete header section.
+/// Parses the frames of one request or response.
 #[derive(Debug)]
 pub(super) struct Message {
     side: Side,
@@ -21,17 +25,17 @@ pub(super) struct Message {
     phase: Phase,
     frame: Frame,
     interim: u8,
-    /// Bytes of content that Content-Length still promises.
-    promised: Option<u64>,
+    /// Remaining bytes of content according to Content-Length.
+    content_left: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// No request, or no final response, yet.
+    /// Before the request, or before the final response.
     Start,
-    /// Content, then perhaps trailers.
+    /// Content, optionally followed by trailers.
     Content,
-    /// The bytes of a CONNECT: DATA frames until the end.
+    /// After a CONNECT: DATA frames until the end of the stream.
     Tunnel,
     /// After the trailers.
     End,
@@ -39,20 +43,20 @@ enum Phase {
 
 #[derive(Debug)]
 enum Frame {
-    Header(Pieces),
+    Header(VarintBuffer),
     Data { left: u64 },
     Section { left: u64, section: BytesMut },
     Skip { left: u64 },
 }
 
-/// What goes wrong with the stream alone, or with all of the connection.
+/// An error of the stream alone, or of the whole connection.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum MessageFailure {
     Stream { code: u64, reason: String },
     Connection(H3Error),
 }
 
-impl From<H3Error> for Failure {
+impl From<H3Error> for MessageFailure {
     fn from(error: H3Error) -> Self {
         Self::Connection(error)
     }
@@ -64,9 +68,9 @@ impl Message {
             side,
             max_section,
             phase: Phase::Start,
-            frame: Frame::Header(Pieces::default()),
+            frame: Frame::Header(VarintBuffer::default()),
             interim: 0,
-            promised: None,
+            content_left: None,
         }
     }
 
@@ -77,13 +81,13 @@ impl Message {
         }
     }
 
-    /// Takes the next bytes of stream `stream`.
+    /// Takes the next bytes of request stream `stream`.
     pub(super) fn push(
         &mut self,
         stream: u64,
         mut data: Bytes,
         events: &mut impl Extend<Event>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MessageFailure> {
         loop {
             match &mut self.frame {
                 Frame::Header(pieces) => {
@@ -98,7 +102,7 @@ impl Message {
                     if !is_whole {
                         return Ok(());
                     }
-                    self.frame = Frame::Header(Pieces::default());
+                    self.frame = Frame::Header(VarintBuffer::default());
                 }
                 Frame::Section { left, section } => {
                     section.extend_from_slice(&frame::take(&mut data, left));
@@ -106,7 +110,7 @@ impl Message {
                         return Ok(());
                     }
                     let section = std::mem::take(section);
-                    self.frame = Frame::Header(Pieces::default());
+                    self.frame = Frame::Header(VarintBuffer::default());
                     events.extend(Some(self.section(stream, &section)?));
                 }
                 Frame::Skip { left } => {
@@ -114,14 +118,14 @@ impl Message {
                     if *left > 0 {
                         return Ok(());
                     }
-                    self.frame = Frame::Header(Pieces::default());
+                    self.frame = Frame::Header(VarintBuffer::default());
                 }
             }
         }
     }
 
-    /// The stream ended cleanly.
-    pub(super) fn finish(&self) -> Result<(), Failure> {
+    /// Checks the message at the clean end of its stream.
+    pub(super) fn finish(&self) -> Result<(), MessageFailure> {
         // "When a stream terminates cleanly, if the last frame on the stream was truncated, this MUST be
         // treated as a connection error of type H3_FRAME_ERROR" (RFC 9114 §7.1).
         if !matches!(&self.frame, Frame::Header(pieces) if pieces.is_empty()) {
@@ -134,7 +138,7 @@ impl Message {
             };
             return stream_failure(code, what);
         }
-        match self.promised {
+        match self.content_left {
             Some(left) if left > 0 => {
                 stream_failure(code::MESSAGE_ERROR, format!("content ends {left} bytes before its length"))
             }
@@ -144,7 +148,7 @@ impl Message {
 
     /// "Receipt of an invalid sequence of frames MUST be treated as a connection error of type
     /// H3_FRAME_UNEXPECTED" (RFC 9114 §4.1).
-    fn start(&self, FrameHeader { kind, len }: FrameHeader) -> Result<Frame, Failure> {
+    fn start(&self, FrameHeader { kind, len }: FrameHeader) -> Result<Frame, MessageFailure> {
         let unexpected = |reason: &'static str| Err(H3Error::new(code::FRAME_UNEXPECTED, reason).into());
         match (kind, self.phase) {
             (frame::DATA, Phase::Content | Phase::Tunnel) => Ok(Frame::Data { left: len }),
@@ -173,10 +177,10 @@ impl Message {
         }
     }
 
-    fn section(&mut self, stream: u64, section: &[u8]) -> Result<Event, Failure> {
+    fn section(&mut self, stream: u64, section: &[u8]) -> Result<Event, MessageFailure> {
         let headers = qpack::decode(section, self.max_section).map_err(|error| match error {
             QpackError::TooLarge { .. } => {
-                Failure::Stream { code: code::EXCESSIVE_LOAD, reason: error.to_string() }
+                MessageFailure::Stream { code: code::EXCESSIVE_LOAD, reason: error.to_string() }
             }
             error => H3Error::new(code::QPACK_DECOMPRESSION_FAILED, error.to_string()).into(),
         })?;
@@ -196,17 +200,17 @@ impl Message {
         }
     }
 
-    fn request(&mut self, stream: u64, headers: Headers) -> Result<Event, Failure> {
+    fn request(&mut self, stream: u64, headers: Headers) -> Result<Event, MessageFailure> {
         if headers.method() == Some("CONNECT") {
             self.phase = Phase::Tunnel;
         } else {
             self.phase = Phase::Content;
-            self.promised = content_length(&headers)?;
+            self.content_left = content_length(&headers)?;
         }
         Ok(Event::Headers { stream, headers })
     }
 
-    fn response(&mut self, stream: u64, headers: Headers) -> Result<Event, Failure> {
+    fn response(&mut self, stream: u64, headers: Headers) -> Result<Event, MessageFailure> {
         let status = headers.status().unwrap_or_default();
         if (100..200).contains(&status) {
             // HTTP/3 has neither the Upgrade mechanism nor its status code 101 (RFC 9114 §4.5).
@@ -220,26 +224,26 @@ impl Message {
             return Ok(Event::Informational { stream, headers });
         }
         self.phase = Phase::Content;
-        // All our requests are CONNECT, whose successful responses have no content whatever their
-        // Content-Length says (RFC 9110 §9.3.6). A 304 has the length of what it leaves out.
+        // All requests of this client are CONNECT, whose successful responses have no content, whatever their
+        // Content-Length (RFC 9110 §9.3.6). The Content-Length of a 304 is that of the omitted content.
         if !(200..300).contains(&status) && status != 304 {
-            self.promised = content_length(&headers)?;
+            self.content_left = content_length(&headers)?;
         }
         Ok(Event::Headers { stream, headers })
     }
 
     /// A message is malformed "if the value of a Content-Length header field does not equal the sum of the
     /// DATA frame lengths received" (RFC 9114 §4.1.2).
-    fn count_content(&mut self, len: u64) -> Result<(), Failure> {
-        let Some(promised) = &mut self.promised else { return Ok(()) };
-        *promised = promised
+    fn count_content(&mut self, len: u64) -> Result<(), MessageFailure> {
+        let Some(content_left) = &mut self.content_left else { return Ok(()) };
+        *content_left = content_left
             .checked_sub(len)
             .ok_or_else(|| malformed("content is longer than its length".to_owned()))?;
         Ok(())
     }
 }
 
-fn content_length(headers: &Headers) -> Result<Option<u64>, Failure> {
+fn content_length(headers: &Headers) -> Result<Option<u64>, MessageFailure> {
     if headers.value("content-length").is_none() {
         return Ok(None);
     }
@@ -251,10 +255,10 @@ fn content_length(headers: &Headers) -> Result<Option<u64>, Failure> {
     }
 }
 
-fn malformed(reason: String) -> Failure {
-    Failure::Stream { code: code::MESSAGE_ERROR, reason }
+fn malformed(reason: String) -> MessageFailure {
+    MessageFailure::Stream { code: code::MESSAGE_ERROR, reason }
 }
 
-fn stream_failure<T>(code: u64, reason: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure::Stream { code, reason: reason.into() })
+fn stream_failure<T>(code: u64, reason: impl Into<String>) -> Result<T, MessageFailure> {
+    Err(MessageFailure::Stream { code, reason: reason.into() })
 }

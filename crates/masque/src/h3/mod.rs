@@ -1,12 +1,12 @@
-//! HTTP/3 (RFC 9114) as a receiver of stream bytes and a maker of frames.
+//! HTTP/3 (RFC 9114): parses received streams and encodes frames.
 //!
-//! In: the bytes of every stream the peer can write to, in any pieces, and resets. Out: [`Event`]s, or
-//! an [`H3Error`] with which to close the connection; frames to send come from the `encode_*`
-//! functions. Always holds: unknown frames, unknown unidirectional streams and grease are skipped
-//! without being kept; what is kept is one incomplete header section a stream, and [`Settings`] bounds
-//! each section, their sum and the number of streams. Every violation has the code its RFC names.
+//! In: the bytes of every stream that the peer can write to, in any pieces, and resets. Out: [`Event`]s, or an [`H3Error`]
+//! with which to close the connection; the `encode_*` functions return frames to send. Always holds: unknown frames,
+//! unknown unidirectional streams and grease are skipped without buffering; at most one incomplete header section per stream
+//! is buffered, and [`Settings`] bounds each section, their sum and the number of streams. Every violation has the error
+//! code of its RFC.
 //!
-//! Not here: sending order, flow control, and anything about requests beyond their being well formed.
+//! Sending order, flow control, and the meaning of requests belong to other modules.
 
 pub mod code;
 mod control;
@@ -28,8 +28,8 @@ use crate::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use control::ControlStream;
-use frame::Pieces;
-use message::{Failure, Message};
+use frame::VarintBuffer;
+use message::{Message, MessageFailure};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, VecDeque},
@@ -46,9 +46,9 @@ mod stream_type {
 /// Which end of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Sends requests.
+    /// The end that sends requests.
     Client,
-    /// Answers them.
+    /// The end that answers requests.
     Server,
 }
 
@@ -58,7 +58,7 @@ pub enum Side {
 pub struct H3Error {
     /// One of [`code`].
     pub code: u64,
-    /// What was expected and what came, for people.
+    /// What was expected and what was received, as a text for users.
     pub reason: Cow<'static, str>,
 }
 
@@ -68,7 +68,7 @@ impl H3Error {
     }
 }
 
-/// What the peer has done.
+/// An event on the connection, caused by the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer's SETTINGS; once.
@@ -91,7 +91,7 @@ pub enum Event {
     Data {
         /// QUIC stream ID.
         stream: u64,
-        /// The bytes; DATA frame boundaries mean nothing.
+        /// The bytes; the boundaries of DATA frames have no meaning.
         data: Bytes,
     },
     /// Fields after the content.
@@ -125,31 +125,31 @@ pub enum Event {
         stream: u64,
         /// The code to reset with.
         code: u64,
-        /// What was expected and what came, for people.
+        /// What was expected and what was received, as a text for users.
         reason: String,
     },
 }
 
-/// The receiving half of an HTTP/3 connection, and what it says first.
+/// The receiving side of an HTTP/3 connection, and the first bytes of its own streams.
 #[derive(Debug)]
 pub struct H3 {
     side: Side,
     settings: Settings,
     control: ControlStream,
     decoder: DecoderStream,
-    /// The peer's control, QPACK encoder and QPACK decoder streams have been opened.
-    opened: Opened,
-    uni: BTreeMap<u64, Uni>,
-    messages: BTreeMap<u64, Request>,
+    /// Which of the peer's control and QPACK streams have been opened.
+    opened: OpenedStreams,
+    uni: BTreeMap<u64, UniStream>,
+    messages: BTreeMap<u64, RequestStream>,
     /// Bytes of incomplete header sections in `messages`.
     buffered: usize,
     events: VecDeque<Event>,
     failed: Option<H3Error>,
 }
 
-/// Which of the streams that may exist only once have been seen.
+/// Which of the peer's unidirectional streams that may exist only once have been opened.
 #[derive(Debug, Default)]
-struct Opened {
+struct OpenedStreams {
     control: bool,
     encoder: bool,
     decoder: bool,
@@ -157,9 +157,9 @@ struct Opened {
 
 /// A unidirectional stream of the peer.
 #[derive(Debug)]
-enum Uni {
-    /// Its type is not complete.
-    New(Pieces),
+enum UniStream {
+    /// The stream type is not complete.
+    New(VarintBuffer),
     Control,
     QpackEncoder,
     QpackDecoder,
@@ -168,14 +168,14 @@ enum Uni {
 
 /// A request stream.
 #[derive(Debug)]
-enum Request {
+enum RequestStream {
     Open(Box<Message>),
-    /// After a stream error: what still comes is thrown away.
+    /// After a stream error: further bytes are discarded.
     Failed,
 }
 
 impl H3 {
-    /// A connection of which nothing has been received.
+    /// A new connection.
     #[must_use]
     pub fn new(side: Side, settings: Settings) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl H3 {
             settings,
             control: ControlStream::new(side),
             decoder: DecoderStream::default(),
-            opened: Opened::default(),
+            opened: OpenedStreams::default(),
             uni: BTreeMap::new(),
             messages: BTreeMap::new(),
             buffered: 0,
@@ -192,7 +192,7 @@ impl H3 {
         }
     }
 
-    /// The first bytes of our control stream: its type and SETTINGS. The stream must stay open.
+    /// The first bytes of this end's control stream: stream type and SETTINGS. The stream must stay open.
     #[must_use]
     pub fn control_preface(&self) -> Bytes {
         let mut preface = BytesMut::new();
@@ -201,17 +201,17 @@ impl H3 {
         preface.freeze()
     }
 
-    /// All that our QPACK encoder and decoder streams ever say: their types. Both must stay open.
+    /// The only bytes of this end's QPACK encoder and decoder streams: their types. Both must stay open.
     #[must_use]
     pub fn qpack_prefaces(&self) -> [Bytes; 2] {
         [Bytes::from_static(&[0x02]), Bytes::from_static(&[0x03])]
     }
 
-    /// Takes bytes of stream `id`, which the peer can write to, in order. `fin` is the stream's clean
-    /// end. Take all events by [`poll`](Self::poll) before the next call: they hold `data`.
+    /// Takes the next bytes of stream `id`, which the peer can write to. `fin` marks the clean end of the stream. Take all
+    /// events by [`poll`](Self::poll) before the next call: they refer to `data`.
     ///
     /// # Errors
-    /// The connection must be closed with the error; it comes again from then on.
+    /// The connection must be closed with the error; every later call returns it again.
     pub fn handle_stream(&mut self, id: u64, data: Bytes, fin: bool) -> Result<(), H3Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -232,21 +232,23 @@ impl H3 {
         result.inspect_err(|error| self.fail(error))
     }
 
-    /// The peer has reset stream `id` with `code`.
+    /// Takes the peer's reset of stream `id` with `code`.
     ///
     /// # Errors
-    /// If the connection cannot live without the stream.
+    /// If the stream is critical for the connection.
     pub fn handle_reset(&mut self, id: u64, code: u64) -> Result<(), H3Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        if let Some(Uni::Control | Uni::QpackEncoder | Uni::QpackDecoder) = self.uni.remove(&id) {
+        if let Some(UniStream::Control | UniStream::QpackEncoder | UniStream::QpackDecoder) =
+            self.uni.remove(&id)
+        {
             let error = closed_critical_stream();
             self.fail(&error);
             return Err(error);
         }
         let is_message = StreamKind::of(id, self.side) == StreamKind::Message;
-        let failed_before = matches!(self.messages.get(&id), Some(Request::Failed));
+        let failed_before = matches!(self.messages.get(&id), Some(RequestStream::Failed));
         self.forget(id);
         if is_message && !failed_before {
             self.events.push_back(Event::Reset { stream: id, code });
@@ -254,9 +256,9 @@ impl H3 {
         Ok(())
     }
 
-    /// Drops all state of request stream `id`: nothing more of it will be passed in.
+    /// Drops all state of request stream `id`; no more bytes of it may be passed in.
     pub fn forget(&mut self, id: u64) {
-        if let Some(Request::Open(message)) = self.messages.remove(&id) {
+        if let Some(RequestStream::Open(message)) = self.messages.remove(&id) {
             self.buffered -= message.buffered();
         }
     }
@@ -266,7 +268,7 @@ impl H3 {
         self.events.pop_front()
     }
 
-    /// The peer's SETTINGS, once they have come.
+    /// The peer's SETTINGS, once received.
     #[must_use]
     pub fn peer_settings(&self) -> Option<&PeerSettings> {
         self.control.settings.as_ref()
@@ -287,20 +289,20 @@ impl H3 {
         self.buffered + self.control.buffered()
     }
 
-    /// Peer-writable streams with state.
+    /// Number of peer-writable streams with state.
     #[must_use]
     pub fn open_streams(&self) -> usize {
         self.uni.len() + self.messages.len()
     }
 
     fn handle_message(&mut self, id: u64, data: Bytes, fin: bool) -> Result<(), H3Error> {
-        self.admit(self.messages.contains_key(&id))?;
+        self.check_stream_limit(self.messages.contains_key(&id))?;
         let (side, max_section) = (self.side, self.settings.max_field_section_size);
         let request = self
             .messages
             .entry(id)
-            .or_insert_with(|| Request::Open(Box::new(Message::new(side, max_section))));
-        if let Request::Open(message) = request {
+            .or_insert_with(|| RequestStream::Open(Box::new(Message::new(side, max_section))));
+        if let RequestStream::Open(message) = request {
             let before = message.buffered();
             let mut result = message.push(id, data, &mut self.events);
             if result.is_ok() && fin {
@@ -310,10 +312,10 @@ impl H3 {
             match result {
                 Ok(()) if fin => self.events.push_back(Event::Finished { stream: id }),
                 Ok(()) => {}
-                Err(Failure::Connection(error)) => return Err(error),
-                Err(Failure::Stream { code, reason }) => {
+                Err(MessageFailure::Connection(error)) => return Err(error),
+                Err(MessageFailure::Stream { code, reason }) => {
                     self.buffered -= message.buffered();
-                    *request = Request::Failed;
+                    *request = RequestStream::Failed;
                     self.events.push_back(Event::StreamError { stream: id, code, reason });
                 }
             }
@@ -328,20 +330,20 @@ impl H3 {
     }
 
     fn handle_uni(&mut self, id: u64, mut data: Bytes, fin: bool) -> Result<(), H3Error> {
-        self.admit(self.uni.contains_key(&id))?;
-        let stream = self.uni.entry(id).or_insert_with(|| Uni::New(Pieces::default()));
-        if let Uni::New(pieces) = stream
+        self.check_stream_limit(self.uni.contains_key(&id))?;
+        let stream = self.uni.entry(id).or_insert_with(|| UniStream::New(VarintBuffer::default()));
+        if let UniStream::New(pieces) = stream
             && let Some(kind) = pieces.number(&mut data)
         {
             *stream = self.opened.open(kind, self.side)?;
         }
         match stream {
-            Uni::New(_) | Uni::Unknown => {}
-            Uni::Control => self.control.push(data, &mut self.events)?,
-            Uni::QpackEncoder => EncoderStream
+            UniStream::New(_) | UniStream::Unknown => {}
+            UniStream::Control => self.control.push(data, &mut self.events)?,
+            UniStream::QpackEncoder => EncoderStream
                 .push(&data)
                 .map_err(|reason| H3Error::new(code::QPACK_ENCODER_STREAM_ERROR, reason))?,
-            Uni::QpackDecoder => self
+            UniStream::QpackDecoder => self
                 .decoder
                 .push(&data)
                 .map_err(|reason| H3Error::new(code::QPACK_DECODER_STREAM_ERROR, reason))?,
@@ -350,7 +352,7 @@ impl H3 {
             _ if !fin => Ok(()),
             // "A receiver MUST tolerate unidirectional streams being closed or reset prior to the reception
             // of the unidirectional stream header" (RFC 9114 §6.2).
-            Uni::New(_) | Uni::Unknown => {
+            UniStream::New(_) | UniStream::Unknown => {
                 self.uni.remove(&id);
                 Ok(())
             }
@@ -358,8 +360,8 @@ impl H3 {
         }
     }
 
-    /// Bounds the streams with state; the stream itself does not count twice.
-    fn admit(&self, known: bool) -> Result<(), H3Error> {
+    /// Checks the limit of streams with state before a stream is added; a `known` stream is always allowed.
+    fn check_stream_limit(&self, known: bool) -> Result<(), H3Error> {
         if known || self.open_streams() < self.settings.max_streams {
             return Ok(());
         }
@@ -375,13 +377,13 @@ impl H3 {
     }
 }
 
-impl Opened {
-    /// What a new unidirectional stream of type `kind` is.
-    fn open(&mut self, kind: u64, side: Side) -> Result<Uni, H3Error> {
+impl OpenedStreams {
+    /// Registers a new unidirectional stream of type `kind`.
+    fn open(&mut self, kind: u64, side: Side) -> Result<UniStream, H3Error> {
         let (seen, stream) = match (kind, side) {
-            (stream_type::CONTROL, _) => (&mut self.control, Uni::Control),
-            (stream_type::QPACK_ENCODER, _) => (&mut self.encoder, Uni::QpackEncoder),
-            (stream_type::QPACK_DECODER, _) => (&mut self.decoder, Uni::QpackDecoder),
+            (stream_type::CONTROL, _) => (&mut self.control, UniStream::Control),
+            (stream_type::QPACK_ENCODER, _) => (&mut self.encoder, UniStream::QpackEncoder),
+            (stream_type::QPACK_DECODER, _) => (&mut self.decoder, UniStream::QpackDecoder),
             // "Only servers can push; if a server receives a client-initiated push stream, this MUST be
             // treated as a connection error of type H3_STREAM_CREATION_ERROR" (RFC 9114 §6.2.2).
             (stream_type::PUSH, Side::Server) => {
@@ -392,7 +394,7 @@ impl Opened {
             (stream_type::PUSH, Side::Client) => {
                 return Err(H3Error::new(code::ID_ERROR, "server opened a push stream, but none is allowed"));
             }
-            _ => return Ok(Uni::Unknown),
+            _ => return Ok(UniStream::Unknown),
         };
         // "Only one control stream per peer is permitted; receipt of a second stream claiming to be a
         // control stream MUST be treated as a connection error of type H3_STREAM_CREATION_ERROR" (RFC 9114
@@ -405,7 +407,7 @@ impl Opened {
     }
 }
 
-/// What the two low bits of a stream ID say (RFC 9000 §2.1).
+/// The kind of a stream, by the two low bits of its ID (RFC 9000 §2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamKind {
     /// Client-initiated, bidirectional: a request and its response.
@@ -414,7 +416,7 @@ enum StreamKind {
     ServerBidi,
     /// Unidirectional from the peer.
     PeerUni,
-    /// Unidirectional from here.
+    /// Unidirectional from this end.
     OwnUni,
 }
 

@@ -1,4 +1,7 @@
-//! SETTINGS (RFC 9114 §7.2.4): ours as bytes, the peer's checked.
+//! SETTINGS (RFC 9114 §7.2.4): encodes those of this end, and parses those of the peer.
+//!
+//! In: [`Settings`], or the payload of a received SETTINGS frame. Out: the payload to send, or [`PeerSettings`]. Always
+//! holds: unknown settings are ignored; repeated and HTTP/2 settings are errors.
 
 use super::{H3Error, code};
 use crate::varint;
@@ -10,22 +13,22 @@ const QPACK_BLOCKED_STREAMS: u64 = 0x07;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// Identifiers of the form 0x1f * N + 0x21 mean nothing and keep peers from choking on unknown ones
-/// (RFC 9114 §7.2.4.1).
+/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1): any identifier
+/// of the form 0x1f * N + 0x21.
 const GREASE: u64 = 0x1f * 0x0002_5a17 + 0x21;
 
-/// What this side says in its SETTINGS, and the bounds it keeps.
+/// The SETTINGS and the limits of this end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Largest header section to accept, in bytes as RFC 9114 §4.2.2 counts them; also the limit for
     /// the encoded form.
     pub max_field_section_size: usize,
-    /// Whether HTTP Datagrams are on.
+    /// Whether HTTP Datagrams are enabled.
     pub datagrams: Datagrams,
-    /// Peer-writable streams with state at the same time; more are H3_EXCESSIVE_LOAD. The transport's
-    /// own stream limits should be lower.
+    /// Maximum number of concurrent peer-writable streams with state; more are H3_EXCESSIVE_LOAD. The stream limits of the
+    /// transport should be lower.
     pub max_streams: usize,
-    /// Bytes of incomplete header sections over all streams; more are H3_EXCESSIVE_LOAD.
+    /// Maximum number of bytes of incomplete header sections over all streams; more are H3_EXCESSIVE_LOAD.
     pub max_buffered: usize,
 }
 
@@ -51,8 +54,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The payload of our SETTINGS frame. ENABLE_CONNECT_PROTOCOL is for servers to send; from a client
-    /// it means nothing (RFC 9220 §3).
+    /// The payload of the SETTINGS frame to send. ENABLE_CONNECT_PROTOCOL has no meaning in the frame of a client
+    /// (RFC 9220 §3).
     pub(super) fn payload(&self) -> BytesMut {
         let settings = [
             (QPACK_MAX_TABLE_CAPACITY, 0),
@@ -71,18 +74,18 @@ impl Settings {
     }
 }
 
-/// What the peer said in its SETTINGS; absent ones have their defaults.
+/// The peer's SETTINGS; absent settings have their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerSettings {
-    /// Whether the peer takes extended CONNECT (RFC 9220 §3).
+    /// Whether the peer supports extended CONNECT (RFC 9220 §3).
     pub enable_connect_protocol: bool,
-    /// Whether the peer takes HTTP Datagrams.
+    /// Whether the peer supports HTTP Datagrams.
     pub datagrams: Datagrams,
     /// Largest header section the peer accepts, in bytes; `None` is unlimited.
     pub max_field_section_size: Option<u64>,
-    /// Dynamic table the peer would let us use, in bytes; this crate never does.
+    /// Maximum size in bytes of a dynamic QPACK table that the peer allows; this crate never uses one.
     pub qpack_max_table_capacity: u64,
-    /// Streams that may wait for the dynamic table; of no use without one.
+    /// Number of streams that may wait for the dynamic table; without one it has no effect.
     pub qpack_blocked_streams: u64,
 }
 

@@ -1,11 +1,13 @@
 //! The Huffman code of HPACK and QPACK strings (RFC 7541 §5.2 and appendix B).
 //!
-//! The code is canonical: within a length, codes rise with the symbol, and a longer length starts
-//! where the shorter one ended. The lengths alone therefore give every code; they are all that is
-//! written down here, and the tables are computed at compile time.
+//! In: strings, or coded bytes. Out: coded bytes, or strings up to a maximum length. Always holds: wrong padding and the
+//! end-of-string code are errors.
+//!
+//! The code is canonical: codes of one length increase with the symbol, and codes of the next length continue where the
+//! shorter ones ended. So the code lengths determine all codes, and the tables are computed from them at compile time.
 
-/// Longest code in bits.
-const LONGEST: usize = 30;
+/// Length of the longest code in bits.
+const MAX_CODE_BITS: usize = 30;
 
 /// Number of symbols: 256 bytes; the end-of-string code is the one after the last of them.
 const SYMBOLS: usize = 256;
@@ -38,11 +40,11 @@ struct Table {
     /// Code of each byte, in the low bits.
     codes: [u32; SYMBOLS],
     /// First code of each length.
-    first_code: [u32; LONGEST + 1],
+    first_code: [u32; MAX_CODE_BITS + 1],
     /// Index in `symbols` of the first code of each length.
-    first_index: [u16; LONGEST + 1],
+    first_index: [u16; MAX_CODE_BITS + 1],
     /// Number of codes of each length.
-    count: [u16; LONGEST + 1],
+    count: [u16; MAX_CODE_BITS + 1],
     /// Bytes in the order of their codes.
     symbols: [u8; SYMBOLS],
 }
@@ -51,13 +53,13 @@ impl Table {
     const fn new() -> Self {
         let mut table = Self {
             codes: [0; SYMBOLS],
-            first_code: [0; LONGEST + 1],
-            first_index: [0; LONGEST + 1],
-            count: [0; LONGEST + 1],
+            first_code: [0; MAX_CODE_BITS + 1],
+            first_index: [0; MAX_CODE_BITS + 1],
+            count: [0; MAX_CODE_BITS + 1],
             symbols: [0; SYMBOLS],
         };
         let (mut code, mut index, mut len) = (0u32, 0usize, 1usize);
-        while len <= LONGEST {
+        while len <= MAX_CODE_BITS {
             code <<= 1;
             table.first_code[len] = code;
             table.first_index[len] = index as u16;
@@ -101,16 +103,16 @@ pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Why a string has no decoded form.
+/// Why a string cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HuffmanError {
     /// Wrong padding, or the end-of-string code.
     Broken,
-    /// More bytes than wanted.
+    /// More than `max` bytes.
     TooLong,
 }
 
-/// Undoes [`encode`], up to `max` bytes.
+/// Decodes up to `max` bytes.
 pub(super) fn decode(coded: &[u8], max: usize) -> Result<Vec<u8>, HuffmanError> {
     let mut text = Vec::with_capacity((coded.len() * 8 / 5).min(max));
     let mut next = coded.iter();
@@ -140,7 +142,7 @@ pub(super) fn decode(coded: &[u8], max: usize) -> Result<Vec<u8>, HuffmanError> 
 /// The symbol at the top of the low `held` bits of `bits`, and its length; `None` if no whole code of
 /// a byte is there.
 fn symbol(bits: u64, held: u32) -> Option<(u8, u32)> {
-    (5..=held.min(LONGEST as u32)).find_map(|len| {
+    (5..=held.min(MAX_CODE_BITS as u32)).find_map(|len| {
         let code = (bits >> (held - len)) as u32 & ((1 << len) - 1);
         let at = usize::try_from(len).ok()?;
         let offset = code.checked_sub(TABLE.first_code[at])?;

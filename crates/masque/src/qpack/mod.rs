@@ -1,11 +1,11 @@
 //! QPACK (RFC 9204) without a dynamic table.
 //!
-//! In: header sections to send, or received field sections. Out: bytes, or fields. Always holds: no
-//! state is kept from one section to the next (SETTINGS_QPACK_MAX_TABLE_CAPACITY is 0), so sections
-//! never wait for each other; a decoded section is never larger than the limit given.
+//! In: header sections to send, or received field sections. Out: bytes, or fields. Always holds: no state is kept between
+//! sections (SETTINGS_QPACK_MAX_TABLE_CAPACITY is 0), so sections never wait for each other; a decoded section is never
+//! larger than the given limit.
 //!
-//! The peer's two QPACK streams can therefore say almost nothing: [`EncoderStream`] and
-//! [`DecoderStream`] check that they do not.
+//! Most instructions on the peer's two QPACK streams are therefore errors: [`EncoderStream`] and [`DecoderStream`] check
+//! this.
 
 mod huffman;
 mod static_table;
@@ -30,11 +30,10 @@ pub enum QpackError {
     /// An index beyond the static table.
     #[error("static table index {index}, expected at most 98")]
     StaticIndex {
-        /// What came.
+        /// The received index.
         index: u64,
     },
-    /// The section is larger than SETTINGS_MAX_FIELD_SECTION_SIZE; the only error that leaves the
-    /// connection alive.
+    /// The section is larger than SETTINGS_MAX_FIELD_SECTION_SIZE; the only error that does not close the connection.
     #[error("field section is larger than {max} bytes")]
     TooLarge {
         /// The limit in bytes.
@@ -45,7 +44,7 @@ pub enum QpackError {
 /// Bytes that RFC 9114 §4.2.2 adds for each field when it counts the size of a section.
 const FIELD_OVERHEAD: usize = 32;
 
-/// Encodes a header section: static table entries where they fit, Huffman code where it is shorter.
+/// Encodes a header section: with static table entries where possible, and with Huffman code where it is shorter.
 #[must_use]
 pub fn encode(headers: &Headers) -> Vec<u8> {
     // Required Insert Count 0 and Base 0 (RFC 9204 §4.5.1).
@@ -94,14 +93,14 @@ fn encode_field(field: &Field, out: &mut Vec<u8>) {
     encode_string(0, 7, &field.value, out);
 }
 
-/// A number with `bits` bits in the first byte, below the bits of `first` (RFC 7541 §5.1).
+/// Appends a number with a prefix of `bits` bits in the first byte, below the bits of `first` (RFC 7541 §5.1).
 fn encode_integer(first: u8, bits: u32, value: u64, out: &mut Vec<u8>) {
-    let most = (1u64 << bits) - 1;
-    if value < most {
+    let max_in_prefix = (1u64 << bits) - 1;
+    if value < max_in_prefix {
         return out.push(first | value as u8);
     }
-    out.push(first | most as u8);
-    let mut left = value - most;
+    out.push(first | max_in_prefix as u8);
+    let mut left = value - max_in_prefix;
     while left >= 0x80 {
         out.push(left as u8 | 0x80);
         left >>= 7;
@@ -109,7 +108,7 @@ fn encode_integer(first: u8, bits: u32, value: u64, out: &mut Vec<u8>) {
     out.push(left as u8);
 }
 
-/// A string whose Huffman flag stands just above `bits` bits of length (RFC 9204 §4.1.2).
+/// Appends a string whose Huffman flag is the bit above the `bits` bits of its length (RFC 9204 §4.1.2).
 fn encode_string(first: u8, bits: u32, text: &[u8], out: &mut Vec<u8>) {
     let coded = huffman::encoded_len(text);
     if coded < text.len() {
@@ -187,12 +186,12 @@ impl Input<'_> {
     }
 
     fn integer(&mut self, bits: u32) -> Result<u64, QpackError> {
-        let most = (1u64 << bits) - 1;
-        let first = u64::from(self.take()?) & most;
-        if first < most {
+        let max_in_prefix = (1u64 << bits) - 1;
+        let first = u64::from(self.take()?) & max_in_prefix;
+        if first < max_in_prefix {
             return Ok(first);
         }
-        let mut value = most;
+        let mut value = max_in_prefix;
         // Nine groups of seven bits are 63 bits: enough for the 62 that must work (RFC 9204 §4.1.1).
         for shift in (0..63).step_by(7) {
             let byte = self.take()?;

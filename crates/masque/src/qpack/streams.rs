@@ -1,6 +1,8 @@
-//! The peer's encoder and decoder streams (RFC 9204 §4.3 and §4.4), where no dynamic table exists.
+//! Checks of the peer's encoder and decoder streams (RFC 9204 §4.3 and §4.4) without a dynamic table.
+//!
+//! In: bytes of the streams, in any pieces. Out: nothing, or an error. Always holds: no instruction has an effect.
 
-/// Checks the peer's encoder stream: it may set the capacity to 0, again and again, and nothing else.
+/// Checks the peer's encoder stream: setting the capacity to 0 is the only legal instruction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncoderStream;
 
@@ -22,7 +24,8 @@ impl EncoderStream {
     }
 }
 
-/// Checks the peer's decoder stream: it may cancel streams, and has nothing to acknowledge.
+/// Checks the peer's decoder stream: stream cancellation is the only legal instruction, because no section refers to the
+/// dynamic table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecoderStream {
     /// Continuation bytes still allowed in the number being read; 0 between instructions.

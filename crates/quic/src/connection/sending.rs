@@ -146,7 +146,7 @@ impl Connection {
     fn tell_wanting(&self, id: PathId) {
         let Some(cap) = self.paths.get(id).and_then(|path| path.limits.cap()) else { return };
         let wants = |path: &Path| path.limits.is_backlogged() && path.limits.has_this_shaper(cap.handle());
-        cap.set_wanting(self.paths.iter().any(wants));
+        cap.set_backlogged(self.paths.iter().any(wants));
     }
 
     /// Whether more data waits for a path's group than its available window.

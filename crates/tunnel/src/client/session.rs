@@ -175,7 +175,7 @@ impl Session {
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = links.policy(link);
             let number = beside.then_some(link.uplink().0);
-            let notice = LinkNotice { path, policy: policy.for_peer(), with, link: number };
+            let notice = LinkNotice { path, policy: policy.for_peer(), first_path: with, link: number };
             let known = sent.get(&path).copied().unwrap_or(LinkNotice::with_defaults(path));
             if policy.tier == Tier::Never || known == notice {
                 continue;

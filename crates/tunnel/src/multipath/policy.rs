@@ -37,7 +37,7 @@ impl From<LinkPolicy> for PathPolicy {
 
 impl From<LinkNotice> for PathPolicy {
     fn from(notice: LinkNotice) -> Self {
-        let LinkNotice { policy, with, link, .. } = notice;
+        let LinkNotice { policy, first_path: with, link, .. } = notice;
         Self { policy, first_of_link: with, link }
     }
 }

@@ -40,7 +40,7 @@ impl SessionConnections {
         let flow = FlowKey::of(packet).reversed().hash32();
         let known = self.flows.get(now, flow);
         if known.unwrap_or_default() != class {
-            self.flows.put(now, flow, class);
+            self.flows.insert(now, flow, class);
         }
     }
 

@@ -242,13 +242,13 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'icmp'\nports = 5\n",
-            "client.toml, line 5, column 1: this rule never decides: it asks for ports, which its protocol does not \
-             have\n 5 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 5, column 1: this rule never decides: it has ports, but its protocols \
+             have none\n 5 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nfrom = '10.0.0.0/8'\nto = 'fd00::/8'\n",
-            "client.toml, line 5, column 1: this rule never decides: it is about one version of IP at the source and \
-             the other at the destination\n 5 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 5, column 1: this rule never decides: its sources are of one IP version and \
+             its destinations of the other\n 5 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "path = ['eth0', 'wwan0']\n[[class]]\nname = 'a'\nprefer = ['eth1']\n",
@@ -298,8 +298,8 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\nvlan = 7\nprotocol = 'icmp'\nports = 1\n",
-            "client.toml, line 6, column 1: this rule never decides: it asks for ports, which its protocol does not \
-             have\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+            "client.toml, line 6, column 1: this rule never decides: it has ports, but its protocols \
+             have none\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
         ),
         (
             "share = 'cr0'\n[[class]]\nname = 'a'\ntun = 'cr0'\n",
