@@ -35,7 +35,7 @@ pub use classes::{
     ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
     SteeringRule, render_classes, rules_of,
 };
-pub use dns::Dns;
+pub use dns::{Dns, ServerDns};
 pub use lane::LaneRule;
 pub use limits::LimitRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
@@ -130,8 +130,8 @@ pub struct ServerConfig {
     pub routes: Vec<IpNet>,
     /// Limit of sessions at once; not above the number of addresses in `subnet`.
     pub max_clients: u32,
-    /// Resolvers suggested to clients, at most three, the best first.
-    pub dns: Vec<IpAddr>,
+    /// Resolvers suggested to clients.
+    pub dns: ServerDns,
     /// Rules for the destinations of relayed connections; the first that matches decides.
     pub access: Vec<AccessRule>,
     /// Limits of users' classes of traffic; the first that names a user counts.
@@ -204,6 +204,8 @@ pub struct ClientConfig {
     pub routes: Routes,
     /// The resolvers that this machine asks while the tunnel is up.
     pub dns: Dns,
+    /// Whether packets past the tunnel are blocked, and which of them are not.
+    pub kill_switch: KillSwitch,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`SharedNetwork`].
     pub share: Vec<String>,
     /// Addresses at which the client is a proxy for apps. If there are any, it has no TUN device.
@@ -220,6 +222,19 @@ pub struct ClientConfig {
     pub qlog: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
+}
+
+/// Whether a client blocks packets past its tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KillSwitch {
+    /// It does not.
+    #[default]
+    Off,
+    /// It does.
+    On {
+        /// Whether private networks that a link is in may be reached nevertheless, except their DNS servers.
+        allows_lan: bool,
+    },
 }
 
 /// How a client verifies the server's certificate.
@@ -292,7 +307,7 @@ impl ServerConfig {
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,
-            dns: dns::suggested_servers(options.dns)?,
+            dns: dns::server_dns(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
@@ -391,6 +406,7 @@ impl ClientConfig {
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or_default(),
             dns: dns::client_dns(options.dns)?,
+            kill_switch: kill_switch(options.kill_switch, options.kill_switch_lan)?,
             share: share.iter().map(ToString::to_string).collect(),
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
@@ -413,6 +429,17 @@ impl ClientConfig {
             expected: "one bearer token on one line",
             found: "something else".into(),
         })
+    }
+}
+
+fn kill_switch(is_on: bool, allows_lan: Option<bool>) -> Result<KillSwitch> {
+    match (is_on, allows_lan) {
+        (true, allows_lan) => Ok(KillSwitch::On { allows_lan: allows_lan.unwrap_or(true) }),
+        (false, None) => Ok(KillSwitch::Off),
+        (false, Some(_)) => Err(Error::usage(
+            "--kill-switch-lan is given without --kill-switch",
+            "add --kill-switch, or leave out --kill-switch-lan",
+        )),
     }
 }
 

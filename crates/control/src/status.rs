@@ -38,6 +38,9 @@ pub struct Status {
     /// Notes about how the process runs, a sentence each; left out if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// Kill switch of a client; left out at a server and at a proxy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kill_switch: Option<KillSwitchState>,
     /// Addresses of the process in the tunnel, with their prefix lengths.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
@@ -81,6 +84,19 @@ word_enum! {
         Server = "server",
         /// A client or a proxy.
         Client = "client",
+    }
+}
+
+word_enum! {
+    /// What a client's kill switch does.
+    pub enum KillSwitchState {
+        /// It is off: packets may leave past the tunnel.
+        #[default]
+        Off = "off",
+        /// It blocks packets past the tunnel, and the tunnel carries packets.
+        Armed = "armed",
+        /// It blocks all packets, as the tunnel carries none.
+        Blocking = "blocking",
     }
 }
 
@@ -558,7 +574,7 @@ pub struct Client {
     pub paths: Vec<Path>,
 }
 
-word_schemas!(Role, State, LinkState, PathState);
+word_schemas!(Role, State, KillSwitchState, LinkState, PathState);
 
 /// Converts bit/s to bytes/s.
 fn bytes(bits_per_second: u64) -> f64 {

@@ -14,6 +14,7 @@ mod data_plane;
 mod device;
 pub mod embedded;
 mod events;
+mod kill_switch;
 mod kind;
 mod link_use;
 mod machine;
@@ -64,6 +65,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let state_dir = Some(config.state_dir.clone());
+    let mut resolve = None;
     let parts = match is_proxy {
         true => {
             let kind =
@@ -72,6 +74,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         }
         false => {
             let (machine, queues) = Machine::open(&config)?;
+            resolve = machine.server_name_resolver();
             let tuns = machine.tuns().map(str::to_owned).collect();
             let socket_options =
                 LinkSocketOptions { tuns, mark: Some(machine.mark), ..LinkSocketOptions::default() };
@@ -80,12 +83,12 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     };
     let slow = SlowThread::start(
         Services { api: Some(api), metrics, https_server: None },
-        None,
+        resolve,
         event_loop.wake.clone(),
     )?;
     let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
     let result = running.run(&mut event_loop);
-    let end = running.end();
+    let end = running.end(result.is_ok());
     result.map_err(|error| refusal(error, &slot)).and(end)
 }
 

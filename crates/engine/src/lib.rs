@@ -17,6 +17,7 @@
 mod answers;
 pub mod client;
 mod dial;
+mod dns;
 mod egress;
 mod error;
 mod event_loop;
@@ -30,6 +31,7 @@ mod packet_io;
 mod policies;
 mod proxy;
 mod qlog;
+pub mod reset;
 mod resolver;
 pub mod server;
 mod shards;

@@ -8,10 +8,11 @@ mod data_plane;
 mod events;
 mod handover;
 mod machine;
+mod resolver;
 mod sockets;
 mod tun_queues;
 
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{net::IpAddr, path::Path, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     access::Access,
@@ -96,6 +97,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
+    let resolvers = resolver::start(&config.dns, &tunnel, slow.runtime());
     let access = Access::new(config.access.clone(), tunnel);
     let has_tun = config.service.has_tun();
     let access = Arc::new(if has_tun { access.with_routes(config.routes.clone()) } else { access });
@@ -104,7 +106,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
         let users = credentials.authenticator.clone();
-        let tunnel = tunnel_config(&config, setup.clone(), users, site.clone());
+        let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()), site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
         let event_loop = match shard.index() {
             0 => &event_loop,
@@ -220,7 +222,7 @@ impl Authenticate for Users {
 fn tunnel_config(
     config: &ServerConfig,
     setup: ServerSetup,
-    users: Authenticator,
+    (users, resolvers): (Authenticator, Vec<IpAddr>),
     site: Site,
 ) -> TunnelConfig {
     TunnelConfig {
@@ -229,7 +231,7 @@ fn tunnel_config(
         subnet: config.subnet,
         subnet6: config.subnet6,
         routes: config.routes.clone(),
-        dns: config.dns.clone(),
+        dns: resolvers,
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
         site: Box::new(move |method| site.http3_answer(method)),
         hide_wrong_credentials: config.site.hide,

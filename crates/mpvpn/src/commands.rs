@@ -11,6 +11,7 @@ mod events;
 mod lab;
 mod link;
 mod proxy;
+mod reset;
 pub(crate) mod server;
 mod status;
 
@@ -31,6 +32,7 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<link::Link>(),
     entry::<class::Class>(),
     entry::<config::Config>(),
+    entry::<reset::Reset>(),
     entry::<lab::Lab>(),
 ];
 

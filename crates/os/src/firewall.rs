@@ -5,16 +5,21 @@
 //! table drops (as Docker's forward policy does) stays dropped, because in nftables no table can overrule the drop of
 //! another: such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
 
+mod client_filter;
+pub(crate) mod json;
 mod marking;
 
 use std::path::Path;
 
+pub use client_filter::{ClientFilter, FilterRule, Profile};
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use nftables::{
     batch::Batch,
     expr::{Expression, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix},
-    helper::{DEFAULT_ARGS, NftablesError, apply_ruleset_with_args},
+    helper::{
+        DEFAULT_ARGS, NftablesError, apply_ruleset_raw, apply_ruleset_with_args, get_current_ruleset_raw,
+    },
     schema::{Chain, NfListObject, Nftables, Rule, Table},
     stmt::{Match, Operator, Statement},
     types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
@@ -203,18 +208,50 @@ fn prefix(network: IpNet) -> Expression<'static> {
 }
 
 fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
-    // These folders are often missing from the PATH of users that may run nft.
-    let program = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists());
-    let refused = |message: String| OsError::Nft { table: table_name(name), message };
-    match apply_ruleset_with_args(transaction, program, DEFAULT_ARGS) {
-        Ok(()) => Ok(()),
-        Err(NftablesError::NftExecution { inner, .. }) if inner.kind() == std::io::ErrorKind::NotFound => {
-            Err(OsError::NftMissing)
+    let table = table_name(name);
+    apply_ruleset_with_args(transaction, program(), DEFAULT_ARGS).map_err(|error| failure(&table, error))
+}
+
+/// Applies a transaction that concerns `table`.
+///
+/// # Errors
+/// If nft is missing or refuses it; then nothing has changed.
+pub(crate) fn apply_json(table: &str, transaction: &serde_json::Value) -> Result<(), OsError> {
+    let text = transaction.to_string();
+    apply_ruleset_raw(&text, program(), DEFAULT_ARGS).map_err(|error| failure(table, error))?;
+    Ok(())
+}
+
+/// The table `table` of the family `inet` as nft shows it; `None` if there is none.
+///
+/// # Errors
+/// If nft is missing or cannot list tables.
+pub(crate) fn list(table: &str) -> Result<Option<serde_json::Value>, OsError> {
+    let shown = match get_current_ruleset_raw(program(), &["list", "table", "inet", table]) {
+        Ok(shown) => shown,
+        Err(NftablesError::NftFailed { stderr, .. }) if stderr.contains("No such file") => return Ok(None),
+        Err(error) => return Err(failure(table, error)),
+    };
+    serde_json::from_str(&shown)
+        .map(Some)
+        .map_err(|error| failure(table, NftablesError::NftInvalidJson(error)))
+}
+
+/// The program nft. Its folders are often missing from the PATH of users that may run it.
+fn program() -> Option<&'static str> {
+    ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists())
+}
+
+fn failure(table: &str, error: NftablesError) -> OsError {
+    let refused = |message: String| OsError::Nft { table: table.to_owned(), message };
+    match error {
+        NftablesError::NftExecution { inner, .. } if inner.kind() == std::io::ErrorKind::NotFound => {
+            OsError::NftMissing
         }
-        Err(NftablesError::NftFailed { stdout, stderr, .. }) => {
-            Err(refused(format!("{} {}", stdout.trim(), stderr.trim()).trim().to_owned()))
+        NftablesError::NftFailed { stdout, stderr, .. } => {
+            refused(format!("{} {}", stdout.trim(), stderr.trim()).trim().to_owned())
         }
-        Err(error) => Err(refused(error.to_string())),
+        error => refused(error.to_string()),
     }
 }
 

@@ -23,6 +23,7 @@ pub mod dns;
 mod error;
 pub mod firewall;
 pub mod folder;
+pub mod kill_switch;
 pub mod limits;
 pub mod memory;
 pub mod netlink;

@@ -27,6 +27,7 @@ mod guides;
 mod hostile;
 mod interop;
 mod lab_command;
+mod leaks;
 mod legacy;
 mod links;
 mod many_links;

@@ -94,9 +94,37 @@ fn name_servers_of_the_server_are_used_if_all_traffic_goes_into_the_tunnel() {
 }
 
 #[test]
+fn the_server_resolves_names_for_clients_that_are_told_nothing() {
+    let testbed = Testbed::two_links();
+    let names = NameServer::start(&testbed, Host::Inet);
+    let file = testbed.dir().join("resolv.conf of the server");
+    fs::write(&file, format!("nameserver {}\n", inet4())).expect("a file in the testbed's directory");
+    let socket = testbed.file("api", Host::Server);
+    let mut args = vec!["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
+    args.extend([
+        "--auth",
+        "none",
+        "--subnet",
+        "10.0.0.0/24",
+        "--api-socket",
+        socket.to_str().expect("ASCII"),
+    ]);
+    let _server =
+        testbed.start_with_file(Host::Server, &file, Path::new(RESOLV_CONF), &args, &socket).wait_until_up();
+    let machine = ClientMachine::new(&testbed);
+    let mut client = machine.start(&[]).wait_until_up();
+    assert!(machine.current().contains("nameserver 10.0.0.1\n"), "{}", machine.current());
+    let found = machine.resolve("a.example");
+    assert!(found.contains(&ANSWER.to_string()), "{found}");
+    assert_eq!(names.client_addresses().len(), 1, "the server alone asks the resolver");
+    assert!(client.interrupt().success());
+    assert_eq!(machine.current(), machine.before);
+}
+
+#[test]
 fn a_name_server_beside_the_tunnel_is_reported() {
     let testbed = Testbed::two_links();
-    let _server = testbed.server(&[]);
+    let _server = testbed.server(&["--dns", "off"]);
     let machine = ClientMachine::new(&testbed);
     let client = machine.start(&[]).wait_until_up();
     let expected = format!("names are asked past the tunnel, at {LINK_NAME_SERVER}");

@@ -20,6 +20,27 @@ pub enum Dns {
     Servers(Vec<IpAddr>),
 }
 
+/// Which resolvers a server suggests to its clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ServerDns {
+    /// The server itself, at its addresses in the tunnel: it asks the resolvers of its machine.
+    #[default]
+    Own,
+    /// None.
+    Off,
+    /// These, at least one and at most three, the best first.
+    Servers(Vec<IpAddr>),
+}
+
+/// What a server may be told about resolvers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerDnsOption {
+    /// To suggest none.
+    Off,
+    /// To suggest this one.
+    Server(DnsServer),
+}
+
 /// The address of a resolver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DnsServer(IpAddr);
@@ -35,9 +56,24 @@ pub enum DnsOption {
     Server(DnsServer),
 }
 
-/// The resolvers that a server suggests to clients.
-pub(super) fn suggested_servers(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
-    addresses(given.into_iter().map(|server| server.0).collect())
+/// The setting that results from all values of a server's option `dns`.
+pub(super) fn server_dns(given: Vec<ServerDnsOption>) -> Result<ServerDns> {
+    let servers: Vec<IpAddr> = given
+        .iter()
+        .filter_map(|word| match word {
+            ServerDnsOption::Server(server) => Some(server.0),
+            ServerDnsOption::Off => None,
+        })
+        .collect();
+    match &given[..] {
+        [] => Ok(ServerDns::Own),
+        [ServerDnsOption::Off] => Ok(ServerDns::Off),
+        _ if servers.len() == given.len() => Ok(ServerDns::Servers(addresses(servers)?)),
+        _ => Err(Error::usage(
+            "--dns off cannot be combined with other values",
+            "give --dns off alone, or only addresses of resolvers",
+        )),
+    }
 }
 
 /// The setting that results from all values of a client's option `dns`.
@@ -85,6 +121,18 @@ impl Text for DnsServer {
     }
 }
 
+impl Text for ServerDnsOption {
+    const EXPECTED: &'static str = "addresses of resolvers in quotes, or \"off\"";
+    const EXAMPLE: &'static str = "10.0.0.1";
+
+    fn read(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            _ => DnsServer::read(text).map(Self::Server).map_err(|error| format!("{error}, nor off")),
+        }
+    }
+}
+
 impl Text for DnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, \"auto\" or \"off\"";
     const EXAMPLE: &'static str = "auto";
@@ -106,6 +154,17 @@ mod tests {
 
     fn read(words: &[&str]) -> Result<Dns> {
         client_dns(words.iter().map(|word| DnsOption::read(word).unwrap()).collect())
+    }
+
+    #[test]
+    fn a_server_suggests_itself_unless_told_otherwise() {
+        let read = |words: &[&str]| {
+            server_dns(words.iter().map(|word| ServerDnsOption::read(word).unwrap()).collect())
+        };
+        assert_eq!(read(&[]).unwrap(), ServerDns::Own);
+        assert_eq!(read(&["off"]).unwrap(), ServerDns::Off);
+        assert_eq!(read(&["9.9.9.9"]).unwrap(), ServerDns::Servers(vec!["9.9.9.9".parse().unwrap()]));
+        assert!(read(&["off", "9.9.9.9"]).unwrap_err().to_string().contains("cannot be combined"));
     }
 
     #[test]

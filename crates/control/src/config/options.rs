@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{
     CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
-    dns::{DnsOption, DnsServer},
+    dns::{DnsOption, ServerDnsOption},
     file::{ConfigFile, SourceText},
     lane::LaneRule,
     limits::LimitRule,
@@ -147,12 +147,12 @@ pub struct ServerOptions {
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub routes: Vec<IpNet>,
 
-    /// Suggest this resolver to clients, by its address; repeatable, up to 3, the best first. A client uses it if all
-    /// its traffic goes into the tunnel [default: no suggestion]
-    #[arg(long, value_name = "ADDR", value_parser = text::<DnsServer>)]
+    /// Suggest this resolver to clients, which use it if all their traffic goes into the tunnel; repeatable (up to 3); or off:
+    /// suggest none [default: this server, at its addresses in the tunnel; it asks the resolvers of its machine]
+    #[arg(long, value_name = "ADDR|off", value_parser = text::<ServerDnsOption>)]
     #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<DnsServer>")]
-    pub dns: Vec<DnsServer>,
+    #[schemars(schema_with = "schema::many::<ServerDnsOption>")]
+    pub dns: Vec<ServerDnsOption>,
 
     /// Number of clients that may be connected at once [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
@@ -342,6 +342,16 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::many::<DnsOption>")]
     pub dns: Vec<DnsOption>,
 
+    /// Kill switch: block all packets past the tunnel, from before the client connects until it is stopped by Ctrl-C or
+    /// SIGTERM; a crash leaves the block in force, and `mpvpn reset` ends it
+    #[arg(long)]
+    pub kill_switch: bool,
+
+    /// Whether the private networks of the links stay reachable under the kill switch, except their DNS servers [default:
+    /// true]
+    #[arg(long, value_name = "true|false")]
+    pub kill_switch_lan: Option<bool>,
+
     /// Let the machines behind this interface, or of this network, use the tunnel, which makes this machine a router;
     /// repeatable [default: only this machine uses it]
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<SharedNetwork>)]
@@ -473,7 +483,7 @@ impl ClientOptions {
         }
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes dns share socks5 http state_dir shards name api_socket metrics qlog log_level
+            lane lane_rule routes dns kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
         }
     }
 }

@@ -30,7 +30,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         state_dir: STATE_DIR.into(),
         nat: Nat::On,
         routes: ALL_NETWORKS.into(),
-        dns: Vec::new(),
+        dns: ServerDns::Own,
         max_clients: 253,
         access: Vec::new(),
         limits: Vec::new(),
@@ -128,7 +128,7 @@ fn every_key_of_a_server_arrives() {
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
             routes: ["192.168.8.0/23", "fd00::/16"].map(|net| net.parse().unwrap()).into(),
-            dns: ["10.9.0.1", "fd12:3456::1"].map(|ip| ip.parse().unwrap()).into(),
+            dns: ServerDns::Servers(["10.9.0.1", "fd12:3456::1"].map(|ip| ip.parse().unwrap()).into()),
             max_clients: 100,
             access: vec![
                 AccessRule {
@@ -200,6 +200,8 @@ fn every_key_of_a_client_arrives() {
         via = "http://anna:secret@proxy.example:3128"
         routes = "advertised"
         dns = "192.0.2.53"
+        kill-switch = true
+        kill-switch-lan = false
         share = ["lan0", "192.168.1.0/24"]
         state-dir = "/tmp/state"
         shards = "2"
@@ -279,6 +281,7 @@ fn every_key_of_a_client_arrives() {
             via: Some("http://anna:secret@proxy.example:3128".parse().unwrap()),
             routes: Routes::Advertised,
             dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
+            kill_switch: KillSwitch::On { allows_lan: false },
             proxies: Proxies::default(),
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
             shards: Shards::Count(2),
@@ -395,6 +398,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         lane_rules: Vec::new(),
         routes: Routes::All,
         dns: Dns::Suggested,
+        kill_switch: KillSwitch::Off,
         share: Vec::new(),
         proxies: Proxies::default(),
         shards: Shards::Auto,

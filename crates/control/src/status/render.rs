@@ -3,7 +3,8 @@ use std::fmt::Write;
 use mpvpn_types::{BitRate, ByteSize};
 
 use super::{
-    Class, Client, FecStats, FlowList, FlowState, Link, Path, Resequencing, Role, Session, State, Status,
+    Class, Client, FecStats, FlowList, FlowState, KillSwitchState, Link, Path, Resequencing, Role, Session,
+    State, Status,
 };
 
 /// Renders the status as text: a headline and tables. Lines longer than `width` columns are cut.
@@ -22,6 +23,15 @@ pub fn render(status: &Status, width: usize) -> String {
     }
     if !status.addresses.is_empty() {
         let _ = writeln!(text, "addresses {}", join(&status.addresses));
+    }
+    match status.kill_switch {
+        None | Some(KillSwitchState::Off) => {}
+        Some(KillSwitchState::Armed) => {
+            text.push_str("kill      armed: packets past the tunnel are blocked\n")
+        }
+        Some(KillSwitchState::Blocking) => {
+            text.push_str("kill      blocking: all packets are blocked until the tunnel is up\n");
+        }
     }
     if let Some(counters) = &status.resequencing {
         let _ = writeln!(text, "order     {}", order(counters));

@@ -212,7 +212,7 @@ fn run_thread(
         ClientKind::Embedded(host) => Some(host.take_events()),
         ClientKind::Machine(_) | ClientKind::Proxy(_) => None,
     };
-    let ended = catch_unwind(AssertUnwindSafe(|| running.end()));
+    let ended = catch_unwind(AssertUnwindSafe(|| running.end(true)));
     let ran = match (result, ended) {
         (Ok(ran), Ok(ended)) => ran.map_err(|error| refusal(error, &refusal_slot)).and(ended),
         (Err(panic), _) | (_, Err(panic)) => {

@@ -3,7 +3,9 @@
 //! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of the app.
 //! Always holds: only [`ClientKind::Machine`] changes the machine.
 
-use mpvpn_control::config::ClientConfig;
+use std::net::SocketAddr;
+
+use mpvpn_control::{config::ClientConfig, status::KillSwitchState};
 use mpvpn_tunnel::{Assignment, RelayId, UdpId};
 
 use super::{embedded::AppHost, machine::Machine};
@@ -24,6 +26,22 @@ impl ClientKind {
     pub(super) fn prepare_link(&mut self, name: &str) {
         if let Self::Machine(machine) = self {
             machine.prepare_link(name);
+        }
+    }
+
+    /// The server has these addresses now.
+    pub(super) fn set_servers(&mut self, servers: &[SocketAddr]) -> Result<(), EngineError> {
+        match self {
+            Self::Machine(machine) => machine.set_servers(servers),
+            Self::Embedded(_) | Self::Proxy(_) => Ok(()),
+        }
+    }
+
+    /// What the kill switch does; `None` where there is nothing that it could block.
+    pub(super) fn kill_switch_state(&self, is_up: bool) -> Option<KillSwitchState> {
+        match self {
+            Self::Machine(machine) => Some(machine.kill_switch_state(is_up)),
+            Self::Embedded(_) | Self::Proxy(_) => None,
         }
     }
 
@@ -92,10 +110,10 @@ impl ClientKind {
         }
     }
 
-    /// Undoes changes to the machine.
-    pub(super) fn end(self) -> Result<(), EngineError> {
+    /// Takes back what was changed; the kill switch only if the client was told to end.
+    pub(super) fn end(self, is_orderly: bool) -> Result<(), EngineError> {
         match self {
-            Self::Machine(machine) => machine.end(),
+            Self::Machine(machine) => machine.end(is_orderly),
             Self::Embedded(_) | Self::Proxy(_) => Ok(()),
         }
     }

@@ -1,8 +1,15 @@
 //! The changes of a client to its machine: TUN devices, addresses, routes, rules and name servers.
 
-use std::{net::IpAddr, ops::RangeInclusive, path::Path};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::Path,
+};
 
-use mpvpn_control::config::{ClientConfig, Dns, Routes, SteeringRule};
+use mpvpn_control::{
+    config::{ClientConfig, Dns, Routes, SteeringRule},
+    status::KillSwitchState,
+};
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
@@ -16,10 +23,14 @@ use mpvpn_os::{
 };
 use mpvpn_tunnel::Assignment;
 
-use super::device::{ClassQueue, Device, Devices};
+use super::{
+    device::{ClassQueue, Device, Devices},
+    kill_switch::ClientKillSwitch,
+};
 use crate::{
     EngineError,
     packet_io::{TUN_QUEUE_PACKETS, undo_changes},
+    slow_thread::Resolve,
 };
 
 /// The network configuration of a client.
@@ -37,6 +48,8 @@ pub(super) struct Machine {
     applied_resolvers: Option<Vec<IpAddr>>,
     /// Which name servers are asked outside of the tunnel, and what to do about it.
     pub(super) dns_leak: Option<String>,
+    /// `None` where it is off.
+    kill_switch: Option<ClientKillSwitch>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
 }
@@ -78,9 +91,11 @@ impl Machine {
             tuns.push(ClassTun { interface, number: class.id.0 });
         }
         let tun_name = interface.name.clone();
-        let class_tuns = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
+        let class_tuns: Vec<String> = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
         let net_config = ClientNetConfig::new(interface);
         let mark = net_config.mark;
+        let all_tuns = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
+        let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
         let steering = config.class_steering.iter().map(steering).collect();
         let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
         let net = ClientNet::new(net_config)?;
@@ -94,6 +109,7 @@ impl Machine {
             share: None,
             applied_resolvers: None,
             dns_leak: None,
+            kill_switch,
             undo,
             assignment: None,
         };
@@ -103,6 +119,25 @@ impl Machine {
     /// The names of all TUN devices.
     pub(super) fn tuns(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str)
+    }
+
+    /// How the server's name is to be resolved; `None` where the system does it.
+    pub(super) fn server_name_resolver(&self) -> Option<Resolve> {
+        self.kill_switch.as_ref().map(ClientKillSwitch::server_name_resolver)
+    }
+
+    /// The server has these addresses now.
+    pub(super) fn set_servers(&mut self, servers: &[SocketAddr]) -> Result<(), EngineError> {
+        self.kill_switch.as_mut().map_or(Ok(()), |kill_switch| kill_switch.set_servers(servers))
+    }
+
+    /// What the kill switch does.
+    pub(super) fn kill_switch_state(&self, is_up: bool) -> KillSwitchState {
+        match (&self.kill_switch, is_up) {
+            (None, _) => KillSwitchState::Off,
+            (Some(_), true) => KillSwitchState::Armed,
+            (Some(_), false) => KillSwitchState::Blocking,
+        }
     }
 
     /// Prepares a link to carry the tunnel's packets.
@@ -149,6 +184,11 @@ impl Machine {
     pub(super) fn interfaces_changed(&mut self) {
         if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
             tracing::warn!(%error, "cannot update the steering rules, which stay as they were");
+        }
+        if let Some(kill_switch) = &mut self.kill_switch
+            && let Err(error) = kill_switch.update()
+        {
+            tracing::warn!(%error, "the kill switch lets the same networks pass as before");
         }
     }
 
@@ -214,9 +254,20 @@ impl Machine {
         Ok(())
     }
 
-    /// Undoes all changes.
-    pub(super) fn end(mut self) -> Result<(), EngineError> {
-        undo_changes(&mut self.undo)
+    /// Takes back what was changed. The kill switch is lifted only where the client was told to end.
+    pub(super) fn end(mut self, is_orderly: bool) -> Result<(), EngineError> {
+        let undone = undo_changes(&mut self.undo);
+        match self.kill_switch {
+            None => undone,
+            Some(kill_switch) if is_orderly => undone.and(kill_switch.lift()),
+            Some(_) => {
+                tracing::warn!(
+                    "the kill switch stays in force and blocks this machine's traffic: start the client again, or run \
+                     `mpvpn reset` to end it"
+                );
+                undone
+            }
+        }
     }
 }
 

@@ -127,6 +127,7 @@ impl Running {
         now: Instant,
         remotes: Vec<SocketAddr>,
     ) -> Result<(), EngineError> {
+        self.kind.set_servers(&remotes)?;
         self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
         let kind = &mut self.kind;
         self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))
@@ -304,6 +305,7 @@ impl Running {
             self.link_use.add_to_status(link);
         }
         status.notes.extend(self.config.note());
+        status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
         status.notes.extend(self.kind.dns_leak());
         status
     }
@@ -418,8 +420,9 @@ impl Running {
         self.kind.configure(&self.config, self.session.mtu())
     }
 
-    /// Closes the connections and undoes changes to the machine.
-    pub(super) fn end(mut self) -> Result<(), EngineError> {
+    /// Says good-bye to the server and takes back what was changed. `is_orderly`: the client was told to end, so that its kill
+    /// switch is lifted.
+    pub(super) fn end(mut self, is_orderly: bool) -> Result<(), EngineError> {
         let shards = self.shards.end();
         if let Some(proxy) = self.kind.proxy_mut() {
             proxy.end();
@@ -428,6 +431,6 @@ impl Running {
         let mut policies = self.data_plane.policies.clone();
         self.link_use.update_quotas(Instant::now(), &mut policies, &self.data_plane.sockets.links);
         self.link_use.quotas.save();
-        self.kind.end().and(shards)
+        self.kind.end(is_orderly && shards.is_ok()).and(shards)
     }
 }

@@ -30,6 +30,11 @@ impl SessionState {
         self.is_up = is_up;
     }
 
+    /// Whether any connection carries packets.
+    pub(super) fn is_up(&self) -> bool {
+        self.is_up || !self.mtu_by_member.is_empty()
+    }
+
     /// Sets the MTU (bytes) of shard 0's connection.
     pub(super) fn set_mtu(&mut self, mtu: u32) {
         self.mtu = mtu;

@@ -23,6 +23,8 @@ use crate::{
 
 /// The configuration of the stub resolver in the C library (resolv.conf(5)).
 const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The first line of that file while a tunnel is up.
+const HEADER: &str = "# Made by mpvpn, which puts back what was here when the tunnel ends.";
 /// The program that configures systemd-resolved.
 const RESOLVECTL: &str = "resolvectl";
 /// The name servers that systemd-resolved itself asks (systemd-resolved.service(8)).
@@ -133,6 +135,23 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
+/// The name servers that programs of this machine ask; its own address where the file names none (resolv.conf(5)).
+pub fn system_resolvers() -> Vec<IpAddr> {
+    let listed = nameservers(Path::new(RESOLV_CONF));
+    if listed.is_empty() { vec![IpAddr::from([127, 0, 0, 1])] } else { listed }
+}
+
+/// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of systemd-resolved
+/// where programs ask that, else those of `/etc/resolv.conf`. Empty where a tunnel has rewritten that file.
+pub fn link_resolvers() -> Vec<IpAddr> {
+    let text = file::read(Path::new(RESOLV_CONF)).unwrap_or_default();
+    if text.starts_with(HEADER) {
+        return Vec::new();
+    }
+    let listed = parse(&text);
+    if resolved::is_asked(&listed) { nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)) } else { listed }
+}
+
 /// The name servers in a file; empty if it cannot be read.
 fn nameservers(path: &Path) -> Vec<IpAddr> {
     file::read(path).map(|text| parse(&text)).unwrap_or_default()
@@ -150,7 +169,7 @@ fn parse(text: &str) -> Vec<IpAddr> {
 
 /// A file with these name servers only: previous search lists and options belong to the previous name servers.
 fn text(servers: &[IpAddr]) -> String {
-    let mut text = "# Made by mpvpn, which puts back what was here when the tunnel ends.\n".to_owned();
+    let mut text = format!("{HEADER}\n");
     servers.iter().for_each(|server| text += &format!("nameserver {server}\n"));
     text
 }

@@ -23,6 +23,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
+pub(crate) use socket::receive;
 use socket::{Change, Socket};
 
 use crate::error::{OsError, ignore_gone};

@@ -162,7 +162,7 @@ enum Consistency {
 }
 
 /// Reads one datagram into `buffer`, replacing its content.
-pub(super) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io::Result<()> {
+pub(crate) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io::Result<()> {
     loop {
         buffer.clear();
         buffer.reserve(MAX_DATAGRAM_BYTES);

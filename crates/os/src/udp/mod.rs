@@ -105,6 +105,16 @@ impl UdpSocket {
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
+    /// The socket as the standard library has it, which waits in its calls.
+    ///
+    /// # Errors
+    /// If the kernel does not make it wait.
+    pub fn into_blocking(self) -> io::Result<std::net::UdpSocket> {
+        let socket = std::net::UdpSocket::from(self.fd);
+        socket.set_nonblocking(false)?;
+        Ok(socket)
+    }
+
     /// Connects the socket to `to`: from now on it receives from that address only. Datagrams of other senders that wait
     /// already are still received.
     ///

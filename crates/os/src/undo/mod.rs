@@ -42,6 +42,15 @@ pub struct UndoJournal {
     _lock: Lock,
 }
 
+/// What [`UndoJournal::reset_all`] found of one name.
+#[derive(Debug)]
+pub enum Leftover {
+    /// Its process runs: nothing was changed.
+    Running,
+    /// Its process has ended. Its steps were reverted, except those with these errors.
+    Reverted(Vec<OsError>),
+}
+
 /// The content of the file on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
@@ -83,6 +92,40 @@ impl UndoJournal {
         let undo = Self { path, record, netlink, _lock: lock };
         undo.save()?;
         Ok(undo)
+    }
+
+    /// Reverts the steps of all processes in this network namespace that have ended without doing it. Returns the names of the
+    /// journals and what was found.
+    ///
+    /// # Errors
+    /// If the folder cannot be read, or the kernel cannot be asked.
+    pub fn reset_all(base: &Path) -> Result<Vec<(String, Leftover)>, OsError> {
+        let folder = base.join(format!("netns-{}", namespace()?));
+        let files = match fs::read_dir(&folder) {
+            Ok(files) => files,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed("list", &folder, error)),
+        };
+        let name_of = |file: fs::DirEntry| Some(file.file_name().to_str()?.strip_suffix(".json")?.to_owned());
+        let mut names: Vec<String> = files.flatten().filter_map(name_of).collect();
+        names.sort_unstable();
+        let mut found = Vec::new();
+        for name in names {
+            let path = folder.join(format!("{name}.json"));
+            let Some(_lock) = Lock::take(&folder, &name).map_err(|e| failed("lock", &folder, e))? else {
+                found.push((name, Leftover::Running));
+                continue;
+            };
+            let Some(abandoned) = load(&path) else { continue };
+            if abandoned.is_alive_elsewhere() {
+                found.push((name, Leftover::Running));
+                continue;
+            }
+            let mut errors = revert_all(&mut Netlink::open()?, &abandoned.steps);
+            errors.extend(fs::remove_file(&path).map_err(|error| failed("remove", &path, error)).err());
+            found.push((name, Leftover::Reverted(errors)));
+        }
+        Ok(found)
     }
 
     /// Records a step that the caller will apply by itself.
@@ -186,7 +229,7 @@ fn load(path: &Path) -> Option<Record> {
 }
 
 /// Replaces a file such that after a crash either the old or the new one exists completely.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
@@ -201,18 +244,18 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
 }
 
 /// The inode of this thread's network namespace, which identifies the namespace.
-fn namespace() -> Result<u64, OsError> {
+pub(crate) fn namespace() -> Result<u64, OsError> {
     let link = Path::new("/proc/thread-self/ns/net");
     Ok(fs::metadata(link).map_err(|e| failed("find the network namespace for", link, e))?.ino())
 }
 
-fn file_name(name: &str) -> String {
+pub(crate) fn file_name(name: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     name.chars().take(64).map(clean).collect()
 }
 
 /// When process `pid` started, in clock ticks since boot (proc(5), field 22); `None` if it does not exist.
-fn start_time(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets, processes and clocks")]
 
 mod common;
+mod kill_switch;
 mod mptcp;
 mod network;
 mod steer;

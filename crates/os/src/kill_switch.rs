@@ -1,0 +1,207 @@
+//! The kill switch: a firewall table that lets no packet of this machine past its tunnels.
+//!
+//! In: the [`Exceptions`] of each client on this machine. Out: one nftables table, `inet mpvpn_kill_switch`, that
+//! drops and rejects all other packets that this machine sends or forwards.
+//! Always holds: the table is replaced in one transaction, so no packet passes in between; a client changes its own
+//! exceptions only; the table stays when a client is killed or crashes, until an instance of the same name starts again and
+//! lifts it, or [`reset`] removes what no living process holds.
+//!
+//! The exceptions of a client are a file in `<base>/netns-<inode>/kill-switch/`, and the table is made from all files there. The
+//! table stands as long as there is a file.
+
+mod monitor;
+mod record;
+mod table;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+pub use monitor::TableMonitor;
+pub use table::{INBOUND_MARK, INBOUND_MASK, TABLE};
+
+use crate::{
+    error::OsError,
+    firewall,
+    netlink::Netlink,
+    undo::{self, file_name},
+};
+
+/// What one client lets past its tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exceptions {
+    /// TUN devices: packets may enter the tunnel by them.
+    pub devices: Vec<String>,
+    /// Firewall mark of the client's own packets.
+    pub mark: u32,
+    /// Where packets with this mark may go, by UDP and TCP: servers, their proxies, and resolvers of the links.
+    pub remotes: Vec<SocketAddr>,
+    /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC). With several
+    /// clients, a network passes only if each of them names it.
+    pub lan: Vec<IpNet>,
+}
+
+/// The exceptions of one client, in force.
+#[derive(Debug)]
+pub struct KillSwitch {
+    folder: PathBuf,
+    /// The file's name without `.json`.
+    name: String,
+    exceptions: Exceptions,
+}
+
+impl KillSwitch {
+    /// Blocks everything but `exceptions` and those of other clients. `name` identifies the instance: its exceptions of before,
+    /// which a killed process has left, are replaced. `base` is the folder for state, [`undo::BASE`] but in tests.
+    ///
+    /// # Errors
+    /// If nft refuses the table, or the exceptions cannot be written. Then everything is as it was.
+    pub fn arm(base: &Path, name: &str, exceptions: Exceptions) -> Result<Self, OsError> {
+        let switch = Self { folder: folder(base)?, name: file_name(name), exceptions };
+        switch.put_in_force(&switch.exceptions)?;
+        Ok(switch)
+    }
+
+    /// Replaces this client's exceptions. Does nothing where they are the same.
+    ///
+    /// # Errors
+    /// As [`Self::arm`]; the exceptions of before stay in force.
+    pub fn change(&mut self, exceptions: Exceptions) -> Result<(), OsError> {
+        if self.exceptions != exceptions {
+            self.put_in_force(&exceptions)?;
+            self.exceptions = exceptions;
+        }
+        Ok(())
+    }
+
+    /// The exceptions that are in force.
+    pub fn exceptions(&self) -> &Exceptions {
+        &self.exceptions
+    }
+
+    /// Removes this client's exceptions, and the table if no other client has any. This is the only way in which a client
+    /// ends its blocking: dropping the value, as a panic does, leaves it in force.
+    ///
+    /// # Errors
+    /// If nft refuses, or a file cannot be removed.
+    pub fn lift(self) -> Result<(), OsError> {
+        lift(&self.folder, &self.name)
+    }
+
+    /// Writes the exceptions down and installs the table.
+    fn put_in_force(&self, exceptions: &Exceptions) -> Result<(), OsError> {
+        let records = record::Records::lock(&self.folder)?;
+        let before = records.read(&self.name);
+        records.write(&self.name, exceptions)?;
+        install(&records).inspect_err(|_| {
+            let restored = match before {
+                Some(before) => records.restore(&self.name, &before),
+                None => records.remove(&self.name),
+            };
+            if let Err(error) = restored {
+                tracing::warn!(%error, "the exceptions of the kill switch of before are not written down again");
+            }
+        })
+    }
+}
+
+/// Removes what an earlier process left of the instance `name`, which now starts without a kill switch. Returns whether there
+/// was any.
+///
+/// # Errors
+/// If nft refuses, or a file cannot be removed.
+pub fn lift_left_over(base: &Path, name: &str) -> Result<bool, OsError> {
+    let (folder, name) = (folder(base)?, file_name(name));
+    let exists = folder.join(format!("{name}.json")).exists();
+    if exists {
+        lift(&folder, &name)?;
+    }
+    Ok(exists)
+}
+
+/// Installs the table again if another program has changed or removed it; returns whether it had.
+///
+/// # Errors
+/// If nft refuses the table.
+pub fn repair(base: &Path) -> Result<bool, OsError> {
+    let folder = folder(base)?;
+    if !folder.exists() {
+        return Ok(false);
+    }
+    let records = record::Records::lock(&folder)?;
+    if records.all().is_empty() || records.installed() == listed()? {
+        return Ok(false);
+    }
+    install(&records)?;
+    Ok(true)
+}
+
+/// Networks that a link of this machine is in, and that are private (RFC 1918, RFC 4193) or link-local (RFC 3927, RFC 4291):
+/// what other machines of a LAN have. Those of the interfaces `tunnels` are left out.
+///
+/// # Errors
+/// If the kernel does not list its addresses.
+pub fn connected_private_networks(tunnels: &[String]) -> Result<Vec<IpNet>, OsError> {
+    let mut netlink = Netlink::open()?;
+    let links = netlink.links()?;
+    let is_tunnel = |index| links.iter().any(|link| link.index == index && tunnels.contains(&link.name));
+    let networks = netlink.addresses()?.into_iter().filter(|info| !is_tunnel(info.index));
+    let mut networks: Vec<IpNet> = networks.map(|info| info.address.trunc()).filter(is_private).collect();
+    networks.sort_unstable();
+    networks.dedup();
+    Ok(networks)
+}
+
+/// Whether a network lies in a range that only a LAN uses.
+fn is_private(network: &IpNet) -> bool {
+    const PRIVATE: [&str; 6] =
+        ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10"];
+    let ranges = PRIVATE.iter().map(|range| range.parse::<IpNet>().expect("a network"));
+    ranges.into_iter().any(|range| range.contains(network))
+}
+
+fn lift(folder: &Path, name: &str) -> Result<(), OsError> {
+    let records = record::Records::lock(folder)?;
+    records.remove(name)?;
+    install(&records)
+}
+
+/// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns their names.
+///
+/// # Errors
+/// If nft refuses, or a file cannot be removed.
+pub fn reset(base: &Path) -> Result<Vec<String>, OsError> {
+    let records = record::Records::lock(&folder(base)?)?;
+    let mut removed = Vec::new();
+    for (name, record) in records.all() {
+        if !record.is_of_living_process() {
+            records.remove(&name)?;
+            removed.push(name);
+        }
+    }
+    if !removed.is_empty() || records.all().is_empty() {
+        install(&records)?;
+    }
+    Ok(removed)
+}
+
+fn folder(base: &Path) -> Result<PathBuf, OsError> {
+    Ok(base.join(format!("netns-{}", undo::namespace()?)).join("kill-switch"))
+}
+
+/// Installs the table for all records, or removes it where there are none, and notes how nft shows it.
+fn install(records: &record::Records) -> Result<(), OsError> {
+    let exceptions: Vec<Exceptions> =
+        records.all().into_iter().map(|(_, record)| record.exceptions).collect();
+    firewall::apply_json(TABLE, &table::transaction(&exceptions))?;
+    records.note_installed(&listed()?)
+}
+
+/// How nft shows the table now; empty where there is none. What changes with each installation is left out.
+fn listed() -> Result<String, OsError> {
+    Ok(firewall::list(TABLE)?.map(|listing| table::without_handles(&listing).to_string()).unwrap_or_default())
+}

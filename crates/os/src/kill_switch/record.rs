@@ -1,0 +1,143 @@
+//! The exceptions of each client on disk.
+//!
+//! Always holds: who has [`Records`] is the only one who reads or changes them, and the table; a file is whole, as it is
+//! replaced by rename.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::Exceptions;
+use crate::{
+    error::OsError,
+    undo::{replace, start_time},
+};
+
+/// The exceptions of one instance.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pid: u32,
+    /// When that process started, in clock ticks since boot (proc(5), `starttime`).
+    start_time: u64,
+    pub(super) exceptions: Exceptions,
+}
+
+impl Record {
+    /// Whether the process that wrote it still runs.
+    pub(super) fn is_of_living_process(&self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
+    }
+}
+
+/// All records, locked.
+#[derive(Debug)]
+pub(super) struct Records {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Records {
+    /// Waits until no other process has them.
+    pub(super) fn lock(folder: &Path) -> Result<Self, OsError> {
+        let lock = lock(folder).map_err(|source| failed("lock", folder, source))?;
+        Ok(Self { folder: folder.to_owned(), _lock: lock })
+    }
+
+    /// All that can be read, in the order of their names. One that cannot be read, of another version, holds nothing open.
+    pub(super) fn all(&self) -> Vec<(String, Record)> {
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(|entry| {
+            entry.file_name().to_str().and_then(|name| name.strip_suffix(".json")).map(ToOwned::to_owned)
+        });
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        let read = |name: String| match self.read(&name) {
+            Some(record) => Some((name, record)),
+            None => {
+                tracing::warn!(name, "the exceptions of a kill switch cannot be read");
+                None
+            }
+        };
+        names.into_iter().filter_map(read).collect()
+    }
+
+    pub(super) fn read(&self, name: &str) -> Option<Record> {
+        serde_json::from_slice(&fs::read(self.path(name)).ok()?).ok()
+    }
+
+    /// Writes the exceptions of an instance that runs in this process.
+    pub(super) fn write(&self, name: &str, exceptions: &Exceptions) -> Result<(), OsError> {
+        let pid = std::process::id();
+        let exceptions = exceptions.clone();
+        self.restore(name, &Record { pid, start_time: start_time(pid).unwrap_or(0), exceptions })
+    }
+
+    /// Writes a record as it is.
+    pub(super) fn restore(&self, name: &str, record: &Record) -> Result<(), OsError> {
+        let path = self.path(name);
+        let bytes = serde_json::to_vec(record).map_err(|error| failed("encode", &path, error.into()))?;
+        replace(&path, &bytes).map_err(|source| failed("write", &path, source))
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Result<(), OsError> {
+        let path = self.path(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// How nft showed the table when it was installed; empty where there is none.
+    pub(super) fn installed(&self) -> String {
+        fs::read_to_string(self.folder.join("installed")).unwrap_or_default()
+    }
+
+    /// Notes how nft shows the table. Without a table nothing needs to be remembered, and the folder goes.
+    pub(super) fn note_installed(&self, listing: &str) -> Result<(), OsError> {
+        let path = self.folder.join("installed");
+        if !listing.is_empty() {
+            return replace(&path, listing.as_bytes()).map_err(|source| failed("write", &path, source));
+        }
+        for file in [path, self.folder.join("lock")] {
+            let _ = fs::remove_file(file);
+        }
+        // Those above hold nothing else unless a journal is kept there.
+        let _ = fs::remove_dir(&self.folder);
+        let _ = self.folder.parent().map(fs::remove_dir);
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.json"))
+    }
+}
+
+/// Waits for the lock, making the folder if need be.
+fn lock(folder: &Path) -> io::Result<File> {
+    let path = folder.join("lock");
+    // Another process may remove the file, or the folder, between any two of these steps.
+    for _ in 0..100 {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            result => result?,
+        };
+        flock(&file, FlockOperation::LockExclusive)?;
+        let inode = file.metadata()?.ino();
+        if fs::metadata(&path).is_ok_and(|now| now.ino() == inode) {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "the lock file keeps vanishing"))
+}
+
+fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
+    OsError::Journal { operation, path: path.to_owned(), source }
+}

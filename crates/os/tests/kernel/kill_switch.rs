@@ -1,0 +1,153 @@
+//! The kill switch against the kernel: what passes, and that the table stays and comes back.
+
+use std::{net::SocketAddr, process::Command};
+
+use mpvpn_os::{
+    OsError, UdpOptions, UdpSocket,
+    kill_switch::{self, Exceptions, KillSwitch, TABLE, TableMonitor},
+};
+use rustix::{io::Errno, net::SendFlags};
+
+use crate::common::{Folder, in_namespace, ip, run};
+
+const MARK: u32 = 0x6d70;
+const SERVER: &str = "192.0.2.1:4433";
+
+/// Two links: one to the internet, one to a LAN, and a device that stands for the tunnel.
+fn links() {
+    for (name, address) in [("eth0", "192.0.2.7/24"), ("lan0", "192.168.1.7/24"), ("mpvpn0", "10.0.0.2/24")] {
+        ip(&format!("link add {name} type veth peer name far-{name}"));
+        ip(&format!("address add {address} dev {name}"));
+        ip(&format!("link set {name} up"));
+        ip(&format!("link set far-{name} up"));
+    }
+    ip("route add default via 192.0.2.1");
+}
+
+fn exceptions() -> Exceptions {
+    Exceptions {
+        devices: vec!["mpvpn0".into()],
+        mark: MARK,
+        remotes: vec![SERVER.parse().unwrap()],
+        lan: vec!["192.168.1.0/24".parse().unwrap()],
+    }
+}
+
+/// Whether a datagram to this address leaves, with a mark or without (0).
+fn leaves(to: &str, mark: u32) -> bool {
+    let mut options = UdpOptions::new("0.0.0.0:0".parse().unwrap());
+    options.mark = (mark != 0).then_some(mark);
+    let socket = UdpSocket::bind(&options).unwrap();
+    match rustix::net::sendto(&socket, b"x", SendFlags::empty(), &to.parse::<SocketAddr>().unwrap()) {
+        Ok(_) => true,
+        Err(Errno::PERM) => false,
+        Err(error) => panic!("{to}: {error}"),
+    }
+}
+
+fn table() -> Option<String> {
+    let output = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn only_the_tunnel_the_server_and_the_lan_are_reached() {
+    in_namespace(|| {
+        links();
+        let folder = Folder::new();
+        let mut switch = KillSwitch::arm(&folder.0, "mpvpn0", exceptions()).unwrap();
+        let cases = [
+            ("198.51.100.9:80", 0, false, "the internet"),
+            ("198.51.100.9:80", MARK, false, "another host, with the client's mark"),
+            (SERVER, 0, false, "the server, without the mark"),
+            (SERVER, MARK, true, "the server"),
+            ("192.0.2.1:53", MARK, false, "another port of the server"),
+            ("10.0.0.9:80", 0, true, "the tunnel"),
+            ("127.0.0.1:80", 0, true, "this machine"),
+            ("192.168.1.9:80", 0, true, "the LAN"),
+            ("192.168.1.9:53", 0, false, "a resolver in the LAN"),
+            ("192.168.1.9:853", 0, false, "an encrypted resolver in the LAN"),
+        ];
+        for (to, mark, passes, what) in cases {
+            assert_eq!(leaves(to, mark), passes, "{what}: {}", table().unwrap());
+        }
+        let resolver = "192.0.2.1:53".parse().unwrap();
+        switch.change(Exceptions { remotes: vec![resolver], lan: Vec::new(), ..exceptions() }).unwrap();
+        assert!(leaves("192.0.2.1:53", MARK));
+        assert!(!leaves(SERVER, MARK) && !leaves("192.168.1.9:80", 0));
+        switch.lift().unwrap();
+        assert!(leaves("198.51.100.9:80", 0));
+        assert_eq!(table(), None);
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
+    });
+}
+
+#[test]
+fn a_client_that_crashes_leaves_it_standing_and_one_that_ends_leaves_that_of_others() {
+    in_namespace(|| {
+        links();
+        let folder = Folder::new();
+        let crashed = KillSwitch::arm(&folder.0, "first", exceptions()).unwrap();
+        drop(crashed);
+        assert!(!leaves("198.51.100.9:80", 0));
+        let other = Exceptions { mark: 7, remotes: vec!["192.0.2.2:443".parse().unwrap()], ..exceptions() };
+        let second = KillSwitch::arm(&folder.0, "second", other).unwrap();
+        assert!(leaves("192.0.2.2:443", 7) && leaves(SERVER, MARK), "each has its own exceptions");
+        assert!(!leaves("192.0.2.2:443", MARK) && !leaves(SERVER, 7));
+        // The process of both records is this one, which lives.
+        assert!(kill_switch::reset(&folder.0).unwrap().is_empty());
+        second.lift().unwrap();
+        assert!(!leaves("192.0.2.2:443", 7), "the exceptions of the second are gone");
+        assert!(!leaves("198.51.100.9:80", 0), "the first still blocks");
+        KillSwitch::arm(&folder.0, "first", exceptions()).unwrap().lift().unwrap();
+        assert!(leaves("198.51.100.9:80", 0), "the same instance lifts what it left");
+    });
+}
+
+#[test]
+fn what_another_program_removes_is_noticed_and_put_back() {
+    in_namespace(|| {
+        links();
+        let folder = Folder::new();
+        let switch = KillSwitch::arm(&folder.0, "mpvpn0", exceptions()).unwrap();
+        let mut monitor = TableMonitor::open().unwrap();
+        assert!(!monitor.take_changed().unwrap());
+        assert!(!kill_switch::repair(&folder.0).unwrap(), "it is as it was installed");
+        for change in ["flush ruleset", &format!("flush chain inet {TABLE} output")] {
+            run("nft", change);
+            assert!(monitor.take_changed().unwrap(), "{change}");
+            assert!(kill_switch::repair(&folder.0).unwrap(), "{change}");
+            assert!(!leaves("198.51.100.9:80", 0), "{change}");
+            assert!(leaves(SERVER, MARK), "{change}");
+        }
+        drop(switch);
+        assert!(kill_switch::lift_left_over(&folder.0, "mpvpn0").unwrap());
+        assert!(!kill_switch::lift_left_over(&folder.0, "mpvpn0").unwrap());
+        assert!(leaves("198.51.100.9:80", 0));
+    });
+}
+
+#[test]
+fn only_private_networks_of_links_are_a_lan() {
+    in_namespace(|| {
+        links();
+        ip("address add 172.20.0.1/16 dev lan0");
+        ip("address add 128.0.0.2/1 dev lan0");
+        let networks = kill_switch::connected_private_networks(&["mpvpn0".into()]).unwrap();
+        let v4: Vec<String> =
+            networks.iter().filter(|net| net.addr().is_ipv4()).map(ToString::to_string).collect();
+        assert_eq!(v4, ["172.20.0.0/16", "192.168.1.0/24"]);
+    });
+}
+
+#[test]
+fn names_that_nft_cannot_take_change_nothing() {
+    in_namespace(|| {
+        let folder = Folder::new();
+        let bad = Exceptions { devices: vec!["a".repeat(40)], ..exceptions() };
+        let error = KillSwitch::arm(&folder.0, "mpvpn0", bad).unwrap_err();
+        assert!(matches!(error, OsError::Nft { .. }), "{error}");
+        assert_eq!(table(), None);
+        assert!(leaves("127.0.0.1:80", 0));
+    });
+}

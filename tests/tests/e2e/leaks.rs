@@ -1,0 +1,238 @@
+//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by tcpdump. The headings of
+//! `docs/security.md` are the names of these tests.
+
+use std::{
+    fs,
+    net::UdpSocket,
+    path::PathBuf,
+    process::{Child, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    eventually,
+    testbed::{Family, Host, MpvpnProcess, SERVER, Testbed, inet},
+};
+
+const SOON: Duration = Duration::from_secs(15);
+/// How long a state is watched: some dozen packets of each kind of traffic.
+const WATCH: Duration = Duration::from_millis(700);
+/// The far end of a link, in the private network of that link.
+const LAN_HOST: &str = "10.101.0.1:9";
+const LAN_RESOLVER: &str = "10.101.0.1:53";
+
+/// Programs of the client's machine that send all the time: to the internet by IPv4 and IPv6, to a host in a link's network, and to
+/// a resolver there.
+struct Programs {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Programs {
+    fn start(testbed: &Testbed) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&stop);
+        let [v4, v6] = [Family::V4, Family::V6].map(inet);
+        let targets = [format!("{v4}:9"), format!("[{v6}]:9"), LAN_HOST.to_owned(), LAN_RESOLVER.to_owned()];
+        let run = move || {
+            let sockets = ["0.0.0.0:0", "[::]:0"].map(|any| UdpSocket::bind(any).expect("a socket"));
+            while !ends.load(Ordering::Relaxed) {
+                for target in &targets {
+                    let socket = &sockets[usize::from(target.starts_with('['))];
+                    // Refused packets are the point.
+                    let _ = socket.send_to(b"in clear", target);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let thread = testbed.in_namespace(Host::Client, || std::thread::spawn(run));
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// tcpdump at all interfaces of the client.
+struct Capture {
+    tcpdump: Child,
+    file: PathBuf,
+    /// Bytes of the file that were looked at.
+    seen: usize,
+}
+
+impl Capture {
+    fn start(testbed: &Testbed) -> Self {
+        let file = testbed.file("pcap.log", Host::Client);
+        let output = fs::File::create(&file).expect("a file to write");
+        let errors = testbed.dir().join("tcpdump.log");
+        let tcpdump = testbed
+            .command(Host::Client, "tcpdump")
+            .args(["-nn", "-l", "--immediate-mode", "-i", "any", "ip or ip6"])
+            .stdout(output)
+            .stderr(Stdio::from(fs::File::create(&errors).expect("a file to write")))
+            .spawn()
+            .expect("tcpdump runs");
+        eventually(SOON, "tcpdump listens", || {
+            let said = fs::read_to_string(&errors).unwrap_or_default();
+            if said.contains("listening") { Ok(()) } else { Err(said) }
+        });
+        Self { tcpdump, file, seen: 0 }
+    }
+
+    /// Destinations of packets that leave by links from now on, for [`WATCH`], except the tunnel's own packets and the discovery of
+    /// neighbours.
+    fn destinations(&mut self) -> Vec<String> {
+        self.skip();
+        std::thread::sleep(WATCH);
+        self.new_destinations()
+    }
+
+    fn skip(&mut self) {
+        // What was sent a moment ago is written by then.
+        std::thread::sleep(Duration::from_millis(50));
+        self.new_destinations();
+    }
+
+    fn new_destinations(&mut self) -> Vec<String> {
+        let text = fs::read_to_string(&self.file).expect("what tcpdump wrote");
+        let new = text[self.seen..].rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let mut found: Vec<String> = new.lines().filter_map(destination).map(ToOwned::to_owned).collect();
+        self.seen += new.len();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = self.tcpdump.kill();
+        let _ = self.tcpdump.wait();
+    }
+}
+
+/// The destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP, length 8`.
+fn destination(line: &str) -> Option<&str> {
+    let (head, rest) = line.split_once(" > ")?;
+    if !head.contains(" eth") || !head.contains(" Out ") || rest.contains("ICMP6") {
+        return None;
+    }
+    let to = rest.split(": ").next()?;
+    (to != SERVER.replace(':', ".")).then_some(to)
+}
+
+fn dotted(address: &str) -> String {
+    address.replace([':'], ".")
+}
+
+fn start(testbed: &Testbed, more: &[&str]) -> MpvpnProcess {
+    testbed.start_client(&[&["--kill-switch"], more].concat())
+}
+
+/// Everything that leaves goes to hosts of the link's network, and not to their resolver.
+#[track_caller]
+fn assert_closed(capture: &mut Capture, state: &str) {
+    let found = capture.destinations();
+    assert_eq!(found, [dotted(LAN_HOST)], "{state}");
+}
+
+#[track_caller]
+fn assert_open(capture: &mut Capture, state: &str) {
+    let found = capture.destinations();
+    assert!(found.contains(&format!("{}.9", inet(Family::V4))), "{state}: {found:?}");
+}
+
+#[test]
+fn with_the_kill_switch_nothing_leaves_past_the_tunnel_in_any_state() {
+    let testbed = Testbed::two_links();
+    let _programs = Programs::start(&testbed);
+    let mut capture = Capture::start(&testbed);
+    assert_open(&mut capture, "before the client");
+
+    let mut client = start(&testbed, &[]);
+    client.wait_for_status(SOON, "blocking", |status| match status["kill_switch"].as_str() {
+        Some("blocking") => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    assert_closed(&mut capture, "connecting, without a server");
+
+    let mut server = testbed.server(&[]);
+    client.wait_until_up_within(Duration::from_secs(30));
+    assert_eq!(client.status()["kill_switch"], "armed");
+    assert_closed(&mut capture, "up");
+
+    for link in [1, 2] {
+        testbed.link(link).cut();
+    }
+    let found = capture.destinations();
+    assert!(found.is_empty(), "all links gone: {found:?}");
+    for link in [1, 2] {
+        testbed.link(link).restore();
+    }
+    client.wait_until_up_within(Duration::from_secs(30));
+    assert_closed(&mut capture, "links are back");
+
+    server.kill();
+    drop(server);
+    assert_closed(&mut capture, "server gone");
+    let _server = testbed.server(&[]);
+    client.wait_until_up_within(Duration::from_secs(60));
+
+    testbed.run(Host::Client, &["nft", "flush", "ruleset"]);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_closed(&mut capture, "1 s after another program flushed all rules");
+    assert!(client.log().contains("another program changed or removed"), "{}", client.log());
+
+    client.kill();
+    drop(client);
+    assert_closed(&mut capture, "killed");
+
+    let mut client = start(&testbed, &[]).wait_until_up();
+    assert_closed(&mut capture, "started again");
+    client.kill();
+    drop(client);
+    let output = testbed.mpvpn(Host::Client, &["reset"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("lifted the kill switch of mpvpn0"), "{output:?}");
+    assert_open(&mut capture, "after mpvpn reset");
+
+    let mut client = start(&testbed, &[]).wait_until_up();
+    assert_closed(&mut capture, "a third time");
+    let output = testbed.mpvpn(Host::Client, &["reset"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("left alone, because it runs: mpvpn0"), "{output:?}");
+    assert_closed(&mut capture, "reset spares what runs");
+    assert!(client.terminate().success(), "{}", client.log());
+    assert_open(&mut capture, "ended by SIGTERM");
+    let rules = testbed.run(Host::Client, &["nft", "list", "tables"]);
+    assert!(!rules.contains("mpvpn"), "{rules}");
+}
+
+#[test]
+fn without_the_lan_and_with_a_refused_token_everything_is_blocked() {
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token"]);
+    let _programs = Programs::start(&testbed);
+    let mut capture = Capture::start(&testbed);
+    let mut client = start(&testbed, &["--kill-switch-lan", "false", "--token", "wrong-token-of-nobody"]);
+    let status = client.wait(SOON);
+    assert_eq!(status.code(), Some(1), "{}", client.log());
+    assert!(client.log().contains("the kill switch stays in force"), "{}", client.log());
+    let found = capture.destinations();
+    assert!(found.is_empty(), "{found:?}");
+    let output = testbed.mpvpn(Host::Client, &["reset"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_open(&mut capture, "after mpvpn reset");
+}
