@@ -23,7 +23,7 @@ use crate::{
     policies::{Direction, LinkPolicies},
 };
 
-/// The interval of updates. Shorter: noise. Longer: slower trials. It is the unit of time of `mpvpn_path::PipeJudge`.
+/// The interval of updates. Shorter: noise. Longer: slower trials. It is the unit of time of `mpvpn_path::PathCountController`.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of reverse lookups of the same address. Names change rarely; chosen.
 const REVERSE_LOOKUP_INTERVAL: Duration = Duration::from_secs(3600);
