@@ -14,10 +14,10 @@ use mpvpn_types::{BitRate, CongestionControl, Duration, Instant, LinkId};
 const LINKS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
 /// So long after any single link is healthy, packets flow.
-const SOON: Duration = Duration::from_secs(2);
+const RECOVER_WITHIN: Duration = Duration::from_secs(2);
 /// The same where the connection had timed out and must be made anew: the next handshake begins within a second,
 /// takes four round trips of up to 400 ms, and one packet in ten of it may be lost.
-const SOON_ANEW: Duration = Duration::from_secs(4);
+const RECONNECT_WITHIN: Duration = Duration::from_secs(4);
 /// How long packets are sent after each event; then the tunnel is idle until the next.
 const BUSY: Duration = Duration::from_secs(4);
 /// Between two pings.
@@ -122,7 +122,7 @@ impl Chaos {
         for index in 0..LINKS {
             self.heal(index);
         }
-        self.chat(SOON + SECOND);
+        self.chat(RECOVER_WITHIN + SECOND);
         let grown = resident().saturating_sub(warm.unwrap_or_else(resident));
         assert!(grown < GROWTH, "seed {}: {grown} bytes more than after {WARM:?}", self.seed);
         println!(
@@ -284,7 +284,7 @@ impl Chaos {
             self.apart = Some(now);
         }
         let anew = self.apart.is_some_and(|at| at >= since.max(healthy));
-        if late <= if anew { SOON_ANEW } else { SOON } + ANSWER {
+        if late <= if anew { RECONNECT_WITHIN } else { RECOVER_WITHIN } + ANSWER {
             return;
         }
         let fatal = self.world.machines[self.client].fatal.clone();

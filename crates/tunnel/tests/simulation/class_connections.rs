@@ -342,7 +342,7 @@ fn a_call_that_begins_while_its_class_sleeps_loses_nothing_and_is_never_late() {
 }
 
 #[test]
-fn what_comes_for_a_class_that_sleeps_comes_by_the_default_one_and_does_not_wake_it() {
+fn packets_for_a_sleeping_class_use_the_default_one_and_do_not_wake_it() {
     let mut stage = Stage::idle();
     let (own, their) = stage.ends(CALL);
     stage.world.machines[stage.client].received.clear();
@@ -358,7 +358,7 @@ fn what_comes_for_a_class_that_sleeps_comes_by_the_default_one_and_does_not_wake
 }
 
 #[test]
-fn what_the_tunnel_would_not_carry_wakes_nobody() {
+fn packets_outside_the_routes_wake_no_class() {
     let mut stage = Stage::idle();
     stage.connections().set_rules(Rules::new(vec![rule(5353, CRITICAL)]));
     let group = SocketAddr::from(([224, 0, 0, 251], 5353));
@@ -441,7 +441,7 @@ fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
     world.classes = ["default", "bulk"].map(profile).to_vec();
     world.class_rules = Rules::new(vec![rule(BACKUP, ClassId(1))]);
     let home = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS)]);
-    let member = world.add_member(home, 1, &[(100, 10 * MS)]);
+    let member = world.add_joined(home, 1, &[(100, 10 * MS)]);
     world.run(3 * SECOND);
     let theirs = |world: &mut World| {
         let now = world.now;

@@ -213,7 +213,7 @@ fn beside_a_backup(link: &str, given: Option<u64>, others: u16, way: Way) -> (us
 }
 
 /// By how much a call may be later beside others than alone.
-const MOST_LATER: Duration = Duration::from_millis(5);
+const MAX_ADDED_DELAY: Duration = Duration::from_millis(5);
 
 #[test]
 fn a_call_does_not_feel_a_backup() {
@@ -221,7 +221,7 @@ fn a_call_does_not_feel_a_backup() {
         for way in [Way::Up, Way::Down, Way::Both] {
             let (lost, later, rate, _) = beside_a_backup(LINK, given, 0, way);
             assert_eq!(lost, 0);
-            assert!(later <= MOST_LATER, "{later:?}");
+            assert!(later <= MAX_ADDED_DELAY, "{later:?}");
             assert!(rate > 0.92 * 0.95 * 50.0, "{rate:.1}");
         }
     }
@@ -231,7 +231,7 @@ fn a_call_does_not_feel_a_backup() {
 fn assert_shared(link: &str, given: Option<u64>, way: Way) {
     let (lost, later, backup, others) = beside_a_backup(link, given, 8, way);
     assert_eq!(lost, 0);
-    assert!(later <= MOST_LATER, "{later:?}");
+    assert!(later <= MAX_ADDED_DELAY, "{later:?}");
     let share = others / (others + backup);
     assert!((0.75..0.85).contains(&share), "{share:.2}");
     assert!(backup + others > 0.95 * 0.95 * 50.0, "{backup:.1} + {others:.1}");
@@ -354,7 +354,7 @@ fn assert_unharmed(what: &str, found: &Shared, most: [(usize, Duration); 2], bul
 }
 
 #[test]
-fn no_class_feels_what_another_loses() {
+fn losses_of_a_class_do_not_affect_others() {
     for loss in [10, 30] {
         let found = down_beside_losses(&[BEFORE, Phase { loss, ..STEADY }], Duration::ZERO);
         let most = [(50, MS / 2), (99, 3 * MS)];
@@ -363,7 +363,7 @@ fn no_class_feels_what_another_loses() {
 }
 
 #[test]
-fn no_class_feels_that_what_another_repeats_fills_the_link() {
+fn retransmissions_of_a_class_that_fill_the_link_do_not_affect_others() {
     // With what is sent again it is 1 to 3 % more than the link carries.
     for rate in [42, 43] {
         let phase = Phase { loss: 30, offered: rate, others: rate, ..STEADY };

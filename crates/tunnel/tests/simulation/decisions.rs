@@ -1,4 +1,4 @@
-//! Decisions can be seen: what happened on a link is told by the log alone.
+//! Decisions can be followed in the log alone, such as those about a cut link.
 
 use std::{
     io::Write,
@@ -53,7 +53,7 @@ impl Log {
 }
 
 /// Asserts that lines which contain all words of each entry come in this order, others in between or not.
-fn assert_told(lines: &[String], story: &[&[&str]]) {
+fn assert_logged(lines: &[String], story: &[&[&str]]) {
     let mut rest = lines.iter();
     for words in story {
         let found = rest.any(|line| words.iter().all(|word| line.contains(word)));
@@ -75,7 +75,7 @@ fn lose(world: &mut World, client: usize, link: u16, loss: f64) {
 }
 
 #[test]
-fn a_cut_is_told_by_the_log_alone() {
+fn a_cut_can_be_followed_in_the_log() {
     let (mut world, client) = two_links();
     let lines = Log::of("mpvpn::liveness=debug,mpvpn::scheduler=debug", || {
         lose(&mut world, client, 1, 1.0);
@@ -89,7 +89,7 @@ fn a_cut_is_told_by_the_log_alone() {
         ("connection{end=\"client\"", "path{id=0 link=1}"),
         ("session{id=1}:connection{end=\"server\"", "path{id=0}"),
     ] {
-        assert_told(
+        assert_logged(
             &lines,
             &[
                 &[end, span, "silent for too long", "silence=", "limit=", "misses=3", "rtt="],
@@ -107,7 +107,7 @@ fn a_cut_is_told_by_the_log_alone() {
 }
 
 #[test]
-fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
+fn a_link_that_loses_and_regains_its_carrier_is_logged() {
     let (mut world, client) = two_links();
     let lines = Log::of("mpvpn::liveness=debug", || {
         let now = world.now;
@@ -117,7 +117,7 @@ fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
         world.machines[client].link_up(now, LinkId(0));
         world.chat(client, SECOND);
     });
-    assert_told(
+    assert_logged(
         &lines,
         &[
             &["client", "path{id=1 link=0}", "the link lost its carrier"],
@@ -129,7 +129,7 @@ fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
 }
 
 #[test]
-fn a_stall_of_the_server_is_told_once() {
+fn a_stall_of_the_server_is_logged_once() {
     let (mut world, client) = two_links();
     let lines = Log::of("mpvpn::liveness=debug", || {
         let now = world.now;
@@ -140,7 +140,7 @@ fn a_stall_of_the_server_is_told_once() {
 }
 
 #[test]
-fn repair_and_numbers_are_told_with_the_loss_that_they_are_for() {
+fn repair_and_numbering_are_logged_with_the_loss_that_causes_them() {
     let mut world = World::new();
     world.fec = Fec::Auto;
     let client = world.add(TOKEN, Scheduler::Auto, &[(20, 15 * MS)]);
@@ -150,15 +150,15 @@ fn repair_and_numbers_are_told_with_the_loss_that_they_are_for() {
         lose(&mut world, client, 0, 0.06);
         world.chat(client, 4 * SECOND);
     });
-    assert_told(
+    assert_logged(
         &lines,
         &[&["whether packets are numbered has changed", "on=true", "lossy=true", "loss=0.0"]],
     );
-    assert_told(&lines, &[&["the FEC share of a path has changed", "path=0", "percent=", "policy=auto"]]);
+    assert_logged(&lines, &[&["the FEC share of a path has changed", "path=0", "percent=", "policy=auto"]]);
 }
 
 #[test]
-fn decisions_are_not_told_above_debug() {
+fn decisions_are_not_logged_above_debug() {
     let (mut world, client) = two_links();
     let lines = Log::of("warn,mpvpn=info", || {
         lose(&mut world, client, 1, 1.0);

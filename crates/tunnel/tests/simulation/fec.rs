@@ -104,7 +104,7 @@ fn talk(world: &mut World, client: usize, time: Duration, each: u32) -> [Heard; 
 }
 
 #[test]
-fn what_a_lossy_link_loses_is_restored_without_asking() {
+fn packets_that_a_lossy_link_drops_are_restored_by_repair() {
     let (mut world, client) = world(Fec::Auto, 1, &[(50, 30 * MS)], 0.12);
     talk(&mut world, client, Duration::from_secs(6), 1);
     let before = fec(&mut world, client);
@@ -157,7 +157,7 @@ fn repair_comes_with_the_loss_and_goes_with_it() {
 }
 
 #[test]
-fn who_asks_for_no_repair_gets_none() {
+fn without_fec_no_repair_is_sent() {
     let (mut world, client) = world(Fec::Off, 1, &[(50, 20 * MS)], 0.12);
     let heard = talk(&mut world, client, Duration::from_secs(3), 1);
     assert!(heard.iter().all(|heard| heard.share() > 0.99), "lost packets are sent again");
@@ -165,7 +165,7 @@ fn who_asks_for_no_repair_gets_none() {
 }
 
 #[test]
-fn what_was_asked_for_is_sent_whatever_is_lost() {
+fn a_fixed_repair_rate_is_sent_at_any_loss() {
     let (mut world, client) = world(Fec::Fixed { data: 8, repair: 2 }, 1, &[(50, 20 * MS)], 0.0);
     let heard = talk(&mut world, client, Duration::from_secs(2), 4);
     for (heard, fec) in heard.iter().zip(fec(&mut world, client)) {

@@ -1,4 +1,4 @@
-//! Requests that somebody else received and passes on: a forwarder and a server on one machine, in simulated time.
+//! Requests that a gateway received over TCP: a forwarder and a server on one machine, in simulated time.
 
 use std::net::SocketAddr;
 
@@ -244,7 +244,7 @@ fn refusals_and_their_reasons_come_back() {
 }
 
 #[test]
-fn who_does_not_read_stops_the_sender() {
+fn a_reader_that_stops_stops_the_sender() {
     let mut inside = Inside::new();
     let (request, relay) = inside.connected();
     let mut sent = 0;
@@ -265,7 +265,7 @@ fn who_does_not_read_stops_the_sender() {
 }
 
 #[test]
-fn payloads_travel_in_datagrams_and_those_that_do_not_fit_are_told_apart() {
+fn payloads_travel_in_datagrams_and_those_too_large_are_reported() {
     let mut inside = Inside::new();
     let (request, udp) = inside.udp();
     let now = inside.world.now;

@@ -230,7 +230,7 @@ fn a_cap_is_kept_to_and_can_be_lifted() {
 }
 
 #[test]
-fn a_capped_link_passes_on_to_others_what_it_may_not_carry() {
+fn packets_beyond_the_cap_of_a_link_use_other_links() {
     let cap = BitRate::from_bps(5_000_000);
     let capped = LinkPolicy { up: Some(cap), ..LinkPolicy::default() };
     let (mut world, client) = with_links(Scheduler::Auto, &[capped, tier(Tier::Overflow)]);
@@ -240,7 +240,7 @@ fn a_capped_link_passes_on_to_others_what_it_may_not_carry() {
 }
 
 #[test]
-fn both_ends_share_out_what_they_send_by_weight() {
+fn both_ends_send_over_links_by_weight() {
     let weighs = |weight| LinkPolicy { weight: Weight::new(weight).unwrap(), ..LinkPolicy::default() };
     let (mut world, client) = with_links(Scheduler::Weighted, &[weighs(3), weighs(1)]);
     for (weights, expected) in [([3, 1], 3.0), ([1, 2], 0.5)] {

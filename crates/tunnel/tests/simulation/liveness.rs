@@ -1,5 +1,5 @@
-//! Which paths work: both ends must know, also when one direction fails, nothing moves, or a NAT on the way
-//! changes its mind. In simulated time.
+//! Which paths work: both ends must know, also if one direction fails, no data moves, or a NAT on the path
+//! changes its binding. In simulated time.
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};
@@ -81,7 +81,7 @@ fn an_idle_tunnel_with_a_lost_link_sends_little() {
 }
 
 #[test]
-fn who_was_idle_does_not_take_that_for_the_silence_of_the_server() {
+fn an_idle_client_does_not_take_its_idle_time_for_silence() {
     let (mut world, client) = with_links(1);
     // What is due while nothing moves hides it after most times.
     for idle in (20..60).map(|tenths| tenths * 100 * MS) {

@@ -6,7 +6,6 @@
     reason = "a world is a library for its tests, and needs an instant to begin with"
 )]
 
-mod by_flows;
 mod chaos;
 mod class_connections;
 mod classes;
@@ -18,14 +17,15 @@ mod liveness;
 mod many;
 mod negotiation;
 mod paths;
+mod per_flow;
 mod pipes;
 mod pool;
 mod relays;
 mod scenarios;
 mod shards;
 mod stalls;
-mod strangers;
 mod streams;
 mod trace;
 mod udp;
+mod unauthenticated;
 mod world;

@@ -1,4 +1,4 @@
-//! What many links, many clients and long silence do to a tunnel, in simulated time.
+//! Many links, many clients, and long silence, in simulated time.
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};

@@ -1,4 +1,4 @@
-//! Several paths over one link: they give what operators hold back from one, and are no harm where nobody does.
+//! Several paths over one link: they get past shapers of single flows, and do no harm elsewhere.
 
 use std::net::SocketAddr;
 
@@ -119,7 +119,7 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
 }
 
 #[test]
-fn four_pipes_get_what_a_shaper_of_sessions_holds_back_from_one() {
+fn four_paths_get_past_a_shaper_of_single_flows() {
     let rate = |pipes, way| {
         let link = ["50mbit,10ms,queue=60ms,session_rate=13mbit"];
         let (mut world, client) = start(pipes, Scheduler::Auto, CongestionControl::Bbr, &link);
@@ -254,7 +254,7 @@ fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
 }
 
 #[test]
-fn a_second_pipe_shows_what_it_brings_within_seconds() {
+fn a_second_path_shows_its_gain_within_seconds() {
     let link = ["50mbit,20ms,queue=60ms,session_rate=13mbit"];
     for way in [Direction::Down, Direction::Up] {
         let (mut world, client) = start(2, Scheduler::Auto, CongestionControl::Bbr, &link);

@@ -1,4 +1,4 @@
-//! A pool as large as a site: what it gives out, takes back, and to whom.
+//! A pool of addresses for a whole site: assignment, release, resumption.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

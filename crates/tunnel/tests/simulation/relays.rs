@@ -1,4 +1,4 @@
-//! TCP connections that a client's edge asks for, without packets and beside them, in simulated time.
+//! Relays of a client: TCP connections by CONNECT, with and without packets, in simulated time.
 
 use std::net::SocketAddr;
 
@@ -147,7 +147,7 @@ fn connections_survive_when_all_links_are_gone_for_a_while() {
 }
 
 #[test]
-fn what_the_server_finds_is_told() {
+fn failures_of_the_server_are_reported() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Refused, ProxyError::TimedOut];
     let mut talks: Vec<Talk> = failures.iter().zip(1..).map(|(_, port)| Talk::new(port, 0)).collect();
@@ -159,7 +159,7 @@ fn what_the_server_finds_is_told() {
 }
 
 #[test]
-fn who_does_not_read_is_sent_little_and_who_reads_as_much_as_it_takes() {
+fn a_reader_that_stops_is_sent_little_and_others_all_they_read() {
     let (mut world, client) = streams(&[(100, 50 * MS)]);
     let mut talks = [Talk::new(200, 0), Talk::new(200, 0)];
     talks[1].reads = false;
@@ -173,7 +173,7 @@ fn who_does_not_read_is_sent_little_and_who_reads_as_much_as_it_takes() {
 }
 
 #[test]
-fn many_who_do_not_read_are_sent_less_each() {
+fn many_stopped_readers_are_sent_less_each() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let mut talks: Vec<_> = (0..32).map(|_| Talk::new(100, 0)).collect();
     talks.iter_mut().for_each(|talk| talk.reads = false);
@@ -184,7 +184,7 @@ fn many_who_do_not_read_are_sent_less_each() {
 }
 
 #[test]
-fn who_does_not_read_stops_the_destination_and_nobody_else() {
+fn a_stopped_reader_stops_its_destination_only() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let mut talks = [Talk::new(100, 0), Talk::new(10, 0)];
     talks[0].reads = false;
@@ -232,7 +232,7 @@ fn a_server_that_is_lost_takes_its_relays_along_and_new_ones_follow() {
 }
 
 #[test]
-fn who_asks_too_early_is_told_when_to_ask_again() {
+fn an_early_request_is_notified_when_to_retry() {
     let (mut world, client) = world(TunnelMode::RelaysOnly, TOKEN, &[(100, 10 * MS)]);
     let mut talks = [Talk::new(1, 0)];
     talks[0].run(&mut world, client);
@@ -290,7 +290,7 @@ fn relays_work_beside_packets_and_split_tcp_connections() {
 }
 
 #[test]
-fn a_server_without_packets_has_relays_and_tells_who_uses_them() {
+fn a_server_without_packets_has_relays_and_reports_their_users() {
     let (mut world, _) = world(TunnelMode::RelaysOnly, TOKEN, &[]);
     world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();

@@ -330,7 +330,7 @@ fn a_tunnel_that_was_idle_fills_its_link_within_a_quarter_of_a_second() {
 }
 
 #[test]
-fn what_a_client_that_has_left_carried_is_told_once() {
+fn the_counters_of_a_departed_client_are_reported_once() {
     let (mut world, client) = two_links();
     for n in 0..20 {
         let (there, back) = (world.outward(client, &[n; 100]), world.inward(client, &[n; 200]));

@@ -10,10 +10,10 @@ use mpvpn_types::{Duration, LinkId};
 const LINK: [(u64, Duration); 1] = [(100, Duration::from_millis(10))];
 
 /// A home at the first shard and a member at the second, both up.
-fn home_and_member() -> (World, usize, usize) {
+fn initial_and_joined() -> (World, usize, usize) {
     let mut world = World::with_shards(2);
     let home = world.add(TOKEN, Scheduler::Auto, &LINK);
-    let member = world.add_member(home, 1, &LINK);
+    let member = world.add_joined(home, 1, &LINK);
     world.up(home);
     world.up(member);
     (world, home, member)
@@ -76,8 +76,8 @@ fn clients_of_different_shards_are_reached_through_any_queue() {
 }
 
 #[test]
-fn a_member_joins_the_session_and_its_flows_come_back_its_way() {
-    let (mut world, home, member) = home_and_member();
+fn a_joined_connection_gets_the_answers_to_its_flows() {
+    let (mut world, home, member) = initial_and_joined();
     assert_eq!(connections(&mut world), [1, 1]);
     assert_eq!(world.servers[0].sessions(), 1);
     for v4 in [true, false] {
@@ -95,8 +95,8 @@ fn a_member_joins_the_session_and_its_flows_come_back_its_way() {
 }
 
 #[test]
-fn a_member_that_dies_takes_nothing_with_it_and_comes_back() {
-    let (mut world, home, member) = home_and_member();
+fn a_joined_connection_that_dies_affects_no_other_and_comes_back() {
+    let (mut world, home, member) = initial_and_joined();
     let packet = world.outward(member, b"up");
     world.client_sends(member, packet);
     world.run(50 * MS);
@@ -114,8 +114,8 @@ fn a_member_that_dies_takes_nothing_with_it_and_comes_back() {
 }
 
 #[test]
-fn the_session_outlives_its_home_and_takes_it_back() {
-    let (mut world, home, member) = home_and_member();
+fn the_session_outlives_its_initial_connection_and_resumes_it() {
+    let (mut world, home, member) = initial_and_joined();
     let before = world.address(home, true);
     world.chat(member, Duration::from_secs(1));
     silence(&mut world, home, 1.0);
@@ -132,9 +132,9 @@ fn the_session_outlives_its_home_and_takes_it_back() {
 }
 
 #[test]
-fn after_a_restart_of_the_server_the_members_follow_their_home() {
-    let (mut world, home, member) = home_and_member();
-    let before = world.machines[home].members.clone();
+fn after_a_restart_joined_connections_follow_the_initial_one() {
+    let (mut world, home, member) = initial_and_joined();
+    let before = world.machines[home].session_secret.clone();
     let address = world.address(home, true);
     world.chat(member, Duration::from_secs(1));
     world.restart_server();
@@ -144,7 +144,7 @@ fn after_a_restart_of_the_server_the_members_follow_their_home() {
         world.client_sends(member, other);
         world.run(100 * MS);
     }
-    assert_ne!(world.machines[home].members, before, "a new server makes a new secret");
+    assert_ne!(world.machines[home].session_secret, before, "a new server makes a new secret");
     for machine in [home, member] {
         assert_eq!(state(&mut world, machine), ClientState::Up);
         assert_eq!(world.address(machine, true), address);
@@ -153,11 +153,11 @@ fn after_a_restart_of_the_server_the_members_follow_their_home() {
 }
 
 #[test]
-fn a_later_connection_of_a_member_replaces_one_of_another_shard() {
-    let (mut world, home, old) = home_and_member();
+fn a_later_connection_with_the_same_number_replaces_one_of_another_shard() {
+    let (mut world, home, old) = initial_and_joined();
     silence(&mut world, old, 1.0);
     // The third client goes to the first shard.
-    let new = world.add_member(home, 1, &LINK);
+    let new = world.add_joined(home, 1, &LINK);
     world.up(new);
     world.run(100 * MS);
     assert_eq!(connections(&mut world), [2, 0]);
@@ -165,12 +165,12 @@ fn a_later_connection_of_a_member_replaces_one_of_another_shard() {
 }
 
 #[test]
-fn a_member_without_its_home_s_secret_gets_nothing() {
+fn a_joined_connection_without_the_secret_is_refused() {
     let mut world = World::with_shards(2);
     let home = world.add(TOKEN, Scheduler::Auto, &LINK);
     world.up(home);
-    let stranger = world.add_member(home, 1, &LINK);
-    world.machines[stranger].home = None;
+    let stranger = world.add_joined(home, 1, &LINK);
+    world.machines[stranger].initial = None;
     let now = world.now;
     world.machines[stranger].client.join(now, vec![99; 16]);
     world.run(Duration::from_secs(10));
@@ -181,10 +181,10 @@ fn a_member_without_its_home_s_secret_gets_nothing() {
 }
 
 #[test]
-fn two_members_at_one_shard_share_it() {
+fn two_joined_connections_share_a_shard() {
     let mut world = World::new();
     let home = world.add(TOKEN, Scheduler::Auto, &LINK);
-    let member = world.add_member(home, 1, &LINK);
+    let member = world.add_joined(home, 1, &LINK);
     world.up(home);
     world.up(member);
     let packet = world.outward(member, b"up");
@@ -225,7 +225,7 @@ fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it()
     let mut world = World::with_shards(2);
     world.additional_addresses = 2;
     let home = world.add(TOKEN, Scheduler::Auto, &LINK);
-    let member = world.add_member(home, 1, &LINK);
+    let member = world.add_joined(home, 1, &LINK);
     world.up(home);
     world.up(member);
     let assignment = world.machines[home].assignment.clone().unwrap();

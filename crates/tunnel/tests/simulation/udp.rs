@@ -1,4 +1,4 @@
-//! UDP payloads that travel by CONNECT-UDP, without packets and beside them, in simulated time.
+//! CONNECT-UDP flows, with and without packets, in simulated time.
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_masque::connect::{Authority, ProxyError};
@@ -71,7 +71,7 @@ fn payloads_go_there_and_back_from_the_first_one_on() {
 }
 
 #[test]
-fn what_the_server_finds_is_told() {
+fn failures_of_the_server_are_reported() {
     for mode in BOTH {
         let (mut world, client) = world(mode, &[(50, 10 * MS)]);
         let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Unroutable, ProxyError::Busy];
@@ -178,7 +178,7 @@ fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
 }
 
 #[test]
-fn a_thousand_flows_work_and_what_they_may_hold_is_bounded() {
+fn a_thousand_flows_work_and_their_memory_is_bounded() {
     let (mut world, client) = world(TunnelMode::RelaysOnly, &[(100, 10 * MS)]);
     let flows: Vec<_> = (1..=1000).map(|port| open(&mut world, client, port)).collect();
     for udp in &flows {
@@ -229,7 +229,7 @@ fn a_server_that_is_lost_takes_its_flows_along_and_new_ones_follow() {
 }
 
 #[test]
-fn who_asks_too_early_is_told_when_to_ask_again() {
+fn an_early_request_is_notified_when_to_retry() {
     let mut world = World::new();
     world.mode = TunnelMode::RelaysOnly;
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);

@@ -1,4 +1,4 @@
-//! What is played. A world says nothing about what should come out of it: it only makes as many parts of the program as
+//! The worlds. A world asserts nothing about what should come out of it: it only makes as many parts of the program as
 //! possible send and deliver something. [`super`] compares the records.
 
 use std::net::SocketAddr;
@@ -317,7 +317,7 @@ pub fn joined_connections(world: &mut World) {
     world.record = record.map(|_| Record::new(world.now));
     world.additional_addresses = 1;
     let first = world.add(TOKEN, Scheduler::Auto, &[(30, 10 * MS), (20, 20 * MS)]);
-    let joined = world.add_member(first, 1, &[(30, 10 * MS), (20, 20 * MS)]);
+    let joined = world.add_joined(first, 1, &[(30, 10 * MS), (20, 20 * MS)]);
     world.up(first);
     world.up(joined);
     for step in 0..1000_u32 {

@@ -41,13 +41,13 @@ use self::{
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 pub const SERVER: &str = "192.0.2.1:443";
-/// What the server suggests.
+/// Resolvers that the server suggests.
 pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 
-/// The connections of a client; it is taken for that of its default class, most have no other.
-pub struct Own(pub ClassConnections);
+/// The connections of a client. Dereferences to the one of the default class, which most clients have alone.
+pub struct ClientConnections(pub ClassConnections);
 
-impl Deref for Own {
+impl Deref for ClientConnections {
     type Target = Client;
 
     fn deref(&self) -> &Client {
@@ -55,17 +55,17 @@ impl Deref for Own {
     }
 }
 
-impl DerefMut for Own {
+impl DerefMut for ClientConnections {
     fn deref_mut(&mut self) -> &mut Client {
         self.0.default_client_mut()
     }
 }
 
 pub struct Machine {
-    pub client: Own,
+    pub client: ClientConnections,
     pub classes: Vec<ClassId>,
     pub links: BTreeMap<LinkId, Link>,
-    /// Of each link.
+    /// Pipes of each link.
     pub pipes: u8,
     pub received: Vec<(Instant, Vec<u8>)>,
     pub assignment: Option<Assignment>,
@@ -73,18 +73,18 @@ pub struct Machine {
     pub downs: usize,
     pub ups: usize,
     pub fatal: Option<ClientError>,
-    /// The secret that members may join with.
-    pub members: Option<Vec<u8>>,
-    /// What happened to streams.
+    /// The secret with which connections may join the session.
+    pub session_secret: Option<Vec<u8>>,
+    /// Events of relays and UDP flows.
     pub streams: VecDeque<ClientEvent>,
     /// UDP payloads that came back.
     pub payloads: Vec<(UdpId, Vec<u8>)>,
     /// The machine whose session this one joins.
-    pub home: Option<usize>,
+    pub initial: Option<usize>,
 }
 
 impl Machine {
-    /// The ways over a link.
+    /// The paths over a link: one for each class and pipe.
     fn ways(&self, id: LinkId) -> impl Iterator<Item = LinkId> + use<> {
         let (classes, pipes) = (self.classes.clone(), self.pipes);
         classes
@@ -92,14 +92,14 @@ impl Machine {
             .flat_map(move |class| (0..pipes).map(move |pipe| id.with_path_index(pipe).with_class(class)))
     }
 
-    /// The kernel says that a link can carry packets.
+    /// The kernel reports that a link has its carrier.
     pub fn link_up(&mut self, now: Instant, id: LinkId) {
         for way in self.ways(id) {
             self.client.0.link_up(now, way, SERVER.parse().unwrap());
         }
     }
 
-    /// The kernel says that it cannot.
+    /// The kernel reports that a link has no carrier.
     pub fn link_down(&mut self, now: Instant, id: LinkId) {
         for way in self.ways(id) {
             self.client.0.link_down(now, way);
@@ -107,28 +107,28 @@ impl Machine {
     }
 }
 
-/// The far end of a UDP flow.
+/// The target of a UDP flow of a client.
 pub struct Target {
     pub shard: usize,
     pub udp: UdpId,
     pub to: Authority,
     pub user: String,
-    /// Payloads that came.
+    /// Payloads received.
     pub got: usize,
     pub gone: bool,
 }
 
 pub struct World {
     pub now: Instant,
-    /// Of each link of clients that are added.
+    /// Pipes of each link of clients that are added.
     pub pipes: u8,
     /// The shards of the server.
     pub servers: Vec<Server>,
-    /// What a server that is started next is there for.
+    /// The mode of the next server that is started.
     pub server_mode: TunnelMode,
-    /// Where packets of clients may go, at a server that is started next.
+    /// The routes of the next server that is started.
     pub routes: &'static [&'static str],
-    /// Packets that one shard read and another one carried.
+    /// Packets that one shard handed over to another.
     pub handed: usize,
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
@@ -136,7 +136,7 @@ pub struct World {
     pub flow_rules: Rules,
     /// Repair of clients that are added.
     pub fec: Fec,
-    /// How often they send each packet.
+    /// Copies of each packet of clients that are added.
     pub copies: u8,
     /// The ECN bits (RFC 3168) that packets arrive with: 0 as where they are wiped out, 2 as they are sent.
     pub ecn: u8,
@@ -144,17 +144,17 @@ pub struct World {
     pub additional_addresses: usize,
     /// The classes of clients that are added, the default one first; none: they have no classes.
     pub classes: Vec<ClassProfile>,
-    /// What is of which class.
+    /// The rules that give flows their class.
     pub class_rules: mpvpn_class::Rules,
-    /// What clients that are added are there for.
+    /// The mode of clients that are added.
     pub mode: TunnelMode,
-    /// Destinations to which the server makes no connection, and why.
+    /// Destinations to which the server opens no connection, and why.
     pub refuses: Vec<(Authority, ProxyError)>,
-    /// What they are connected to.
+    /// The destinations of relays.
     pub destinations: Vec<Destination>,
     /// UDP flows of clients, whose targets send back what comes.
     pub targets: Vec<Target>,
-    /// What was sent and delivered, if anybody wants to know.
+    /// The record of datagrams and deliveries, if one is kept.
     pub record: Option<Record>,
     identity: Identity,
     secrets: u8,
@@ -213,8 +213,8 @@ impl World {
         self.add_as(None, token, scheduler, links)
     }
 
-    /// Adds a client that joins the session of another one, as member `number`.
-    pub fn add_member(&mut self, home: usize, number: u8, links: &[(u64, Duration)]) -> usize {
+    /// Adds a client that joins the session of another one, as connection `number`.
+    pub fn add_joined(&mut self, home: usize, number: u8, links: &[(u64, Duration)]) -> usize {
         self.add_as(Some((home, ConnectionNumber::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
     }
 
@@ -239,7 +239,7 @@ impl World {
         )
     }
 
-    /// What the client that is added next is told.
+    /// The configuration of the next client.
     pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: CongestionControl) -> ClientConfig {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// Adds a client over links as they are described.
+    /// Adds a client over the links of `links`.
     pub fn add_over(
         &mut self,
         member: Option<(usize, ConnectionNumber)>,
@@ -293,7 +293,8 @@ impl World {
         let setups: Vec<_> = (0..).zip(profiles).map(setup).collect();
         let classes = setups.iter().map(|setup| setup.id).collect();
         let shard = member.map_or(0, |(_, member)| member.number());
-        let client = Own(ClassConnections::new(self.now, setups, self.class_rules.clone(), shard, true));
+        let client =
+            ClientConnections(ClassConnections::new(self.now, setups, self.class_rules.clone(), shard, true));
         let mut machine = Machine {
             client,
             classes,
@@ -305,10 +306,10 @@ impl World {
             downs: 0,
             ups: 0,
             fatal: None,
-            members: None,
+            session_secret: None,
             streams: VecDeque::new(),
             payloads: Vec::new(),
-            home: member.map(|(home, _)| home),
+            initial: member.map(|(initial, _)| initial),
         };
         for (i, spec) in links.iter().enumerate() {
             let id = LinkId(i as u16);
@@ -542,7 +543,7 @@ impl World {
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
                     ClientEvent::Down(_) => machine.downs += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
-                    ClientEvent::JoinsAllowed { secret, .. } => machine.members = Some(secret),
+                    ClientEvent::JoinsAllowed { secret, .. } => machine.session_secret = Some(secret),
                     event => machine.streams.push_back(event),
                 }
             }
@@ -551,8 +552,8 @@ impl World {
 
     fn join(&mut self, now: Instant) {
         for at in 0..self.machines.len() {
-            let home = self.machines[at].home;
-            if let Some(secret) = home.and_then(|home| self.machines[home].members.clone()) {
+            let home = self.machines[at].initial;
+            if let Some(secret) = home.and_then(|home| self.machines[home].session_secret.clone()) {
                 self.machines[at].client.0.join(now, &secret);
             }
         }

@@ -1,4 +1,4 @@
-//! The server of a world: who it is, which clients believe without a look, whom it lets in, and how its shards are set up.
+//! The server of a world: its identity, which clients accept unchecked, its users, and its shards.
 
 use std::sync::Arc;
 

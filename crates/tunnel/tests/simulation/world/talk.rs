@@ -1,4 +1,4 @@
-//! Connections that the edge of a client asks for, without packets.
+//! Helpers for relays of a client.
 
 use bytes::Bytes;
 use mpvpn_flow::rules::{FlowMode, Rules};

@@ -1,4 +1,4 @@
-//! What a server says over HTTP/3 to clients that are not ours: strangers, and others that speak CONNECT-IP.
+//! Responses over HTTP/3 to peers without credentials, and to other CONNECT-IP clients.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -164,7 +164,7 @@ fn packets_to_where_the_server_has_no_route_are_answered_and_not_carried() {
 }
 
 #[test]
-fn what_a_server_advertises_anew_takes_the_place_of_all_that_it_advertised_before() {
+fn a_new_route_advertisement_replaces_the_previous_one() {
     let mut world = World::new();
     world.routes = &["203.0.113.0/24", "2001:db8::/32"];
     world.restart_server();
@@ -183,7 +183,7 @@ fn what_a_server_advertises_anew_takes_the_place_of_all_that_it_advertised_befor
 }
 
 #[test]
-fn who_shows_nothing_sees_what_the_site_says() {
+fn without_credentials_a_peer_sees_the_site() {
     let mut get = Headers::new();
     for (name, value) in
         [(":method", "GET"), (":scheme", "https"), (":authority", "vpn.example"), (":path", "/")]
@@ -205,7 +205,7 @@ fn who_shows_nothing_sees_what_the_site_says() {
 }
 
 #[test]
-fn who_shows_something_wrong_is_told() {
+fn wrong_credentials_are_refused_with_401() {
     let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some("Bearer nobody"), Vec::new()));
     assert_eq!((head.status(), content.len()), (Some(401), 0));
     assert!(head.value("proxy-status").is_some());

@@ -74,7 +74,7 @@ fn udp_of_apps_goes_there_and_back() {
 }
 
 #[test]
-fn apps_are_told_what_does_not_travel() {
+fn protocols_that_cannot_travel_get_an_icmp_error() {
     const PROHIBITED: [u8; 2] = [3, 13];
     let (mut world, client) = world();
     let forbidden = "10.9.9.9:53";
@@ -114,7 +114,7 @@ fn flows_go_on_over_a_connection_that_was_made_anew() {
 }
 
 #[test]
-fn who_wants_packets_is_told_that_there_are_none() {
+fn a_client_that_needs_packets_fails_with_a_reason() {
     let mut world = World::new();
     world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
