@@ -350,6 +350,7 @@ pub struct ClientOptions {
     /// Whether the private networks of the links stay reachable under the kill switch, except their DNS servers [default:
     /// true]
     #[arg(long, value_name = "true|false")]
+    #[schemars(with = "bool")]
     pub kill_switch_lan: Option<bool>,
 
     /// Let the machines behind this interface, or of this network, use the tunnel, which makes this machine a router;
