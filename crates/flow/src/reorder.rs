@@ -6,15 +6,23 @@ use rustc_hash::FxHashMap;
 
 use crate::label::{Label, MODULUS};
 
-/// A number this far ahead of the expected one restarts its sequence: the sender has lost its state, or too much is missing.
-/// Smaller: a burst of losses restarts the sequence; larger: memory. Chosen (docs/design/reordering.md).
-const MAX_AHEAD: u32 = 1 << 14;
-/// Ranges of given-up numbers that are remembered for each sequence, as their packets may still arrive. Fewer: late packets
-/// count as duplicates and are dropped; more: memory. Chosen.
-const MAX_GIVEN_UP_RANGES: usize = 64;
+/// Places for numbers that are waited for or held, of all sequences together (24 bytes each, so 264 KiB), counted as allocated. A
+/// number that needs more restarts its sequence: the sender has lost its state, or the peer tries to use up memory. Fewer: order is
+/// given up when a path fails silently, while all packets behind the lost ones are held (11,264 packets are 0.65 s at 200 Mbit/s,
+/// 0.13 s at 1 Gbit/s); more: memory that a hostile peer can claim with small packets.
+const MAX_ENTRIES: usize = 11 << 10;
+/// Sequences that may wait for a missing packet at the same time. Each costs an allocation, and time whenever the next timeout is
+/// asked for. Fewer: order is given up for some flows after a loss that hits many of them; more: processor time. Chosen.
+const MAX_WAITING_SEQUENCES: usize = 256;
+/// Ranges of given-up numbers that are remembered for all sequences together, as their packets may still arrive. Fewer: late
+/// packets count as duplicates and are dropped; more: each duplicate is compared with more ranges. Chosen.
+const MAX_GIVEN_UP_RANGES: usize = 512;
 /// Bytes of packets that are held for all sequences together at most. Fewer: order is given up on fast paths; more: memory.
 /// Chosen.
 const MAX_HELD_BYTES: usize = 16 << 20;
+/// The largest list of entries that is kept for the next gap (12 KiB). Smaller: more allocations where gaps follow each other; larger:
+/// memory of connections that do nothing.
+const MAX_SPARE_ENTRIES: usize = 512;
 
 /// Packets by what happened to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +45,15 @@ pub struct ReorderBuffer {
     waiting: Vec<u16>,
     /// Bytes of held packets.
     bytes: usize,
+    /// Capacity of all lists of entries in `sequences`.
+    entries: usize,
+    given_up: GivenUp,
+    /// For the next sequence that waits.
+    #[expect(
+        clippy::box_collection,
+        reason = "most sequences wait for nothing, and a list inline would cost each 32 bytes"
+    )]
+    spare: Option<Box<VecDeque<Entry>>>,
     stats: ReorderStats,
 }
 
@@ -44,17 +61,19 @@ pub struct ReorderBuffer {
 struct Sequence {
     /// The lowest number that was neither delivered nor given up.
     next: u32,
-    /// The state of the numbers from `next` on. If there are any, the first one is missing.
-    entries: VecDeque<Entry>,
-    /// Ranges of numbers below `next` that were given up: first number and count, the oldest first.
-    given_up: VecDeque<(u32, u32)>,
+    /// The state of the numbers from `next` on, of which the first is missing; `None` where no packet is missing.
+    #[expect(
+        clippy::box_collection,
+        reason = "most sequences wait for nothing, and a list inline would cost each 32 bytes"
+    )]
+    entries: Option<Box<VecDeque<Entry>>>,
 }
 
 #[derive(Debug)]
 enum Entry {
     /// Not received; given up at this moment.
     Missing(Instant),
-    Held(Bytes),
+    Held(Box<[u8]>),
     /// Delivered before packets with lower numbers.
     Delivered,
 }
@@ -75,12 +94,12 @@ impl ReorderBuffer {
     pub fn push(&mut self, now: Instant, label: Label, packet: Bytes, mut out: impl FnMut(Bytes)) {
         let sequence = self.sequences.entry(label.bucket).or_default();
         let ahead = distance(sequence.next, label.number);
-        if ahead == 0 && sequence.entries.is_empty() {
+        if ahead == 0 && sequence.entries.is_none() {
             sequence.next = (sequence.next + 1) % MODULUS;
             return out(packet);
         }
         if ahead < 0 {
-            let late = sequence.take_given_up(label.number);
+            let late = self.given_up.take(label.bucket, label.number);
             let Label { bucket, number, .. } = label;
             tracing::trace!(
                 target: REORDER,
@@ -98,59 +117,37 @@ impl ReorderBuffer {
             }
             return;
         }
-        let ahead = ahead as u32;
-        if ahead >= MAX_AHEAD {
-            let Label { bucket, number, .. } = label;
-            tracing::debug!(
-                target: REORDER,
-                bucket,
-                number,
-                ahead,
-                "a number too far ahead: missing packets are given up, the sequence restarts"
-            );
-            self.give_up_all(label.bucket, &mut out);
-            if let Some(sequence) = self.sequences.get_mut(&label.bucket) {
-                sequence.next = (label.number + 1) % MODULUS;
-                sequence.given_up.clear();
-            }
-            return out(packet);
-        }
-        let was_waiting = !sequence.entries.is_empty();
         let at = ahead as usize;
-        if at >= sequence.entries.len() {
-            let deadline = now + label.reorder_timeout;
-            sequence.entries.resize_with(at + 1, || Entry::Missing(deadline));
-        } else if !matches!(sequence.entries[at], Entry::Missing(_)) {
+        let is_new = match self.entries_for(label.bucket, at) {
+            None => return self.restart(label, packet, &mut out),
+            Some(entries) if at >= entries.len() => {
+                let deadline = now + label.reorder_timeout;
+                entries.resize_with(at + 1, || Entry::Missing(deadline));
+                true
+            }
+            Some(entries) => matches!(entries[at], Entry::Missing(_)),
+        };
+        if !is_new {
             self.stats.duplicates += 1;
             return;
         }
-        if at == 0 || !label.ordered {
-            sequence.entries[at] = Entry::Delivered;
+        let entry = if at == 0 || !label.ordered {
             out(packet);
+            Entry::Delivered
         } else {
             // A copy: the received slice would keep its whole receive buffer alive.
-            let copy = Bytes::copy_from_slice(&packet);
+            let copy = Box::<[u8]>::from(&packet[..]);
             self.bytes += copy.len();
             self.stats.held += 1;
-            let Label { bucket, number, reorder_timeout: patience, .. } = label;
-            tracing::trace!(
-                target: REORDER,
-                bucket,
-                number,
-                next = sequence.next,
-                timeout = ?patience,
-                "held for missing packets"
-            );
-            sequence.entries[at] = Entry::Held(copy);
+            let Label { bucket, number, reorder_timeout, .. } = label;
+            tracing::trace!(target: REORDER, bucket, number, timeout = ?reorder_timeout, "held for missing packets");
+            Entry::Held(copy)
+        };
+        if let Some(entries) = self.sequences.get_mut(&label.bucket).and_then(|it| it.entries.as_mut()) {
+            entries[at] = entry;
         }
         if at == 0 {
-            self.bytes -= sequence.release(&mut out);
-        }
-        let waits = !sequence.entries.is_empty();
-        if waits && !was_waiting {
-            self.waiting.push(label.bucket);
-        } else if was_waiting && !waits {
-            self.waiting.retain(|bucket| *bucket != label.bucket);
+            self.release(label.bucket, &mut out);
         }
         if self.bytes > MAX_HELD_BYTES {
             tracing::debug!(
@@ -165,33 +162,18 @@ impl ReorderBuffer {
 
     /// Gives up packets whose reorder timeout has passed, and passes to `out` the packets to deliver now.
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(Bytes)) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let mut waiting = std::mem::take(&mut self.waiting);
-        waiting.retain(|bucket| {
-            let Some(sequence) = self.sequences.get_mut(bucket) else { return false };
-            while sequence.deadline().is_some_and(|deadline| deadline <= now) {
-                let count = sequence.give_up_first();
-                tracing::trace!(
-                    target: REORDER,
-                    bucket,
-                    next = sequence.next,
-                    count,
-                    "timeout: missing packets are given up"
-                );
-                self.stats.given_up += u64::from(count);
-                self.bytes -= sequence.release(&mut out);
+        // From the last to the first: one that does not wait any more is replaced by one that was looked at already.
+        for at in (0..self.waiting.len()).rev() {
+            let bucket = self.waiting[at];
+            while self.deadline(bucket).is_some_and(|deadline| deadline <= now) {
+                self.give_up_first(bucket, &mut out);
             }
-            !sequence.entries.is_empty()
-        });
-        self.waiting = waiting;
+        }
     }
 
     /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let deadlines = self.waiting.iter().filter_map(|bucket| self.sequences.get(bucket)?.deadline());
-        deadlines.min()
+        self.waiting.iter().filter_map(|bucket| self.deadline(*bucket)).min()
     }
 
     /// The statistics since the start.
@@ -206,79 +188,154 @@ impl ReorderBuffer {
 
     /// Frees memory that is not in use.
     pub fn trim_memory(&mut self) {
-        #[allow(clippy::disallowed_methods, reason = "all are treated alike, in any order")]
-        for sequence in self.sequences.values_mut() {
-            if sequence.entries.is_empty() {
-                sequence.entries.shrink_to(0);
-            }
+        self.spare = None;
+        self.given_up.ranges.shrink_to_fit();
+    }
+
+    /// The entries of a sequence, with a capacity for the number `at` places ahead; `None` where there is too little room.
+    fn entries_for(&mut self, bucket: u16, at: usize) -> Option<&mut VecDeque<Entry>> {
+        let sequence = self.sequences.get_mut(&bucket)?;
+        let before = sequence.entries.as_ref().map_or(0, |entries| entries.capacity());
+        if sequence.entries.is_none() && self.waiting.len() >= MAX_WAITING_SEQUENCES {
+            return None;
         }
+        let wanted = (at + 1).max(if at < before { before } else { 2 * before });
+        let room = MAX_ENTRIES - (self.entries - before);
+        if at + 1 > room {
+            return None;
+        }
+        let spare = &mut self.spare;
+        let entries = sequence.entries.get_or_insert_with(|| {
+            self.waiting.push(bucket);
+            spare.take().filter(|spare| spare.capacity() <= room).unwrap_or_default()
+        });
+        let wanted = wanted.min(room);
+        if wanted > entries.capacity() {
+            entries.reserve_exact(wanted - entries.len());
+        }
+        self.entries = self.entries - before + entries.capacity();
+        Some(entries)
+    }
+
+    /// Gives up all that a sequence waits for and begins it anew with this packet.
+    fn restart(&mut self, label: Label, packet: Bytes, out: &mut impl FnMut(Bytes)) {
+        let Label { bucket, number, .. } = label;
+        tracing::debug!(
+            target: REORDER,
+            bucket,
+            number,
+            entries = self.entries,
+            waiting = self.waiting.len(),
+            "a number too far ahead: missing packets are given up, the sequence restarts"
+        );
+        self.give_up_all(bucket, out);
+        self.given_up.forget(bucket);
+        if let Some(sequence) = self.sequences.get_mut(&bucket) {
+            sequence.next = (number + 1) % MODULUS;
+        }
+        out(packet);
     }
 
     fn give_up_all(&mut self, bucket: u16, out: &mut impl FnMut(Bytes)) {
+        while self.deadline(bucket).is_some() {
+            self.give_up_first(bucket, out);
+        }
+    }
+
+    /// When the first missing packet of a sequence is given up; `None` where none is missing.
+    fn deadline(&self, bucket: u16) -> Option<Instant> {
+        match self.sequences.get(&bucket)?.entries.as_ref()?.front()? {
+            Entry::Missing(deadline) => Some(*deadline),
+            Entry::Held(_) | Entry::Delivered => None,
+        }
+    }
+
+    /// Gives up the missing packets of a sequence up to the first received one, and delivers those behind them.
+    fn give_up_first(&mut self, bucket: u16, out: &mut impl FnMut(Bytes)) {
         let Some(sequence) = self.sequences.get_mut(&bucket) else { return };
-        while !sequence.entries.is_empty() {
-            self.stats.given_up += u64::from(sequence.give_up_first());
-            self.bytes -= sequence.release(out);
-        }
-        self.waiting.retain(|waiting| *waiting != bucket);
-    }
-}
-
-impl Sequence {
-    /// When the first missing packet is given up.
-    fn deadline(&self) -> Option<Instant> {
-        match self.entries.front() {
-            Some(Entry::Missing(deadline)) => Some(*deadline),
-            _ => None,
-        }
-    }
-
-    /// Gives up the missing packets up to the first received one; returns their number.
-    fn give_up_first(&mut self) -> u32 {
+        let Some(entries) = &mut sequence.entries else { return };
         let mut count = 0;
-        while let Some(Entry::Missing(_)) = self.entries.front() {
-            self.entries.pop_front();
+        while entries.pop_front_if(|entry| matches!(entry, Entry::Missing(_))).is_some() {
             count += 1;
         }
         if count > 0 {
-            if self.given_up.len() == MAX_GIVEN_UP_RANGES {
-                self.given_up.pop_front();
-            }
-            self.given_up.push_back((self.next, count));
-            self.next = (self.next + count) % MODULUS;
+            self.given_up.push(GivenUpRange { bucket, first: sequence.next, count });
+            sequence.next = (sequence.next + count) % MODULUS;
+            self.stats.given_up += u64::from(count);
+            tracing::trace!(target: REORDER, bucket, next = sequence.next, count, "missing packets are given up");
         }
-        count
+        self.release(bucket, out);
     }
 
-    /// Passes to `out` the received packets up to the next missing one; returns the bytes that were held.
-    fn release(&mut self, out: &mut impl FnMut(Bytes)) -> usize {
-        let mut bytes = 0;
-        while let Some(entry) = self.entries.pop_front_if(|entry| !matches!(entry, Entry::Missing(_))) {
-            self.next = (self.next + 1) % MODULUS;
+    /// Delivers the received packets of a sequence up to the next missing one.
+    fn release(&mut self, bucket: u16, out: &mut impl FnMut(Bytes)) {
+        let Some(sequence) = self.sequences.get_mut(&bucket) else { return };
+        let Some(entries) = &mut sequence.entries else { return };
+        while let Some(entry) = entries.pop_front_if(|entry| !matches!(entry, Entry::Missing(_))) {
+            sequence.next = (sequence.next + 1) % MODULUS;
             if let Entry::Held(packet) = entry {
-                bytes += packet.len();
-                out(packet);
+                self.bytes -= packet.len();
+                out(packet.into());
             }
         }
-        bytes
+        if entries.is_empty()
+            && let Some(entries) = sequence.entries.take()
+        {
+            self.entries -= entries.capacity();
+            if entries.capacity() <= MAX_SPARE_ENTRIES {
+                self.spare = Some(entries);
+            }
+            if let Some(at) = self.waiting.iter().position(|waiting| *waiting == bucket) {
+                self.waiting.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// Numbers that were given up, the oldest first.
+#[derive(Debug, Default)]
+struct GivenUp {
+    ranges: VecDeque<GivenUpRange>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GivenUpRange {
+    bucket: u16,
+    first: u32,
+    count: u32,
+}
+
+impl GivenUp {
+    fn push(&mut self, range: GivenUpRange) {
+        if self.ranges.len() == MAX_GIVEN_UP_RANGES {
+            self.ranges.pop_front();
+        }
+        self.ranges.push_back(range);
     }
 
-    /// Whether `number` was given up and has not arrived since; marks it as arrived.
-    fn take_given_up(&mut self, number: u32) -> bool {
-        let inside = |(first, count): &(u32, u32)| (0..*count as i32).contains(&distance(*first, number));
-        let Some(at) = self.given_up.iter().position(inside) else { return false };
-        let (first, count) = self.given_up[at];
+    fn forget(&mut self, bucket: u16) {
+        self.ranges.retain(|range| range.bucket != bucket);
+    }
+
+    /// Whether a number was given up and has not arrived since; marks it as arrived.
+    fn take(&mut self, bucket: u16, number: u32) -> bool {
+        let is_inside = |range: &GivenUpRange| {
+            range.bucket == bucket && (0..range.count as i32).contains(&distance(range.first, number))
+        };
+        let Some(at) = self.ranges.iter().position(is_inside) else { return false };
+        let GivenUpRange { first, count, .. } = self.ranges[at];
         let before = distance(first, number) as u32;
-        let behind = count - before - 1;
-        match (before, behind) {
-            (0, 0) => {
-                self.given_up.remove(at);
+        let behind = GivenUpRange { bucket, first: (number + 1) % MODULUS, count: count - before - 1 };
+        match (before, behind.count) {
+            (0, 0) => drop(self.ranges.remove(at)),
+            (0, _) => self.ranges[at] = behind,
+            (_, 0) => self.ranges[at].count = before,
+            _ => {
+                self.ranges[at].count = before;
+                if self.ranges.len() < MAX_GIVEN_UP_RANGES {
+                    self.ranges.insert(at + 1, behind);
+                }
             }
-            (0, _) => self.given_up[at] = ((number + 1) % MODULUS, behind),
-            _ => self.given_up[at].1 = before,
-        }
-        if before > 0 && behind > 0 {
-            self.given_up.insert(at + 1, ((number + 1) % MODULUS, behind));
         }
         true
     }

@@ -117,6 +117,66 @@ fn a_sender_that_jumps_far_ahead_is_followed() {
     assert_eq!((receiver.reorder.held_bytes(), receiver.reorder.poll_timeout()), (0, None));
 }
 
+/// What a hostile peer gets for one small packet in each of many sequences: what the buffer has allocated, in bytes.
+fn allocated(reorder: &ReorderBuffer) -> usize {
+    let places = reorder.entries + reorder.spare.as_ref().map_or(0, |spare| spare.capacity());
+    places * size_of::<Entry>()
+        + reorder.waiting.capacity() * size_of::<u16>()
+        + reorder.given_up.ranges.capacity() * size_of::<GivenUpRange>()
+        + reorder.sequences.capacity() * 8 / 7 * (size_of::<(u16, Sequence)>() + 1)
+}
+
+#[test]
+fn far_numbers_in_all_sequences_take_bounded_memory() {
+    for far in [1, 100, 5000, 16_383, MODULUS / 2 - 1] {
+        let mut reorder = ReorderBuffer::new();
+        let mut now = Instant::now();
+        for round in 0..3 {
+            for bucket in 0..crate::label::BUCKETS as u16 {
+                let label = Label {
+                    bucket,
+                    ordered: true,
+                    reorder_timeout: 1000 * MS,
+                    number: (round + 1) * far,
+                    part: None,
+                };
+                reorder.push(now, label, Bytes::from_static(&[0]), |_| {});
+                assert!(reorder.entries <= MAX_ENTRIES, "{far}: {}", reorder.entries);
+                assert!(reorder.waiting.len() <= MAX_WAITING_SEQUENCES);
+            }
+            assert!(allocated(&reorder) <= 512 << 10, "{far}: {} bytes", allocated(&reorder));
+            now += 300 * MS;
+        }
+        let counted: usize =
+            reorder.sequences.values().filter_map(|it| Some(it.entries.as_ref()?.capacity())).sum();
+        assert_eq!(counted, reorder.entries, "{far}");
+        reorder.handle_timeout(now + 2000 * MS, |_| {});
+        assert_eq!((reorder.entries, reorder.waiting.len(), reorder.bytes), (0, 0, 0), "{far}");
+    }
+}
+
+#[test]
+fn a_sequence_that_uses_all_places_leaves_the_others_in_order_afterwards() {
+    let mut receiver = Receiver::new();
+    let hog = Label {
+        bucket: 6,
+        ordered: true,
+        reorder_timeout: 40 * MS,
+        number: MAX_ENTRIES as u32 - 1,
+        part: None,
+    };
+    receiver.reorder.push(receiver.now, hog, Bytes::from_static(&[0; 4]), |_| {});
+    for number in [0, 2, 1, 3] {
+        receiver.arrive(number);
+    }
+    assert_eq!(receiver.got, [0, 2, 3], "without room for a place nothing is waited for");
+    receiver.pass(50 * MS);
+    for number in [5, 4] {
+        receiver.arrive(number);
+    }
+    assert_eq!(receiver.got[receiver.got.len() - 2..], [4, 5]);
+}
+
 #[test]
 fn memory_is_bounded_whatever_is_sent() {
     let mut reorder = ReorderBuffer::new();
