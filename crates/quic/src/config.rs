@@ -14,6 +14,9 @@ use crate::{
     gate::GateFactory,
 };
 
+/// QUIC version 1 (RFC 9000 §15), the only one that is spoken.
+pub(crate) const QUIC_VERSION: u32 = 1;
+
 /// The largest overhead of a 1-RTT packet with one DATAGRAM frame (bytes): flags, connection ID, packet number, AEAD tag, frame
 /// type and length (RFC 9000 §17.3.1, RFC 9221 §4).
 pub const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
@@ -154,6 +157,7 @@ impl TransportOptions {
     fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
         let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)));
         set_cids(&mut config, Shard::ONLY, cid_key(secret));
+        config.supported_versions(vec![QUIC_VERSION]);
         config.rng_seed(self.rng_seed);
         let largest = self.max_udp_payload.max(self.max_udp_payload_inside_tcp).clamp(1200, 65_527);
         if config.max_udp_payload_size(largest).is_err() {

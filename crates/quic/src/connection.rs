@@ -1,7 +1,7 @@
 //! One multipath connection: noq's, with gates that decide which path sends next.
 
 mod events;
-mod fault;
+pub(crate) mod fault;
 mod passes;
 mod path;
 mod qlog;
@@ -181,7 +181,7 @@ impl Connection {
         let allowed = self.paths.insert(Path::new(now, id, gate));
         if let Some(count) = allowed.and_then(NonZeroU32::new) {
             // noq refuses this without multipath, where there is one path.
-            let _ = self.inner.set_max_concurrent_paths(now, count);
+            self.guarded(|inner| inner.set_max_concurrent_paths(now, count).ok());
         }
     }
 
@@ -329,14 +329,16 @@ impl Connection {
     pub fn close(&mut self, now: Instant, code: u64, reason: &str) {
         let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
         self.record_close(now, reason);
-        self.inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes()));
+        self.guarded(|inner| inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes())));
     }
 
     /// Calls `each` for the received datagrams, in order of arrival.
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
         let mut received = [const { Bytes::new() }; RECEIVE_BATCH];
         loop {
-            let count = self.inner.datagrams().recv_many(&mut received);
+            let Some(count) = self.guarded(|inner| inner.datagrams().recv_many(&mut received)) else {
+                return;
+            };
             for datagram in &mut received[..count] {
                 each(std::mem::take(datagram));
             }

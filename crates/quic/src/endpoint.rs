@@ -11,7 +11,10 @@ use noq_proto::{
     Incoming,
 };
 
-use crate::{ClientSetup, Connection, QlogSink, ServerSetup, Transmit};
+use crate::{
+    ClientSetup, Connection, QlogSink, ServerSetup, Transmit, config::QUIC_VERSION,
+    connection::fault::catch_panic,
+};
 
 /// Handshakes in progress, in all shards together, from which on clients have to validate their address by a Retry packet
 /// (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when many clients reconnect.
@@ -19,6 +22,9 @@ const RETRY_ABOVE: usize = 256;
 /// Packets without a connection (Retry, Version Negotiation, stateless reset) that wait to be sent at most; they are sent after
 /// each batch of received packets. More: memory; fewer: some clients have to repeat their first packet.
 const MAX_STATELESS: usize = 64;
+/// The least size (bytes) of a UDP payload with a client's Initial packet (RFC 9000 §14.1). Smaller ones of an unknown version
+/// get no Version Negotiation packet (RFC 9000 §6.1), so that the server sends strangers no more bytes than it received.
+const MIN_INITIAL_PAYLOAD: usize = 1200;
 
 /// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,6 +148,20 @@ impl Endpoint {
         id
     }
 
+    /// Calls noq. If it panics, the packet from `remote` that caused it is lost, and nothing else.
+    fn guarded<T>(
+        &mut self,
+        remote: SocketAddr,
+        work: impl FnOnce(&mut noq_proto::Endpoint, &mut Vec<u8>) -> T,
+    ) -> Option<T> {
+        let (inner, scratch) = (&mut self.inner, &mut self.scratch);
+        let done = catch_panic(|| work(inner, scratch));
+        done.inspect_err(|reason| {
+            tracing::error!(%remote, reason, "noq panicked: this packet is dropped, all connections continue");
+        })
+        .ok()
+    }
+
     /// Takes a UDP payload that arrived at `local` from `remote`.
     pub fn handle(
         &mut self,
@@ -151,10 +171,14 @@ impl Endpoint {
         ecn: u8,
         data: BytesMut,
     ) -> Handled {
+        if self.server.is_some() && is_short_of_unknown_version(&data) {
+            return Handled::Nothing;
+        }
         let tuple = FourTuple::new(remote, local.map(LocalAddress::ip));
         self.scratch.clear();
         let ecn = EcnCodepoint::from_bits(ecn);
-        match self.inner.handle(now, tuple, ecn, data, &mut self.scratch) {
+        let handled = self.guarded(remote, |inner, scratch| inner.handle(now, tuple, ecn, data, scratch));
+        match handled.flatten() {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 let Some(Some(connection)) = self.connections.get_mut(handle.0) else {
                     return Handled::Nothing;
@@ -173,19 +197,24 @@ impl Endpoint {
 
     fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
         if self.handshaking >= self.retry_above && incoming.may_retry() {
-            if let Ok(transmit) = self.inner.retry(incoming, &mut self.scratch) {
+            let remote = incoming.remote_address();
+            let retried = self.guarded(remote, |inner, scratch| inner.retry(incoming, scratch));
+            if let Some(Ok(transmit)) = retried {
                 self.answer(local, &transmit);
             }
             return Handled::Nothing;
         }
-        let config = self.server.as_ref().map(|setup| setup.config(incoming.remote_address()).clone());
-        match self.inner.accept(incoming, now, &mut self.scratch, config) {
-            Ok((handle, inner)) => {
+        let remote = incoming.remote_address();
+        let config = self.server.as_ref().map(|setup| setup.config(remote).clone());
+        let accepted = self.guarded(remote, |inner, scratch| inner.accept(incoming, now, scratch, config));
+        match accepted {
+            None => Handled::Nothing,
+            Some(Ok((handle, inner))) => {
                 self.handshaking += 1;
                 let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
                 Handled::New(self.insert(now, handle, inner, local, qlog))
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::debug!(cause = %error.cause, "a connection attempt was refused");
                 if let Some(transmit) = &error.response {
                     self.answer(local, transmit);
@@ -233,10 +262,14 @@ impl Endpoint {
             let next = connection.guarded(noq_proto::Connection::poll_endpoint_events);
             let Some(event) = next.unwrap_or_else(|| Some(EndpointEvent::drained())) else { return true };
             let drained = event.is_drained();
-            if let Some(event) = self.inner.handle_event(NoqHandle(id.0), event)
-                && let Some(Some(connection)) = self.connections.get_mut(id.0)
-            {
-                connection.guarded(|inner| inner.handle_event(event));
+            let inner = &mut self.inner;
+            match catch_panic(|| inner.handle_event(NoqHandle(id.0), event)) {
+                Ok(Some(event)) => {
+                    connection.guarded(|inner| inner.handle_event(event));
+                }
+                Ok(None) => {}
+                // The next iteration removes the connection.
+                Err(reason) => connection.on_endpoint_panic(reason),
             }
             if drained {
                 self.connections[id.0] = None;
@@ -246,9 +279,258 @@ impl Endpoint {
     }
 }
 
+/// Whether a UDP payload begins with a long header of another QUIC version and is too short for an Initial packet. The
+/// version follows the first byte (RFC 8999 §5.1).
+fn is_short_of_unknown_version(payload: &[u8]) -> bool {
+    let [flags, version @ ..] = payload else { return false };
+    let version = version.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+    flags & 0x80 != 0 && version != Some(QUIC_VERSION) && payload.len() < MIN_INITIAL_PAYLOAD
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    use mpvpn_types::Duration;
+    use noq_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
+
     use super::*;
+    use crate::{Event, LostReason, Shard, TransportOptions, cid::ShardCids};
+
+    const LINK: LinkId = LinkId(0);
+    const SERVER: &str = "192.0.2.1:443";
+
+    /// In which call the connection ID generator of the server panics: in none, to generate, to validate.
+    const NO_FAULT: u8 = 0;
+    const GENERATE: u8 = 1;
+    const VALIDATE: u8 = 2;
+
+    /// Connection IDs that panic inside noq when the test wants it.
+    struct FaultyCids(ShardCids, Arc<AtomicU8>);
+
+    impl ConnectionIdGenerator for FaultyCids {
+        fn generate_cid(&mut self) -> ConnectionId {
+            assert_ne!(self.1.load(Relaxed), GENERATE, "no connection ID today");
+            self.0.generate_cid()
+        }
+
+        fn validate(&self, id: ConnectionId) -> Result<(), InvalidCid> {
+            assert_ne!(self.1.load(Relaxed), VALIDATE, "an ID that cannot be");
+            self.0.validate(id)
+        }
+
+        fn cid_len(&self) -> usize {
+            self.0.cid_len()
+        }
+
+        fn cid_lifetime(&self) -> Option<Duration> {
+            self.0.cid_lifetime()
+        }
+    }
+
+    /// A server with [`FaultyCids`], and what its clients need.
+    fn server(fault: &Arc<AtomicU8>) -> (Endpoint, ClientSetup) {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        let cert =
+            rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut accepts = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key)
+            .unwrap();
+        let mut connects = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let alpn = vec![b"mpvpn".to_vec()];
+        (accepts.alpn_protocols, connects.alpn_protocols) = (alpn.clone(), alpn);
+        let options = TransportOptions::default();
+        let mut setup = ServerSetup::new(Arc::new(accepts), &options, &[7; 32]).unwrap();
+        let mut config = EndpointConfig::clone(&setup.endpoint);
+        let fault = fault.clone();
+        config.cid_generator(Arc::new(move || {
+            Box::new(FaultyCids(ShardCids::new(Shard::ONLY, 7), fault.clone()))
+        }));
+        setup.endpoint = Arc::new(config);
+        (Endpoint::server(&setup), ClientSetup::new(Arc::new(connects), &options, &[8; 32]).unwrap())
+    }
+
+    /// A client with one connection, and its connection at the server.
+    struct Client {
+        endpoint: Endpoint,
+        id: ConnectionHandle,
+        address: SocketAddr,
+        at_server: Option<ConnectionHandle>,
+        connected: bool,
+        /// Why the server lost the connection.
+        lost: Option<LostReason>,
+    }
+
+    impl Client {
+        fn new(now: Instant, setup: &ClientSetup, host: u8) -> Self {
+            let mut endpoint = Endpoint::client(setup);
+            let id = endpoint
+                .connect(now, setup, LocalAddress::link(LINK), SERVER.parse().unwrap(), "mpvpn")
+                .unwrap();
+            let address = SocketAddr::from(([198, 51, 100, host], 5000));
+            Self { endpoint, id, address, at_server: None, connected: false, lost: None }
+        }
+
+        /// Exchanges packets with the server for `rounds` milliseconds.
+        fn exchange(&mut self, now: &mut Instant, server: &mut Endpoint, rounds: u32) {
+            for _ in 0..rounds {
+                *now += Duration::from_millis(1);
+                let local = Some(LocalAddress::from(SERVER.parse::<SocketAddr>().unwrap().ip()));
+                for packet in self.sent_by_client(*now) {
+                    if let Handled::New(id) = server.handle(*now, local, self.address, 0, packet) {
+                        self.at_server = Some(id);
+                    }
+                }
+                let mut packets: Vec<BytesMut> = Vec::new();
+                while let Some((_, data)) = server.poll_stateless() {
+                    packets.push(BytesMut::from(&data[..]));
+                }
+                if let Some(connection) = self.at_server.and_then(|id| server.get(id)) {
+                    packets.extend(sent_by(*now, connection));
+                    while let Some(event) = connection.poll_event(*now) {
+                        if let Event::Lost(reason) = event {
+                            self.lost = Some(reason);
+                        }
+                    }
+                }
+                if self.at_server.is_some_and(|id| !server.process_endpoint_events(id)) {
+                    self.at_server = None;
+                }
+                for packet in packets {
+                    let server = SERVER.parse().unwrap();
+                    self.endpoint.handle(*now, Some(LocalAddress::link(LINK)), server, 0, packet);
+                }
+            }
+        }
+
+        fn sent_by_client(&mut self, now: Instant) -> Vec<BytesMut> {
+            let Some(connection) = self.endpoint.get(self.id) else { return Vec::new() };
+            while let Some(event) = connection.poll_event(now) {
+                self.connected |= matches!(event, Event::Connected);
+            }
+            let packets = sent_by(now, connection);
+            self.endpoint.process_endpoint_events(self.id);
+            packets
+        }
+    }
+
+    /// The packets of a connection, after its timers.
+    fn sent_by(now: Instant, connection: &mut Connection) -> Vec<BytesMut> {
+        if connection.poll_timeout().is_some_and(|at| at <= now) {
+            connection.handle_timeout(now);
+        }
+        let (mut packets, mut buf) = (Vec::new(), Vec::new());
+        while let Some(transmit) = connection.poll_transmit(now, &mut buf) {
+            packets.extend(buf.chunks(transmit.segment_size.unwrap_or(transmit.size)).map(BytesMut::from));
+            buf.clear();
+        }
+        packets
+    }
+
+    /// The answer of a server to a long header of version 0x0a0a0a0a without connection IDs, padded to `size` bytes.
+    fn answer_to_unknown_version(size: usize) -> Option<Vec<u8>> {
+        let (mut server, _) = server(&Arc::default());
+        let mut packet = BytesMut::from(&[0xc0, 0x0a, 0x0a, 0x0a, 0x0a, 0, 0][..]);
+        packet.resize(size, 0);
+        let handled = server.handle(Instant::now(), None, "198.51.100.9:9".parse().unwrap(), 0, packet);
+        assert_eq!(handled, Handled::Nothing);
+        server.poll_stateless().map(|(_, data)| data)
+    }
+
+    #[test]
+    fn only_a_packet_of_full_size_gets_version_negotiation() {
+        for size in [7, 39, 1199] {
+            assert_eq!(answer_to_unknown_version(size), None, "{size} bytes");
+        }
+        let answer = answer_to_unknown_version(1200).expect("an answer");
+        // First byte, version 0, two empty connection IDs, a reserved version (RFC 9000 §15), version 1.
+        assert_eq!((&answer[1..7], answer.len()), (&[0; 6][..], 15));
+        assert_eq!((answer[7] & 0xf, &answer[11..]), (0xa, &[0, 0, 0, 1][..]));
+    }
+
+    #[test]
+    fn a_server_speaks_version_1_only() {
+        let fault = Arc::default();
+        let (mut server, setup) = server(&fault);
+        let mut now = Instant::now();
+        let initial = Client::new(now, &setup, 1).sent_by_client(now).remove(0);
+        // Drafts 29 and 34, and the versions that noq offers if nobody asks, are not known here.
+        for version in [0xff00_001d_u32, 0xff00_0022, 0x6b33_43cf, 2] {
+            let mut other = initial.clone();
+            other[1..5].copy_from_slice(&version.to_be_bytes());
+            let remote = "198.51.100.9:9".parse().unwrap();
+            assert_eq!(server.handle(now, None, remote, 0, other), Handled::Nothing, "{version:#x}");
+            let (_, answer) = server.poll_stateless().expect("Version Negotiation");
+            assert_eq!(answer[1..5], [0; 4], "{version:#x}");
+        }
+        let mut client = Client::new(now, &setup, 1);
+        client.exchange(&mut now, &mut server, 20);
+        assert!(client.connected);
+    }
+
+    #[test]
+    fn a_panic_while_a_stranger_is_handled_drops_that_packet_only() {
+        let fault = Arc::<AtomicU8>::default();
+        let (mut server, setup) = server(&fault);
+        let mut now = Instant::now();
+        let mut first = Client::new(now, &setup, 1);
+        first.exchange(&mut now, &mut server, 20);
+        assert!(first.connected);
+
+        // In `Endpoint::handle` of noq: a short header of an unknown connection.
+        fault.store(VALIDATE, Relaxed);
+        let short = BytesMut::from(&[0x40; 40][..]);
+        assert_eq!(server.handle(now, None, "198.51.100.9:9".parse().unwrap(), 0, short), Handled::Nothing);
+
+        // In `Endpoint::accept`, and in `Endpoint::retry`.
+        fault.store(GENERATE, Relaxed);
+        for retry_above in [RETRY_ABOVE, 0] {
+            server.retry_above = retry_above;
+            let initial = Client::new(now, &setup, 2).sent_by_client(now).remove(0);
+            let remote = "198.51.100.2:5000".parse().unwrap();
+            assert_eq!(server.handle(now, None, remote, 0, initial), Handled::Nothing);
+            assert!(server.poll_stateless().is_none());
+        }
+        server.retry_above = RETRY_ABOVE;
+        assert_eq!(server.handshaking, 1, "only the first client's, which nobody counted down");
+
+        fault.store(NO_FAULT, Relaxed);
+        first.exchange(&mut now, &mut server, 20);
+        assert!(first.at_server.is_some() && first.lost.is_none());
+        let mut later = Client::new(now, &setup, 3);
+        later.exchange(&mut now, &mut server, 20);
+        assert!(later.connected);
+    }
+
+    #[test]
+    fn a_panic_for_an_event_of_a_connection_ends_that_connection_only() {
+        let fault = Arc::<AtomicU8>::default();
+        let (mut server, setup) = server(&fault);
+        let mut now = Instant::now();
+        let [mut other, mut doomed] = [1, 2].map(|host| Client::new(now, &setup, host));
+        other.exchange(&mut now, &mut server, 20);
+        // One millisecond is enough for noq to accept. It asks for more connection IDs when the handshake ends.
+        doomed.exchange(&mut now, &mut server, 1);
+        let id = doomed.at_server.expect("accepted");
+        fault.store(GENERATE, Relaxed);
+        doomed.exchange(&mut now, &mut server, 20);
+        assert!(server.get(id).is_none() && doomed.at_server.is_none());
+
+        fault.store(NO_FAULT, Relaxed);
+        other.exchange(&mut now, &mut server, 20);
+        assert!(other.connected && other.at_server.is_some() && other.lost.is_none());
+    }
 
     #[test]
     fn link_tokens_are_told_from_addresses() {

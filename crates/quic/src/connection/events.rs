@@ -148,7 +148,7 @@ impl Connection {
     fn translate_stream(&mut self, event: StreamEvent) {
         match event {
             StreamEvent::Opened { dir } => {
-                while let Some(id) = self.inner.streams().accept(dir) {
+                while let Some(id) = self.guarded(|inner| inner.streams().accept(dir)).flatten() {
                     self.streams.receive.note_opened(from_noq(id));
                     self.events.push_back(Event::StreamOpened(from_noq(id)));
                     self.events.push_back(Event::StreamReadable(from_noq(id)));

@@ -1,13 +1,25 @@
-//! Limits a panic inside noq to the connection in which it happens.
+//! Limits a panic inside noq to the connection in which it happens, or to the received packet that belongs to no connection.
 
 use std::{
     any::Any,
+    collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use mpvpn_types::panic_text;
 
 use super::{Connection, Event, LostReason};
+use crate::ConnectionHandle;
+
+/// Calls noq; `Err` is the message of a panic inside it. noq has no unsafe code, so a panic leaves memory valid, and at most an
+/// entry in a table that is never used again.
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| describe(&*panic))
+}
+
+fn describe(panic: &(dyn Any + Send)) -> String {
+    format!("a fault in the QUIC library: {}", panic_text(panic))
+}
 
 /// Whether noq has panicked in a connection.
 #[derive(Debug, Default)]
@@ -16,10 +28,30 @@ pub(super) struct PanicGuard {
 }
 
 impl PanicGuard {
-    /// Records a panic; returns its message.
-    fn note(&mut self, panic: &(dyn Any + Send)) -> String {
-        self.panicked = true;
-        format!("a fault in the QUIC library: {}", panic_text(panic))
+    /// Calls noq for the connection `id`, as [`Connection::guarded`] does, while other parts of the connection are in use.
+    pub(super) fn call<T>(
+        &mut self,
+        id: ConnectionHandle,
+        events: &mut VecDeque<Event>,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        if self.panicked {
+            return None;
+        }
+        catch_panic(work).map_err(|reason| self.note(id, events, reason)).ok()
+    }
+
+    /// Records a panic with this message: the connection is lost.
+    fn note(&mut self, id: ConnectionHandle, events: &mut VecDeque<Event>, reason: String) {
+        if std::mem::replace(&mut self.panicked, true) {
+            return;
+        }
+        tracing::error!(
+            connection = id.0,
+            reason,
+            "noq panicked: this connection is lost, other connections continue"
+        );
+        events.push_back(Event::Lost(LostReason::Transport(reason)));
     }
 
     /// Whether noq has panicked.
@@ -32,24 +64,13 @@ impl Connection {
     /// Calls noq. A server has thousands of peers, and none of them may end the connections of others by making noq panic: if
     /// it does, this connection is lost, and `None` is returned from then on.
     pub(crate) fn guarded<T>(&mut self, work: impl FnOnce(&mut noq_proto::Connection) -> T) -> Option<T> {
-        if self.guard.has_panicked() {
-            return None;
-        }
-        let inner = &mut self.inner;
-        // noq has no unsafe code, and its inconsistent state is only dropped from now on.
-        match catch_unwind(AssertUnwindSafe(|| work(inner))) {
-            Ok(done) => Some(done),
-            Err(panic) => {
-                let reason = self.guard.note(&*panic);
-                tracing::error!(
-                    connection = self.id.0,
-                    reason,
-                    "noq panicked: this connection is lost, other connections continue"
-                );
-                self.events.push_back(Event::Lost(LostReason::Transport(reason)));
-                None
-            }
-        }
+        let Self { guard, id, inner, events, .. } = self;
+        guard.call(*id, events, || work(inner))
+    }
+
+    /// Records that noq's endpoint panicked, with this message, while it handled an event of this connection.
+    pub(crate) fn on_endpoint_panic(&mut self, reason: String) {
+        self.guard.note(self.id, &mut self.events, reason);
     }
 }
 

@@ -30,7 +30,10 @@ impl Connection {
     pub(super) fn start_qlog(&mut self, now: Instant) {
         let Some(sink) = self.qlog.take() else { return };
         let mut id = [0; 8];
-        if self.inner.crypto_session().export_keying_material(&mut id, EXPORTER_LABEL, b"").is_err() {
+        let exported = self.guarded(|inner| {
+            inner.crypto_session().export_keying_material(&mut id, EXPORTER_LABEL, b"").is_ok()
+        });
+        if exported != Some(true) {
             return;
         }
         self.gates.qlog = Some(ConnectionQlog { sink, connection: u64::from_be_bytes(id) });

@@ -89,7 +89,7 @@ impl Connection {
     /// # Errors
     /// If the peer allows no more.
     pub fn open_uni(&mut self) -> Result<StreamId, StreamError> {
-        self.inner.streams().open(noq_proto::Dir::Uni).map(from_noq).ok_or(StreamError::Limit)
+        self.open(noq_proto::Dir::Uni)
     }
 
     /// Opens a bidirectional stream.
@@ -97,7 +97,12 @@ impl Connection {
     /// # Errors
     /// If the peer allows no more; [`Event::StreamsAvailable`] follows.
     pub fn open_bi(&mut self) -> Result<StreamId, StreamError> {
-        self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
+        self.open(noq_proto::Dir::Bi)
+    }
+
+    fn open(&mut self, dir: noq_proto::Dir) -> Result<StreamId, StreamError> {
+        let opened = self.guarded(|inner| inner.streams().open(dir)).flatten();
+        opened.map(from_noq).ok_or(StreamError::Limit)
     }
 
     /// Makes a stream a bulk stream until [`Self::end_bulk`]: its data leaves by send quotas ([`Self::grant_quota`]), and is read
@@ -142,7 +147,9 @@ impl Connection {
     }
 
     fn written(&mut self, id: StreamId) {
-        if self.streams.send.written(&mut self.inner, id).dropped {
+        let Self { guard, id: handle, inner, events, streams, .. } = self;
+        let written = guard.call(*handle, events, || streams.send.written(inner, id));
+        if written.is_some_and(|written| written.dropped) {
             self.streams.reinjection.forget(id);
         }
     }
@@ -152,13 +159,13 @@ impl Connection {
         self.drop_writes(id);
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
         // A stream that is closed already needs no reset.
-        let _ = self.inner.send_stream(to_noq(id)).reset(code);
+        self.guarded(|inner| inner.send_stream(to_noq(id)).reset(code).ok());
     }
 
     /// Asks the peer to stop sending on a stream (STOP_SENDING).
     pub fn stop(&mut self, id: StreamId, code: u64) {
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
-        let _ = self.inner.recv_stream(to_noq(id)).stop(code);
+        self.guarded(|inner| inner.recv_stream(to_noq(id)).stop(code).ok());
         self.streams.receive.end_ordered(id);
     }
 
@@ -241,28 +248,11 @@ impl Connection {
     pub fn read(&mut self, id: StreamId) -> Read {
         let read = match self.streams.receive.is_early(id) {
             true => self.read_early(id),
-            false => self.read_in_order(id),
+            false => self.guarded(|inner| read_in_order(inner, id)).unwrap_or(Read::Blocked),
         };
         if matches!(read, Read::Finished | Read::Reset(_)) {
             self.streams.receive.end_ordered(id);
         }
-        read
-    }
-
-    fn read_in_order(&mut self, id: StreamId) -> Read {
-        let mut stream = self.inner.recv_stream(to_noq(id));
-        let mut chunks = match stream.read(true) {
-            Ok(chunks) => chunks,
-            Err(_) => return Read::Blocked,
-        };
-        let read = match chunks.next(64 << 10) {
-            Ok(Some(chunk)) => Read::Data(chunk.bytes),
-            Ok(None) => Read::Finished,
-            Err(noq_proto::ReadError::Blocked) => Read::Blocked,
-            Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
-        };
-        // Flow control credit for the peer leaves with the next control pass.
-        let _ = chunks.finalize();
         read
     }
 
@@ -357,4 +347,22 @@ impl Connection {
     pub fn stream_bytes_sent(&self) -> u64 {
         self.streams.reinjection.bytes_sent()
     }
+}
+
+/// Reads the next bytes of a stream that noq puts in order.
+fn read_in_order(inner: &mut noq_proto::Connection, id: StreamId) -> Read {
+    let mut stream = inner.recv_stream(to_noq(id));
+    let mut chunks = match stream.read(true) {
+        Ok(chunks) => chunks,
+        Err(_) => return Read::Blocked,
+    };
+    let read = match chunks.next(64 << 10) {
+        Ok(Some(chunk)) => Read::Data(chunk.bytes),
+        Ok(None) => Read::Finished,
+        Err(noq_proto::ReadError::Blocked) => Read::Blocked,
+        Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
+    };
+    // Flow control credit for the peer leaves with the next control pass.
+    let _ = chunks.finalize();
+    read
 }
