@@ -380,6 +380,7 @@ impl ClientConfig {
                 "name the interface or the network of the machines behind this one",
             ));
         }
+        let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan, options.via.as_ref())?;
         let paths = paths(options.path, &tun_name)?;
         let links = links(options.link, options.pipes, options.transport);
         let context = ClassContext { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
@@ -406,7 +407,7 @@ impl ClientConfig {
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or_default(),
             dns: dns::client_dns(options.dns)?,
-            kill_switch: kill_switch(options.kill_switch, options.kill_switch_lan)?,
+            kill_switch,
             share: share.iter().map(ToString::to_string).collect(),
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
@@ -432,7 +433,15 @@ impl ClientConfig {
     }
 }
 
-fn kill_switch(is_on: bool, allows_lan: Option<bool>) -> Result<KillSwitch> {
+fn kill_switch(is_on: bool, allows_lan: Option<bool>, via: Option<&ViaOption>) -> Result<KillSwitch> {
+    if let (true, Some(ViaOption::Proxy(via))) = (is_on, via)
+        && via.proxy.ip().is_none()
+    {
+        return Err(Error::usage(
+            format!("--kill-switch blocks the query for the address of the proxy {}", via.proxy),
+            "give --via the proxy's address instead of its name, or --via none",
+        ));
+    }
     match (is_on, allows_lan) {
         (true, allows_lan) => Ok(KillSwitch::On { allows_lan: allows_lan.unwrap_or(true) }),
         (false, None) => Ok(KillSwitch::Off),

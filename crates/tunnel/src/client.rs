@@ -348,7 +348,7 @@ impl Client {
         self.reports.events.push_back(ClientEvent::Fatal(error));
     }
 
-    /// LocalEnd the tunnel; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
+    /// Ends the tunnel; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
     pub fn close(&mut self, now: Instant, reason: &str) {
         self.connector.end();
         self.close_all(now, reason);

@@ -215,7 +215,7 @@ impl Server {
         }
     }
 
-    /// LocalEnd the tunnel, relays and UDP flows of a connection.
+    /// Ends the tunnel, relays and UDP flows of a connection.
     fn end_all(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
         let Some(peer) = self.peers.get_mut(id) else { return };
@@ -225,7 +225,7 @@ impl Server {
         self.events.extend(flows.map(|stream| ServerEvent::UdpGone(UdpId::new(id, stream))));
     }
 
-    /// LocalEnd the tunnel of a connection; the session ends with its last tunnel.
+    /// Ends the tunnel of a connection; the session ends with its last tunnel.
     fn end_tunnel(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.take_path_events(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
@@ -376,7 +376,7 @@ impl Server {
         self.stalled_until = Some(now);
     }
 
-    /// LocalEnd all sessions; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
+    /// Ends all sessions; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
     pub fn close(&mut self, now: Instant, reason: &str) {
         for id in self.peers.ids() {
             self.close_peer(now, id, h3::code::NO_ERROR, reason);

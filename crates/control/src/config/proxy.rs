@@ -67,6 +67,8 @@ impl ClientConfig {
             lane: None,
             routes: None,
             dns: Vec::new(),
+            kill_switch: false,
+            kill_switch_lan: None,
             share: Vec::new(),
             shards: None,
             name: Some(name),
@@ -103,6 +105,8 @@ pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
         (options.lane.is_some(), "lane"),
         (options.routes.is_some(), "routes"),
         (!options.dns.is_empty(), "dns"),
+        (options.kill_switch, "kill-switch"),
+        (options.kill_switch_lan.is_some(), "kill-switch-lan"),
         (!options.share.is_empty(), "share"),
         (options.shards.is_some(), "shards"),
     ];

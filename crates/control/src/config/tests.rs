@@ -708,3 +708,17 @@ fn routes_of_a_family_without_addresses_are_refused() {
     let config = ServerConfig::resolve(options("fd00::/64"), Rights::ALL).unwrap();
     assert_eq!(config.routes, ["10.1.0.0/16", "2001:db8::/32"].map(|net| net.parse().unwrap()));
 }
+
+#[test]
+fn a_kill_switch_needs_the_address_of_a_proxy_and_a_tunnel() {
+    let base = "server = 'vpn.example'\ninsecure = true\nkill-switch = true\n";
+    let resolve = |text: &str| ClientConfig::resolve(ClientOptions::parse(text).unwrap());
+    assert!(resolve(&format!("{base}via = 'http://192.0.2.8:3128'\n")).is_ok());
+    let error = resolve(&format!("{base}via = 'http://proxy.example:3128'\n")).unwrap_err();
+    assert!(error.to_string().contains("the address of the proxy proxy.example:3128"), "{error}");
+    let error = resolve("server = 'vpn.example'\ninsecure = true\nkill-switch-lan = true\n").unwrap_err();
+    assert!(error.to_string().contains("without --kill-switch"), "{error}");
+    let cli = ClientOptions { kill_switch: true, ..ClientOptions::default() };
+    let error = ClientConfig::load_proxy(None, cli).unwrap_err().to_string();
+    assert!(error.contains("--kill-switch is about a TUN device"), "{error}");
+}

@@ -31,6 +31,8 @@ pub(super) struct ClientKillSwitch {
     allows_lan: bool,
     /// Asked for the server's name.
     resolvers: Vec<IpAddr>,
+    /// The HTTP proxy in front of the server, if there is one.
+    proxy: Option<SocketAddr>,
     /// The server's addresses.
     servers: Vec<SocketAddr>,
     restorer: Restorer,
@@ -58,7 +60,9 @@ impl ClientKillSwitch {
         let exceptions = Exceptions { devices: tunnels, mark, ..Exceptions::default() };
         let switch = KillSwitch::arm(base, &config.tun_name, exceptions)?;
         let restorer = Restorer::start()?;
-        let mut armed = Self { switch, allows_lan, resolvers, servers: Vec::new(), restorer };
+        let proxy =
+            config.via.as_ref().and_then(|via| Some(SocketAddr::new(via.proxy.ip()?, via.proxy.port)));
+        let mut armed = Self { switch, allows_lan, resolvers, proxy, servers: Vec::new(), restorer };
         armed.update()?;
         Ok(Some(armed))
     }
@@ -83,7 +87,7 @@ impl ClientKillSwitch {
             false => Vec::new(),
         };
         let resolvers = self.resolvers.iter().map(|ip| SocketAddr::new(*ip, dns::PORT));
-        let remotes = self.servers.iter().copied().chain(resolvers).collect();
+        let remotes = self.servers.iter().copied().chain(self.proxy).chain(resolvers).collect();
         let exceptions = Exceptions { remotes, lan, ..before.clone() };
         self.switch.change(exceptions)?;
         Ok(())

@@ -34,7 +34,8 @@ pub(crate) struct Proxy {
 }
 
 /// Options that only apply with a TUN device.
-const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "dns", "share", "shards"];
+const OF_A_TUN: &[&str] =
+    &["tun_name", "lane", "routes", "dns", "kill_switch", "kill_switch_lan", "share", "shards"];
 
 fn hide(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {

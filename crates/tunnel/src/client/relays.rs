@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// LocalEnd the direction to the target (FIN).
+    /// Ends the direction to the target (FIN).
     pub fn relay_finish(&mut self, relay: RelayId) {
         if let Some((session, connection)) =
             open_relay(&self.edge_relays, &mut self.session, &mut self.endpoint, relay)

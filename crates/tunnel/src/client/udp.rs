@@ -182,7 +182,7 @@ impl Client {
         self.on_udp_flow_event(now, id, news);
     }
 
-    /// LocalEnd the stream of a flow: cleanly, or with an HTTP/3 error code.
+    /// Ends the stream of a flow: cleanly, or with an HTTP/3 error code.
     pub(super) fn end_udp_flow(&mut self, id: UdpId, ended: Result<(), u64>) {
         let Some((session, connection)) = self.udp_session(id) else { return };
         session.udp.stages.remove(&id.stream);

@@ -90,7 +90,7 @@ impl Server {
         self.end_request(now, id, "the client sent a malformed capsule");
     }
 
-    /// LocalEnd both directions of a stream with an HTTP/3 error code.
+    /// Ends both directions of a stream with an HTTP/3 error code.
     pub(super) fn reset_stream(&mut self, id: ConnectionHandle, stream: StreamId, code: u64) {
         if let Some(connection) = self.endpoint.get(id) {
             connection.reset(stream, code);

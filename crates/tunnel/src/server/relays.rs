@@ -117,7 +117,7 @@ impl Server {
         });
     }
 
-    /// LocalEnd the direction to the client (FIN).
+    /// Ends the direction to the client (FIN).
     pub fn relay_finish(&mut self, relay: RelayId) {
         let finish = |peer: &mut Peer, connection: &mut Connection, http: &mut Http| {
             peer.relays.finish(connection, http, relay.stream);

@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// LocalEnd the stream of a flow, cleanly or with an HTTP/3 error code. Returns whether the flow existed.
+    /// Ends the stream of a flow, cleanly or with an HTTP/3 error code. Returns whether the flow existed.
     fn end_udp_flow(&mut self, udp: UdpId, ended: Result<(), u64>) -> bool {
         let over = self.on_udp(udp, |peer, connection| {
             peer.udp.remove(udp.stream);
