@@ -38,7 +38,7 @@ pub fn command(valgrind: &Path, binary: &Path, benchmark: &Benchmark, out: &Path
 /// The total number of instructions in a callgrind file.
 ///
 /// # Errors
-/// If there is no line with totals, or the total is 0 because no function matched [`MEASURED`].
+/// If there is no line with totals, or the total is 0 because no function matched `MEASURED`.
 pub fn total(file: &str) -> Result<u64, String> {
     let total = file.lines().find_map(|line| line.strip_prefix("totals:"));
     let total = total.ok_or("callgrind left no totals")?.trim();

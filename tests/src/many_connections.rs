@@ -68,7 +68,7 @@ pub struct ShortConnections {
 /// Result of concurrent connections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldConnections {
-    /// Connections that could not be opened, or were not answered after [`HOLD_TIME`].
+    /// Connections that could not be opened, or were not answered after `HOLD_TIME`.
     pub failed: u64,
     /// Time to open all connections.
     pub opening: Duration,
@@ -94,7 +94,7 @@ impl ConnectionServer {
         Err("the server does not listen after 5 s".to_owned())
     }
 
-    /// Opens short connections from the client to `address`, [`MAX_CONCURRENT`] at a time, for `seconds`.
+    /// Opens short connections from the client to `address`, `MAX_CONCURRENT` at a time, for `seconds`.
     pub fn repeat(&self, testbed: &Testbed, address: &str, seconds: u32) -> Result<ShortConnections> {
         let (numbers, first_error) = self.ask(testbed, "repeat", address, seconds, seconds)?;
         let [done, failed, ms] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };

@@ -134,7 +134,7 @@ impl DnsSnooper {
         }
     }
 
-    /// Adds a mapping as if a resolver had returned `address` for `name`; it lasts for [`MAX_TTL`].
+    /// Adds a mapping as if a resolver had returned `address` for `name`; it lasts for `MAX_TTL`.
     pub fn add_mapping(&mut self, now: Instant, address: IpAddr, name: &str) {
         let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
         for at in self.matching_patterns(&labels).collect::<Vec<_>>() {

@@ -281,7 +281,7 @@ impl Endpoint {
         &self.socket
     }
 
-    /// Ends the process by SIGINT and returns its exit status. If it takes longer than [`STOP_TIMEOUT`], it is killed, which is an
+    /// Ends the process by SIGINT and returns its exit status. If it takes longer than `STOP_TIMEOUT`, it is killed, which is an
     /// error.
     pub fn stop(&mut self) -> Result<ExitStatus, LabError> {
         self.process.signal(Signal::INT)?;

@@ -56,7 +56,7 @@ pub struct KillSwitch {
 
 impl KillSwitch {
     /// Blocks everything but `exceptions` and those of other clients. `name` identifies the instance: its exceptions of before,
-    /// which a killed process has left, are replaced. `base` is the folder for state, [`undo::BASE`] but in tests.
+    /// which a killed process has left, are replaced. `base` is the folder for state, [`undo::DEFAULT_FOLDER`] but in tests.
     ///
     /// # Errors
     /// If nft refuses the table, or the exceptions cannot be written. Then everything is as it was.

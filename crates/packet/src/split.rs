@@ -50,7 +50,7 @@ pub enum SplitError {
         /// Protocol of the packet.
         protocol: u8,
     },
-    /// The segment size is zero or less than [`MIN_SEGMENT_LEN`].
+    /// The segment size is zero or less than `MIN_SEGMENT_LEN`.
     #[error("segment size of {0} bytes is too small")]
     GsoSize(u16),
     /// The transport header does not fit in the packet.

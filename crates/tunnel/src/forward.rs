@@ -375,7 +375,7 @@ impl Forwarder {
         true
     }
 
-    /// Returns the next received datagram: context ID and payload. Datagrams older than [`MAX_DATAGRAM_AGE`] are dropped.
+    /// Returns the next received datagram: context ID and payload. Datagrams older than `MAX_DATAGRAM_AGE` are dropped.
     pub fn next_datagram(&mut self, now: Instant, request: RelayId) -> Option<Bytes> {
         self.inboxes.get_mut(&request.stream)?.pop(now)
     }

@@ -37,7 +37,7 @@ use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServerOptions {
     /// Address and port at which the server accepts clients, over UDP and TCP; repeatable. Set it for another port, or
-    /// for IPv6 too, as in [::]:443 [default: 0.0.0.0:443; without root 0.0.0.0:4433]
+    /// for IPv6 too, as in `[::]:443` [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<SocketAddr>")]

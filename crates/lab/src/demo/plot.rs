@@ -114,7 +114,7 @@ impl Svg {
         self.text(x + 24.0, 86.0, "start", 14, "#333", &best);
     }
 
-    /// Draws the round-trip times; the line is interrupted where no reply came for [`MAX_GAP_SECONDS`].
+    /// Draws the round-trip times; the line is interrupted where no reply came for `MAX_GAP_SECONDS`.
     fn pings(&mut self, panel: &Panel, bonding: &Bonding) {
         const MAX_GAP_SECONDS: f64 = 0.1;
         let points: Vec<_> =

@@ -111,7 +111,7 @@ impl Client {
     }
 
     /// Sends a payload. It is dropped and counted if it is larger than [`Self::udp_room`], and dropped beyond
-    /// [`MAX_UNANSWERED_BYTES`] before the server has responded.
+    /// `MAX_UNANSWERED_BYTES` before the server has responded.
     pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
         let Some((session, connection)) = self.udp_session(id) else { return };
         if let Some(Stage::Requested(left, waiting)) = session.udp.stages.get_mut(&id.stream) {

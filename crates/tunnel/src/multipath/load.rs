@@ -27,7 +27,7 @@ impl PathLoad {
         self.now
     }
 
-    /// Takes a measurement if one is `due`, else returns [`Load::Some`]. `limited`: more data waited than the path
+    /// Takes a measurement if one is `due`, else returns [`Utilization::Partial`]. `limited`: more data waited than the path
     /// could take.
     pub(super) fn measure(&mut self, due: bool, limited: bool) -> Utilization {
         self.now = if due { self.step(limited) } else { Utilization::Partial };
