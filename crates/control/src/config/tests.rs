@@ -197,7 +197,7 @@ fn every_key_of_a_client_arrives() {
         scheduler = "failover"
         lane = "datagram"
         cc = "cubic"
-        via = "http://anna:secret@proxy.example:3128"
+        via = "http://anna:secret@192.0.2.8:3128"
         routes = "advertised"
         dns = "192.0.2.53"
         kill-switch = true
@@ -278,7 +278,7 @@ fn every_key_of_a_client_arrives() {
                 ports: vec![Ports::new(22, 23).unwrap()],
             }],
             cc: CongestionControl::Cubic,
-            via: Some("http://anna:secret@proxy.example:3128".parse().unwrap()),
+            via: Some("http://anna:secret@192.0.2.8:3128".parse().unwrap()),
             routes: Routes::Advertised,
             dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
             kill_switch: KillSwitch::On { allows_lan: false },
