@@ -92,14 +92,14 @@ fn a_cut_can_be_followed_in_the_log() {
         assert_logged(
             &lines,
             &[
-                &[end, span, "silent for too long", "silence=", "limit=", "misses=3", "rtt="],
+                &[end, span, "silence exceeds the limit", "silence=", "limit=", "misses=3", "rtt="],
                 &[end, "the state of a path has changed", path, "active", "down", "3 heartbeats lost"],
                 &[end, "the path status sent to the peer has changed", path, "Backup"],
-                &[end, "other paths are filled", "before=[0, 1]", other],
-                &[end, span, "heard on a dead path", "arrivals=1", "needed=2"],
-                &[end, span, "enough arrived: the path works", "dead_for="],
+                &[end, "the set of usable paths has changed", "before=[0, 1]", other],
+                &[end, span, "a packet arrived on a dead path", "arrivals=1", "needed=2"],
+                &[end, span, "enough packets arrived: the path is alive", "dead_for="],
                 &[end, "the state of a path has changed", path, "down", "active"],
-                &[end, "other paths are filled", "before=[1]", "(0, "],
+                &[end, "the set of usable paths has changed", "before=[1]", "(0, "],
             ],
         );
     }
@@ -123,7 +123,7 @@ fn a_link_that_loses_and_regains_its_carrier_is_logged() {
             &["client", "path{id=1 link=0}", "the link lost its carrier"],
             &["server", "the peer's report about a path has changed", "path=1", "heard=false"],
             &["client", "path{id=1 link=0}", "the link has a carrier again"],
-            &["client", "path{id=1 link=0}", "enough arrived: the path works"],
+            &["client", "path{id=1 link=0}", "enough packets arrived: the path is alive"],
         ],
     );
 }
