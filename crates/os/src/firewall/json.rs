@@ -26,40 +26,28 @@ pub(crate) fn hook_chain(
     std::iter::once(chain).chain(add_rules(table, name, rules)).collect()
 }
 
-/// A chain that others jump to, with its rules.
-pub(crate) fn chain(table: &str, name: &str, rules: &[Vec<Value>]) -> Vec<Value> {
-    let chain = json!({"add": {"chain": {"family": "inet", "table": table, "name": name}}});
-    std::iter::once(chain).chain(add_rules(table, name, rules)).collect()
-}
-
 fn add_rules(table: &str, chain: &str, rules: &[Vec<Value>]) -> Vec<Value> {
     let rule =
         |expr| json!({"add": {"rule": {"family": "inet", "table": table, "chain": chain, "expr": expr}}});
     rules.iter().map(rule).collect()
 }
 
-/// A set or, with `map` for the type of its values, a map. nft refuses an empty list of elements, so none is left out.
+/// A set. nft refuses an empty list of elements, so none is left out.
 pub(crate) fn set(table: &str, name: &str, kind: &Value, elements: &[Value]) -> Value {
-    with_elements(json!({"family": "inet", "table": table, "name": name, "type": kind}), "set", elements)
+    with_elements(json!({"family": "inet", "table": table, "name": name, "type": kind}), elements)
 }
 
 /// A set of networks.
 pub(crate) fn interval_set(table: &str, name: &str, kind: &str, elements: &[Value]) -> Value {
     let set = json!({"family": "inet", "table": table, "name": name, "type": kind, "flags": ["interval"]});
-    with_elements(set, "set", elements)
+    with_elements(set, elements)
 }
 
-/// A map from keys to verdicts.
-pub(crate) fn verdict_map(table: &str, name: &str, kind: &str, elements: &[Value]) -> Value {
-    let map = json!({"family": "inet", "table": table, "name": name, "type": kind, "map": "verdict"});
-    with_elements(map, "map", elements)
-}
-
-fn with_elements(mut object: Value, kind: &str, elements: &[Value]) -> Value {
+fn with_elements(mut set: Value, elements: &[Value]) -> Value {
     if !elements.is_empty() {
-        object["elem"] = json!(elements);
+        set["elem"] = json!(elements);
     }
-    json!({"add": {kind: object}})
+    json!({"add": {"set": set}})
 }
 
 /// A network as an element of a set or the right side of a comparison.
@@ -67,17 +55,8 @@ pub(crate) fn network(net: &IpNet) -> Value {
     json!({"prefix": {"addr": net.network().to_string(), "len": net.prefix_len()}})
 }
 
-/// The fitting protocol of a network's addresses: `ip` or `ip6`.
-pub(crate) fn protocol_of(net: &IpNet) -> &'static str {
-    if net.addr().is_ipv4() { "ip" } else { "ip6" }
-}
-
 pub(crate) fn equal(left: Value, right: Value) -> Value {
     json!({"match": {"op": "==", "left": left, "right": right}})
-}
-
-pub(crate) fn not_equal(left: Value, right: Value) -> Value {
-    json!({"match": {"op": "!=", "left": left, "right": right}})
 }
 
 pub(crate) fn any_of(values: Value) -> Value {
@@ -98,14 +77,6 @@ pub(crate) fn payload(protocol: &str, field: &str) -> Value {
 
 pub(crate) fn accept() -> Value {
     json!({"accept": null})
-}
-
-pub(crate) fn drop_packet() -> Value {
-    json!({"drop": null})
-}
-
-pub(crate) fn goto(chain: &str) -> Value {
-    json!({"goto": {"target": chain}})
 }
 
 /// Drops, and tells the sender by ICMP: communication administratively prohibited (RFC 1812, section 5.2.7.1; RFC 4443,
