@@ -41,7 +41,7 @@ fn bytes_of_connection(status: &Value, number: u8, direction: &str) -> u64 {
 
 #[test]
 fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
-    let _share = MachineShare::take(Share::Percent(50));
+    let _share = MachineShare::take(Share::Percent(100));
     let testbed = Testbed::two_slow_links();
     let server = testbed.server(TWO_SHARDS);
     let client = testbed.client(TWO_SHARDS);
@@ -54,12 +54,13 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     for (direction, field) in [(Direction::Up, "tx_bytes"), (Direction::Down, "rx_bytes")] {
         let before = client.status();
         let report = iperf.tcp(&testbed, Host::Client, &inet4(), 16, direction, 3).finish();
-        assert!(report.megabits() > 48.0, "{direction:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
+        // More than one link carries. How full both become is measured by other stories, with nothing beside them.
+        assert!(report.megabits() > 42.0, "{direction:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
         let after = client.status();
         for number in [0, 1] {
             let bytes =
                 bytes_of_connection(&after, number, field) - bytes_of_connection(&before, number, field);
-            // 3 s at 48 Mbit/s are 18 MB; sixteen flows all meet one queue once in 32,768 runs.
+            // 3 s at 42 Mbit/s are 16 MB; sixteen flows all meet one queue once in 32,768 runs.
             assert!(bytes > 1_000_000, "{direction:?}: connection {number} carried only {bytes} bytes");
         }
     }
