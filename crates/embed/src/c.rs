@@ -174,7 +174,7 @@ unsafe fn start(
     let call = callbacks.event;
     let events = move |event| {
         let Some(call) = call else { return };
-        let (kind, json) = told(&event);
+        let (kind, json) = encode_event(&event);
         // SAFETY: the app's function, with the context that it gave; the string outlives the call.
         unsafe { call(context.pointer(), kind, json.as_ptr()) };
     };
@@ -399,7 +399,7 @@ fn c_string(text: &str) -> CString {
 }
 
 /// The number and the JSON of an event.
-fn told(event: &Event) -> (c_int, CString) {
+fn encode_event(event: &Event) -> (c_int, CString) {
     let (kind, value) = match event {
         Event::Down(reason) => (0, json!({ "reason": reason })),
         Event::Up(network) => {
