@@ -28,7 +28,7 @@ use crate::{
     error::OsError,
     firewall,
     netlink::Netlink,
-    undo::{self, file_name},
+    undo::{file_name, namespace_folder},
 };
 
 /// What one client lets past its tunnel.
@@ -56,7 +56,7 @@ pub struct KillSwitch {
 
 impl KillSwitch {
     /// Blocks everything but `exceptions` and those of other clients. `name` identifies the instance: its exceptions of before,
-    /// which a killed process has left, are replaced. `base` is the folder for state, [`undo::DEFAULT_FOLDER`] but in tests.
+    /// which a killed process has left, are replaced. `base` is the folder for state, [`DEFAULT_FOLDER`](crate::undo::DEFAULT_FOLDER) but in tests.
     ///
     /// # Errors
     /// If nft refuses the table, or the exceptions cannot be written. Then everything is as it was.
@@ -190,7 +190,7 @@ pub fn reset(base: &Path) -> Result<Vec<String>, OsError> {
 }
 
 fn folder(base: &Path) -> Result<PathBuf, OsError> {
-    Ok(base.join(format!("netns-{}", undo::namespace()?)).join("kill-switch"))
+    Ok(namespace_folder(base)?.join("kill-switch"))
 }
 
 /// Installs the table for all records, or removes it where there are none, and notes how nft shows it.

@@ -4,19 +4,18 @@
 //! replaced by rename.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::Exceptions;
 use crate::{
     error::OsError,
-    undo::{replace, start_time},
+    undo::{failed, open_locked, replace, start_time},
 };
 
 /// The exceptions of one instance.
@@ -39,13 +38,15 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct Records {
     folder: PathBuf,
-    _lock: File,
+    /// An exclusive lock that is waited for is always taken.
+    _lock: Option<File>,
 }
 
 impl Records {
     /// Waits until no other process has them.
     pub(super) fn lock(folder: &Path) -> Result<Self, OsError> {
-        let lock = lock(folder).map_err(|source| failed("lock", folder, source))?;
+        let lock = open_locked(&folder.join("lock"), FlockOperation::LockExclusive)
+            .map_err(|source| failed("lock", folder, source))?;
         Ok(Self { folder: folder.to_owned(), _lock: lock })
     }
 
@@ -115,29 +116,4 @@ impl Records {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.json"))
     }
-}
-
-/// Waits for the lock, making the folder if need be.
-fn lock(folder: &Path) -> io::Result<File> {
-    let path = folder.join("lock");
-    // Another process may remove the file, or the folder, between any two of these steps.
-    for _ in 0..100 {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = match options.open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            result => result?,
-        };
-        flock(&file, FlockOperation::LockExclusive)?;
-        let inode = file.metadata()?.ino();
-        if fs::metadata(&path).is_ok_and(|now| now.ino() == inode) {
-            return Ok(file);
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "the lock file keeps vanishing"))
-}
-
-fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
-    OsError::Journal { operation, path: path.to_owned(), source }
 }

@@ -26,31 +26,34 @@ impl Lock {
     /// lock.
     pub(super) fn take(folder: &Path, name: &str) -> io::Result<Option<Self>> {
         let path = folder.join(format!("{name}.lock"));
-        // A previous owner that ends may remove the file or the folder between any two of these steps.
-        for _ in 0..MAX_ATTEMPTS {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&path);
-            let file = match opened {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                result => result?,
-            };
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                result => result?,
-            }
-            let ours = file.metadata()?.ino();
-            if fs::metadata(&path).is_ok_and(|now| now.ino() == ours) {
-                return Ok(Some(Self { folder: folder.to_owned(), path, _file: file }));
-            }
-        }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps removing the lock file"))
+        let file = open_locked(&path, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file.map(|file| Self { folder: folder.to_owned(), path, _file: file }))
     }
+}
+
+/// Opens the file at `path`, creating it and its folder if they do not exist, and locks it; `None` if `operation` does not wait
+/// and another process holds the lock. The kernel releases it with the file.
+pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<Option<File>> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    // A previous owner that ends may remove the file or the folder between any two of these steps.
+    for _ in 0..MAX_ATTEMPTS {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let opened =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            result => result?,
+        };
+        match flock(&file, operation) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            result => result?,
+        }
+        let ours = file.metadata()?.ino();
+        if fs::metadata(path).is_ok_and(|now| now.ino() == ours) {
+            return Ok(Some(file));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps removing the lock file"))
 }
 
 impl Drop for Lock {

@@ -24,6 +24,7 @@ use std::{
 };
 
 use lock::Lock;
+pub(crate) use lock::open_locked;
 use serde::{Deserialize, Serialize};
 pub use step::{Interface, Step};
 
@@ -67,7 +68,7 @@ impl UndoJournal {
     /// # Errors
     /// [`OsError::AlreadyRunning`] if the owner of the journal is alive, or why the journal cannot be written.
     pub fn open(base: &Path, name: &str) -> Result<Self, OsError> {
-        let folder = base.join(format!("netns-{}", namespace()?));
+        let folder = namespace_folder(base)?;
         let file = file_name(name);
         let path = folder.join(format!("{file}.json"));
         let owner =
@@ -100,7 +101,7 @@ impl UndoJournal {
     /// # Errors
     /// If the folder cannot be read, or the kernel cannot be asked.
     pub fn reset_all(base: &Path) -> Result<Vec<(String, Leftover)>, OsError> {
-        let folder = base.join(format!("netns-{}", namespace()?));
+        let folder = namespace_folder(base)?;
         let files = match fs::read_dir(&folder) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -239,12 +240,17 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
-fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
+pub(crate) fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
     OsError::Journal { operation, path: path.to_owned(), source }
 }
 
+/// The folder below `base` for this thread's network namespace: namespaces share `/run`.
+pub(crate) fn namespace_folder(base: &Path) -> Result<PathBuf, OsError> {
+    Ok(base.join(format!("netns-{}", namespace()?)))
+}
+
 /// The inode of this thread's network namespace, which identifies the namespace.
-pub(crate) fn namespace() -> Result<u64, OsError> {
+fn namespace() -> Result<u64, OsError> {
     let link = Path::new("/proc/thread-self/ns/net");
     Ok(fs::metadata(link).map_err(|e| failed("find the network namespace for", link, e))?.ino())
 }
