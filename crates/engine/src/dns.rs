@@ -134,7 +134,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
         let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
         tokio::spawn(async move {
-            let response = ask_by_udp(&upstreams(), &query).await;
+            let response = first_response(&upstreams(), |resolver| exchange_by_udp(resolver, &query)).await;
             let response = response.or_else(|| message::server_failure(&query));
             if let Some(response) = response {
                 let _ = socket.send_to(&response, from).await;
@@ -172,17 +172,19 @@ async fn serve_connection(mut stream: TcpStream, upstreams: &Upstreams) -> io::R
         if message::question(&query).is_none() {
             return Ok(());
         }
-        let response = ask_by_tcp(&upstreams(), &query).await;
+        let response = first_response(&upstreams(), |resolver| exchange_by_tcp(resolver, &query)).await;
         let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
         timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await??;
     }
 }
 
-/// The response of the first resolver that answers.
-async fn ask_by_udp(resolvers: &[SocketAddr], query: &[u8]) -> Option<Vec<u8>> {
+/// The response of the first resolver that answers; `exchange` asks one.
+async fn first_response<F: Future<Output = io::Result<Vec<u8>>>>(
+    resolvers: &[SocketAddr],
+    exchange: impl Fn(SocketAddr) -> F,
+) -> Option<Vec<u8>> {
     for resolver in resolvers {
-        let asked = timeout(UPSTREAM_TIMEOUT, exchange_by_udp(*resolver, query)).await;
-        match asked {
+        match timeout(UPSTREAM_TIMEOUT, exchange(*resolver)).await {
             Ok(Ok(response)) => return Some(response),
             Ok(Err(error)) => tracing::debug!(%resolver, %error, "a resolver cannot be asked"),
             Err(_) => tracing::debug!(%resolver, "a resolver does not answer in time"),
@@ -207,21 +209,12 @@ async fn exchange_by_udp(resolver: SocketAddr, query: &[u8]) -> io::Result<Vec<u
     }
 }
 
-async fn ask_by_tcp(resolvers: &[SocketAddr], query: &[u8]) -> Option<Vec<u8>> {
-    for resolver in resolvers {
-        let exchange = async {
-            let mut stream = TcpStream::connect(resolver).await?;
-            write_message(&mut stream, query).await?;
-            read_message(&mut stream).await
-        };
-        match timeout(UPSTREAM_TIMEOUT, exchange).await {
-            Ok(Ok(response)) if message::answers(&response, query) => return Some(response),
-            Ok(Ok(_)) => tracing::debug!(%resolver, "a resolver answers something else"),
-            Ok(Err(error)) => tracing::debug!(%resolver, %error, "a resolver cannot be asked"),
-            Err(_) => tracing::debug!(%resolver, "a resolver does not answer in time"),
-        }
-    }
-    None
+async fn exchange_by_tcp(resolver: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(resolver).await?;
+    write_message(&mut stream, query).await?;
+    let response = read_message(&mut stream).await?;
+    let is_answer = message::answers(&response, query);
+    is_answer.then_some(response).ok_or_else(|| io::Error::other("it answers something else"))
 }
 
 async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {

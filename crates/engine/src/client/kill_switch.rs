@@ -20,8 +20,9 @@ use mpvpn_os::{
 
 use crate::{EngineError, dns};
 
-/// How long a change by another program may go unnoticed where the kernel reported none: messages can be lost.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How soon nft is tried again after it failed to put the table back: packets may leave until then. Sooner: nft fails more often for
+/// the same reason; later: packets leave for longer.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MONITOR_TOKEN: u64 = 0;
 const WAKE_TOKEN: u64 = 1;
 
@@ -127,19 +128,27 @@ impl Restorer {
         add().map_err(EngineError::io("watch the firewall"))?;
         let run = move || {
             let mut events = Events::with_capacity(2);
+            let mut retry = None;
             loop {
-                if poller.wait(&mut events, Some(CHECK_INTERVAL)).is_err()
-                    || events.iter().any(|event| event.token == WAKE_TOKEN)
-                {
+                let changed = poller.wait(&mut events, retry).and_then(|_| monitor.take_changed());
+                if let Err(error) = changed {
+                    tracing::error!(%error, "changes of the firewall table of the kill switch are not noticed any more");
                     return;
                 }
-                let _ = monitor.take_changed();
+                if events.iter().any(|event| event.token == WAKE_TOKEN) {
+                    return;
+                }
+                // Without a change it is time to try again.
+                retry = None;
                 match kill_switch::repair(Path::new(DEFAULT_FOLDER)) {
                     Ok(false) => {}
                     Ok(true) => tracing::warn!(
                         "another program changed or removed the firewall table of the kill switch: it is installed again"
                     ),
-                    Err(error) => tracing::error!(%error, "the kill switch cannot be put back"),
+                    Err(error) => {
+                        tracing::error!(%error, "the kill switch cannot be put back");
+                        retry = Some(RETRY_INTERVAL);
+                    }
                 }
             }
         };
