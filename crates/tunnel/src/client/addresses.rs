@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use mpvpn_masque::capsule::{AssignedAddress, Family, RequestedAddress};
+use mpvpn_packet::public::is_public;
 
 use super::{Assignment, session::Session};
 
@@ -29,11 +30,7 @@ pub(super) fn requested_addresses(known: Option<&Assignment>, more: usize) -> Ve
 
 /// The assignment, if `more` additional addresses of each family were requested.
 pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
-    // The prefix length is that of the network, so that the kernel adds a route to it.
-    let in_network = |net: IpNet| {
-        let network = session.agreed.networks.iter().find(|network| network.contains(&net.addr()));
-        network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
-    };
+    let in_network = |net: IpNet| with_network(net, &session.agreed.networks);
     let mut addresses = Vec::new();
     let mut beyond = vec![Vec::new(); more];
     for (place, net) in places(&session.addresses, more) {
@@ -44,6 +41,23 @@ pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
     }
     let (routes, dns) = (session.routes.clone(), session.agreed.dns.clone());
     Assignment { addresses, additional: beyond, routes, dns }
+}
+
+/// The address with the prefix length of its network, if the client may route that network: one of the server's
+/// `networks`, or the prefix in the ADDRESS_ASSIGN capsule. Networks with public addresses are not routed: a server could
+/// capture any part of the internet with them.
+fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
+    let ip = assigned.addr();
+    let network = networks.iter().find(|network| network.contains(&ip)).unwrap_or(&assigned);
+    let routed = is_private_network(network).then(|| IpNet::new(ip, network.prefix_len()).ok());
+    routed.flatten().unwrap_or(IpNet::from(ip))
+}
+
+/// Whether the network lies in one of the private blocks, of which the largest are 10.0.0.0/8 (RFC 1918) and fc00::/7
+/// (RFC 4193).
+fn is_private_network(network: &IpNet) -> bool {
+    let largest = if network.addr().is_ipv4() { 8 } else { 7 };
+    network.prefix_len() >= largest && !is_public(network.network()) && !is_public(network.broadcast())
 }
 
 /// The request ID for the address of a family at this index; index 0 is the first address.
@@ -77,6 +91,25 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+
+    #[test]
+    fn a_server_cannot_claim_a_part_of_the_internet_as_its_network() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let with = |address: &str, networks: &[&str]| {
+            let networks: Vec<_> = networks.iter().map(|text| net(text)).collect();
+            with_network(net(address), &networks).to_string()
+        };
+        assert_eq!(with("128.0.0.2/32", &["128.0.0.0/1"]), "128.0.0.2/32");
+        assert_eq!(with("128.0.0.2/1", &[]), "128.0.0.2/32");
+        assert_eq!(with("10.0.0.2/32", &["0.0.0.0/1"]), "10.0.0.2/32");
+        assert_eq!(with("192.168.0.2/32", &["192.0.0.0/8"]), "192.168.0.2/32");
+        assert_eq!(with("fd00::2/128", &["::/0"]), "fd00::2/128");
+        assert_eq!(with("2001:db8::2/128", &["2000::/3"]), "2001:db8::2/128");
+        // Whether a private network is that of a link is known to the edge only.
+        assert_eq!(with("192.168.1.5/32", &["192.168.1.0/25"]), "192.168.1.5/25");
+        assert_eq!(with("10.0.0.2/32", &["10.0.0.0/24"]), "10.0.0.2/24");
+        assert_eq!(with("fd00::2/128", &["fd00::/64"]), "fd00::2/64");
+    }
 
     #[test]
     fn an_address_has_the_index_of_the_request_that_it_answers() {

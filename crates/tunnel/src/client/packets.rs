@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use mpvpn_masque::{datagram::DatagramError, h3};
+use mpvpn_masque::{capsule::AssignedAddress, datagram::DatagramError, h3};
 use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
@@ -84,8 +84,7 @@ impl Client {
             };
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 // A packet for another address was misrouted, or tries to get past the firewall of this machine.
-                let dst = ip::dst_of(&arrived.packet);
-                if !dst.is_some_and(|dst| addresses.iter().any(|assigned| assigned.net.contains(&dst))) {
+                if !ip::dst_of(&arrived.packet).is_some_and(|dst| is_own(addresses, dst)) {
                     continue;
                 }
                 bytes += arrived.packet.len() as u64;
@@ -211,6 +210,12 @@ impl Client {
     }
 }
 
+/// Whether `ip` is one of the client's own addresses. The other addresses of an assigned prefix are not: the server
+/// chooses the prefix, which may contain hosts of a LAN.
+fn is_own(assigned: &[AssignedAddress], ip: IpAddr) -> bool {
+    assigned.iter().any(|entry| entry.net.addr() == ip)
+}
+
 /// Lowers the MSS of a received SYN to the MTU of the tunnel; other packets stay unchanged.
 pub(crate) fn clamp_received(packet: Bytes, mtu: usize) -> Bytes {
     // A SYN is at most 120 bytes of headers plus a small TCP Fast Open cookie; longer packets are not inspected.
@@ -225,5 +230,22 @@ pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_multicast() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.is_multicast(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_for_other_addresses_of_an_assigned_prefix_are_not_delivered() {
+        let assigned = |address: &str| AssignedAddress { request_id: 0, net: address.parse().unwrap() };
+        let rogue = [assigned("128.0.0.2/1"), assigned("192.168.1.5/25"), assigned("fd00::2/64")];
+        for own in ["128.0.0.2", "192.168.1.5", "fd00::2"] {
+            assert!(is_own(&rogue, own.parse().unwrap()), "{own} is dropped");
+        }
+        for other in ["192.168.1.1", "192.168.1.6", "203.0.113.1", "fd00::1", "fd00::3", "2001:db8::1"] {
+            assert!(!is_own(&rogue, other.parse().unwrap()), "{other} is delivered");
+        }
     }
 }
