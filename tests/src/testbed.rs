@@ -258,7 +258,10 @@ impl Testbed {
     pub fn server_with(&self, certificate: &str, more_args: &[&str]) -> MpvpnProcess {
         let (cert, key) = (format!("{certificate}.crt"), format!("{certificate}.key"));
         let mut args = vec!["server", "--listen", "0.0.0.0:4433", "--listen", "[::]:4433", "--cert", &cert];
-        args.extend(["--key", &key, "--subnet", "10.0.0.0/24"]);
+        args.extend(["--key", &key]);
+        if !more_args.contains(&"--subnet") {
+            args.extend(["--subnet", "10.0.0.0/24"]);
+        }
         if !more_args.contains(&"--auth") {
             args.extend(["--auth", "none"]);
         }

@@ -202,6 +202,8 @@ pub struct ClientConfig {
     pub lane_rules: Vec<LaneRule>,
     /// The destinations whose packets go into the tunnel.
     pub routes: Routes,
+    /// Networks that keep their routes past the tunnel, beside private networks and those of links.
+    pub keep_routes: Vec<IpNet>,
     /// The resolvers that this machine asks while the tunnel is up.
     pub dns: Dns,
     /// Whether packets past the tunnel are blocked, and which of them are not.
@@ -406,6 +408,7 @@ impl ClientConfig {
             lane: options.lane.unwrap_or_default(),
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or_default(),
+            keep_routes: keep_routes(options.keep_routes)?,
             dns: dns::client_dns(options.dns)?,
             kill_switch,
             share: share.iter().map(ToString::to_string).collect(),
@@ -430,6 +433,18 @@ impl ClientConfig {
             expected: "one bearer token on one line",
             found: "something else".into(),
         })
+    }
+}
+
+fn keep_routes(given: Vec<IpNet>) -> Result<Vec<IpNet>> {
+    match given.iter().find(|network| network.prefix_len() == 0) {
+        None => Ok(given),
+        Some(all) => Err(Error::usage(
+            format!(
+                "--keep-routes {all} would keep all routes but the default routes, also those that a link makes by DHCP"
+            ),
+            "name the networks that are to be reached past the tunnel",
+        )),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Source NAT and firewall marks for policy routing, by nftables.
+//! Source NAT, firewall marks for policy routing, and guards of addresses, by nftables.
 //!
 //! In: [`Rules`]. Out: the table `inet mpvpn_<name>` with chains for them. Always holds: a table is replaced as a whole in
 //! one transaction, so at no moment are its rules missing or incomplete; no other table is touched. A packet that another
@@ -8,13 +8,16 @@
 pub(crate) mod json;
 mod marking;
 
-use std::path::Path;
+use std::{collections::HashSet, net::IpAddr, path::Path};
 
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use nftables::{
     batch::Batch,
-    expr::{Expression, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix},
+    expr::{
+        Expression, Fib, FibFlag, FibResult, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix,
+        SetItem,
+    },
     helper::{
         DEFAULT_ARGS, NftablesError, apply_ruleset_raw, apply_ruleset_with_args, get_current_ruleset_raw,
     },
@@ -31,10 +34,14 @@ const SOURCE_NAT_PRIORITY: i32 = 100;
 /// Priority of the chains that set marks: after those of other programs (`mangle` of nft(8), -150), whose marks the rules
 /// may match, and before destination NAT (`dstnat`, -100), so that they match the original destination.
 const MARKING_PRIORITY: i32 = -140;
+/// Priority of the chain that guards addresses: `raw` of nft(8), before connection tracking.
+const GUARD_PRIORITY: i32 = -300;
 /// Chain for source NAT.
 const POSTROUTING_CHAIN: &str = "postrouting";
 /// Chain that marks packets received from interfaces.
 const PREROUTING_CHAIN: &str = "prerouting";
+/// Chain that guards addresses.
+const GUARD_CHAIN: &str = "guard";
 /// Chain that marks packets sent by this machine; the kernel routes them again after a change of the mark.
 const OUTPUT_CHAIN: &str = "output";
 
@@ -51,6 +58,25 @@ pub struct Rules {
     /// Packets sent by this machine with this mark are not marked: those of the tunnel itself.
     #[serde(default, rename = "spare")]
     pub exempt_mark: Option<u32>,
+    /// Addresses that only one interface receives packets for.
+    #[serde(default)]
+    pub guards: Vec<AddressGuard>,
+}
+
+/// A rule that drops packets to some addresses, unless they arrive by the interface of these, or this machine sends them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AddressGuard {
+    /// The interface.
+    pub interface: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl AddressGuard {
+    /// A guard for these addresses of `interface`.
+    pub fn new(interface: &str, addresses: &[IpNet]) -> Self {
+        Self { interface: interface.to_owned(), addresses: addresses.iter().map(IpNet::addr).collect() }
+    }
 }
 
 /// A rule for source NAT: matching packets get the address of the interface by which they leave.
@@ -126,8 +152,15 @@ fn transaction(rules: &Rules) -> Nftables<'static> {
             }));
         }
     };
-    let masquerade = rules.masquerade.iter().map(masquerade_statements).collect();
-    chain(POSTROUTING_CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT_PRIORITY, masquerade);
+    // A chain for NAT makes the kernel track connections, which costs time for each packet.
+    if !rules.masquerade.is_empty() {
+        let masquerade = rules.masquerade.iter().map(masquerade_statements).collect();
+        chain(POSTROUTING_CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT_PRIORITY, masquerade);
+    }
+    if !rules.guards.is_empty() {
+        let guards = rules.guards.iter().flat_map(guard_statements).collect();
+        chain(GUARD_CHAIN, NfChainType::Filter, NfHook::Prerouting, GUARD_PRIORITY, guards);
+    }
     if !rules.mark_rules.is_empty() {
         let incoming = rules.mark_rules.iter().flat_map(marking::statements_of);
         chain(
@@ -171,6 +204,28 @@ fn masquerade_statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
         Exit::AnyBut(name) => comparison(meta(MetaKey::Oifname), Operator::NEQ, text(name)),
     };
     from.into_iter().chain([exit, Statement::Masquerade(None)]).collect()
+}
+
+/// The rules of a guard, one for each IP version that has addresses.
+fn guard_statements(guard: &AddressGuard) -> Vec<Vec<Statement<'static>>> {
+    let rule = |protocol: &'static str| {
+        let of_family = guard.addresses.iter().filter(|ip| ip.is_ipv4() == (protocol == "ip"));
+        let items: Vec<_> = of_family.map(|ip| SetItem::Element(text(&ip.to_string()))).collect();
+        let sender = Fib { result: FibResult::Type, flags: HashSet::from([FibFlag::Saddr]) };
+        (!items.is_empty()).then(|| {
+            vec![
+                comparison(meta(MetaKey::Iifname), Operator::NEQ, text(&guard.interface)),
+                comparison(
+                    field(protocol, "daddr"),
+                    Operator::EQ,
+                    Expression::Named(NamedExpression::Set(items)),
+                ),
+                comparison(Expression::Named(NamedExpression::Fib(sender)), Operator::NEQ, text("local")),
+                Statement::Drop(None),
+            ]
+        })
+    };
+    ["ip", "ip6"].into_iter().filter_map(rule).collect()
 }
 
 fn comparison(left: Expression<'static>, op: Operator, right: Expression<'static>) -> Statement<'static> {

@@ -28,6 +28,7 @@ use crate::{
     error::OsError,
     firewall,
     netlink::Netlink,
+    tunnel_net::is_private,
     undo::{file_name, namespace_folder},
 };
 
@@ -154,14 +155,6 @@ pub fn connected_private_networks(tunnels: &[String]) -> Result<Vec<IpNet>, OsEr
     networks.sort_unstable();
     networks.dedup();
     Ok(networks)
-}
-
-/// Whether a network lies in a range that only a LAN uses.
-fn is_private(network: &IpNet) -> bool {
-    const PRIVATE: [&str; 6] =
-        ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10"];
-    let ranges = PRIVATE.iter().map(|range| range.parse::<IpNet>().expect("a network"));
-    ranges.into_iter().any(|range| range.contains(network))
 }
 
 fn lift(folder: &Path, name: &str) -> Result<(), OsError> {

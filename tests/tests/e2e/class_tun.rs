@@ -105,6 +105,16 @@ fn send_pings(testbed: &Testbed, from: Host, more: &[&str], to: &str) {
     );
 }
 
+/// Adds a route to the class's TUN device, as users do, and waits until it counts.
+fn route_to_class(testbed: &Testbed, host: &str) {
+    testbed.run(Host::Client, &["ip", "route", "add", host, "dev", "cr0"]);
+    eventually(TIMEOUT, "the route counts", || {
+        let route = testbed.run(Host::Client, &["ip", "route", "get", host]);
+        let counts = route.contains("dev cr0") && route.contains(&format!("src {CLASS_ADDRESS}"));
+        if counts { Ok(()) } else { Err(route) }
+    });
+}
+
 /// Configuration that assigns pings to `bulk`.
 const BULK_PING: &str = "[[class]]\nname = 'bulk'\n[[class.match]]\nprotocol = 'icmp'\n";
 /// Configuration of a class with a TUN device.
@@ -146,9 +156,7 @@ fn traffic_routed_to_the_tun_of_a_class_belongs_to_the_class_and_has_its_own_add
     });
 
     let own = testbed.interface_bytes(Host::Client, "cr0");
-    testbed.run(Host::Client, &["ip", "route", "add", &host, "dev", "cr0"]);
-    let route = testbed.run(Host::Client, &["ip", "route", "get", &host]);
-    assert!(route.contains("dev cr0") && route.contains(&format!("src {CLASS_ADDRESS}")), "{route}");
+    route_to_class(&testbed, &host);
     check_carried_by(&client, "critical", "what is routed there", || {
         send_pings(&testbed, Host::Client, &[], &host)
     });
@@ -168,7 +176,7 @@ fn several_threads_share_the_tun_of_a_class() {
     let _server = testbed.server(&["--shards", "2"]);
     let client = start(&testbed, TUN, &["--shards", "2"]);
     let host = inet4();
-    testbed.run(Host::Client, &["ip", "route", "add", &host, "dev", "cr0"]);
+    route_to_class(&testbed, &host);
     for _ in 0..6 {
         reaches(&testbed, Host::Client, &host);
     }

@@ -236,3 +236,36 @@ fn without_the_lan_and_with_a_refused_token_everything_is_blocked() {
     assert!(output.status.success(), "{output:?}");
     assert_open(&mut capture, "after mpvpn reset");
 }
+
+#[test]
+fn without_the_kill_switch_routes_of_a_link_draw_nothing_past_the_tunnel() {
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _programs = Programs::start(&testbed);
+    let mut capture = Capture::start(&testbed);
+    let mut client = testbed.client(&[]);
+    let lan = [LAN_RESOLVER, LAN_HOST].map(dotted);
+    assert_eq!(capture.destinations(), lan, "up");
+
+    // As a DHCP client does that is given these by option 121 (CVE-2024-3661), and a host by router advertisements.
+    for network in ["0.0.0.0/1", "128.0.0.0/1"] {
+        testbed.run(Host::Client, &["ip", "route", "add", network, "via", "10.101.0.1"]);
+    }
+    testbed.run(Host::Client, &["ip", "-6", "route", "add", "2000::/3", "dev", "eth1"]);
+    testbed.run(Host::Client, &["ip", "address", "add", "64.0.0.7/2", "dev", "eth1"]);
+    assert_eq!(capture.destinations(), lan, "with routes of the link");
+    let line = r#"keep-routes = ["0.0.0.0/1", "64.0.0.0/2", "128.0.0.0/1", "2000::/3"]"#;
+    eventually(SOON, "what is ignored is said", || {
+        let log = client.log();
+        if log.contains(line) { Ok(()) } else { Err(log) }
+    });
+    assert!(client.terminate().success(), "{}", client.log());
+
+    let host = format!("{}/32", inet(Family::V4));
+    testbed.run(Host::Client, &["ip", "route", "add", &host, "via", "10.101.0.1"]);
+    let client = testbed.client(&["--keep-routes", &host]);
+    let found = capture.destinations();
+    assert!(found.contains(&format!("{}.9", inet(Family::V4))), "the user kept it: {found:?}");
+    assert!(!found.iter().any(|to| to.starts_with("2001:")), "{found:?}");
+    drop(client);
+}

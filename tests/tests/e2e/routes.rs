@@ -50,6 +50,33 @@ fn only_the_advertised_network_is_reached_through_the_tunnel() {
 }
 
 #[test]
+fn a_server_cannot_capture_networks_of_the_client() {
+    // Of a host in the LAN behind the client.
+    const LAN_HOST: &str = "192.168.77.2";
+    let testbed = Testbed::with_lan(&[LINK]);
+    let way = |to: &str| testbed.run(Host::Client, &["ip", "route", "get", to]);
+    {
+        let _server = testbed.server(&["--subnet", "192.168.77.0/25"]);
+        for routes in ["none", "all", "advertised"] {
+            let client = testbed.client(&["--routes", routes, "--share", "lan0"]);
+            reaches(&testbed, Host::Client, LAN_HOST);
+            assert!(way("192.168.77.99").contains("dev lan0"), "{routes}: {}", way("192.168.77.99"));
+            let log = client.log();
+            assert!(routes == "all" || log.contains("overlaps one that this machine"), "{routes}: {log}");
+        }
+    }
+    let _server = testbed.server(&["--subnet", "45.0.0.0/8"]);
+    for routes in ["none", "advertised"] {
+        let client = testbed.client(&["--routes", routes]);
+        assert!(way("45.0.0.1").contains("dev eth"), "{routes}: {}", way("45.0.0.1"));
+        let left_out = client.log().contains("too large, or too many of them, for --routes advertised");
+        assert_eq!(left_out, routes == "advertised", "{}", client.log());
+    }
+    let _client = testbed.client(&[]);
+    assert!(way("45.0.0.1").contains("dev mpvpn0"), "{}", way("45.0.0.1"));
+}
+
+#[test]
 fn invalid_routes_are_named_with_a_suggestion() {
     let testbed = Testbed::new(&[LINK]);
     for (args, expected) in [

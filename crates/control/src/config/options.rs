@@ -335,6 +335,13 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<Routes>")]
     pub routes: Option<Routes>,
 
+    /// Let packets to this network go past the tunnel where the system's routes lead there; private networks and those of
+    /// the links do so without it; repeatable [default: none]
+    #[arg(long, value_name = "CIDR", value_parser = site::network)]
+    #[serde(deserialize_with = "site::networks")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
+    pub keep_routes: Vec<IpNet>,
+
     /// Address of a resolver to ask while the tunnel is up, repeatable (up to 3); or off: keep the resolvers of the
     /// system; or auto: those that the server suggests, if all traffic goes into the tunnel [default: auto]
     #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsOption>)]
@@ -484,7 +491,7 @@ impl ClientOptions {
         }
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes dns kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
+            lane lane_rule routes keep_routes dns kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
         }
     }
 }

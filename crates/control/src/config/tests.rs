@@ -200,6 +200,7 @@ fn every_key_of_a_client_arrives() {
         via = "http://anna:secret@192.0.2.8:3128"
         routes = "advertised"
         dns = "192.0.2.53"
+        keep-routes = "203.0.113.0/24"
         kill-switch = true
         kill-switch-lan = false
         share = ["lan0", "192.168.1.0/24"]
@@ -281,6 +282,7 @@ fn every_key_of_a_client_arrives() {
             via: Some("http://anna:secret@192.0.2.8:3128".parse().unwrap()),
             routes: Routes::Advertised,
             dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
+            keep_routes: vec!["203.0.113.0/24".parse().unwrap()],
             kill_switch: KillSwitch::On { allows_lan: false },
             proxies: Proxies::default(),
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
@@ -398,6 +400,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         lane_rules: Vec::new(),
         routes: Routes::All,
         dns: Dns::Suggested,
+        keep_routes: Vec::new(),
         kill_switch: KillSwitch::Off,
         share: Vec::new(),
         proxies: Proxies::default(),
@@ -707,6 +710,13 @@ fn routes_of_a_family_without_addresses_are_refused() {
     assert!(error.to_string().contains("--routes 2001:db8::/32 is an IPv6 network"), "{error}");
     let config = ServerConfig::resolve(options("fd00::/64"), Rights::ALL).unwrap();
     assert_eq!(config.routes, ["10.1.0.0/16", "2001:db8::/32"].map(|net| net.parse().unwrap()));
+}
+
+#[test]
+fn not_all_routes_can_be_kept() {
+    let base = "server = 'vpn.example'\ninsecure = true\n";
+    let error = client(&format!("{base}keep-routes = ['10.0.0.0/8', '::/0']\n")).unwrap_err().to_string();
+    assert!(error.contains("--keep-routes ::/0 would keep all routes"), "{error}");
 }
 
 #[test]

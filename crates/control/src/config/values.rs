@@ -193,12 +193,12 @@ word_enum! {
 word_enum! {
     /// The destinations that a client sends into the tunnel.
     pub enum Routes {
-        /// Everything but the packets of the tunnel itself.
+        /// Everything but the packets of the tunnel itself, and those to private networks, the links' networks and `keep-routes` that the system has routes to.
         #[default]
         All = "all",
         /// Only the subnets of the tunnel.
         None = "none",
-        /// What the server advertises.
+        /// What the server advertises: private networks, and public ones of /8 (IPv6: /16) or smaller.
         Advertised = "advertised",
     }
 }

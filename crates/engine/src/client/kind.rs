@@ -3,7 +3,7 @@
 //! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of the app.
 //! Always holds: only [`ClientKind::Machine`] changes the machine.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{config::ClientConfig, status::KillSwitchState};
 use mpvpn_tunnel::{Assignment, RelayId, UdpId};
@@ -45,10 +45,26 @@ impl ClientKind {
         }
     }
 
-    /// Handles changes of the interfaces.
-    pub(super) fn interfaces_changed(&mut self) {
+    /// Handles changes of the interfaces and routes.
+    pub(super) fn interfaces_changed(&mut self, now: Instant) {
         if let Self::Machine(machine) = self {
-            machine.interfaces_changed();
+            machine.interfaces_changed(now);
+        }
+    }
+
+    /// Adapts the tunnel's routes to those of the machine, when due.
+    pub(super) fn refresh_routes(&mut self, now: Instant) {
+        if let Self::Machine(machine) = self {
+            machine.refresh_routes(now);
+        }
+    }
+
+    /// When [`Self::refresh_routes`] is due.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Self::Machine(machine) => machine.refresh_at,
+            Self::Proxy(proxy) => proxy.poll_timeout(),
+            Self::Embedded(_) => None,
         }
     }
 

@@ -4,8 +4,10 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::Path,
+    time::{Duration, Instant},
 };
 
+use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, Dns, Routes, SteeringRule},
     status::KillSwitchState,
@@ -33,6 +35,17 @@ use crate::{
     slow_thread::Resolve,
 };
 
+/// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose routes change all the
+/// time lists them so often; less often: a route that a user adds counts later. Chosen.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest prefixes of public networks that a server may draw into the tunnel by advertising them (bits), for IPv4 and IPv6.
+/// Shorter: a server draws more traffic than that to its own networks; longer: the networks of large organisations are left
+/// out. The largest that are assigned to one are of 8 bits, and 19 (IANA, RIPE NCC).
+const MIN_ADVERTISED_PREFIX: (u8, u8) = (8, 16);
+/// Advertised routes that are used. More: a server makes the kernel and the journal hold more; fewer: a server's networks are
+/// left out. Chosen.
+const MAX_ADVERTISED_ROUTES: usize = 1024;
+
 /// The network configuration of a client.
 pub(super) struct Machine {
     net: ClientNet,
@@ -52,6 +65,23 @@ pub(super) struct Machine {
     kill_switch: Option<ClientKillSwitch>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
+    /// When the tunnel's routes are adapted to those of the machine, and when that was done last.
+    pub(super) refresh_at: Option<Instant>,
+    refreshed_at: Option<Instant>,
+}
+
+/// The networks of the server's routes that `--routes advertised` sends into the tunnel, and one that is left out, if any is.
+fn advertised_networks(routes: &[IpRange]) -> (Vec<IpNet>, Option<IpNet>) {
+    let is_taken = |net: &IpNet| {
+        let least = if net.addr().is_ipv4() { MIN_ADVERTISED_PREFIX.0 } else { MIN_ADVERTISED_PREFIX.1 };
+        tunnel_net::is_private(net) || net.prefix_len() >= least
+    };
+    let networks = routes.iter().flat_map(|range| range.to_nets());
+    // One more than is used, to know whether there are too many.
+    let (mut taken, large): (Vec<IpNet>, Vec<IpNet>) =
+        networks.take(MAX_ADVERTISED_ROUTES + 1).partition(is_taken);
+    let surplus = (taken.len() + large.len() > MAX_ADVERTISED_ROUTES).then(|| taken.pop()).flatten();
+    (taken, large.first().copied().or(surplus))
 }
 
 /// The server's routes, if they leave out part of an address family that the client has.
@@ -92,7 +122,13 @@ impl Machine {
         }
         let tun_name = interface.name.clone();
         let class_tuns: Vec<String> = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
-        let net_config = ClientNetConfig::new(interface);
+        let keep_routes = config.keep_routes.clone();
+        let class_tun_interfaces = tuns.iter().map(|tun| tun.interface.clone()).collect();
+        let net_config = ClientNetConfig {
+            keep_routes,
+            class_tuns: class_tun_interfaces,
+            ..ClientNetConfig::new(interface)
+        };
         let mark = net_config.mark;
         let all_tuns = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
         let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
@@ -112,6 +148,8 @@ impl Machine {
             kill_switch,
             undo,
             assignment: None,
+            refresh_at: None,
+            refreshed_at: None,
         };
         Ok((machine, devices))
     }
@@ -151,15 +189,29 @@ impl Machine {
     pub(super) fn assign(&mut self, config: &ClientConfig, assignment: Assignment) {
         let before = self.assignment.replace(assignment);
         let Some(given) = &self.assignment else { return };
-        if config.routes == Routes::All
-            && before.is_none_or(|before| before.routes != given.routes)
-            && let Some(routes) = limited_routes(given)
-        {
-            tracing::warn!(
-                routes,
-                "the server carries packets to these addresses only, but all traffic is routed into the tunnel: \
-                 --routes advertised uses the tunnel for these alone"
-            );
+        if before.is_some_and(|before| before.routes == given.routes) {
+            return;
+        }
+        match config.routes {
+            Routes::All => {
+                if let Some(routes) = limited_routes(given) {
+                    tracing::warn!(
+                        routes,
+                        "the server carries packets to these addresses only, but all traffic is routed into the tunnel: \
+                         --routes advertised uses the tunnel for these alone"
+                    );
+                }
+            }
+            Routes::Advertised => {
+                if let (_, Some(network)) = advertised_networks(&given.routes) {
+                    tracing::warn!(
+                        %network,
+                        "the server advertises networks that are too large, or too many of them, for --routes advertised, which \
+                         leaves them out: --routes all sends everything into the tunnel"
+                    );
+                }
+            }
+            Routes::None => {}
         }
     }
 
@@ -169,9 +221,7 @@ impl Machine {
         let routes = match config.routes {
             Routes::All => tunnel_net::Routes::All,
             Routes::None => tunnel_net::Routes::None,
-            Routes::Advertised => tunnel_net::Routes::Advertised(
-                assignment.routes.iter().flat_map(|range| range.to_nets()).collect(),
-            ),
+            Routes::Advertised => tunnel_net::Routes::Advertised(advertised_networks(&assignment.routes).0),
         };
         let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
@@ -180,8 +230,9 @@ impl Machine {
         self.set_resolvers(config)
     }
 
-    /// Updates the steering rules to the present interfaces.
-    pub(super) fn interfaces_changed(&mut self) {
+    /// Updates the steering rules to the present interfaces, and plans to adapt the routes.
+    pub(super) fn interfaces_changed(&mut self, now: Instant) {
+        self.refresh_at = Some(self.refreshed_at.map_or(now, |at| now.max(at + REFRESH_INTERVAL)));
         if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
             tracing::warn!(%error, "cannot update the steering rules, which stay as they were");
         }
@@ -189,6 +240,18 @@ impl Machine {
             && let Err(error) = kill_switch.update()
         {
             tracing::warn!(%error, "the kill switch lets the same networks pass as before");
+        }
+    }
+
+    /// Adapts the tunnel's routes to those of the machine, when due.
+    pub(super) fn refresh_routes(&mut self, now: Instant) {
+        if self.refresh_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        self.refreshed_at = Some(now);
+        let net = self.net.refresh(&mut self.undo);
+        if let Err(error) = net.and_then(|()| self.classes.refresh(&mut self.undo)) {
+            tracing::warn!(%error, "cannot adapt the tunnel's routes to those of the machine: they stay as they were");
         }
     }
 
@@ -294,4 +357,37 @@ fn steering(rule: &SteeringRule) -> ClassSteering {
         dscp: rule.dscp.clone(),
     };
     ClassSteering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advertised_networks_are_bounded_in_size_and_number() {
+        let range =
+            |start: &str, end: &str| IpRange::new(start.parse().unwrap(), end.parse().unwrap(), 0).unwrap();
+        let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let all = [range("0.0.0.0", "255.255.255.255")];
+        assert_eq!(advertised_networks(&all), (Vec::new(), "0.0.0.0/0".parse().ok()));
+        let halves = [range("0.0.0.0", "127.255.255.255"), range("128.0.0.0", "255.255.255.255")];
+        assert_eq!(advertised_networks(&halves), (Vec::new(), "0.0.0.0/1".parse().ok()));
+        let office = [
+            range("17.0.0.0", "17.255.255.255"),
+            range("172.16.0.0", "172.31.255.255"),
+            range("fc00::", "fd00::ff"),
+        ];
+        let (taken, left_out) = advertised_networks(&office);
+        assert_eq!(left_out, None);
+        assert_eq!(taken, nets(&["17.0.0.0/8", "172.16.0.0/12", "fc00::/8", "fd00::/120"]));
+        let single = |number: u32| {
+            let address = std::net::Ipv4Addr::from_bits(0x0a00_0000 + 2 * number).to_string();
+            range(&address, &address)
+        };
+        let many: Vec<IpRange> = (0..5000).map(single).collect();
+        let (taken, left_out) = advertised_networks(&many);
+        assert_eq!(taken.len(), MAX_ADVERTISED_ROUTES);
+        assert_eq!(left_out, "10.0.8.0/32".parse().ok());
+        assert_eq!(advertised_networks(&many[..MAX_ADVERTISED_ROUTES]).1, None);
+    }
 }

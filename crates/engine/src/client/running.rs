@@ -27,7 +27,7 @@ use crate::{
     event_loop::{EventLoop, Iteration, MONITOR_TOKEN, SignalRequest, reload_event, signal_event},
     flows,
     policies::LinkPolicies,
-    proxy::{FIRST_PROXY_TOKEN, Proxy},
+    proxy::FIRST_PROXY_TOKEN,
     qlog::Qlog,
     shards::ShardEvent,
     slow_thread::{Message, SlowThread},
@@ -83,15 +83,16 @@ impl Running {
                 self.server_name.as_ref().and_then(ServerName::poll_timeout),
                 self.shards.poll_timeout(),
                 Some(self.link_use.poll_timeout()),
-                self.kind.proxy().and_then(Proxy::poll_timeout),
+                self.kind.poll_timeout(),
             ];
             event_loop.wait(timeouts.into_iter().flatten().min(), &mut iteration)?;
             let kind = &mut self.kind;
             self.data_plane.handle_ready(event_loop, &iteration, &mut |name| kind.prepare_link(name))?;
             self.serve_proxy_clients(event_loop, &iteration);
             if iteration.ready.iter().any(|event| event.token == MONITOR_TOKEN) {
-                self.kind.interfaces_changed();
+                self.kind.interfaces_changed(iteration.now);
             }
+            self.kind.refresh_routes(iteration.now);
             match event_loop.signal_request(&iteration) {
                 Some(SignalRequest::End(signal)) => {
                     self.events.report(signal_event(signal));

@@ -27,9 +27,17 @@ pub(super) fn list_request() -> RouteNetlinkMessage {
 
 pub(super) fn add_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
     let mut message = message(index, address);
+    let mut flags = AddressFlags::empty();
     if matches!(address, IpNet::V6(_)) {
         message.header.flags = AddressHeaderFlags::Nodad;
-        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        flags |= AddressFlags::Nodad;
+    }
+    // The kernel adds no route to the main table (IFA_F_NOPREFIXROUTE) for an address without a network.
+    if address.prefix_len() == address.max_prefix_len() {
+        flags |= AddressFlags::Noprefixroute;
+    }
+    if !flags.is_empty() {
+        message.attributes.push(AddressAttribute::Flags(flags));
     }
     RouteNetlinkMessage::NewAddress(message)
 }

@@ -51,6 +51,9 @@ pub struct Rule {
     /// The source network.
     #[serde(default)]
     pub source: Option<IpNet>,
+    /// The destination network.
+    #[serde(default)]
+    pub destination: Option<IpNet>,
 }
 
 impl Rule {
@@ -66,6 +69,7 @@ impl Rule {
             input: None,
             output: None,
             source: None,
+            destination: None,
         }
     }
 
@@ -97,6 +101,8 @@ impl Rule {
         attributes.extend(self.output.clone().map(RuleAttribute::Oifname));
         attributes.extend(self.source.map(|source| RuleAttribute::Source(source.addr())));
         message.header.src_len = self.source.map_or(0, |source| source.prefix_len());
+        attributes.extend(self.destination.map(|network| RuleAttribute::Destination(network.network())));
+        message.header.dst_len = self.destination.map_or(0, |network| network.prefix_len());
         message
     }
 }
@@ -109,6 +115,9 @@ impl fmt::Display for Rule {
         }
         if let Some(source) = &self.source {
             write!(f, " from {source}")?;
+        }
+        if let Some(destination) = &self.destination {
+            write!(f, " to {destination}")?;
         }
         if let Some(input) = &self.input {
             write!(f, " iif {input}")?;
@@ -157,6 +166,9 @@ mod tests {
                 RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
                 RuleAttribute::Oifname(name) => rule.output = Some(name.clone()),
                 RuleAttribute::Source(ip) => rule.source = IpNet::new(*ip, message.header.src_len).ok(),
+                RuleAttribute::Destination(ip) => {
+                    rule.destination = IpNet::new(*ip, message.header.dst_len).ok();
+                }
                 _ => {}
             }
         }
@@ -173,6 +185,7 @@ mod tests {
         rule.input = Some("eth0".into());
         rule.output = Some("t0".into());
         rule.source = Some("fd00::/64".parse().unwrap());
+        rule.destination = Some("fd01::/64".parse().unwrap());
         assert_eq!(parse(&rule.add_request()), Some(rule.clone()));
         assert_eq!(parse(&rule.remove_request()), Some(rule));
     }

@@ -2,8 +2,8 @@
 //!
 //! Each device has a routing table with a default route to it. Policy rules look up this table
 //! 1. for packets of sockets that are bound to the device, or to an address that only this device has;
-//! 2. for packets with the device's bits in the firewall mark, unless the main table has a specific route. Rules of nftables
-//!    set these bits on the packets that [`ClassSteering`] matches.
+//! 2. for packets with the device's bits in the firewall mark, unless they go to a kept network ([`KeptNetworks`]) to which
+//!    the main table has a route. Rules of nftables set these bits on the packets that [`ClassSteering`] matches.
 //!
 //! Routes that users add to the device lead there as well. Packets that leave by it get its address (source NAT), because
 //! the server accepts packets from no other address.
@@ -14,12 +14,12 @@ use ipnet::IpNet;
 
 use super::{
     AppliedSteps, ClientNetConfig, Families, client::MIN_V6_MTU_BYTES, default_destination,
-    enable_forwarding, family_of, prepare_device,
+    enable_forwarding, family_of, kept_networks::KeptNetworks, prepare_device,
 };
 use crate::{
     error::OsError,
-    firewall::{Exit, MarkBits, MarkRule, Masquerade, Origin, PacketMatch, Rules},
-    netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, Rule},
+    firewall::{AddressGuard, Exit, MarkBits, MarkRule, Masquerade, Origin, PacketMatch, Rules},
+    netlink::{Family, LinkInfo, Netlink, Route, Rule},
     sysctl,
     undo::{Interface, Step, UndoJournal},
 };
@@ -68,6 +68,8 @@ pub struct ClassNet {
     applied: AppliedSteps,
     /// The arguments of the last call of [`Self::apply`]: the addresses of each device, and the MTU (bytes).
     wanted: Option<(Vec<DeviceAddresses>, u32)>,
+    /// The kept networks at that time.
+    kept: KeptNetworks,
     /// The table of nftables that is in force.
     firewall: AppliedSteps,
 }
@@ -90,7 +92,8 @@ impl ClassNet {
             netlink.set_up(interface.index)?;
         }
         let (applied, firewall) = Default::default();
-        Ok(Self { client, tuns, steering, netlink, applied, wanted: None, firewall })
+        let kept = KeptNetworks::new(&[], &client.keep_routes);
+        Ok(Self { client, tuns, steering, netlink, applied, wanted: None, kept, firewall })
     }
 
     /// Enables forwarding if packets of other hosts are steered.
@@ -110,8 +113,12 @@ impl ClassNet {
         wanted: Vec<DeviceAddresses>,
         mtu: u32,
     ) -> Result<(), OsError> {
-        if self.tuns.is_empty() || self.wanted.as_ref().is_some_and(|last| last.0 == wanted && last.1 == mtu)
-        {
+        if self.tuns.is_empty() {
+            return Ok(());
+        }
+        let kept = KeptNetworks::new(&self.netlink.addresses()?, &self.client.keep_routes);
+        let is_same = self.wanted.as_ref().is_some_and(|last| last.0 == wanted && last.1 == mtu);
+        if is_same && self.kept == kept {
             return Ok(());
         }
         let kernel_has_v6 = sysctl::exists("net/ipv6/conf/all/disable_ipv6") && mtu >= MIN_V6_MTU_BYTES;
@@ -128,14 +135,19 @@ impl ClassNet {
                 let _ =
                     sysctl::write(&sysctl::interface_key("ipv6", &tun.interface.name, "disable_ipv6"), "0");
             }
-            steps.extend(self.steps(tun, &addresses, given.own));
+            steps.extend(self.steps(tun, &addresses, given.own, &kept));
         }
         self.applied.change_to(undo, steps)?;
         if !grows {
             self.set_mtu(mtu)?;
         }
-        self.wanted = Some((wanted, mtu));
+        (self.wanted, self.kept) = (Some((wanted, mtu)), kept);
         self.update_vlan_interfaces(undo)
+    }
+
+    /// Applies the last configuration again, after links of the machine have changed.
+    pub fn refresh(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
+        self.wanted.clone().map_or(Ok(()), |(wanted, mtu)| self.apply(undo, wanted, mtu))
     }
 
     /// Finds the interfaces of VLANs again, and installs the firewall table if they have changed.
@@ -161,7 +173,7 @@ impl ClassNet {
     }
 
     /// All steps for one device in the order to apply them.
-    fn steps(&self, tun: &ClassTun, addresses: &[IpNet], own: bool) -> Vec<Step> {
+    fn steps(&self, tun: &ClassTun, addresses: &[IpNet], own: bool, kept: &KeptNetworks) -> Vec<Step> {
         let interface = || tun.interface.clone();
         let mut steps: Vec<Step> =
             addresses.iter().map(|&address| Step::Address { interface: interface(), address }).collect();
@@ -185,13 +197,8 @@ impl ClassNet {
                 Step::Rule { rule: Rule { source, ..lookup.clone() } }
             }));
             if is_steered {
-                let known = Rule {
-                    mark: Some(mark),
-                    suppress_prefix_length: Some(0),
-                    ..Rule::lookup(family, specific, MAIN_TABLE)
-                };
-                let marked = Rule { mark: Some(mark), ..lookup };
-                steps.extend([known, marked].map(|rule| Step::Rule { rule }));
+                let rules = kept.rules(family, specific).chain([lookup]);
+                steps.extend(rules.map(|rule| Step::Rule { rule: Rule { mark: Some(mark), ..rule } }));
             }
         }
         steps
@@ -211,11 +218,16 @@ impl ClassNet {
             let can_match = steering.vlans.is_empty() || !packets.ingress.is_empty();
             can_match.then(|| MarkRule { packets, set: device_mark(steering.number) })
         });
+        let given = self.wanted.iter().flat_map(|(wanted, _)| wanted);
+        let own = self.tuns.iter().zip(given).filter(|(_, given)| given.own);
+        let guards = own.map(|(tun, given)| AddressGuard::new(&tun.interface.name, &given.addresses));
+        let guards = guards.collect();
         Rules {
             name: format!("{} classes", self.client.tun.name),
             masquerade: masquerade.collect(),
             mark_rules: mark_rules.collect(),
             exempt_mark: Some(self.client.mark),
+            guards,
         }
     }
 }

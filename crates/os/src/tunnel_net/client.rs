@@ -1,28 +1,45 @@
 //! The network configuration of a client.
 //!
-//! The tunnel's routes are in a table of their own. Two policy rules for each IP version lead to it, in this order:
-//! 1. `lookup main suppress_prefixlength 0`: destinations with a specific route in the main table (LANs above all) use that
-//!    route. So a server cannot attract the traffic of a LAN into the tunnel.
+//! The tunnel's routes are in a table of their own. Policy rules for each IP version lead to it, in this order:
+//! 1. `to NETWORK lookup main suppress_prefixlength LENGTH`: destinations in a kept network ([`KeptNetworks`], LANs above all) use
+//!    their route of the main table, if that is specific. So a server cannot attract the traffic of a LAN into the tunnel,
+//!    and a link cannot attract other traffic past it.
 //! 2. `not fwmark MARK lookup TABLE`: all other packets go into the tunnel, except the tunnel's own packets, which have the
 //!    mark and therefore never loop.
+//!
+//! Routes that users add to a TUN device of a class are copied to the tunnel's table, where the rules find them.
+//!
+//! Packets to the tunnel's addresses that arrive by another interface are dropped, so that a host on a link cannot find out what
+//! the tunnel carries (CVE-2019-14899). The TUN device has host addresses without routes of the kernel. The networks of the addresses are routes of the tunnel's
+//! table as well, so that a server cannot claim a link's network as its own.
 //!
 //! With [`Routes::All`], an IP version in which the server assigned no address is made unreachable, so that it does not
 //! leak past the tunnel; applications get an error at once and try the other version. For IPv6 this is done only if the
 //! machine has IPv6. Below an MTU of 1280 bytes the tunnel carries no IPv6 (RFC 8200, section 5): IPv6 addresses count as
 //! not assigned then.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 
-use super::{AppliedSteps, default_destination, family_of, prepare_device};
+use super::{
+    AppliedSteps, default_destination, family_of, kept_networks::KeptNetworks, prepare_device,
+    server::first_address,
+};
 use crate::{
     error::OsError,
-    netlink::{Family, MAIN_TABLE, Netlink, Route, Rule},
+    firewall::{AddressGuard, Rules},
+    netlink::{Family, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
     sysctl,
     undo::{Interface, Step, UndoJournal},
 };
 
 /// The smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).
 pub(super) const MIN_V6_MTU_BYTES: u32 = 1280;
+
+/// How many ignored routes are named in the log. Fewer: the user misses one; more: a log that nobody reads, of a machine that has a
+/// routing table of the internet.
+const MAX_NAMED_ROUTES: usize = 16;
 
 /// The part of a client's configuration that stays the same while it runs.
 #[derive(Clone, Debug)]
@@ -33,8 +50,13 @@ pub struct ClientNetConfig {
     pub mark: u32,
     /// The routing table for the tunnel's routes.
     pub table: u32,
-    /// The priority of the first policy rule; the second has the next one. Both must be below 32766, that of the main table.
+    /// The priority of the policy rules for kept networks; the rule for the tunnel has the next one. Both must be below 32766,
+    /// that of the main table.
     pub priority: u32,
+    /// Networks for which routes of the main table count, beside those of [`KeptNetworks`].
+    pub keep_routes: Vec<IpNet>,
+    /// The TUN devices of classes: routes of the main table that lead there count.
+    pub class_tuns: Vec<Interface>,
 }
 
 impl ClientNetConfig {
@@ -42,7 +64,14 @@ impl ClientNetConfig {
     pub fn new(tun: Interface) -> Self {
         /// "mp" in ASCII: any number that other programs do not use. As a priority it has to be below 32766.
         const MPVPN_ID: u32 = 0x6d70;
-        Self { tun, mark: MPVPN_ID, table: MPVPN_ID, priority: MPVPN_ID }
+        Self {
+            tun,
+            mark: MPVPN_ID,
+            table: MPVPN_ID,
+            priority: MPVPN_ID,
+            keep_routes: Vec::new(),
+            class_tuns: Vec::new(),
+        }
     }
 }
 
@@ -60,11 +89,11 @@ pub struct ClientNetState {
 /// The destinations that are routed into the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Routes {
-    /// All destinations without a more specific route.
+    /// All destinations but those in kept networks that have a route.
     All,
     /// These networks, if an address of their IP version is assigned.
     Advertised(Vec<IpNet>),
-    /// Only the networks of the assigned addresses themselves.
+    /// Only the networks of the assigned addresses.
     None,
 }
 
@@ -75,6 +104,25 @@ pub struct ClientNet {
     netlink: Netlink,
     applied: AppliedSteps,
     mtu: Option<u32>,
+    /// The configuration that was applied last.
+    wanted: Option<ClientNetState>,
+    /// The firewall table that guards the addresses of the TUN device, and the addresses for which it was tried last.
+    guard: AppliedSteps,
+    guarded: Vec<IpNet>,
+    /// Networks of the tunnel that overlap others, and routes of the main table that are ignored, of which a warning was logged.
+    overlaps: BTreeSet<IpNet>,
+    ignored: BTreeSet<IpNet>,
+}
+
+/// The machine around the tunnel.
+struct Surroundings {
+    kept: KeptNetworks,
+    /// Destinations that other interfaces reach.
+    others: Vec<IpNet>,
+    /// Routes of the main table to devices of classes.
+    class_routes: Vec<Route>,
+    kernel_has_v6: bool,
+    machine_has_v6: bool,
 }
 
 impl ClientNet {
@@ -83,14 +131,20 @@ impl ClientNet {
         let mut netlink = Netlink::open()?;
         prepare_device(&config.tun.name);
         netlink.set_up(config.tun.index)?;
-        Ok(Self { config, netlink, applied: AppliedSteps::default(), mtu: None })
+        Ok(Self::prepared(config, netlink))
+    }
+
+    fn prepared(config: ClientNetConfig, netlink: Netlink) -> Self {
+        let (applied, guard) = Default::default();
+        let (guarded, overlaps, ignored) = Default::default();
+        Self { config, netlink, applied, mtu: None, wanted: None, guard, guarded, overlaps, ignored }
     }
 
     /// Changes the machine from the previous configuration to `wanted`. After an error the previous addresses, routes and rules
     /// are in force; the call can be repeated.
     pub fn apply(&mut self, undo: &mut UndoJournal, wanted: &ClientNetState) -> Result<(), OsError> {
-        let kernel_has_v6 = sysctl::exists("net/ipv6/conf/all/disable_ipv6");
-        let steps = self.steps(wanted, kernel_has_v6, sysctl::has_ipv6());
+        let around = self.surroundings(&wanted.routes)?;
+        let steps = self.steps(wanted, &around);
         // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it last.
         if self.mtu.is_none_or(|now| wanted.mtu > now) {
             self.set_mtu(wanted.mtu)?;
@@ -100,11 +154,22 @@ impl ClientNet {
             let _ = sysctl::write(&key, "0");
         }
         self.applied.change_to(undo, steps)?;
-        self.set_mtu(wanted.mtu)
+        self.guard_addresses(undo, &wanted.addresses);
+        self.set_mtu(wanted.mtu)?;
+        self.wanted = Some(wanted.clone());
+        Ok(())
+    }
+
+    /// Applies the last configuration again, after links or routes of the machine have changed.
+    pub fn refresh(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
+        self.wanted.clone().map_or(Ok(()), |wanted| self.apply(undo, &wanted))
     }
 
     /// Reverts all steps; the device stays up with its MTU.
     pub fn clear(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
+        self.wanted = None;
+        self.guarded = Vec::new();
+        self.guard.change_to(undo, Vec::new())?;
         self.applied.change_to(undo, Vec::new())
     }
 
@@ -130,25 +195,136 @@ impl ClientNet {
         Ok(())
     }
 
+    /// Drops packets to the tunnel's addresses that arrive by other interfaces. A machine without nftables has no such rule, and
+    /// a warning says so.
+    fn guard_addresses(&mut self, undo: &mut UndoJournal, addresses: &[IpNet]) {
+        if self.guarded == addresses {
+            return;
+        }
+        self.guarded = addresses.to_vec();
+        let name = format!("{} addresses", self.config.tun.name);
+        let guards = vec![AddressGuard::new(&self.config.tun.name, addresses)];
+        let steps = vec![Step::Firewall { rules: Rules { name, guards, ..Rules::default() } }];
+        // Both tables have the same name: reverting the old step after applying the new one would remove the new table.
+        let changed = self.guard.change_to(undo, Vec::new()).and_then(|()| self.guard.change_to(undo, steps));
+        if let Err(error) = changed {
+            tracing::warn!(
+                %error,
+                "packets to the tunnel's addresses that arrive by links are not dropped: hosts there can find out which \
+                 connections the tunnel carries"
+            );
+        }
+    }
+
+    /// Looks at the machine around the tunnel, and warns of routes that it ignores from now on.
+    fn surroundings(&mut self, wanted: &Routes) -> Result<Surroundings, OsError> {
+        let kept = KeptNetworks::new(&self.netlink.addresses()?, &self.config.keep_routes);
+        let mut routes = self.netlink.routes()?;
+        routes.retain(|route| {
+            let is_other = route.interface.is_some_and(|index| index != self.config.tun.index);
+            route.kind == RouteKind::Unicast && !route.is_default() && is_other
+        });
+        let class_routes = routes.extract_if(.., |route| self.class_tun(route).is_some());
+        let class_routes = class_routes.filter(|route| route.table == MAIN_TABLE).collect();
+        let (others, ignored): (Vec<Route>, Vec<Route>) =
+            routes.into_iter().partition(|route| route.table != MAIN_TABLE || kept.keeps(&route.destination));
+        self.warn_of_ignored(wanted, &ignored);
+        Ok(Surroundings {
+            kept,
+            others: others.into_iter().map(|route| route.destination).collect(),
+            class_routes,
+            kernel_has_v6: sysctl::exists("net/ipv6/conf/all/disable_ipv6"),
+            machine_has_v6: sysctl::has_ipv6(),
+        })
+    }
+
+    /// The device of a class through which the route leads.
+    fn class_tun(&self, route: &Route) -> Option<&Interface> {
+        self.config.class_tuns.iter().find(|tun| Some(tun.index) == route.interface)
+    }
+
+    /// Warns of ignored routes whose packets go into the tunnel, once of each.
+    fn warn_of_ignored(&mut self, wanted: &Routes, ignored: &[Route]) {
+        let in_tunnel = |network: &IpNet| match wanted {
+            Routes::All => true,
+            Routes::Advertised(list) => {
+                list.iter().any(|route| route.contains(network) || network.contains(route))
+            }
+            Routes::None => false,
+        };
+        let mut fresh: Vec<IpNet> = ignored.iter().map(|route| route.destination).collect();
+        fresh.retain(|network| in_tunnel(network) && !self.ignored.contains(network));
+        fresh.sort_unstable();
+        fresh.dedup();
+        fresh.truncate(MAX_NAMED_ROUTES.saturating_sub(self.ignored.len()));
+        if fresh.is_empty() {
+            return;
+        }
+        let list = fresh.iter().map(|network| format!("\"{network}\"")).collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "routes of the main table to public networks do not count, because a link can make them by DHCP: packets to these go \
+             into the tunnel; if they are to keep their routes, write in the configuration: keep-routes = [{list}]"
+        );
+        self.ignored.extend(fresh);
+    }
+
+    /// The destinations to route for the network of an assigned address: the network, or only the server's address in it if the
+    /// network overlaps one of `others`.
+    fn network_route(&mut self, address: IpNet, others: &[IpNet]) -> IpNet {
+        let network = address.trunc();
+        let overlapped = others.iter().find(|other| other.contains(&network) || network.contains(*other));
+        let Some(overlapped) = overlapped else { return network };
+        let server = IpNet::from(first_address(network).addr());
+        if self.overlaps.insert(network) {
+            tracing::warn!(
+                %network, %overlapped,
+                "the network of the tunnel overlaps one that this machine reaches over another interface, which keeps its \
+                 traffic; only the server's address {server} is routed into the tunnel: change `subnet` at the server"
+            );
+        }
+        server
+    }
+
     /// All steps for `wanted` in the order to apply them: addresses, routes, and the rules last.
-    fn steps(&self, wanted: &ClientNetState, kernel_has_v6: bool, machine_has_v6: bool) -> Vec<Step> {
+    fn steps(&mut self, wanted: &ClientNetState, around: &Surroundings) -> Vec<Step> {
         let is_carried = |address: &IpNet| match address {
             IpNet::V4(_) => true,
-            IpNet::V6(_) => kernel_has_v6 && wanted.mtu >= MIN_V6_MTU_BYTES,
+            IpNet::V6(_) => around.kernel_has_v6 && wanted.mtu >= MIN_V6_MTU_BYTES,
         };
         let addresses: Vec<IpNet> = wanted.addresses.iter().copied().filter(is_carried).collect();
-        let interface = || self.config.tun.clone();
-        let address_step = |&address: &IpNet| Step::Address { interface: interface(), address };
+        let tun = self.config.tun.clone();
+        let interface = || tun.clone();
+        // Host addresses: the kernel adds neither a route nor a broadcast address for the network, which the server chooses.
+        let address_step =
+            |address: &IpNet| Step::Address { interface: interface(), address: IpNet::from(address.addr()) };
         let mut steps: Vec<Step> = addresses.iter().map(address_step).collect();
         let mut rules = Vec::new();
         for family in [Family::V4, Family::V6] {
             let assigned = addresses.iter().any(|&address| family_of(address) == family);
-            let routes = self.routes(family, assigned, machine_has_v6, &wanted.routes);
+            let mut routes = self.routes(family, assigned, around.machine_has_v6, &wanted.routes);
+            if wanted.routes != Routes::All {
+                let in_network = |address: &&IpNet| {
+                    family_of(**address) == family && address.prefix_len() < address.max_prefix_len()
+                };
+                for address in addresses.iter().filter(in_network) {
+                    let destination = self.network_route(*address, &around.others);
+                    let route = Route::through(destination, self.config.table, self.config.tun.index);
+                    if !routes.contains(&route) {
+                        routes.push(route);
+                    }
+                }
+            }
             if !routes.is_empty() {
-                rules.extend(self.rules(family).map(|rule| Step::Rule { rule }));
+                rules.extend(self.rules(family, &around.kept).map(|rule| Step::Rule { rule }));
+            }
+            if !routes.is_empty() {
+                let of_family =
+                    around.class_routes.iter().filter(|route| family_of(route.destination) == family);
+                let table = self.config.table;
+                routes.extend(of_family.cloned().map(|route| Route { table, ..route }));
             }
             steps.extend(routes.into_iter().map(|route| {
-                let interface = route.interface.map(|_| interface());
+                let interface = self.class_tun(&route).cloned().or(route.interface.map(|_| interface()));
                 Step::Route { route, interface }
             }));
         }
@@ -172,30 +348,40 @@ impl ClientNet {
         }
     }
 
-    fn rules(&self, family: Family) -> [Rule; 2] {
+    fn rules(&self, family: Family, kept: &KeptNetworks) -> impl Iterator<Item = Rule> {
         let ClientNetConfig { mark, table, priority, .. } = self.config;
-        let mut specific_first = Rule::lookup(family, priority, MAIN_TABLE);
-        specific_first.suppress_prefix_length = Some(0);
         let mut then_tunnel = Rule::lookup(family, priority + 1, table);
         then_tunnel.mark = Some((mark, u32::MAX));
         then_tunnel.invert = true;
-        [specific_first, then_tunnel]
+        kept.rules(family, priority).chain([then_tunnel])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::RouteKind;
 
-    const KERNEL_HAS_V6: bool = true;
-    const MACHINE_HAS_V6: bool = true;
+    const WITH_V6: bool = true;
 
     fn net() -> ClientNet {
         let tun = Interface { index: 9, name: "t0".into() };
-        let netlink = Netlink::open().unwrap();
-        ClientNet { config: ClientNetConfig::new(tun), netlink, applied: AppliedSteps::default(), mtu: None }
+        ClientNet::prepared(ClientNetConfig::new(tun), Netlink::open().unwrap())
     }
+
+    fn around(others: &[&str], machine_has_v6: bool) -> Surroundings {
+        let others = others.iter().map(|text| text.parse().unwrap()).collect();
+        let (kept, class_routes) = (KeptNetworks::new(&[], &[]), Vec::new());
+        Surroundings { kept, others, class_routes, kernel_has_v6: true, machine_has_v6 }
+    }
+
+    const RULES: [&str; 6] = [
+        "28016: to 10.0.0.0/8 lookup 254 suppress_prefixlength 7",
+        "28016: to 169.254.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28016: to 172.16.0.0/12 lookup 254 suppress_prefixlength 11",
+        "28016: to 192.168.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28016: to 224.0.0.0/4 lookup 254 suppress_prefixlength 3",
+        "28017: not fwmark 0x6d70/0xffffffff lookup 28016",
+    ];
 
     fn wanted(addresses: &[&str], routes: Routes) -> ClientNetState {
         ClientNetState {
@@ -217,50 +403,53 @@ mod tests {
 
     #[test]
     fn everything_goes_into_the_tunnel_except_its_own_packets_and_lans() {
-        let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), KERNEL_HAS_V6, !MACHINE_HAS_V6);
-        assert_eq!(
-            to_strings(&steps),
-            [
-                "10.0.0.2/24",
-                "0.0.0.0/0 table 28016 interface 9",
-                "28016: lookup 254 suppress_prefixlength 0",
-                "28017: not fwmark 0x6d70/0xffffffff lookup 28016",
-            ]
-        );
+        let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], !WITH_V6));
+        let expected = [&["10.0.0.2/32", "0.0.0.0/0 table 28016 interface 9"], &RULES[..]].concat();
+        assert_eq!(to_strings(&steps), expected);
     }
 
     #[test]
     fn without_an_address_ipv6_is_unreachable_and_does_not_leak() {
-        let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), KERNEL_HAS_V6, MACHINE_HAS_V6);
+        let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], WITH_V6));
         let text = to_strings(&steps);
         assert!(text.contains(&"Unreachable ::/0 table 28016 metric 4294967295".to_owned()), "{text:#?}");
-        assert_eq!(steps.iter().filter(|step| matches!(step, Step::Rule { .. })).count(), 4);
+        let into_tunnel = text.iter().filter(|step| step.starts_with("28017: not fwmark"));
+        assert_eq!(into_tunnel.count(), 2, "{text:#?}");
     }
 
     #[test]
     fn an_mtu_too_small_for_ipv6_counts_as_no_address() {
         let mut small = wanted(&["10.0.0.2/24", "fd00::2/64"], Routes::All);
         small.mtu = 1279;
-        let steps = net().steps(&small, KERNEL_HAS_V6, MACHINE_HAS_V6);
+        let steps = net().steps(&small, &around(&[], WITH_V6));
         let unreachable =
             |step: &Step| matches!(step, Step::Route { route, .. } if route.kind == RouteKind::Unreachable);
         assert_eq!(steps.iter().filter(|step| unreachable(step)).count(), 1);
-        assert!(!to_strings(&steps).contains(&"fd00::2/64".to_owned()));
+        assert!(!to_strings(&steps).contains(&"fd00::2/128".to_owned()));
     }
 
     #[test]
     fn advertised_routes_need_an_address_of_their_family() {
         let list = ["192.168.7.1/24", "2001:db8::/32"].map(|text| text.parse().unwrap()).to_vec();
-        let steps =
-            net().steps(&wanted(&["10.0.0.2/32"], Routes::Advertised(list)), KERNEL_HAS_V6, MACHINE_HAS_V6);
-        let text = to_strings(&steps);
-        assert_eq!(text[1], "192.168.7.0/24 table 28016 interface 9");
-        assert_eq!(text.len(), 4, "{text:#?}");
+        let steps = net().steps(&wanted(&["10.0.0.2/32"], Routes::Advertised(list)), &around(&[], WITH_V6));
+        let expected = [&["10.0.0.2/32", "192.168.7.0/24 table 28016 interface 9"], &RULES[..]].concat();
+        assert_eq!(to_strings(&steps), expected);
     }
 
     #[test]
-    fn no_routes_means_no_rules() {
-        let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::None), KERNEL_HAS_V6, MACHINE_HAS_V6);
-        assert_eq!(to_strings(&steps), ["10.0.0.2/24"]);
+    fn the_network_of_the_tunnel_is_routed_behind_those_of_links() {
+        let one = wanted(&["192.168.1.5/25"], Routes::None);
+        let routed = |others: &[&str]| to_strings(&net().steps(&one, &around(others, WITH_V6)));
+        let expected = |route| [&["192.168.1.5/32", route], &RULES[..]].concat();
+        assert_eq!(routed(&["10.0.0.0/8"]), expected("192.168.1.0/25 table 28016 interface 9"));
+        for link in ["192.168.1.0/24", "192.168.1.64/26"] {
+            assert_eq!(routed(&[link]), expected("192.168.1.1/32 table 28016 interface 9"), "{link}");
+        }
+    }
+
+    #[test]
+    fn without_a_network_and_routes_there_are_no_rules() {
+        let steps = net().steps(&wanted(&["128.0.0.2/32"], Routes::None), &around(&[], WITH_V6));
+        assert_eq!(to_strings(&steps), ["128.0.0.2/32"]);
     }
 }

@@ -8,6 +8,7 @@
 
 mod classes;
 mod client;
+mod kept_networks;
 mod server;
 mod share;
 
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
 pub use client::{ClientNet, ClientNetConfig, ClientNetState, Routes};
+pub use kept_networks::is_private;
 pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
 
