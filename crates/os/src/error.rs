@@ -6,7 +6,7 @@ use ipnet::IpNet;
 #[derive(Debug, thiserror::Error)]
 pub enum OsError {
     /// A system call or netlink request failed.
-    #[error("cannot {operation} {object}: {source}{}{}", in_parentheses(.detail), hint(.source))]
+    #[error("cannot {operation} {object}: {source}{}{}{}", in_parentheses(.detail), hint(.source), exists_hint(.operation, .source))]
     Kernel {
         /// The attempted operation, as in "add route".
         operation: &'static str,
@@ -75,6 +75,18 @@ pub enum OsError {
         table: String,
         /// The output of nft.
         message: String,
+    },
+    /// All numbers of a pool are held by instances of this network namespace.
+    #[error(
+        "all {count} {purpose} are in use, by {holders}: stop one of these instances; `mpvpn reset` frees what ended ones held"
+    )]
+    NumbersInUse {
+        /// How many there are.
+        count: u32,
+        /// What they are for.
+        purpose: &'static str,
+        /// The holders, each with the count of its numbers.
+        holders: String,
     },
     /// Another process of the same name runs in this network namespace.
     #[error(
@@ -155,6 +167,7 @@ impl OsError {
             Self::NotPacketOriented { kind: "SOMETHING ELSE" },
             Self::SharedResolvConf { path: path() },
             Self::InvalidShareSource { text: "TEXT".into() },
+            Self::NumbersInUse { count: 15, purpose: "NUMBERS FOR A PURPOSE", holders: "NAME (15)".into() },
         ]
     }
 
@@ -209,6 +222,16 @@ fn on_device(device: &Option<String>) -> String {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => "; run as root, or with the capability CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+fn exists_hint(operation: &str, error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EEXIST) if ["add the rule", "add the route"].contains(&operation) => {
+            "; another program made it, or an instance of mpvpn that was killed: `mpvpn reset` removes what such instances left, \
+             `ip rule` and `ip route show table all` show the rest"
+        }
         _ => "",
     }
 }
@@ -275,12 +298,13 @@ mod tests {
             OsError::NotPacketOriented { .. } => 11,
             OsError::SharedResolvConf { .. } => 12,
             OsError::InvalidShareSource { .. } => 13,
+            OsError::NumbersInUse { .. } => 14,
         }
     }
 
     #[test]
     fn every_error_has_an_example() {
         let numbers: Vec<_> = OsError::examples().iter().map(number).collect();
-        assert_eq!(numbers, (0..14).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
     }
 }

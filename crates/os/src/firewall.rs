@@ -55,9 +55,9 @@ pub struct Rules {
     /// Packets that get a mark. The first rule that matches decides.
     #[serde(default, rename = "steer")]
     pub mark_rules: Vec<MarkRule>,
-    /// Packets sent by this machine with this mark are not marked: those of the tunnel itself.
-    #[serde(default, rename = "spare")]
-    pub exempt_mark: Option<u32>,
+    /// Packets sent by this machine with these bits in their mark are not marked: those of the tunnels themselves.
+    #[serde(default)]
+    pub exempt_mark: Option<MarkBits>,
     /// Addresses that only one interface receives packets for.
     #[serde(default)]
     pub guards: Vec<AddressGuard>,
@@ -172,7 +172,8 @@ fn transaction(rules: &Rules) -> Nftables<'static> {
         );
         let own = rules.mark_rules.iter().filter(|rule| rule.packets.ingress.is_empty());
         let exempt = rules.exempt_mark.map(|mark| {
-            let marked = comparison(meta(MetaKey::Mark), Operator::EQ, Expression::Number(mark));
+            let marked =
+                comparison(marking::mark_and(mark.mask), Operator::EQ, Expression::Number(mark.value));
             vec![marked, Statement::Accept(None)]
         });
         let outgoing = exempt.into_iter().chain(own.flat_map(marking::statements_of));

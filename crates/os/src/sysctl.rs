@@ -29,10 +29,11 @@ pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|path| path.exists())
 }
 
-/// Writes a parameter through the journal; does nothing if it has that value already.
+/// Writes a parameter through the journal; does nothing if it has that value already, unless another instance gave it the value:
+/// then it keeps the value until both have ended.
 pub fn set(undo: &mut UndoJournal, key: &str, value: &str) -> Result<(), OsError> {
     let before = read(key)?;
-    if before == value {
+    if before == value && !undo.is_sysctl_claimed(key) {
         return Ok(());
     }
     undo.apply(&[Step::Sysctl { key: key.to_owned(), before, set: value.to_owned() }])

@@ -57,7 +57,7 @@ impl ClientKillSwitch {
             }
             return Ok(None);
         };
-        let resolvers = if config.server.ip().is_none() { link_resolvers() } else { Vec::new() };
+        let resolvers = if config.server.ip().is_none() { link_resolvers(base) } else { Vec::new() };
         let exceptions = Exceptions { devices: tunnels, mark, ..Exceptions::default() };
         let switch = KillSwitch::arm(base, &config.tun_name, exceptions)?;
         let restorer = Restorer::start()?;

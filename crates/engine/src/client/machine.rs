@@ -18,8 +18,8 @@ use mpvpn_os::{
     dns::ResolverConfig,
     firewall::{MarkBits, PacketMatch},
     tunnel_net::{
-        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
-        ShareNet, ShareSource,
+        self, CLASS_MARKS, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
+        DeviceAddresses, INSTANCE_NUMBERS, ShareNet, ShareSource,
     },
     undo::{self, Interface},
 };
@@ -97,7 +97,8 @@ fn limited_routes(assignment: &Assignment) -> Option<String> {
 impl Machine {
     /// Opens the queues of the TUN devices, after undoing what a killed process left.
     pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), EngineError> {
-        let undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
+        let mut undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
+        let number = undo.take_number(&INSTANCE_NUMBERS, None)?;
         // One shard suits most clients: their links are slower than one thread.
         let shards = config.shards.count(1);
         let open = |name: &str| {
@@ -118,7 +119,13 @@ impl Machine {
             for (devices, tun) in devices.iter_mut().zip(queues) {
                 devices.classes.push(ClassQueue::new(class.id, tun));
             }
-            tuns.push(ClassTun { interface, number: class.id.0 });
+            let is_steered = config.class_steering.iter().any(|steering| steering.rule.class == class.id);
+            // The usual mark of a class is its number plus one.
+            let mark = match is_steered {
+                true => Some(undo.take_number(&CLASS_MARKS, Some(class.id.0 + 1))?),
+                false => None,
+            };
+            tuns.push(ClassTun { interface, number: class.id.0, mark });
         }
         let tun_name = interface.name.clone();
         let class_tuns: Vec<String> = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
@@ -127,9 +134,9 @@ impl Machine {
         let net_config = ClientNetConfig {
             keep_routes,
             class_tuns: class_tun_interfaces,
-            ..ClientNetConfig::new(interface)
+            ..ClientNetConfig::new(interface, number)
         };
-        let mark = net_config.mark;
+        let mark = net_config.mark();
         let all_tuns = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
         let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
         let steering = config.class_steering.iter().map(steering).collect();

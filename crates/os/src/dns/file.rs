@@ -14,7 +14,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::OsError;
+use crate::{
+    error::OsError,
+    undo::{Owners, namespace_folder, original},
+};
 
 /// The folder of named network namespaces (ip-netns(8)).
 const NETNS_FOLDER: &str = "/run/netns";
@@ -24,7 +27,7 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// The content of a path before the rewrite. Journals on disk have the names of the variants.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) enum PreviousContent {
+pub(crate) enum PreviousContent {
     /// Nothing.
     Nothing,
     /// A file with this text.
@@ -60,7 +63,30 @@ pub(super) fn plan(path: &Path, set: &str) -> Result<FileRewrite, OsError> {
 }
 
 /// Writes the new text.
-pub(crate) fn apply(rewrite: &FileRewrite) -> Result<(), OsError> {
+pub(crate) fn apply(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
+    let set = PreviousContent::Text(rewrite.set.clone());
+    owners.claim(&rewrite.key(), &rewrite.before, &set, || write(rewrite))
+}
+
+/// Puts back the text of another instance that still runs, or else what was there before all of them; nothing where a later
+/// instance, or another program, has changed the file since.
+pub(crate) fn revert(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
+    let set = PreviousContent::Text(rewrite.set.clone());
+    owners.release(&rewrite.key(), &rewrite.before, &set, |before| restore(rewrite, before))
+}
+
+impl FileRewrite {
+    fn key(&self) -> String {
+        key(&self.path)
+    }
+}
+
+/// The name of a file among the settings that have several owners.
+pub(super) fn key(path: &Path) -> String {
+    format!("file {}", path.display())
+}
+
+fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
     let FileRewrite { path, before, set } = rewrite;
     let written = match before {
         PreviousContent::Text(_) => write_in_place(path, set),
@@ -72,9 +98,9 @@ pub(crate) fn apply(rewrite: &FileRewrite) -> Result<(), OsError> {
     written.map_err(|error| OsError::kernel("write", path.display(), error))
 }
 
-/// Restores the previous content, unless another program has changed the file since.
-pub(crate) fn revert(rewrite: &FileRewrite) -> Result<(), OsError> {
-    let FileRewrite { path, before, set } = rewrite;
+/// Puts `before` back, unless another program has changed the file since.
+fn restore(rewrite: &FileRewrite, before: &PreviousContent) -> Result<(), OsError> {
+    let FileRewrite { path, set, .. } = rewrite;
     // A process killed between creating the draft and renaming it leaves the draft.
     let _ = fs::remove_file(draft_of(path));
     let now = current_content(path);
@@ -100,6 +126,18 @@ pub(crate) fn revert(rewrite: &FileRewrite) -> Result<(), OsError> {
         PreviousContent::Link(target) => replace(path, |draft| symlink(target, draft)),
     };
     written.map_err(|error| OsError::kernel("put back", path.display(), error))
+}
+
+/// The text of `path` as it was before all instances of this network namespace that have rewritten it.
+pub(super) fn text_before_instances(base: &Path, path: &Path) -> Option<String> {
+    let real = fs::canonicalize(path).ok()?;
+    let namespace = namespace_folder(base).ok()?;
+    let before = [path, &real].into_iter().find_map(|path| original(&namespace, &key(path)))?;
+    match before {
+        PreviousContent::Nothing => None,
+        PreviousContent::Text(text) => Some(text),
+        PreviousContent::Link(target) => read(&path.parent()?.join(target)).ok(),
+    }
 }
 
 /// Whether `now` is an incomplete rewrite: `new` written over the beginning of `old` without the truncation that follows. A
@@ -211,11 +249,11 @@ mod tests {
         fs::write(&path, OLD).unwrap();
         let inode = fs::metadata(&path).unwrap().ino();
         let rewrite = plan(&path, NEW).unwrap();
-        apply(&rewrite).unwrap();
+        write(&rewrite).unwrap();
         assert_eq!(read(&path).unwrap(), NEW);
-        revert(&rewrite).unwrap();
+        restore(&rewrite, &rewrite.before).unwrap();
         assert_eq!((read(&path).unwrap(), fs::metadata(&path).unwrap().ino()), (OLD.to_owned(), inode));
-        revert(&rewrite).unwrap();
+        restore(&rewrite, &rewrite.before).unwrap();
         assert_eq!(read(&path).unwrap(), OLD, "reverting twice changes nothing");
     }
 
@@ -226,9 +264,9 @@ mod tests {
         fs::write(folder.0.join("stub"), OLD).unwrap();
         symlink("stub", &path).unwrap();
         let rewrite = plan(&path, NEW).unwrap();
-        apply(&rewrite).unwrap();
+        write(&rewrite).unwrap();
         assert_eq!((read(&path).unwrap(), read(&folder.0.join("stub")).unwrap()), (NEW.into(), OLD.into()));
-        revert(&rewrite).unwrap();
+        restore(&rewrite, &rewrite.before).unwrap();
         assert_eq!(fs::read_link(&path).unwrap(), Path::new("stub"));
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2, "a draft was left behind");
     }
@@ -237,9 +275,9 @@ mod tests {
     fn a_file_that_did_not_exist_is_removed() {
         let folder = Folder::new("nothing");
         let rewrite = plan(&folder.file(), NEW).unwrap();
-        apply(&rewrite).unwrap();
+        write(&rewrite).unwrap();
         assert_eq!(read(&folder.file()).unwrap(), NEW);
-        revert(&rewrite).unwrap();
+        restore(&rewrite, &rewrite.before).unwrap();
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
     }
 
@@ -254,7 +292,7 @@ mod tests {
         ] {
             let rewrite = FileRewrite { path: path.clone(), before, set: NEW.into() };
             fs::write(&path, "nameserver 9.9.9.9\n").unwrap();
-            revert(&rewrite).unwrap();
+            restore(&rewrite, &rewrite.before).unwrap();
             assert_eq!(read(&path).unwrap(), "nameserver 9.9.9.9\n");
         }
     }
@@ -272,7 +310,7 @@ mod tests {
             let over = |old: &str, new: &str| format!("{new}{}", old.get(new.len()..).unwrap_or_default());
             for left in [old.to_owned(), over(old, new), new.to_owned(), over(new, old)] {
                 fs::write(&path, &left).unwrap();
-                revert(&rewrite).unwrap();
+                restore(&rewrite, &rewrite.before).unwrap();
                 assert_eq!(read(&path).unwrap(), old, "{left:?} was left");
             }
         }

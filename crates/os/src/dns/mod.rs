@@ -142,11 +142,13 @@ pub fn system_resolvers() -> Vec<IpAddr> {
 }
 
 /// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of systemd-resolved
-/// where programs ask that, else those of `/etc/resolv.conf`. Empty where a tunnel has rewritten that file.
-pub fn link_resolvers() -> Vec<IpAddr> {
-    let text = file::read(Path::new(RESOLV_CONF)).unwrap_or_default();
+/// where programs ask that, else those of `/etc/resolv.conf`, as it was before instances of mpvpn rewrote it.
+///
+/// `base` is the folder for state, [`DEFAULT_FOLDER`](crate::undo::DEFAULT_FOLDER) but in tests.
+pub fn link_resolvers(base: &Path) -> Vec<IpAddr> {
+    let mut text = file::read(Path::new(RESOLV_CONF)).unwrap_or_default();
     if text.starts_with(HEADER) {
-        return Vec::new();
+        text = file::text_before_instances(base, Path::new(RESOLV_CONF)).unwrap_or_default();
     }
     let listed = parse(&text);
     if resolved::is_asked(&listed) { nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)) } else { listed }

@@ -26,7 +26,10 @@ pub use rule::{Family, Rule};
 pub(crate) use socket::receive;
 use socket::{Change, Socket};
 
-use crate::error::{OsError, ignore_gone};
+use crate::{
+    error::{OsError, ignore_gone},
+    tunnel_net,
+};
 
 /// A blocking rtnetlink socket.
 #[derive(Debug)]
@@ -125,9 +128,12 @@ impl Netlink {
         Ok(())
     }
 
-    /// Adds a route; no error if it exists already.
+    /// Adds a route.
+    ///
+    /// # Errors
+    /// If it exists already: then it belongs to another program or instance.
     pub fn add_route(&mut self, route: &Route) -> Result<(), OsError> {
-        ignore_present(self.socket.change(Change::Add, "add the route", route, route.add_request()))
+        self.socket.change(Change::Add, "add the route", route, route.add_request())
     }
 
     /// Removes a route.
@@ -135,9 +141,12 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the route", route, route.remove_request())
     }
 
-    /// Adds a policy rule; no error if it exists already.
+    /// Adds a policy rule.
+    ///
+    /// # Errors
+    /// If it exists already: then it belongs to another program or instance.
     pub fn add_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
-        ignore_present(self.socket.change(Change::Add, "add the rule", rule, rule.add_request()))
+        self.socket.change(Change::Add, "add the rule", rule, rule.add_request())
     }
 
     /// Removes a policy rule.
@@ -145,14 +154,15 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
     }
 
-    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table) and are not in `excluded`, each once,
-    /// ordered by the metric of the route, smallest first.
+    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table but those of mpvpn's instances) and are
+    /// not in `excluded`, each once, ordered by the metric of the route, smallest first.
     pub fn default_route_interfaces(&mut self, excluded: &[&str]) -> Result<Vec<String>, OsError> {
         let links = self.links()?;
         let mut defaults: Vec<_> = self
             .routes()?
             .into_iter()
             .filter(|route| route.is_default() && route.kind == RouteKind::Unicast)
+            .filter(|route| !tunnel_net::is_table_of_instance(route.table))
             .collect();
         defaults.sort_by_key(|route| (route.metric.unwrap_or(0), route.interface));
         let mut names: Vec<String> = Vec::new();

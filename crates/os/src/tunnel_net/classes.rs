@@ -13,20 +13,20 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, ClientNetConfig, Families, client::MIN_V6_MTU_BYTES, default_destination,
-    enable_forwarding, family_of, kept_networks::KeptNetworks, prepare_device,
+    AppliedSteps, ClientNetConfig, Families, OWN_PACKETS,
+    client::MIN_V6_MTU_BYTES,
+    default_destination, enable_forwarding, family_of,
+    identity::{Layer, device_mark},
+    kept_networks::KeptNetworks,
+    prepare_device,
 };
 use crate::{
     error::OsError,
-    firewall::{AddressGuard, Exit, MarkBits, MarkRule, Masquerade, Origin, PacketMatch, Rules},
+    firewall::{AddressGuard, Exit, MarkRule, Masquerade, Origin, PacketMatch, Rules},
     netlink::{Family, LinkInfo, Netlink, Route, Rule},
     sysctl,
     undo::{Interface, Step, UndoJournal},
 };
-
-/// The bits of the firewall mark that hold the number of a device plus one (0: no device). Four bits suffice for the 15 devices
-/// that a client can have; more would take bits from other programs. None of them is set in the tunnel's own mark.
-const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
 
 /// The TUN device of a class.
 #[derive(Clone, Debug)]
@@ -35,6 +35,9 @@ pub struct ClassTun {
     pub interface: Interface,
     /// The number of the device: that of its class, 0 to 14.
     pub number: u8,
+    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](super::CLASS_MARKS); `None` if no rule
+    /// steers packets there.
+    pub mark: Option<u8>,
 }
 
 /// A rule that steers packets into the device of a class.
@@ -177,11 +180,8 @@ impl ClassNet {
         let interface = || tun.interface.clone();
         let mut steps: Vec<Step> =
             addresses.iter().map(|&address| Step::Address { interface: interface(), address }).collect();
-        let table = self.client.table + 1 + u32::from(tun.number);
-        // These priorities come before those of the client's rules, which lead into the main device.
-        let [specific, first] = [self.client.priority - 2, self.client.priority - 1];
-        let mark = (device_mark(tun.number).value, DEVICE_MARK_MASK);
-        let is_steered = self.steering.iter().any(|steering| steering.number == tun.number);
+        let table = self.client.class_table(tun.number);
+        let mark = tun.mark.map(device_mark).map(|mark| (mark.value, mark.mask));
         for family in [Family::V4, Family::V6] {
             let mut of_family = addresses.iter().filter(|address| family_of(**address) == family).peekable();
             if of_family.peek().is_none() {
@@ -189,16 +189,17 @@ impl ClassNet {
             }
             let route = Route::through(default_destination(family), table, tun.interface.index);
             steps.push(Step::Route { route, interface: Some(interface()) });
-            let lookup = Rule::lookup(family, first, table);
+            let lookup = Rule::lookup(family, self.client.priority(Layer::ClassDevice), table);
             let bound = Rule { output: Some(tun.interface.name.clone()), ..lookup.clone() };
             steps.push(Step::Rule { rule: bound });
             steps.extend(of_family.filter(|_| own).map(|address| {
                 let source = Some(IpNet::from(address.addr()));
                 Step::Rule { rule: Rule { source, ..lookup.clone() } }
             }));
-            if is_steered {
+            if mark.is_some() {
+                let specific = self.client.priority(Layer::SteeredSpecific);
                 let rules = kept.rules(family, specific).chain([lookup]);
-                steps.extend(rules.map(|rule| Step::Rule { rule: Rule { mark: Some(mark), ..rule } }));
+                steps.extend(rules.map(|rule| Step::Rule { rule: Rule { mark, ..rule } }));
             }
         }
         steps
@@ -209,14 +210,18 @@ impl ClassNet {
             from: Origin::Anywhere,
             exit: Exit::Through(tun.interface.name.clone()),
         });
+        let mark_of = |steering: &ClassSteering| {
+            self.tuns.iter().find(|tun| tun.number == steering.number)?.mark.map(device_mark)
+        };
         let mark_rules = self.steering.iter().filter_map(|steering| {
+            let set = mark_of(steering)?;
             let packets = match steering.vlans.is_empty() {
                 true => steering.packets.clone(),
                 false => PacketMatch { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
             };
             // Without an interface of the VLAN no packet can match, but an empty list would match all packets.
             let can_match = steering.vlans.is_empty() || !packets.ingress.is_empty();
-            can_match.then(|| MarkRule { packets, set: device_mark(steering.number) })
+            can_match.then_some(MarkRule { packets, set })
         });
         let given = self.wanted.iter().flat_map(|(wanted, _)| wanted);
         let own = self.tuns.iter().zip(given).filter(|(_, given)| given.own);
@@ -226,16 +231,9 @@ impl ClassNet {
             name: format!("{} classes", self.client.tun.name),
             masquerade: masquerade.collect(),
             mark_rules: mark_rules.collect(),
-            exempt_mark: Some(self.client.mark),
+            exempt_mark: Some(OWN_PACKETS),
             guards,
         }
-    }
-}
-
-fn device_mark(number: u8) -> MarkBits {
-    MarkBits {
-        value: (u32::from(number) + 1) << DEVICE_MARK_MASK.trailing_zeros() & DEVICE_MARK_MASK,
-        mask: DEVICE_MARK_MASK,
     }
 }
 
@@ -289,14 +287,5 @@ mod tests {
         assert_eq!(found(&[20, 30], &["eth1"]), "eth1.20 eth1.30");
         assert_eq!(found(&[20], &["guests", "eth1.30"]), "guests");
         assert_eq!(found(&[40], &[]), "");
-    }
-
-    #[test]
-    fn every_device_has_a_mark_of_its_own_without_bits_of_the_tunnels_mark() {
-        let client = ClientNetConfig::new(Interface { index: 1, name: "t0".into() });
-        let all: BTreeSet<u32> = (0..15).map(|number| device_mark(number).value).collect();
-        assert_eq!(all.len(), 15);
-        assert!(all.iter().all(|value| value & DEVICE_MARK_MASK == *value && *value != 0));
-        assert_eq!(client.mark & DEVICE_MARK_MASK, 0);
     }
 }

@@ -1,11 +1,15 @@
 //! The network configuration of a client.
 //!
-//! The tunnel's routes are in a table of their own. Policy rules for each IP version lead to it, in this order:
+//! The tunnel's routes are in a table of their own. Policy rules for each IP version lead to it, in this order, each between those of
+//! the other instances on the machine ([`identity`](super::identity)):
 //! 1. `to NETWORK lookup main suppress_prefixlength LENGTH`: destinations in a kept network ([`KeptNetworks`], LANs above all) use
 //!    their route of the main table, if that is specific. So a server cannot attract the traffic of a LAN into the tunnel,
 //!    and a link cannot attract other traffic past it.
-//! 2. `not fwmark MARK lookup TABLE`: all other packets go into the tunnel, except the tunnel's own packets, which have the
-//!    mark and therefore never loop.
+//! 2. `not fwmark MPVPN lookup TABLE suppress_prefixlength 0`: destinations with a specific route into this tunnel.
+//! 3. `from ADDRESS lookup TABLE`: packets with an address of this tunnel.
+//! 4. `not fwmark MPVPN lookup TABLE`: all other packets go into the tunnel, of several that of the instance with the smallest number.
+//!
+//! Packets of mpvpn's own instances have its mark and therefore never loop, through this tunnel or another.
 //!
 //! Routes that users add to a TUN device of a class are copied to the tunnel's table, where the rules find them.
 //!
@@ -23,8 +27,8 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, default_destination, family_of, kept_networks::KeptNetworks, prepare_device,
-    server::first_address,
+    AppliedSteps, ClientNetConfig, OWN_PACKETS, default_destination, family_of, identity::Layer,
+    kept_networks::KeptNetworks, prepare_device, server::first_address,
 };
 use crate::{
     error::OsError,
@@ -40,40 +44,6 @@ pub(super) const MIN_V6_MTU_BYTES: u32 = 1280;
 /// How many ignored routes are named in the log. Fewer: the user misses one; more: a log that nobody reads, of a machine that has a
 /// routing table of the internet.
 const MAX_NAMED_ROUTES: usize = 16;
-
-/// The part of a client's configuration that stays the same while it runs.
-#[derive(Clone, Debug)]
-pub struct ClientNetConfig {
-    /// The TUN device.
-    pub tun: Interface,
-    /// The firewall mark of the tunnel's own packets.
-    pub mark: u32,
-    /// The routing table for the tunnel's routes.
-    pub table: u32,
-    /// The priority of the policy rules for kept networks; the rule for the tunnel has the next one. Both must be below 32766,
-    /// that of the main table.
-    pub priority: u32,
-    /// Networks for which routes of the main table count, beside those of [`KeptNetworks`].
-    pub keep_routes: Vec<IpNet>,
-    /// The TUN devices of classes: routes of the main table that lead there count.
-    pub class_tuns: Vec<Interface>,
-}
-
-impl ClientNetConfig {
-    /// The configuration for the device `tun` with mpvpn's firewall mark, routing table and rule priority, all 0x6d70.
-    pub fn new(tun: Interface) -> Self {
-        /// "mp" in ASCII: any number that other programs do not use. As a priority it has to be below 32766.
-        const MPVPN_ID: u32 = 0x6d70;
-        Self {
-            tun,
-            mark: MPVPN_ID,
-            table: MPVPN_ID,
-            priority: MPVPN_ID,
-            keep_routes: Vec::new(),
-            class_tuns: Vec::new(),
-        }
-    }
-}
 
 /// The configuration that the client's machine shall have now: what the server assigned, limited to what the user wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,11 +149,13 @@ impl ClientNet {
     pub fn loosen_reverse_path_filter(&self, undo: &mut UndoJournal, name: &str) -> Result<(), OsError> {
         let key = sysctl::interface_key("ipv4", name, "rp_filter");
         let value = |key: &str| sysctl::read(key).ok().and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
-        // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst).
-        if value(&key).max(value("net/ipv4/conf/all/rp_filter")) != 1 {
-            return Ok(());
+        // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst). It is 2 where
+        // another instance has set it, which then keeps it until both have ended.
+        match value(&key).max(value("net/ipv4/conf/all/rp_filter")) {
+            0 => Ok(()),
+            2 if value(&key) != 2 => Ok(()),
+            _ => sysctl::set(undo, &key, "2"),
         }
-        sysctl::set(undo, &key, "2")
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), OsError> {
@@ -300,28 +272,26 @@ impl ClientNet {
         let mut steps: Vec<Step> = addresses.iter().map(address_step).collect();
         let mut rules = Vec::new();
         for family in [Family::V4, Family::V6] {
-            let assigned = addresses.iter().any(|&address| family_of(address) == family);
+            let own = addresses.iter().filter(|&&address| family_of(address) == family);
+            let assigned = own.clone().next().is_some();
             let mut routes = self.routes(family, assigned, around.machine_has_v6, &wanted.routes);
-            if wanted.routes != Routes::All {
-                let in_network = |address: &&IpNet| {
-                    family_of(**address) == family && address.prefix_len() < address.max_prefix_len()
-                };
-                for address in addresses.iter().filter(in_network) {
-                    let destination = self.network_route(*address, &around.others);
-                    let route = Route::through(destination, self.config.table, self.config.tun.index);
-                    if !routes.contains(&route) {
-                        routes.push(route);
-                    }
+            // With several tunnels, the network of one must not go where another leads everything.
+            for address in own.clone().filter(|address| address.prefix_len() < address.max_prefix_len()) {
+                let destination = self.network_route(*address, &around.others);
+                let route = Route::through(destination, self.config.table(), self.config.tun.index);
+                if !routes.contains(&route) {
+                    routes.push(route);
                 }
             }
             if !routes.is_empty() {
-                rules.extend(self.rules(family, &around.kept).map(|rule| Step::Rule { rule }));
-            }
-            if !routes.is_empty() {
+                let all =
+                    self.rules(family, &around.kept).chain(own.map(|address| self.source_rule(*address)));
+                rules.extend(all.map(|rule| Step::Rule { rule }));
                 let of_family =
                     around.class_routes.iter().filter(|route| family_of(route.destination) == family);
-                let table = self.config.table;
-                routes.extend(of_family.cloned().map(|route| Route { table, ..route }));
+                routes.retain(|route| !of_family.clone().any(|other| other.destination == route.destination));
+                let table = self.config.table();
+                routes.extend(of_family.map(|route| Route { table, ..route.clone() }));
             }
             steps.extend(routes.into_iter().map(|route| {
                 let interface = self.class_tun(&route).cloned().or(route.interface.map(|_| interface()));
@@ -333,7 +303,7 @@ impl ClientNet {
     }
 
     fn routes(&self, family: Family, assigned: bool, machine_has_v6: bool, routes: &Routes) -> Vec<Route> {
-        let table = self.config.table;
+        let table = self.config.table();
         let through = |destination| Route::through(destination, table, self.config.tun.index);
         match routes {
             Routes::All if assigned => vec![through(default_destination(family))],
@@ -349,11 +319,24 @@ impl ClientNet {
     }
 
     fn rules(&self, family: Family, kept: &KeptNetworks) -> impl Iterator<Item = Rule> {
-        let ClientNetConfig { mark, table, priority, .. } = self.config;
-        let mut then_tunnel = Rule::lookup(family, priority + 1, table);
-        then_tunnel.mark = Some((mark, u32::MAX));
-        then_tunnel.invert = true;
-        kept.rules(family, priority).chain([then_tunnel])
+        let [specific, all] =
+            [Layer::TunnelSpecific, Layer::Everything].map(|layer| self.tunnel_rule(family, layer));
+        let specific = Rule { suppress_prefix_length: Some(0), ..specific };
+        kept.rules(family, self.config.priority(Layer::MainSpecific)).chain([specific, all])
+    }
+
+    /// Packets with this address of the tunnel go into it. The tunnel's own packets have addresses of links.
+    fn source_rule(&self, address: IpNet) -> Rule {
+        let priority = self.config.priority(Layer::TunnelAddress);
+        let source = Some(IpNet::from(address.addr()));
+        Rule { source, ..Rule::lookup(family_of(address), priority, self.config.table()) }
+    }
+
+    /// Packets but mpvpn's own look up the tunnel's table.
+    fn tunnel_rule(&self, family: Family, layer: Layer) -> Rule {
+        let mark = Some((OWN_PACKETS.value, OWN_PACKETS.mask));
+        let rule = Rule::lookup(family, self.config.priority(layer), self.config.table());
+        Rule { mark, invert: true, ..rule }
     }
 }
 
@@ -365,7 +348,7 @@ mod tests {
 
     fn net() -> ClientNet {
         let tun = Interface { index: 9, name: "t0".into() };
-        ClientNet::prepared(ClientNetConfig::new(tun), Netlink::open().unwrap())
+        ClientNet::prepared(ClientNetConfig::new(tun, 0), Netlink::open().unwrap())
     }
 
     fn around(others: &[&str], machine_has_v6: bool) -> Surroundings {
@@ -374,13 +357,14 @@ mod tests {
         Surroundings { kept, others, class_routes, kernel_has_v6: true, machine_has_v6 }
     }
 
-    const RULES: [&str; 6] = [
-        "28016: to 10.0.0.0/8 lookup 254 suppress_prefixlength 7",
-        "28016: to 169.254.0.0/16 lookup 254 suppress_prefixlength 15",
-        "28016: to 172.16.0.0/12 lookup 254 suppress_prefixlength 11",
-        "28016: to 192.168.0.0/16 lookup 254 suppress_prefixlength 15",
-        "28016: to 224.0.0.0/4 lookup 254 suppress_prefixlength 3",
-        "28017: not fwmark 0x6d70/0xffffffff lookup 28016",
+    const RULES: [&str; 7] = [
+        "28400: to 10.0.0.0/8 lookup 254 suppress_prefixlength 7",
+        "28400: to 169.254.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28400: to 172.16.0.0/12 lookup 254 suppress_prefixlength 11",
+        "28400: to 192.168.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28400: to 224.0.0.0/4 lookup 254 suppress_prefixlength 3",
+        "28528: not fwmark 0x6d70/0xffff lookup 28016 suppress_prefixlength 0",
+        "28784: not fwmark 0x6d70/0xffff lookup 28016",
     ];
 
     fn wanted(addresses: &[&str], routes: Routes) -> ClientNetState {
@@ -404,7 +388,9 @@ mod tests {
     #[test]
     fn everything_goes_into_the_tunnel_except_its_own_packets_and_lans() {
         let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], !WITH_V6));
-        let expected = [&["10.0.0.2/32", "0.0.0.0/0 table 28016 interface 9"], &RULES[..]].concat();
+        let routes =
+            ["10.0.0.2/32", "0.0.0.0/0 table 28016 interface 9", "10.0.0.0/24 table 28016 interface 9"];
+        let expected = [&routes, &RULES[..], &["28656: from 10.0.0.2/32 lookup 28016"]].concat();
         assert_eq!(to_strings(&steps), expected);
     }
 
@@ -413,7 +399,7 @@ mod tests {
         let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], WITH_V6));
         let text = to_strings(&steps);
         assert!(text.contains(&"Unreachable ::/0 table 28016 metric 4294967295".to_owned()), "{text:#?}");
-        let into_tunnel = text.iter().filter(|step| step.starts_with("28017: not fwmark"));
+        let into_tunnel = text.iter().filter(|step| step.starts_with("28784: not fwmark"));
         assert_eq!(into_tunnel.count(), 2, "{text:#?}");
     }
 
@@ -432,7 +418,8 @@ mod tests {
     fn advertised_routes_need_an_address_of_their_family() {
         let list = ["192.168.7.1/24", "2001:db8::/32"].map(|text| text.parse().unwrap()).to_vec();
         let steps = net().steps(&wanted(&["10.0.0.2/32"], Routes::Advertised(list)), &around(&[], WITH_V6));
-        let expected = [&["10.0.0.2/32", "192.168.7.0/24 table 28016 interface 9"], &RULES[..]].concat();
+        let routes = ["10.0.0.2/32", "192.168.7.0/24 table 28016 interface 9"];
+        let expected = [&routes, &RULES[..], &["28656: from 10.0.0.2/32 lookup 28016"]].concat();
         assert_eq!(to_strings(&steps), expected);
     }
 
@@ -440,7 +427,8 @@ mod tests {
     fn the_network_of_the_tunnel_is_routed_behind_those_of_links() {
         let one = wanted(&["192.168.1.5/25"], Routes::None);
         let routed = |others: &[&str]| to_strings(&net().steps(&one, &around(others, WITH_V6)));
-        let expected = |route| [&["192.168.1.5/32", route], &RULES[..]].concat();
+        let source_rule = "28656: from 192.168.1.5/32 lookup 28016";
+        let expected = |route| [&["192.168.1.5/32", route], &RULES[..], &[source_rule]].concat();
         assert_eq!(routed(&["10.0.0.0/8"]), expected("192.168.1.0/25 table 28016 interface 9"));
         for link in ["192.168.1.0/24", "192.168.1.64/26"] {
             assert_eq!(routed(&[link]), expected("192.168.1.1/32 table 28016 interface 9"), "{link}");

@@ -8,6 +8,7 @@
 
 mod classes;
 mod client;
+mod identity;
 mod kept_networks;
 mod server;
 mod share;
@@ -15,7 +16,9 @@ mod share;
 use std::collections::BTreeSet;
 
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
-pub use client::{ClientNet, ClientNetConfig, ClientNetState, Routes};
+pub use client::{ClientNet, ClientNetState, Routes};
+pub use identity::{CLASS_MARKS, ClientNetConfig, INSTANCE_NUMBERS, LINK_NUMBERS};
+pub(crate) use identity::{OWN_PACKETS, is_table_of_instance};
 pub use kept_networks::is_private;
 pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
@@ -34,15 +37,12 @@ use crate::{
 struct AppliedSteps(Vec<Step>);
 
 impl AppliedSteps {
-    /// Applies the steps in `wanted` that are missing, in order, then reverts the steps that `wanted` does not have, in reverse
-    /// order. If a step fails, the steps of before the call stay in force.
+    /// Applies the steps in `wanted` that are missing, in order, each once, then reverts the steps that `wanted` does not have, in
+    /// reverse order. If a step fails, the steps of before the call stay in force.
     fn change_to(&mut self, undo: &mut UndoJournal, wanted: Vec<Step>) -> Result<(), OsError> {
-        let now: BTreeSet<&Step> = self.0.iter().collect();
-        let missing: Vec<Step> = wanted.iter().filter(|step| !now.contains(step)).cloned().collect();
-        if let Err(error) = undo.apply(&missing) {
-            log_errors(undo.revert(&missing));
-            return Err(error);
-        }
+        let mut now: BTreeSet<&Step> = self.0.iter().collect();
+        let missing: Vec<Step> = wanted.iter().filter(|step| now.insert(step)).cloned().collect();
+        undo.apply(&missing)?;
         let wanted: BTreeSet<Step> = wanted.into_iter().collect();
         self.0.extend(missing);
         let (kept, old): (Vec<Step>, Vec<Step>) = self.0.drain(..).partition(|step| wanted.contains(step));
@@ -91,12 +91,12 @@ fn enable_forwarding(
         sysctl::set(undo, "net/ipv4/ip_forward", "1")?;
     }
     const ALL_V6: &str = "net/ipv6/conf/all/forwarding";
-    if !families.v6 || sysctl::read(ALL_V6)? == "1" {
+    if !families.v6 {
         return Ok(());
     }
     for link in netlink.links()? {
         let key = sysctl::interface_key("ipv6", &link.name, "accept_ra");
-        if sysctl::read(&key).is_ok_and(|value| value == "1") {
+        if sysctl::read(&key).is_ok_and(|value| value == "1" || value == "2") {
             sysctl::set(undo, &key, "2")?;
         }
     }

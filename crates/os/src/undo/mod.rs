@@ -13,6 +13,8 @@
 //! The folder is `<base>/netns-<inode of the network namespace>`, because namespaces share `/run`.
 
 mod lock;
+mod numbers;
+mod owners;
 mod step;
 
 use std::{
@@ -25,13 +27,22 @@ use std::{
 
 use lock::Lock;
 pub(crate) use lock::open_locked;
+pub use numbers::NumberPool;
+use numbers::TakenNumber;
+pub(crate) use owners::{Owners, original};
 use serde::{Deserialize, Serialize};
 pub use step::{Interface, Step};
 
-use crate::{error::OsError, netlink::Netlink};
+use crate::{
+    error::OsError,
+    netlink::Netlink,
+    tunnel_net::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS},
+};
 
 /// The folder of journals, unless a caller chooses another one.
 pub const DEFAULT_FOLDER: &str = "/run/mpvpn";
+/// The pools whose numbers have one holder each.
+const EXCLUSIVE_POOLS: [&NumberPool; 2] = [&INSTANCE_NUMBERS, &CLASS_MARKS];
 
 /// An open journal.
 #[derive(Debug)]
@@ -39,6 +50,9 @@ pub struct UndoJournal {
     path: PathBuf,
     record: Record,
     netlink: Netlink,
+    owners: Owners,
+    /// Given back when all steps are reverted.
+    numbers: Vec<TakenNumber>,
     /// Released last.
     _lock: Lock,
 }
@@ -75,6 +89,7 @@ impl UndoJournal {
             || OsError::AlreadyRunning { name: name.to_owned(), pid: load(&path).map_or(0, |r| r.pid) };
         let lock = Lock::take(&folder, &file).map_err(|e| failed("lock", &folder, e))?.ok_or_else(owner)?;
         let mut netlink = Netlink::open()?;
+        let owners = Owners::new(&folder, &file);
         if let Some(abandoned) = load(&path) {
             if abandoned.is_alive_elsewhere() {
                 return Err(owner());
@@ -84,13 +99,16 @@ impl UndoJournal {
                 steps = abandoned.steps.len(),
                 "reverting the changes of a process that was killed"
             );
-            for error in revert_all(&mut netlink, &abandoned.steps) {
+            for error in revert_all(&mut netlink, &owners, &abandoned.steps) {
                 tracing::warn!(%error, "cannot revert a change of a process that was killed");
             }
+            // What the killed process held is free now.
+            let _ = fs::remove_file(&path);
         }
+        numbers::clean(&folder, &EXCLUSIVE_POOLS);
         let pid = std::process::id();
         let record = Record { pid, start_time: start_time(pid).unwrap_or(0), steps: Vec::new() };
-        let undo = Self { path, record, netlink, _lock: lock };
+        let undo = Self { path, record, netlink, owners, numbers: Vec::new(), _lock: lock };
         undo.save()?;
         Ok(undo)
     }
@@ -122,10 +140,13 @@ impl UndoJournal {
                 found.push((name, Leftover::Running));
                 continue;
             }
-            let mut errors = revert_all(&mut Netlink::open()?, &abandoned.steps);
+            let mut errors =
+                revert_all(&mut Netlink::open()?, &Owners::new(&folder, &name), &abandoned.steps);
             errors.extend(fs::remove_file(&path).map_err(|error| failed("remove", &path, error)).err());
             found.push((name, Leftover::Reverted(errors)));
         }
+        numbers::clean(&folder, &EXCLUSIVE_POOLS);
+        numbers::clean(&folder, &[&LINK_NUMBERS]);
         Ok(found)
     }
 
@@ -141,14 +162,73 @@ impl UndoJournal {
         self.save().inspect_err(|_| self.record.steps.truncate(before))
     }
 
-    /// Records `steps` with one write, then applies them in order. After an error the journal still has all of them, so that
-    /// [`UndoJournal::revert_all_steps`] reverts those that were applied.
+    /// Records `steps` with one write, then applies them in order.
+    ///
+    /// # Errors
+    /// If a step cannot be applied: then those before it are reverted. What exists already belongs to another instance or program,
+    /// and stays.
     pub fn apply(&mut self, steps: &[Step]) -> Result<(), OsError> {
         if steps.is_empty() {
             return Ok(());
         }
         self.record_all(steps.iter().cloned())?;
-        steps.iter().try_for_each(|step| step.apply(&mut self.netlink))
+        for (at, step) in steps.iter().enumerate() {
+            let Err(error) = step.apply(&mut self.netlink, &self.owners) else { continue };
+            let begun = if error.is_present() { at } else { at + 1 };
+            self.forget(&steps[begun..]);
+            for error in self.revert(&steps[..begun]) {
+                tracing::warn!(%error, "cannot revert a change of the system that was incomplete");
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Takes a number that no other instance of this network namespace has, `preferred` if it is free. It is given back when
+    /// the journal ends; a killed process holds it until its steps are reverted.
+    ///
+    /// # Errors
+    /// [`OsError::NumbersInUse`] if none is left.
+    pub fn take_number(&mut self, pool: &'static NumberPool, preferred: Option<u8>) -> Result<u8, OsError> {
+        let (folder, name) = self.folder_and_name();
+        let taken = numbers::take(folder, pool, name, preferred)?;
+        let number = taken.number;
+        self.numbers.push(taken);
+        Ok(number)
+    }
+
+    /// The number that stands for `label` at all instances of this network namespace, until the last that uses it ends.
+    ///
+    /// # Errors
+    /// [`OsError::NumbersInUse`] if none is left.
+    pub fn shared_number(&mut self, pool: &'static NumberPool, label: &str) -> Result<u8, OsError> {
+        let is_it = |taken: &&TakenNumber| taken.pool == pool.folder && taken.label == label;
+        if let Some(taken) = self.numbers.iter().find(is_it) {
+            return Ok(taken.number);
+        }
+        let taken = numbers::share(self.folder_and_name().0, pool, label)?;
+        let number = taken.number;
+        self.numbers.push(taken);
+        Ok(number)
+    }
+
+    /// Whether an instance has changed this kernel parameter.
+    pub(crate) fn is_sysctl_claimed(&self, key: &str) -> bool {
+        self.owners.is_claimed(&step::sysctl_key(key))
+    }
+
+    fn folder_and_name(&self) -> (&Path, &str) {
+        let name = self.path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        (self.path.parent().unwrap_or(Path::new("/")), name)
+    }
+
+    /// Removes steps from the record that were not applied.
+    fn forget(&mut self, steps: &[Step]) {
+        for step in steps {
+            if let Some(at) = self.record.steps.iter().rposition(|known| known == step) {
+                self.record.steps.remove(at);
+            }
+        }
     }
 
     /// Reverts `steps`, the last first, and removes them from the journal; returns the errors.
@@ -156,7 +236,7 @@ impl UndoJournal {
         if steps.is_empty() {
             return Vec::new();
         }
-        let mut errors = revert_all(&mut self.netlink, steps);
+        let mut errors = revert_all(&mut self.netlink, &self.owners, steps);
         let reverted: BTreeSet<&Step> = steps.iter().collect();
         self.record.steps.retain(|step| !reverted.contains(step));
         errors.extend(self.save().err());
@@ -172,7 +252,7 @@ impl UndoJournal {
     /// can be used again.
     pub fn revert_all_steps(&mut self) -> Vec<OsError> {
         let steps = std::mem::take(&mut self.record.steps);
-        let mut errors = revert_all(&mut self.netlink, &steps);
+        let mut errors = revert_all(&mut self.netlink, &self.owners, &steps);
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -202,7 +282,7 @@ impl Record {
     }
 }
 
-fn revert_all(netlink: &mut Netlink, steps: &[Step]) -> Vec<OsError> {
+fn revert_all(netlink: &mut Netlink, owners: &Owners, steps: &[Step]) -> Vec<OsError> {
     if steps.is_empty() {
         return Vec::new();
     }
@@ -211,7 +291,7 @@ fn revert_all(netlink: &mut Netlink, steps: &[Step]) -> Vec<OsError> {
         errors.push(error);
         Vec::new()
     });
-    errors.extend(steps.iter().rev().filter_map(|step| step.revert(netlink, &links).err()));
+    errors.extend(steps.iter().rev().filter_map(|step| step.revert(netlink, owners, &links).err()));
     errors
 }
 

@@ -5,6 +5,7 @@ use std::{fs, io, path::PathBuf};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::Owners;
 use crate::{
     dns,
     error::{OsError, ignore_gone},
@@ -59,7 +60,7 @@ pub enum Step {
         /// The rules in the table.
         rules: firewall::Rules,
     },
-    /// Changes a kernel parameter; it is restored only if it still has the value `set`.
+    /// Changes a kernel parameter; it is restored only if it still has the value `set`, and no other instance needs it.
     Sysctl {
         /// The parameter, as a path below `/proc/sys`.
         key: String,
@@ -80,7 +81,8 @@ pub enum Step {
         /// The limits after the change.
         set: Limits,
     },
-    /// Rewrites the file with the name servers; it is restored only if no other program has changed it.
+    /// Rewrites the file with the name servers; it is restored only if no other program has changed it, and to what another
+    /// instance that still runs has written.
     Resolver(dns::FileRewrite),
     /// The caller creates a file; reverting removes it.
     File {
@@ -90,22 +92,29 @@ pub enum Step {
 }
 
 impl Step {
-    pub(super) fn apply(&self, netlink: &mut Netlink) -> Result<(), OsError> {
+    pub(super) fn apply(&self, netlink: &mut Netlink, owners: &Owners) -> Result<(), OsError> {
         match self {
             Self::Address { interface, address } => netlink.add_address(interface.index, *address),
             Self::Route { route, .. } => netlink.add_route(route),
             Self::Rule { rule } => netlink.add_rule(rule),
             Self::Firewall { rules } => firewall::install(rules),
-            Self::Sysctl { key, set, .. } => sysctl::write(key, set),
+            Self::Sysctl { key, before, set } => {
+                owners.claim(&sysctl_key(key), before, set, || sysctl::write(key, set))
+            }
             Self::MptcpEndpoint { endpoint } => PathManager::open()?.add(endpoint),
             Self::MptcpLimits { set, .. } => PathManager::open()?.set_limits(*set),
-            Self::Resolver(rewrite) => dns::apply(rewrite),
+            Self::Resolver(rewrite) => dns::apply(rewrite, owners),
             Self::File { .. } => Ok(()),
         }
     }
 
     /// Undoes the change. `links` are the interfaces that exist now.
-    pub(super) fn revert(&self, netlink: &mut Netlink, links: &[LinkInfo]) -> Result<(), OsError> {
+    pub(super) fn revert(
+        &self,
+        netlink: &mut Netlink,
+        owners: &Owners,
+        links: &[LinkInfo],
+    ) -> Result<(), OsError> {
         match self {
             Self::Address { interface, .. } | Self::Route { interface: Some(interface), .. }
                 if !interface.is_one_of(links) =>
@@ -118,13 +127,15 @@ impl Step {
             Self::Route { route, .. } => ignore_gone(netlink.del_route(route)),
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),
             Self::Firewall { rules } => firewall::remove(&rules.name),
-            Self::Sysctl { key, before, set } => restore_sysctl(key, before, set),
+            Self::Sysctl { key, before, set } => {
+                owners.release(&sysctl_key(key), before, set, |before| restore_sysctl(key, before, set))
+            }
             Self::MptcpEndpoint { endpoint } => ignore_gone(PathManager::open()?.remove(endpoint)),
             Self::MptcpLimits { before, set } => {
                 let mut manager = PathManager::open()?;
                 if manager.limits()? == *set { manager.set_limits(*before) } else { Ok(()) }
             }
-            Self::Resolver(rewrite) => dns::revert(rewrite),
+            Self::Resolver(rewrite) => dns::revert(rewrite, owners),
             Self::File { path } => match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     Err(OsError::kernel("remove the file", path.display(), error))
@@ -133,6 +144,11 @@ impl Step {
             },
         }
     }
+}
+
+/// The name of a kernel parameter among the settings that have several owners.
+pub(super) fn sysctl_key(key: &str) -> String {
+    format!("sysctl {key}")
 }
 
 fn restore_sysctl(key: &str, before: &str, set: &str) -> Result<(), OsError> {

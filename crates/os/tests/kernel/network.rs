@@ -18,8 +18,8 @@ use mpvpn_os::{
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
-        ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
-        Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
+        ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
+        INSTANCE_NUMBERS, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
     undo::{Interface, Step},
 };
@@ -297,8 +297,8 @@ fn a_client_routes_everything_into_the_tunnel_and_reverts_it() {
         let (device, t0) = tun("t0");
         let tunnel = Some(t0.index);
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let config = ClientNetConfig::new(t0);
-        let mark = Some(config.mark);
+        let config = ClientNetConfig::new(t0, 0);
+        let mark = Some(config.mark());
         let mut client = ClientNet::new(config).unwrap();
 
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
@@ -348,8 +348,8 @@ fn routes_of_a_link_do_not_draw_the_internet_past_the_tunnel() {
         let [eth0, tunnel] = [Netlink::open().unwrap().index_of("eth0").unwrap(), t0.index].map(Some);
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let keep_routes = vec![net("203.0.113.128/25")];
-        let config = ClientNetConfig { keep_routes, ..ClientNetConfig::new(t0) };
-        let mark = Some(config.mark);
+        let config = ClientNetConfig { keep_routes, ..ClientNetConfig::new(t0, 0) };
+        let mark = Some(config.mark());
         let mut client = ClientNet::new(config).unwrap();
         for rogue in [
             "0.0.0.0/1",
@@ -436,7 +436,7 @@ fn hosts_on_a_link_do_not_reach_the_addresses_of_the_tunnel() {
         let folder = Folder::new();
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+        let mut client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
         client.apply(&mut undo, &wanted(&["10.9.0.2/24", "fd00:9::2/64"], Routes::All, 1400)).unwrap();
         assert!(host.reaches("192.0.2.7"));
         assert!(!host.reaches("10.9.0.2"), "{}", run("nft", "list ruleset"));
@@ -456,6 +456,47 @@ fn hosts_on_a_link_do_not_reach_the_addresses_of_the_tunnel() {
 }
 
 #[test]
+fn two_clients_have_routes_of_their_own_and_one_that_ends_leaves_those_of_the_other() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let before = state();
+        let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
+        let ((first_tun, t0), (second_tun, t1)) = (tun("t0"), tun("t1"));
+        let [by_first, by_second] = [Some(t0.index), Some(t1.index)];
+        let [mut first_undo, mut second_undo] =
+            ["t0", "t1"].map(|name| UndoJournal::open(&folder.0, name).unwrap());
+        let numbers = [&mut first_undo, &mut second_undo]
+            .map(|undo| undo.take_number(&INSTANCE_NUMBERS, None).unwrap());
+        let configs = [ClientNetConfig::new(t0, numbers[0]), ClientNetConfig::new(t1.clone(), numbers[1])];
+        let marks = configs.each_ref().map(|config| Some(config.mark()));
+        let [mut first, mut second] = configs.map(|config| ClientNet::new(config).unwrap());
+        first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+        second.apply(&mut second_undo, &wanted(&["10.8.0.2/24"], Routes::All, 1400)).unwrap();
+        assert_eq!(way("203.0.113.1", None), by_first);
+        assert_eq!(route_get("203.0.113.1 from 10.8.0.2"), by_second);
+        assert_eq!((way("10.9.0.1", None), way("10.8.0.1", None)), (by_first, by_second));
+        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0; 2], "a tunnel is inside the other");
+
+        // One that would use the numbers of the first is refused, and takes nothing away from it.
+        let mut third_undo = UndoJournal::open(&folder.0, "third").unwrap();
+        let mut third = ClientNet::new(ClientNetConfig::new(t1, numbers[0])).unwrap();
+        let error = third.apply(&mut third_undo, &wanted(&["10.7.0.2/24"], Routes::All, 1400)).unwrap_err();
+        assert!(error.to_string().contains("mpvpn reset"), "{error}");
+        drop(third_undo);
+        assert_eq!((way("203.0.113.1", None), way("203.0.113.1", marks[0])), (by_first, eth0));
+
+        first.clear(&mut first_undo).unwrap();
+        assert_eq!(way("203.0.113.1", None), by_second);
+        first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+        assert_eq!(second_undo.revert_all_steps().len(), 0);
+        assert_eq!(way("203.0.113.1", None), by_first);
+        drop((first_undo, second_undo, first_tun, second_tun));
+        assert_becomes(&before, state);
+    });
+}
+
+#[test]
 fn a_server_cannot_capture_the_network_of_a_link() {
     in_namespace(|| {
         uplink();
@@ -464,7 +505,7 @@ fn a_server_cannot_capture_the_network_of_a_link() {
         let (_device, t0) = tun("t0");
         let eth0 = Some(Netlink::open().unwrap().index_of("eth0").unwrap());
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut client = ClientNet::new(ClientNetConfig::new(t0.clone())).unwrap();
+        let mut client = ClientNet::new(ClientNetConfig::new(t0.clone(), 0)).unwrap();
         for routes in [Routes::None, Routes::All, Routes::Advertised(vec![net("192.168.1.0/25")])] {
             client.apply(&mut undo, &wanted(&["192.168.1.5/25"], routes.clone(), 1400)).unwrap();
             for lan in ["192.168.1.1", "192.168.1.99", "192.168.1.127", "192.168.1.200"] {
@@ -479,13 +520,33 @@ fn a_server_cannot_capture_the_network_of_a_link() {
 }
 
 #[test]
+fn a_kernel_parameter_stays_until_the_last_instance_that_needs_it_ends() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let [mut first, mut second] = ["a", "b"].map(|name| UndoJournal::open(&folder.0, name).unwrap());
+        const KEY: &str = "net/ipv4/ip_forward";
+        let forwards = || sysctl::read(KEY).unwrap() == "1";
+        assert!(!forwards());
+        sysctl::set(&mut first, KEY, "1").unwrap();
+        sysctl::set(&mut second, KEY, "1").unwrap();
+        assert!(first.revert_all_steps().is_empty() && forwards(), "the second needs it");
+        sysctl::set(&mut first, KEY, "1").unwrap();
+        assert!(second.revert_all_steps().is_empty() && forwards(), "the first needs it again");
+        assert!(first.revert_all_steps().is_empty() && !forwards());
+        drop((first, second));
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
+    });
+}
+
+#[test]
 fn a_failed_change_leaves_the_previous_configuration() {
     in_namespace(|| {
         uplink();
         let folder = Folder::new();
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+        let mut client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         let (before, steps) = (state(), undo.steps().to_vec());
         let bad = wanted(&["10.9.0.3/24", "ff02::1/64"], Routes::All, 1400);
@@ -505,7 +566,7 @@ fn strict_reverse_path_checks_are_loosened_and_restored() {
         let folder = Folder::new();
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+        let client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
         let key = sysctl::interface_key("ipv4", "eth0", "rp_filter");
         for (before, after) in [("0", "0"), ("2", "2"), ("1", "2")] {
             sysctl::write("net/ipv4/conf/all/rp_filter", "0").unwrap();
@@ -609,7 +670,7 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         let ((device, t0), (class_device, c0)) = (tun("t0"), tun("c0"));
         let (main, of_class) = (Some(t0.index), Some(c0.index));
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let config = ClientNetConfig::new(t0);
+        let config = ClientNetConfig::new(t0, 0);
         let mut client = ClientNet::new(config.clone()).unwrap();
         let addresses = &["10.9.0.2/24", "fd00:9::2/64"];
         client.apply(&mut undo, &wanted(addresses, Routes::All, 1400)).unwrap();
@@ -628,7 +689,7 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         };
         let steering =
             vec![steering(&[], udp), steering(&[], marked), steering(&[40], PacketMatch::default())];
-        let tuns = vec![ClassTun { interface: c0, number: 1 }];
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
         let mut classes = ClassNet::new(config.clone(), tuns, steering).unwrap();
         classes.enable_forwarding(&mut undo).unwrap();
         let given = |own| DeviceAddresses { addresses: vec![net("10.9.0.3/32"), net("fd00:9::3/128")], own };
@@ -638,7 +699,7 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         let mark = Some(2 << 24 | 0x10);
         for (destination, lan) in [("203.0.113.1", "192.0.2.99"), ("2001:db8:1::1", "2001:db8::99")] {
             assert_eq!((way(destination, None), way(destination, mark)), (main, of_class));
-            assert_eq!(way(destination, Some(config.mark)), eth0, "the tunnel's own packets loop");
+            assert_eq!(way(destination, Some(config.mark())), eth0, "the tunnel's own packets loop");
             assert_eq!(way(lan, mark), eth0, "the LAN is cut off");
             assert_eq!(route_get(&format!("{destination} oif c0")), of_class);
         }
@@ -649,7 +710,7 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         for words in [
             r#"oifname "c0" masquerade"#,
             "type route hook output priority",
-            "meta mark 0x00006d70 accept",
+            "meta mark & 0x0000ffff == 0x00006d70 accept",
             r#"iifname "lan0""#,
             "ip daddr 198.51.100.0/24 ip dscp ef",
             "ip6 daddr 2001:db8:7::/48 ip6 dscp ef",
@@ -688,8 +749,8 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let packets = PacketMatch { ingress: vec!["lan0".into()], ..PacketMatch::default() };
         let steering = vec![ClassSteering { number: 1, packets, vlans: vec![20, 30] }];
-        let tuns = vec![ClassTun { interface: c0, number: 1 }];
-        let mut classes = ClassNet::new(ClientNetConfig::new(t0), tuns, steering).unwrap();
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
+        let mut classes = ClassNet::new(ClientNetConfig::new(t0, 0), tuns, steering).unwrap();
         let given = DeviceAddresses { addresses: vec![net("10.9.0.3/32")], own: true };
         classes.apply(&mut undo, vec![given], 1400).unwrap();
         let table = || run("nft", "list table inet mpvpn_t0_classes");
@@ -790,7 +851,7 @@ fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
 fn change_everything_and_die(folder: &Path) -> ! {
     let (_tun, t0) = tun("t0");
     let mut undo = UndoJournal::open(folder, "t0").unwrap();
-    let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+    let mut client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
     client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
     let _share = ShareNet::configure(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
     let unreachable =
