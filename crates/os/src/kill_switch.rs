@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 pub use monitor::TableMonitor;
-pub use table::{INBOUND_MARK, INBOUND_MASK, TABLE};
+pub use table::TABLE;
 
 use crate::{
     error::OsError,

@@ -25,6 +25,7 @@ mod flows;
 mod front;
 mod guides;
 mod hostile;
+mod inbound;
 mod instances;
 mod interop;
 mod lab_command;

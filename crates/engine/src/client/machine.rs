@@ -19,7 +19,7 @@ use mpvpn_os::{
     firewall::{MarkBits, PacketMatch},
     tunnel_net::{
         self, CLASS_MARKS, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
-        DeviceAddresses, INSTANCE_NUMBERS, ShareNet, ShareSource,
+        DeviceAddresses, INSTANCE_NUMBERS, InboundNet, ShareNet, ShareSource,
     },
     undo::{self, Interface},
 };
@@ -49,6 +49,8 @@ const MAX_ADVERTISED_ROUTES: usize = 1024;
 /// The network configuration of a client.
 pub(super) struct Machine {
     net: ClientNet,
+    /// Connections that came in over links.
+    inbound: InboundNet,
     /// The classes' own TUN devices, and their names.
     classes: ClassNet,
     class_tuns: Vec<String>,
@@ -137,13 +139,17 @@ impl Machine {
             ..ClientNetConfig::new(interface, number)
         };
         let mark = net_config.mark();
-        let all_tuns = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
+        let all_tuns: Vec<String> = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
+        let mut inbound = InboundNet::new(net_config.clone())?;
+        // First: nothing else may cut the connection over which the client was started.
+        update_inbound(&mut inbound, &mut undo, all_tuns.iter().map(String::as_str));
         let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
         let steering = config.class_steering.iter().map(steering).collect();
         let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
         let net = ClientNet::new(net_config)?;
         let machine = Self {
             net,
+            inbound,
             classes,
             class_tuns,
             resolver: ResolverConfig::new(&tun_name),
@@ -250,12 +256,14 @@ impl Machine {
         }
     }
 
-    /// Adapts the tunnel's routes to those of the machine, when due.
+    /// Adapts the tunnel's routes, and those for connections that come in over links, to those of the machine, when due.
     pub(super) fn refresh_routes(&mut self, now: Instant) {
         if self.refresh_at.take_if(|at| *at <= now).is_none() {
             return;
         }
         self.refreshed_at = Some(now);
+        let tuns = std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str);
+        update_inbound(&mut self.inbound, &mut self.undo, tuns);
         let net = self.net.refresh(&mut self.undo);
         if let Err(error) = net.and_then(|()| self.classes.refresh(&mut self.undo)) {
             tracing::warn!(%error, "cannot adapt the tunnel's routes to those of the machine: they stay as they were");
@@ -338,6 +346,12 @@ impl Machine {
                 undone
             }
         }
+    }
+}
+
+fn update_inbound<'a>(inbound: &mut InboundNet, undo: &mut UndoJournal, tuns: impl Iterator<Item = &'a str>) {
+    if let Err(error) = inbound.update(undo, &tuns.collect::<Vec<_>>()) {
+        tracing::warn!(%error, "replies to connections from outside may go into the tunnel instead of back over their link");
     }
 }
 

@@ -13,17 +13,18 @@ pub(crate) fn add_table(table: &str) -> Value {
     json!({"add": {"table": {"family": "inet", "name": table}}})
 }
 
-/// A chain at a hook of netfilter, with its rules.
+/// A chain at a hook of netfilter, named like the hook, with its rules; `kind` is `filter`, or `route` to route packets again after
+/// a change of their mark.
 pub(crate) fn hook_chain(
-    (table, name, hook): (&str, &str, &str),
+    (table, hook, kind): (&str, &str, &str),
     priority: i32,
     policy: &str,
     rules: &[Vec<Value>],
 ) -> Vec<Value> {
     let chain = json!({"add": {"chain": {
-        "family": "inet", "table": table, "name": name, "type": "filter", "hook": hook, "prio": priority, "policy": policy,
+        "family": "inet", "table": table, "name": hook, "type": kind, "hook": hook, "prio": priority, "policy": policy,
     }}});
-    std::iter::once(chain).chain(add_rules(table, name, rules)).collect()
+    std::iter::once(chain).chain(add_rules(table, hook, rules)).collect()
 }
 
 fn add_rules(table: &str, chain: &str, rules: &[Vec<Value>]) -> Vec<Value> {
@@ -50,6 +51,11 @@ fn with_elements(mut set: Value, elements: &[Value]) -> Value {
     json!({"add": {"set": set}})
 }
 
+/// Adds elements to a set.
+pub(crate) fn add_elements(table: &str, name: &str, elements: &[Value]) -> Value {
+    json!({"add": {"element": {"family": "inet", "table": table, "name": name, "elem": elements}}})
+}
+
 /// A network as an element of a set or the right side of a comparison.
 pub(crate) fn network(net: &IpNet) -> Value {
     json!({"prefix": {"addr": net.network().to_string(), "len": net.prefix_len()}})
@@ -57,6 +63,20 @@ pub(crate) fn network(net: &IpNet) -> Value {
 
 pub(crate) fn equal(left: Value, right: Value) -> Value {
     json!({"match": {"op": "==", "left": left, "right": right}})
+}
+
+pub(crate) fn not_equal(left: Value, right: Value) -> Value {
+    json!({"match": {"op": "!=", "left": left, "right": right}})
+}
+
+/// The expression `value & mask`.
+pub(crate) fn and(value: Value, mask: u32) -> Value {
+    json!({"&": [value, mask]})
+}
+
+/// Changes a mark.
+pub(crate) fn mangle(key: Value, value: Value) -> Value {
+    json!({"mangle": {"key": key, "value": value}})
 }
 
 pub(crate) fn any_of(values: Value) -> Value {

@@ -7,17 +7,19 @@ use serde_json::{Value, json};
 
 use super::Exceptions;
 use crate::firewall::json::{
-    accept, add_table, any_of, ct, equal, hook_chain, interval_set, meta, network, payload, reject,
+    accept, add_table, and, any_of, ct, equal, hook_chain, interval_set, meta, network, payload, reject,
     remove_table, set,
+};
+use crate::{
+    firewall::MarkBits,
+    tunnel_net::{LINK_BIT, OWN_PACKETS},
 };
 
 /// The table's name; its family is `inet`.
 pub const TABLE: &str = "mpvpn_kill_switch";
-/// Packets whose mark has these bits under [`INBOUND_MASK`] belong to connections that came in over a link: replies leave
-/// over it. Bits 0 to 15 say that mpvpn gave the mark, bit 23 that it names a link.
-pub const INBOUND_MARK: u32 = 0x0080_6d70;
-/// See [`INBOUND_MARK`].
-pub const INBOUND_MASK: u32 = 0x0080_ffff;
+/// Packets whose mark has these bits, and no others of its mask, belong to connections that came in over a link, and leave by it
+/// ([`InboundNet`](crate::tunnel_net::InboundNet)).
+const INBOUND: MarkBits = MarkBits { value: OWN_PACKETS.value | LINK_BIT, mask: OWN_PACKETS.mask | LINK_BIT };
 
 /// Rules see addresses as they leave: behind steering (-140) and destination translation (-100); `filter` of nft(8).
 const PRIORITY: i32 = 0;
@@ -33,8 +35,8 @@ pub(super) fn transaction(clients: &[Exceptions]) -> Value {
     if !clients.is_empty() {
         commands.push(add_table(TABLE));
         commands.extend(sets(clients));
-        commands.extend(hook_chain((TABLE, "output", "output"), PRIORITY, "drop", &output_rules()));
-        commands.extend(hook_chain((TABLE, "forward", "forward"), PRIORITY, "drop", &forward_rules()));
+        commands.extend(hook_chain((TABLE, "output", "filter"), PRIORITY, "drop", &output_rules()));
+        commands.extend(hook_chain((TABLE, "forward", "filter"), PRIORITY, "drop", &forward_rules()));
     }
     json!({"nftables": commands})
 }
@@ -117,7 +119,7 @@ fn forward_rules() -> Vec<Vec<Value>> {
 
 /// What counts for packets of this machine and for those that it forwards.
 fn shared_rules() -> Vec<Vec<Value>> {
-    let is_inbound = equal(json!({"&": [meta("mark"), INBOUND_MASK]}), json!(INBOUND_MARK));
+    let is_inbound = equal(and(meta("mark"), INBOUND.mask), json!(INBOUND.value));
     let is_dns = equal(payload("th", "dport"), any_of(json!(DNS_PORTS)));
     let is_udp_or_tcp = equal(meta("l4proto"), any_of(json!(["tcp", "udp"])));
     vec![

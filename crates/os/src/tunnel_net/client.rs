@@ -27,8 +27,11 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, ClientNetConfig, OWN_PACKETS, default_destination, family_of, identity::Layer,
-    kept_networks::KeptNetworks, prepare_device, server::first_address,
+    AppliedSteps, ClientNetConfig, LINK_BIT, OWN_PACKETS, default_destination, family_of,
+    identity::{Layer, is_table_of_instance},
+    kept_networks::KeptNetworks,
+    prepare_device,
+    server::first_address,
 };
 use crate::{
     error::OsError,
@@ -143,19 +146,9 @@ impl ClientNet {
         self.applied.change_to(undo, Vec::new())
     }
 
-    /// Sets the reverse path filter of link `name` from strict to loose (RFC 3704, section 2.4). A strict filter drops the
-    /// server's replies to the tunnel's own packets: for packets without the mark the route to the server leads into the
-    /// tunnel, or over another link.
+    /// Lets link `name` receive packets whose way back is not over it.
     pub fn loosen_reverse_path_filter(&self, undo: &mut UndoJournal, name: &str) -> Result<(), OsError> {
-        let key = sysctl::interface_key("ipv4", name, "rp_filter");
-        let value = |key: &str| sysctl::read(key).ok().and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
-        // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst). It is 2 where
-        // another instance has set it, which then keeps it until both have ended.
-        match value(&key).max(value("net/ipv4/conf/all/rp_filter")) {
-            0 => Ok(()),
-            2 if value(&key) != 2 => Ok(()),
-            _ => sysctl::set(undo, &key, "2"),
-        }
+        super::loosen_reverse_path_filter(undo, name)
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), OsError> {
@@ -194,7 +187,9 @@ impl ClientNet {
         let mut routes = self.netlink.routes()?;
         routes.retain(|route| {
             let is_other = route.interface.is_some_and(|index| index != self.config.tun.index);
-            route.kind == RouteKind::Unicast && !route.is_default() && is_other
+            // Tables for replies by links repeat routes of the main table.
+            let is_copy = is_table_of_instance(route.table) && route.table & LINK_BIT != 0;
+            route.kind == RouteKind::Unicast && !route.is_default() && is_other && !is_copy
         });
         let class_routes = routes.extract_if(.., |route| self.class_tun(route).is_some());
         let class_routes = class_routes.filter(|route| route.table == MAIN_TABLE).collect();

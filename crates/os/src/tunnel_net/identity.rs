@@ -14,10 +14,12 @@ use crate::{
 /// "mp" in ASCII: any number that other programs do not use. It is the low half of marks and tables, and the first priority of
 /// rules, which have to be below 32766, that of the main table.
 const MPVPN_ID: u32 = 0x6d70;
-/// The bits of a mark that say that it is mpvpn's: packets of all its instances.
+/// The bits of a mark that say that it is mpvpn's: packets of all its instances, and replies that leave by a link.
 pub(crate) const OWN_PACKETS: MarkBits = MarkBits { value: MPVPN_ID, mask: 0xffff };
 /// The bits of a mark that say whose it is.
-const NUMBER_MASK: u32 = 0x00ff_0000;
+pub(crate) const NUMBER_MASK: u32 = 0x00ff_0000;
+/// The bit that the numbers of links have, and those of instances have not.
+pub(crate) const LINK_BIT: u32 = 0x0080_0000;
 /// The bits of the mark that hold the number of a class's device (0: no device). More would take bits from other programs.
 const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
 /// Tables of one instance follow each other: its own, and one for each of the 15 devices of classes.
@@ -28,7 +30,7 @@ const PRIORITIES_OF_LAYER: u32 = 0x80;
 /// The numbers of clients. Each has rules in each layer, so more would need priorities beyond that of the main table.
 pub const INSTANCE_NUMBERS: NumberPool =
     NumberPool { folder: "instances", purpose: "numbers of clients on one machine", first: 0, last: 0x7f };
-/// The numbers of links, the same at all clients.
+/// The numbers of links, the same at all clients: a connection mark keeps its meaning when one of them ends.
 pub const LINK_NUMBERS: NumberPool = NumberPool {
     folder: "links",
     purpose: "numbers of links that connections come in by",
@@ -47,8 +49,10 @@ pub const CLASS_MARKS: NumberPool = NumberPool {
 /// whichever instance has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layer {
+    /// Replies to connections that came in by a link: they leave by it.
+    Inbound,
     /// Steered packets whose destination has a specific route in the main table.
-    SteeredSpecific = 1,
+    SteeredSpecific,
     /// Packets of a class's device.
     ClassDevice,
     /// Destinations with a specific route in the main table.
@@ -95,6 +99,11 @@ impl ClientNetConfig {
         self.table() + 1 + u32::from(device)
     }
 
+    /// The routing table for replies that leave by a link. Each instance has its own, so that it can end without the others.
+    pub(super) fn link_table(&self, link: u8) -> u32 {
+        link_mark(link).value | u32::from(self.number) << 24
+    }
+
     pub(super) fn priority(&self, layer: Layer) -> u32 {
         MPVPN_ID + layer as u32 * PRIORITIES_OF_LAYER + u32::from(self.number)
     }
@@ -103,6 +112,12 @@ impl ClientNetConfig {
 /// Whether a routing table belongs to an instance of mpvpn.
 pub(crate) fn is_table_of_instance(table: u32) -> bool {
     (MPVPN_ID..MPVPN_ID + TABLES_OF_INSTANCE).contains(&(table & 0xffff))
+}
+
+/// The mark of packets that leave by the link with this number of [`LINK_NUMBERS`].
+pub(super) fn link_mark(link: u8) -> MarkBits {
+    let value = MPVPN_ID | u32::from(link) << NUMBER_MASK.trailing_zeros();
+    MarkBits { value, mask: OWN_PACKETS.mask | NUMBER_MASK }
 }
 
 /// The bits of packets that are steered into the device of a class, by its number of [`CLASS_MARKS`].
@@ -131,9 +146,13 @@ mod tests {
             assert_eq!(client.mark() & DEVICE_MARK_MASK, 0);
             assert!(marks.insert(client.mark()));
             let of_classes = (0..15).map(|device| client.class_table(device));
-            for table in of_classes.chain([client.table()]) {
+            let of_links = (LINK_NUMBERS.first..=LINK_NUMBERS.last).map(|link| client.link_table(link));
+            for table in of_classes.chain(of_links).chain([client.table()]) {
                 assert!(tables.insert(table) && is_table_of_instance(table), "{table:#x}");
             }
+        }
+        for link in LINK_NUMBERS.first..=LINK_NUMBERS.last {
+            assert!(marks.insert(link_mark(link).value));
         }
         let devices: BTreeSet<u32> =
             (CLASS_MARKS.first..=CLASS_MARKS.last).map(|number| device_mark(number).value).collect();

@@ -9,16 +9,19 @@
 mod classes;
 mod client;
 mod identity;
+mod inbound;
 mod kept_networks;
 mod server;
 mod share;
+mod tcp_sockets;
 
 use std::collections::BTreeSet;
 
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
 pub use client::{ClientNet, ClientNetState, Routes};
 pub use identity::{CLASS_MARKS, ClientNetConfig, INSTANCE_NUMBERS, LINK_NUMBERS};
-pub(crate) use identity::{OWN_PACKETS, is_table_of_instance};
+pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance};
+pub use inbound::InboundNet;
 pub use kept_networks::is_private;
 pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
@@ -101,6 +104,21 @@ fn enable_forwarding(
         }
     }
     sysctl::set(undo, ALL_V6, "1")
+}
+
+/// Sets the reverse path filter of link `name` from strict to loose (RFC 3704, section 2.4). A strict filter drops packets from
+/// the server, and of connections from outside: for packets without a mark the route back leads into the tunnel, or over another
+/// link.
+fn loosen_reverse_path_filter(undo: &mut UndoJournal, name: &str) -> Result<(), OsError> {
+    let key = sysctl::interface_key("ipv4", name, "rp_filter");
+    let value = |key: &str| sysctl::read(key).ok().and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
+    // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst). It is 2 where
+    // another instance has set it, which then keeps it until both have ended.
+    match value(&key).max(value("net/ipv4/conf/all/rp_filter")) {
+        0 => Ok(()),
+        2 if value(&key) != 2 => Ok(()),
+        _ => sysctl::set(undo, &key, "2"),
+    }
 }
 
 /// A set of IP versions.

@@ -19,7 +19,7 @@ use mpvpn_os::{
     sysctl,
     tunnel_net::{
         ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
-        INSTANCE_NUMBERS, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
+        INSTANCE_NUMBERS, InboundNet, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
     undo::{Interface, Step},
 };
@@ -516,6 +516,49 @@ fn a_server_cannot_capture_the_network_of_a_link() {
         }
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::None, 1400)).unwrap();
         assert_eq!(route_get("10.9.0.1"), Some(t0.index));
+    });
+}
+
+#[test]
+fn replies_to_connections_from_outside_have_a_table_for_each_link() {
+    in_namespace(|| {
+        uplink();
+        ip("link add eth1 type veth peer name far1");
+        ip("address add 198.51.100.7/24 dev eth1");
+        ip("link set far1 up");
+        ip("link set eth1 up");
+        ip("route add default via 198.51.100.1 dev eth1 metric 200");
+        let folder = Folder::new();
+        let before = (ip("rule"), ip("route show table all"), run("nft", "list ruleset"));
+        let [eth0, eth1] = ["eth0", "eth1"].map(|name| Netlink::open().unwrap().index_of(name).ok());
+        let (_device, t0) = tun("t0");
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
+        let mut net = InboundNet::new(ClientNetConfig::new(t0, 0)).unwrap();
+        net.update(&mut undo, &["t0"]).unwrap();
+        let marks = [0x0080_6d70, 0x0081_6d70].map(Some);
+        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0, eth1]);
+        assert_eq!(way("2001:db8:1::1", marks[0]), eth0);
+        let shown = run("nft", "list table inet mpvpn_t0_inbound");
+        for words in [
+            r#"iifname "eth1" ct direction original ct mark & 0x00ff0000 == 0x00000000 ct state"#,
+            "ct mark set ct mark & 0xff81ffff | 0x00810000",
+            "meta mark set ct mark & 0x00ff6d70 | 0x00006d70",
+            "type route hook output",
+        ] {
+            assert!(squeezed(&shown).contains(words), "{words} in\n{shown}");
+        }
+
+        // A link whose routes vanish gets them back, and one that comes later gets a table too.
+        ip("link set eth1 down");
+        net.update(&mut undo, &["t0"]).unwrap();
+        assert_ne!(way("203.0.113.1", marks[1]), eth1);
+        ip("link set eth1 up");
+        ip("route add default via 198.51.100.1 dev eth1 metric 200");
+        net.update(&mut undo, &["t0"]).unwrap();
+        assert_eq!(way("203.0.113.1", marks[1]), eth1);
+        drop(undo);
+        assert_eq!((ip("rule"), run("nft", "list ruleset")), (before.0, before.2));
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
     });
 }
 

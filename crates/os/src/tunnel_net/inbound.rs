@@ -1,0 +1,316 @@
+//! Replies to connections that came in over a link leave by that link, whatever is routed into the tunnel.
+//!
+//! In: the links, which are the interfaces with a default route. Out: a table of nftables, and a routing table with a policy rule for
+//! each link. Always holds: a connection keeps its link as long as the kernel tracks it, whichever instances end meanwhile; only
+//! bits 16 to 23 of connection marks change, and only where they are 0; packets that have a mark keep it.
+//!
+//! 1. The first packet of a connection that comes in by a link gives the connection mark the number of the link: packets of TCP
+//!    with SYN alone, because others may belong to older connections that began here.
+//! 2. Later packets of this machine and of hosts behind it, as with forwarded ports, get the mark of that link.
+//! 3. The policy rule of this mark looks up the link's routing table: its routes of the main table, and its default route.
+//!
+//! Of connections that are older than the table, the kernel may know nothing. TCP connections of this machine with a local port that
+//! it listens at are read from `/proc` and marked by their addresses and ports; forwarded ones if destination NAT was applied to
+//! them.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use serde_json::{Value, json};
+
+use super::{
+    AppliedSteps, ClientNetConfig, LINK_BIT, NUMBER_MASK, OWN_PACKETS, family_of,
+    identity::{LINK_NUMBERS, Layer, is_table_of_instance, link_mark},
+    loosen_reverse_path_filter,
+    tcp_sockets::{self, Connection},
+};
+use crate::{
+    error::OsError,
+    firewall::{
+        self, Rules,
+        json::{
+            accept, add_elements, add_table, and, any_of, ct, equal, hook_chain, mangle, meta, not_equal,
+            payload, remove_table, set,
+        },
+    },
+    netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
+    undo::{Interface, Step, UndoJournal},
+};
+
+/// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and before steering into
+/// the devices of classes (-140).
+const PRIORITY: i32 = -145;
+/// Flags of TCP headers (RFC 9293, section 3.1).
+const TCP_FIN: u32 = 0x01;
+const TCP_SYN: u32 = 0x02;
+const TCP_RST: u32 = 0x04;
+const TCP_ACK: u32 = 0x10;
+/// Older connections that are marked, at most. Each takes some 200 bytes in the kernel; those beyond are cut as they were without
+/// this table. A server that is a client at the same time has some ten thousand.
+const MAX_OLDER_CONNECTIONS: usize = 32_768;
+
+/// The links of a machine, prepared for replies.
+#[derive(Debug)]
+pub struct InboundNet {
+    config: ClientNetConfig,
+    netlink: Netlink,
+    applied: AppliedSteps,
+    /// The links that the table is for, with their numbers.
+    installed: Option<BTreeMap<String, u8>>,
+}
+
+impl InboundNet {
+    /// Changes nothing yet.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    pub fn new(config: ClientNetConfig) -> Result<Self, OsError> {
+        Ok(Self { config, netlink: Netlink::open()?, applied: AppliedSteps::default(), installed: None })
+    }
+
+    /// Finds the links, and their routes, again. `tunnels` are devices that are no links.
+    ///
+    /// # Errors
+    /// If nft or the kernel refuses; what was there before stays, as far as it was not changed already.
+    pub fn update(&mut self, undo: &mut UndoJournal, tunnels: &[&str]) -> Result<(), OsError> {
+        let names = self.netlink.default_route_interfaces(tunnels)?;
+        let links: Vec<LinkInfo> =
+            self.netlink.links()?.into_iter().filter(|link| names.contains(&link.name)).collect();
+        let mut numbers = BTreeMap::new();
+        for link in &links {
+            numbers.insert(link.name.clone(), undo.shared_number(&LINK_NUMBERS, &link.name)?);
+            loosen_reverse_path_filter(undo, &link.name)?;
+        }
+        let routes = self.netlink.routes()?;
+        self.forget_vanished_routes(undo, &routes);
+        let steps = links.iter().flat_map(|link| self.steps(link, numbers[&link.name], &routes)).collect();
+        self.applied.change_to(undo, steps)?;
+        if self.installed.as_ref() != Some(&numbers) {
+            self.install(undo, &numbers)?;
+            self.installed = Some(numbers);
+        }
+        Ok(())
+    }
+
+    /// Routes vanish with the address or carrier of their link, and have to be added again when it is back.
+    fn forget_vanished_routes(&mut self, undo: &mut UndoJournal, routes: &[Route]) {
+        let is_there = |wanted: &Route| {
+            routes.iter().any(|route| {
+                (route.table, route.destination, route.interface, route.gateway)
+                    == (wanted.table, wanted.destination, wanted.interface, wanted.gateway)
+            })
+        };
+        let is_gone = |step: &mut Step| matches!(step, Step::Route { route, .. } if !is_there(route));
+        let gone: Vec<Step> = self.applied.0.extract_if(.., is_gone).collect();
+        super::log_errors(undo.revert(&gone));
+    }
+
+    /// The routes of a link, connected ones first, because gateways are reached by them; and the rules.
+    fn steps(&self, link: &LinkInfo, number: u8, routes: &[Route]) -> Vec<Step> {
+        let table = self.config.link_table(number);
+        let interface = Interface { index: link.index, name: link.name.clone() };
+        let is_of_link =
+            |route: &&Route| route.interface == Some(link.index) && route.kind == RouteKind::Unicast;
+        let mut copied: Vec<&Route> = routes
+            .iter()
+            .filter(is_of_link)
+            // A link may have its default route in a table of its own.
+            .filter(|route| {
+                route.table == MAIN_TABLE || route.is_default() && !is_table_of_instance(route.table)
+            })
+            .collect();
+        copied.sort_by_key(|route| (route.gateway.is_some(), route.table != MAIN_TABLE, route.metric));
+        let mut steps: Vec<Step> = Vec::new();
+        let mut destinations = Vec::new();
+        for route in copied {
+            // The best route to each destination.
+            if !destinations.contains(&route.destination) {
+                destinations.push(route.destination);
+                let route = Route { table, metric: None, ..route.clone() };
+                steps.push(Step::Route { route, interface: Some(interface.clone()) });
+            }
+        }
+        let mark = link_mark(number);
+        for family in [Family::V4, Family::V6] {
+            if destinations.iter().any(|destination| family_of(*destination) == family) {
+                let rule = Rule::lookup(family, self.config.priority(Layer::Inbound), table);
+                steps.push(Step::Rule { rule: Rule { mark: Some((mark.value, mark.mask)), ..rule } });
+            }
+        }
+        steps
+    }
+
+    /// Replaces the table of nftables, then adds the older connections: those that begin in between are marked by the rules.
+    fn install(&self, undo: &mut UndoJournal, links: &BTreeMap<String, u8>) -> Result<(), OsError> {
+        let rules = Rules { name: format!("{} inbound", self.config.tun.name), ..Rules::default() };
+        let table = firewall::table_name(&rules.name);
+        if self.installed.is_none() {
+            undo.record(Step::Firewall { rules })?;
+        }
+        firewall::apply_json(&table, &transaction(&table, links))?;
+        let addresses = self.netlink_addresses(links)?;
+        let older = tcp_sockets::inbound_connections();
+        let of_links = older.into_iter().filter_map(|it| Some((*addresses.get(&it.local.ip())?, it)));
+        let mut older: Vec<(u8, Connection)> = of_links.collect();
+        if older.len() > MAX_OLDER_CONNECTIONS {
+            tracing::warn!(
+                connections = older.len(),
+                kept = MAX_OLDER_CONNECTIONS,
+                "some connections that came in before the client started may break"
+            );
+            older.truncate(MAX_OLDER_CONNECTIONS);
+        }
+        if older.is_empty() {
+            return Ok(());
+        }
+        firewall::apply_json(&table, &json!({"nftables": elements(&table, &older)}))
+    }
+
+    /// The addresses of the links, with the numbers of these.
+    fn netlink_addresses(
+        &self,
+        links: &BTreeMap<String, u8>,
+    ) -> Result<BTreeMap<std::net::IpAddr, u8>, OsError> {
+        let mut netlink = Netlink::open()?;
+        let names: BTreeMap<u32, String> =
+            netlink.links()?.into_iter().map(|link| (link.index, link.name)).collect();
+        let number = |index| links.get(names.get(&index)?).copied();
+        let addresses = netlink.addresses()?;
+        Ok(addresses.iter().filter_map(|info| Some((info.address.addr(), number(info.index)?))).collect())
+    }
+}
+
+fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
+    let mut commands = remove_table(table).to_vec();
+    commands.push(add_table(table));
+    for number in links.values() {
+        for (version, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
+            let kind = json!([address, "inet_service", address, "inet_service"]);
+            commands.push(set(table, &set_name(version, *number), &kind, &[]));
+        }
+    }
+    let restore = || {
+        let mark = json!({"|": [and(ct("mark"), NUMBER_MASK), OWN_PACKETS.value]});
+        let is_of_link = equal(and(ct("mark"), LINK_BIT), json!(LINK_BIT));
+        vec![is_of_link, equal(meta("mark"), json!(0)), mangle(meta("mark"), mark)]
+    };
+    let mut incoming = Vec::new();
+    for (link, number) in links {
+        let arrives = equal(meta("iifname"), json!(link));
+        let is_first = equal(ct("direction"), json!("original"));
+        let is_unmarked = equal(and(ct("mark"), NUMBER_MASK), json!(0));
+        let number = u32::from(*number) << NUMBER_MASK.trailing_zeros();
+        let marks = mangle(ct("mark"), json!({"|": [and(ct("mark"), !NUMBER_MASK), number]}));
+        let is_new = equal(ct("state"), json!("new"));
+        let is_syn =
+            equal(and(payload("tcp", "flags"), TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK), json!(TCP_SYN));
+        let is_tcp = |yes: bool| match yes {
+            true => equal(meta("l4proto"), json!("tcp")),
+            false => not_equal(meta("l4proto"), json!("tcp")),
+        };
+        let has_target = json!({"match": {"op": "in", "left": ct("status"), "right": "dnat"}});
+        for conditions in [vec![is_new.clone(), is_tcp(false)], vec![is_new, is_syn], vec![has_target]] {
+            let all = [arrives.clone(), is_first.clone(), is_unmarked.clone()].into_iter().chain(conditions);
+            incoming.push(all.chain([marks.clone()]).collect());
+        }
+    }
+    let names: Vec<&String> = links.keys().collect();
+    if !names.is_empty() {
+        let from_elsewhere = not_equal(meta("iifname"), any_of(json!(names)));
+        let is_reply = equal(ct("direction"), json!("reply"));
+        incoming.push([vec![from_elsewhere, is_reply], restore()].concat());
+    }
+    let mut outgoing = Vec::new();
+    for number in links.values() {
+        for (protocol, version) in [("ip", "4"), ("ip6", "6")] {
+            let key = json!({"concat": [
+                payload(protocol, "saddr"), payload("tcp", "sport"), payload(protocol, "daddr"), payload("tcp", "dport"),
+            ]});
+            let is_older = equal(key, json!(format!("@{}", set_name(version, *number))));
+            let marks = mangle(meta("mark"), json!(link_mark(*number).value));
+            outgoing.push(vec![equal(meta("mark"), json!(0)), is_older, marks, accept()]);
+        }
+    }
+    outgoing.push(restore());
+    commands.extend(hook_chain((table, "prerouting", "filter"), PRIORITY, "accept", &incoming));
+    commands.extend(hook_chain((table, "output", "route"), PRIORITY, "accept", &outgoing));
+    json!({"nftables": commands})
+}
+
+/// Commands that add older connections, each with the number of its link, to the sets.
+fn elements(table: &str, older: &[(u8, Connection)]) -> Vec<Value> {
+    let mut sets: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for (number, Connection { local, remote }) in older {
+        let version = if local.is_ipv4() { "4" } else { "6" };
+        let [(from, from_port), (to, to_port)] =
+            [local, remote].map(|socket: &SocketAddr| (socket.ip().to_string(), socket.port()));
+        let element = json!({"concat": [from, from_port, to, to_port]});
+        sets.entry(set_name(version, *number)).or_default().push(element);
+    }
+    sets.into_iter().map(|(name, list)| add_elements(table, &name, &list)).collect()
+}
+
+/// The set of older connections of a link.
+fn set_name(version: &str, link: u8) -> String {
+    format!("older{version}_{link}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(index: u32, name: &str) -> LinkInfo {
+        LinkInfo {
+            index,
+            name: name.into(),
+            up: true,
+            carrier: true,
+            mtu: 1500,
+            kind: None,
+            loopback: false,
+            parent: None,
+            vlan: None,
+        }
+    }
+
+    #[test]
+    fn a_link_has_a_table_with_its_best_routes_only() {
+        let route = |destination: &str, table, metric, interface, gateway: Option<&str>| Route {
+            gateway: gateway.map(|ip| ip.parse().unwrap()),
+            metric: Some(metric),
+            ..Route::through(destination.parse().unwrap(), table, interface)
+        };
+        let routes = [
+            route("0.0.0.0/0", MAIN_TABLE, 200, 2, Some("192.0.2.9")),
+            route("0.0.0.0/0", MAIN_TABLE, 100, 2, Some("192.0.2.1")),
+            route("192.0.2.0/24", MAIN_TABLE, 0, 2, None),
+            route("198.51.100.0/24", MAIN_TABLE, 0, 3, None),
+            route("0.0.0.0/0", 7, 0, 3, Some("198.51.100.1")),
+            route("0.0.0.0/0", 28_016, 0, 2, None),
+            route("203.0.113.0/24", 7, 0, 2, None),
+        ];
+        let config = ClientNetConfig::new(Interface { index: 9, name: "t0".into() }, 1);
+        let net = InboundNet::new(config).unwrap();
+        let shown = |index, name: &str, number| {
+            let steps = net.steps(&link(index, name), number, &routes);
+            let show = |step: &Step| match step {
+                Step::Route { route, .. } => route.to_string(),
+                Step::Rule { rule } => rule.to_string(),
+                other => format!("{other:?}"),
+            };
+            steps.iter().map(show).collect::<Vec<_>>()
+        };
+        let table = 0x0180_6d70;
+        assert_eq!(
+            shown(2, "eth0", 0x80),
+            [
+                format!("192.0.2.0/24 table {table} interface 2"),
+                format!("0.0.0.0/0 table {table} interface 2 via 192.0.2.1"),
+                format!("28017: fwmark 0x806d70/0xffffff lookup {table}"),
+            ]
+        );
+        assert!(
+            shown(3, "eth1", 0x81)[1].ends_with("via 198.51.100.1"),
+            "its default route is in another table"
+        );
+    }
+}
