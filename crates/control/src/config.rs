@@ -382,7 +382,7 @@ impl ClientConfig {
                 "name the interface or the network of the machines behind this one",
             ));
         }
-        let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan, options.via.as_ref())?;
+        let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
         let paths = paths(options.path, &tun_name)?;
         let links = links(options.link, options.pipes, options.transport);
         let context = ClassContext { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
@@ -448,15 +448,7 @@ fn keep_routes(given: Vec<IpNet>) -> Result<Vec<IpNet>> {
     }
 }
 
-fn kill_switch(is_on: bool, allows_lan: Option<bool>, via: Option<&ViaOption>) -> Result<KillSwitch> {
-    if let (true, Some(ViaOption::Proxy(via))) = (is_on, via)
-        && via.proxy.ip().is_none()
-    {
-        return Err(Error::usage(
-            format!("--kill-switch blocks the query for the address of the proxy {}", via.proxy),
-            "give --via the proxy's address instead of its name, or --via none",
-        ));
-    }
+fn kill_switch(is_on: bool, allows_lan: Option<bool>) -> Result<KillSwitch> {
     match (is_on, allows_lan) {
         (true, allows_lan) => Ok(KillSwitch::On { allows_lan: allows_lan.unwrap_or(true) }),
         (false, None) => Ok(KillSwitch::Off),

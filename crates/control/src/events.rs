@@ -41,6 +41,8 @@ word_enum! {
         Capacity = "capacity",
         /// The session of a client, or the clients of a server.
         Session = "session",
+        /// The kill switch of a client.
+        KillSwitch = "kill_switch",
         /// The configuration and signals to this process.
         Configuration = "configuration",
         /// The event log.
@@ -267,6 +269,14 @@ pub enum Event {
     },
     /// This server refused a request with this HTTP status.
     RequestRefused { status: u16, reason: ShortText },
+    /// The kill switch is in force and there is no tunnel: nothing leaves but what it excepts.
+    KillSwitchBlocking {},
+    /// The kill switch is in force and the tunnel works: the rest leaves through the tunnel.
+    KillSwitchArmed {},
+    /// The kill switch is not in force any more.
+    KillSwitchLifted { reason: ShortText },
+    /// Another program changed or removed the firewall table of the kill switch, and it was installed again.
+    KillSwitchRestored {},
     /// The configuration was read again. `restart` lists the keys that take effect after a restart; if there are any, the
     /// level is WARN.
     ConfigurationRead { links: bool, classes: bool, restart: Vec<String> },
@@ -310,6 +320,7 @@ kinds! {
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO Disconnected WARN
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO;
+    KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
     Configuration: ConfigurationRead INFO ConfigurationRefused WARN Ending INFO;
     Log: EventsDropped WARN;
 }

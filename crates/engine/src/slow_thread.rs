@@ -237,12 +237,16 @@ async fn serve(
     }
 }
 
-async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec<SocketAddr>, String> {
+/// The addresses of a server or proxy, by an app's resolver if there is one.
+pub(crate) async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec<SocketAddr>, String> {
     let Some(resolve) = resolve else {
         let found = tokio::net::lookup_host((server.host.as_str(), server.port)).await;
         return found.map(Iterator::collect).map_err(|error| error.to_string());
     };
     let port = server.port;
+    if let Some(ip) = server.ip() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
     let found = spawn_blocking(move || resolve(&server.host)).await;
     let addresses = found.unwrap_or_else(|_| Err("the resolver of the app panicked".to_owned()))?;
     Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())

@@ -1,8 +1,9 @@
 //! A network that only allows connections through an HTTP proxy.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use mpvpn_tests::{
+    dns::{ANSWER, NameServer},
     eventually,
     ping::reaches,
     proxy::HttpProxy,
@@ -50,6 +51,34 @@ fn a_tunnel_goes_through_a_proxy_over_both_links() {
         assert_ne!(link["use"], "nothing", "{link:#}");
         assert!(link["tcp"]["proxy_ms"].as_f64() > Some(0.0), "{link:#}");
     }
+}
+
+#[test]
+fn the_name_of_a_proxy_is_resolved_past_a_kill_switch() {
+    let (testbed, _proxy) = testbed_behind_proxy();
+    let _server = testbed.server(&["--dns", "off"]);
+    let names = NameServer::start(&testbed, Host::Server);
+    // The address that the name server gives to every name leads to the proxy.
+    let script = format!(
+        "nft add table ip fw && nft add chain ip fw pre '{{ type nat hook prerouting priority dstnat; }}' && \
+         nft add rule ip fw pre ip daddr {ANSWER} dnat to 192.0.2.1"
+    );
+    testbed.run(Host::Server, &["sh", "-c", &script]);
+    let file = testbed.dir().join("resolv.conf");
+    fs::write(&file, "nameserver 10.101.0.1\n").expect("a file in the testbed's directory");
+    let socket = testbed.file("api", Host::Client);
+    let args =
+        ["client", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2", "--kill-switch"];
+    let via = "http://anna:secret@proxy.example:3128";
+    let more = ["--via", via, "--api-socket", socket.to_str().expect("ASCII")];
+    let args = [&args[..], &more].concat();
+    let mut client =
+        testbed.start_with_file(Host::Client, &file, Path::new("/etc/resolv.conf"), &args, &socket);
+    client.wait_until_up_within(Duration::from_secs(30));
+    reaches(&testbed, Host::Client, TUNNEL);
+    assert!(!names.client_addresses().is_empty(), "{}", client.log());
+    let rules = testbed.run(Host::Client, &["nft", "list", "table", "inet", "mpvpn_kill_switch"]);
+    assert!(rules.contains(&format!("{ANSWER} . 3128")), "{rules}");
 }
 
 #[test]

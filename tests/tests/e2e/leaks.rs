@@ -194,6 +194,14 @@ fn with_the_kill_switch_nothing_leaves_past_the_tunnel_in_any_state() {
     std::thread::sleep(Duration::from_secs(1));
     assert_closed(&mut capture, "1 s after another program flushed all rules");
     assert!(client.log().contains("another program changed or removed"), "{}", client.log());
+    let mut events: Vec<String> = client
+        .events()
+        .iter()
+        .filter_map(|event| event["event"].as_str()?.strip_prefix("kill_switch_").map(str::to_owned))
+        .collect();
+    events.sort_unstable();
+    events.dedup();
+    assert_eq!(events, ["armed", "blocking", "restored"]);
 
     client.kill();
     drop(client);

@@ -124,6 +124,16 @@ impl Display for Event {
             Self::RequestRefused { status, reason } => {
                 write!(f, "request refused with status {status}: {reason}")
             }
+            Self::KillSwitchBlocking {} => {
+                f.write_str("the kill switch blocks: there is no tunnel, and nothing leaves past it")
+            }
+            Self::KillSwitchArmed {} => {
+                f.write_str("the kill switch is armed: traffic leaves through the tunnel only")
+            }
+            Self::KillSwitchLifted { reason } => write!(f, "the kill switch is lifted: {reason}"),
+            Self::KillSwitchRestored {} => f.write_str(
+                "another program changed or removed the firewall table of the kill switch: it is installed again",
+            ),
             Self::ConfigurationRead { links, classes, restart } => {
                 f.write_str(match (links, classes) {
                     (true, true) => "configuration read again: links and classes changed",

@@ -1,24 +1,30 @@
 //! The kill switch of a client: what it lets past the tunnel, and the thread that puts it back when another program removes it.
 //!
-//! In: the addresses of the server, changes of interfaces, the end of the client. Out: the firewall table of
-//! [`mpvpn_os::kill_switch`]. Always holds: it is in force before the client sends its first packet; only an orderly end lifts it.
+//! In: the addresses of the server and of the proxy in front of it, changes of interfaces, the end of the client. Out: the firewall
+//! table of [`mpvpn_os::kill_switch`], and events. Always holds: it is in force before the client sends its first packet; only an
+//! orderly end lifts it; an address may be reached before anybody learns that it was found.
 
 use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
 
-use mpvpn_control::config::{self, ClientConfig};
+use mpvpn_control::{
+    config::{self, ClientConfig},
+    events::{Event, EventSender},
+};
 use mpvpn_os::{
+    OsError,
     dns::link_resolvers,
     kill_switch::{self, Exceptions, KillSwitch, TableMonitor},
     poll::{Events, Interest, PollWaker, Poller},
     undo::DEFAULT_FOLDER,
 };
 
-use crate::{EngineError, dns};
+use crate::{EngineError, dns, slow_thread::Resolve};
 
 /// How soon nft is tried again after it failed to put the table back: packets may leave until then. Sooner: nft fails more often for
 /// the same reason; later: packets leave for longer.
@@ -28,15 +34,40 @@ const WAKE_TOKEN: u64 = 1;
 
 /// A kill switch in force.
 pub(super) struct ClientKillSwitch {
-    switch: KillSwitch,
-    allows_lan: bool,
-    /// Asked for the server's name.
+    /// Asked for the names of the server and the proxy.
     resolvers: Vec<IpAddr>,
-    /// The HTTP proxy in front of the server, if there is one.
-    proxy: Option<SocketAddr>,
+    mark: u32,
+    shared: Arc<Mutex<Shared>>,
+    restorer: Restorer,
+}
+
+/// What the thread that resolves the proxy's name changes as well.
+struct Shared {
+    /// `None` once it was lifted.
+    switch: Option<KillSwitch>,
+    allows_lan: bool,
+    /// The addresses of the HTTP proxy in front of the server, if there is one.
+    proxies: Vec<SocketAddr>,
     /// The server's addresses.
     servers: Vec<SocketAddr>,
-    restorer: Restorer,
+    /// Asked for names.
+    resolvers: Vec<SocketAddr>,
+}
+
+impl Shared {
+    /// Lets pass what is to be reached now.
+    fn update(&mut self) -> Result<(), OsError> {
+        let Some(switch) = &mut self.switch else { return Ok(()) };
+        let before = switch.exceptions();
+        let lan = match self.allows_lan {
+            true => kill_switch::connected_private_networks(&before.devices)?,
+            false => Vec::new(),
+        };
+        let remotes =
+            [&self.servers, &self.proxies, &self.resolvers].into_iter().flatten().copied().collect();
+        let exceptions = Exceptions { remotes, lan, ..before.clone() };
+        switch.change(exceptions)
+    }
 }
 
 impl ClientKillSwitch {
@@ -57,15 +88,42 @@ impl ClientKillSwitch {
             }
             return Ok(None);
         };
-        let resolvers = if config.server.ip().is_none() { link_resolvers(base) } else { Vec::new() };
+        let proxy = config.via.as_ref().map(|via| &via.proxy);
+        let has_names = config.server.ip().is_none() || proxy.is_some_and(|proxy| proxy.ip().is_none());
+        let resolvers = if has_names { link_resolvers(base) } else { Vec::new() };
         let exceptions = Exceptions { devices: tunnels, mark, ..Exceptions::default() };
         let switch = KillSwitch::arm(base, &config.tun_name, exceptions)?;
+        let mut shared = Shared {
+            switch: Some(switch),
+            allows_lan,
+            proxies: proxy
+                .and_then(|proxy| Some(SocketAddr::new(proxy.ip()?, proxy.port)))
+                .into_iter()
+                .collect(),
+            servers: Vec::new(),
+            resolvers: resolvers.iter().map(|ip| SocketAddr::new(*ip, dns::PORT)).collect(),
+        };
         let restorer = Restorer::start()?;
-        let proxy =
-            config.via.as_ref().and_then(|via| Some(SocketAddr::new(via.proxy.ip()?, via.proxy.port)));
-        let mut armed = Self { switch, allows_lan, resolvers, proxy, servers: Vec::new(), restorer };
-        armed.update()?;
-        Ok(Some(armed))
+        shared.update()?;
+        Ok(Some(Self { resolvers, mark, shared: Arc::new(Mutex::new(shared)), restorer }))
+    }
+
+    /// Where events are reported.
+    pub(super) fn set_events(&self, events: EventSender) {
+        events.report(Event::KillSwitchBlocking {});
+        // It is called once.
+        let _ = self.restorer.events.set(events);
+    }
+
+    /// Reports that the tunnel works, or that it does not any more.
+    pub(super) fn set_up(&self, is_up: bool) {
+        self.report(if is_up { Event::KillSwitchArmed {} } else { Event::KillSwitchBlocking {} });
+    }
+
+    fn report(&self, event: Event) {
+        if let Some(events) = self.restorer.events.get() {
+            events.report(event);
+        }
     }
 
     /// Lets the client's packets reach these addresses of its server, and no others.
@@ -73,8 +131,9 @@ impl ClientKillSwitch {
     /// # Errors
     /// If nft refuses; then the addresses of before count.
     pub(super) fn set_servers(&mut self, servers: &[SocketAddr]) -> Result<(), EngineError> {
-        servers.clone_into(&mut self.servers);
-        self.update()
+        let mut shared = lock(&self.shared);
+        servers.clone_into(&mut shared.servers);
+        Ok(shared.update()?)
     }
 
     /// Lets the private networks pass that the links are in now.
@@ -82,21 +141,39 @@ impl ClientKillSwitch {
     /// # Errors
     /// If nft refuses; then those of before count.
     pub(super) fn update(&mut self) -> Result<(), EngineError> {
-        let before = self.switch.exceptions();
-        let lan = match self.allows_lan {
-            true => kill_switch::connected_private_networks(&before.devices)?,
-            false => Vec::new(),
-        };
-        let resolvers = self.resolvers.iter().map(|ip| SocketAddr::new(*ip, dns::PORT));
-        let remotes = self.servers.iter().copied().chain(self.proxy).chain(resolvers).collect();
-        let exceptions = Exceptions { remotes, lan, ..before.clone() };
-        self.switch.change(exceptions)?;
-        Ok(())
+        Ok(lock(&self.shared).update()?)
     }
 
     /// How the server's name is resolved past the tunnel: by the resolvers of the links, with packets that the table lets pass.
-    pub(super) fn server_name_resolver(&self) -> crate::slow_thread::Resolve {
-        dns::marked_resolver(self.resolvers.clone(), self.switch.exceptions().mark)
+    pub(super) fn server_name_resolver(&self) -> Resolve {
+        dns::marked_resolver(self.resolvers.clone(), self.mark)
+    }
+
+    /// The same for the proxy in front of the server at this port. The addresses may be reached when it returns them; where no
+    /// resolver answers, those of before count.
+    pub(super) fn proxy_resolver(&self, port: u16) -> Resolve {
+        let resolve = self.server_name_resolver();
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |name| {
+            let found = resolve(name);
+            let mut shared = lock(&shared);
+            match found {
+                Ok(found) if !found.is_empty() => {
+                    shared.proxies = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+                    shared.update().map_err(|error| error.to_string())?;
+                }
+                Ok(_) => {}
+                Err(reason) if shared.proxies.is_empty() => return Err(reason),
+                Err(reason) => {
+                    tracing::debug!(
+                        name,
+                        reason,
+                        "the proxy's name is not resolved: its addresses of before count"
+                    );
+                }
+            }
+            Ok(shared.proxies.iter().map(SocketAddr::ip).collect())
+        })
     }
 
     /// Lets packets pass as before.
@@ -104,14 +181,29 @@ impl ClientKillSwitch {
     /// # Errors
     /// If nft refuses.
     pub(super) fn lift(self) -> Result<(), EngineError> {
+        let events = self.restorer.events.get().cloned();
         drop(self.restorer);
-        Ok(self.switch.lift()?)
+        let switch = lock(&self.shared).switch.take();
+        if let Some(switch) = switch {
+            switch.lift()?;
+        }
+        if let Some(events) = events {
+            events.report(Event::KillSwitchLifted { reason: "the client was told to end".into() });
+        }
+        Ok(())
     }
+}
+
+/// A thread that panicked has left the exceptions as they were, or changed.
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A thread that installs the table again when another program has changed it.
 struct Restorer {
     stop: PollWaker,
+    /// Where events are reported, once it is known.
+    events: Arc<OnceLock<EventSender>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -126,6 +218,8 @@ impl Restorer {
             poller.add(&stop, WAKE_TOKEN, Interest::Read)
         };
         add().map_err(EngineError::io("watch the firewall"))?;
+        let sender: Arc<OnceLock<EventSender>> = Arc::default();
+        let reported = Arc::clone(&sender);
         let run = move || {
             let mut events = Events::with_capacity(2);
             let mut retry = None;
@@ -142,9 +236,10 @@ impl Restorer {
                 retry = None;
                 match kill_switch::repair(Path::new(DEFAULT_FOLDER)) {
                     Ok(false) => {}
-                    Ok(true) => tracing::warn!(
-                        "another program changed or removed the firewall table of the kill switch: it is installed again"
-                    ),
+                    Ok(true) => {
+                        let event = Event::KillSwitchRestored {};
+                        reported.get().unwrap_or(&EventSender::to_log_lines()).report(event);
+                    }
                     Err(error) => {
                         tracing::error!(%error, "the kill switch cannot be put back");
                         retry = Some(RETRY_INTERVAL);
@@ -154,7 +249,7 @@ impl Restorer {
         };
         let thread = std::thread::Builder::new().name("kill-switch".to_owned());
         let thread = thread.spawn(run).map_err(EngineError::io("start a thread"))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, events: sender, thread: Some(thread) })
     }
 }
 

@@ -5,11 +5,11 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{config::ClientConfig, status::KillSwitchState};
+use mpvpn_control::{config::ClientConfig, events::EventSender, status::KillSwitchState};
 use mpvpn_tunnel::{Assignment, RelayId, UdpId};
 
 use super::{embedded::AppHost, machine::Machine};
-use crate::{EngineError, proxy::Proxy};
+use crate::{EngineError, proxy::Proxy, slow_thread::Resolve};
 
 /// The kinds of clients.
 pub(super) enum ClientKind {
@@ -34,6 +34,28 @@ impl ClientKind {
         match self {
             Self::Machine(machine) => machine.set_servers(servers),
             Self::Embedded(_) | Self::Proxy(_) => Ok(()),
+        }
+    }
+
+    /// How the name of a proxy with this port is to be resolved; `None` where the system does it.
+    pub(super) fn proxy_resolver(&self, port: u16) -> Option<Resolve> {
+        match self {
+            Self::Machine(machine) => machine.proxy_resolver(port),
+            Self::Embedded(_) | Self::Proxy(_) => None,
+        }
+    }
+
+    /// Where events of the machine are reported.
+    pub(super) fn set_events(&self, events: EventSender) {
+        if let Self::Machine(machine) = self {
+            machine.set_events(events);
+        }
+    }
+
+    /// The tunnel works.
+    pub(super) fn connected(&self) {
+        if let Self::Machine(machine) = self {
+            machine.set_up(true);
         }
     }
 
@@ -97,8 +119,10 @@ impl ClientKind {
 
     /// Handles the loss of the connection.
     pub(super) fn connection_lost(&mut self, reason: String) {
-        if let Self::Embedded(host) = self {
-            host.report_down(reason);
+        match self {
+            Self::Machine(machine) => machine.set_up(false),
+            Self::Embedded(host) => host.report_down(reason),
+            Self::Proxy(_) => {}
         }
     }
 

@@ -10,6 +10,7 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, Dns, Routes, SteeringRule},
+    events::EventSender,
     status::KillSwitchState,
 };
 use mpvpn_masque::capsule::IpRange;
@@ -175,6 +176,25 @@ impl Machine {
     /// How the server's name is to be resolved; `None` where the system does it.
     pub(super) fn server_name_resolver(&self) -> Option<Resolve> {
         self.kill_switch.as_ref().map(ClientKillSwitch::server_name_resolver)
+    }
+
+    /// How the proxy's name is to be resolved; `None` where the system does it.
+    pub(super) fn proxy_resolver(&self, port: u16) -> Option<Resolve> {
+        self.kill_switch.as_ref().map(|kill_switch| kill_switch.proxy_resolver(port))
+    }
+
+    /// Where events of the kill switch are reported.
+    pub(super) fn set_events(&self, events: EventSender) {
+        if let Some(kill_switch) = &self.kill_switch {
+            kill_switch.set_events(events);
+        }
+    }
+
+    /// The tunnel works, or does not any more.
+    pub(super) fn set_up(&self, is_up: bool) {
+        if let Some(kill_switch) = &self.kill_switch {
+            kill_switch.set_up(is_up);
+        }
     }
 
     /// The server has these addresses now.

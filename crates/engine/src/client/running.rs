@@ -364,6 +364,7 @@ impl Running {
                 }
                 ClientEvent::Up(assignment) => {
                     self.report_connected(&assignment);
+                    self.kind.connected();
                     self.session.set_up(true);
                     self.attach(event_loop)?;
                     self.assign(assignment);

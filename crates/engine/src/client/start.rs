@@ -165,8 +165,12 @@ impl Running {
         let [random_shard] = random::<1>()?;
         let tcp = slow
             .runtime()
-            .map(|runtime| TcpTransportConfig::new(&config, runtime.clone()).map(Arc::new))
+            .map(|runtime| {
+                let proxy_resolver = config.via.as_ref().and_then(|via| kind.proxy_resolver(via.proxy.port));
+                TcpTransportConfig::new(&config, runtime.clone(), proxy_resolver).map(Arc::new)
+            })
             .transpose()?;
+        kind.set_events(events.clone());
         let parts = ShardParts {
             socket_options,
             connection_factory: ConnectionFactory {

@@ -46,6 +46,7 @@ use crate::{
     dial::{ALPN, DialError, DialOptions, ProxyTarget, dial, first_ready},
     h2_stream::H2Stream,
     links::BindOptions,
+    slow_thread::{Resolve, look_up},
 };
 
 /// The timeout of each step, which doubles with each failure up to the maximum. Short at first: after an interruption
@@ -88,13 +89,19 @@ pub(crate) struct TcpTransportConfig {
     name: ServerName<'static>,
     request: (Uri, Option<String>),
     via: Option<ViaProxy>,
+    /// Resolves the proxy's name; `None` where the system does it.
+    proxy_resolver: Option<Resolve>,
     proxy_target: Option<ProxyTarget>,
 }
 
 impl TcpTransportConfig {
     /// # Errors
     /// If the server's name is not valid, or the credentials cannot be read.
-    pub(crate) fn new(config: &ClientConfig, runtime: Handle) -> Result<Self, EngineError> {
+    pub(crate) fn new(
+        config: &ClientConfig,
+        runtime: Handle,
+        proxy_resolver: Option<Resolve>,
+    ) -> Result<Self, EngineError> {
         let invalid = |what| {
             let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, config.server.to_string());
             EngineError::io(what)(error)
@@ -119,6 +126,7 @@ impl TcpTransportConfig {
                 credentials: via.credentials.clone(),
             }),
             via,
+            proxy_resolver,
         })
     }
 
@@ -264,8 +272,8 @@ impl TcpTransportConfig {
         let to = match &self.via {
             None => to,
             Some(via) => {
-                let found = tokio::net::lookup_host((via.proxy.host.as_str(), via.proxy.port)).await;
-                found.map_err(|error| format!("the proxy {}: {error}", via.proxy))?.collect()
+                let found = look_up(via.proxy.clone(), self.proxy_resolver.clone()).await;
+                found.map_err(|error| format!("the proxy {}: {error}", via.proxy))?
             }
         };
         Ok(DialOptions {

@@ -52,7 +52,7 @@ pub(crate) struct Events {
     /// Only events before this time
     #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "follow")]
     until: Option<OffsetDateTime>,
-    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, configuration, log
+    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, kill_switch, configuration, log
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     kind: Vec<EventKind>,
     #[command(flatten)]

@@ -28,7 +28,7 @@ impl Stage {
         let server_addr = ServerAddr { host, port };
         let config =
             ClientConfig { token: token.parse().ok(), ..ClientConfig::new(server_addr, Trust::Insecure) };
-        let config = Arc::new(TcpTransportConfig::new(&config, Handle::current()).unwrap());
+        let config = Arc::new(TcpTransportConfig::new(&config, Handle::current(), None).unwrap());
         let mut data_plane_sockets = Vec::new();
         for _ in 0..classes {
             data_plane_sockets.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
