@@ -91,6 +91,7 @@ impl Identity {
             token: None,
             class: None,
             additional_addresses: 0,
+            addresses_in_use: Default::default(),
             scheduler: Scheduler::Auto,
             fec: Fec::Off,
             copies: 1,

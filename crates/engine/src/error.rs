@@ -66,6 +66,7 @@ impl EngineError {
         let own = [
             Self::Privilege,
             Self::Tunnel(ClientError::Unauthorized(401)),
+            Self::Tunnel(ClientError::AddressInUse([10, 0, 0, 2].into())),
             Self::Tunnel(ClientError::Tls("REASON".into())),
             Self::Tunnel(ClientError::Unsupported("FEATURE")),
             Self::Unresolved { name: "NAME".into(), source: io() },

@@ -5,6 +5,7 @@
 //! same session.
 
 mod addresses;
+mod addresses_in_use;
 mod app_tcp;
 mod app_udp;
 mod connector;
@@ -46,6 +47,7 @@ use crate::{
     multipath::{MultipathConnection, Role},
     udp::PayloadInbox,
 };
+pub use addresses_in_use::AddressesInUse;
 use app_tcp::AppTcp;
 use connector::{Connector, DesiredState};
 pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
@@ -106,6 +108,8 @@ pub struct ClientConfig {
     pub flow_rules: Rules,
     /// Random bits that make the initial sequence numbers of split TCP connections hard to guess (RFC 6528).
     pub isn_secret: [u64; 2],
+    /// The addresses that the machine has already; the server cannot assign them.
+    pub addresses_in_use: AddressesInUse,
 }
 
 /// A client of a tunnel.
@@ -455,6 +459,7 @@ impl Client {
             if !session.accepted {
                 at_most(Some(session.since + RESPONSE_TIMEOUT));
             }
+            at_most(session.further.deadline());
             at_most(self.links.poll_timeout(&session.multipath));
         }
         next
@@ -485,6 +490,9 @@ impl Client {
         if !session.accepted && now.saturating_duration_since(session.since) >= RESPONSE_TIMEOUT {
             self.on_lost(now, &LostReason::TimedOut);
             return;
+        }
+        if session.further.is_overdue(now) {
+            return self.fail_without_address(now);
         }
         self.drive_session(now);
         self.open_paths(now);

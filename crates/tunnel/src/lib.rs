@@ -40,8 +40,8 @@ mod vectors;
 pub use class::{ClassLimits, ClassProfile};
 pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{
-    Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState, FlowReport,
-    FlowTransport, TunnelMode, UdpFlowEvent,
+    AddressesInUse, Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
+    FlowReport, FlowTransport, TunnelMode, UdpFlowEvent,
 };
 pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,

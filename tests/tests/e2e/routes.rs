@@ -1,8 +1,10 @@
 //! A server that advertises only some networks, and clients that route only these into the tunnel.
 
+use std::time::Duration;
+
 use mpvpn_tests::{
     ping::{ping, reaches},
-    testbed::{Host, LINK, Testbed},
+    testbed::{Family, Host, LINK, TUNNEL, Testbed},
 };
 
 /// Hosts in two networks behind the server, of which one is advertised.
@@ -74,6 +76,31 @@ fn a_server_cannot_capture_networks_of_the_client() {
     }
     let _client = testbed.client(&[]);
     assert!(way("45.0.0.1").contains("dev mpvpn0"), "{}", way("45.0.0.1"));
+}
+
+#[test]
+fn an_address_of_another_interface_is_refused() {
+    let testbed = Testbed::new(&[LINK]);
+    let server = testbed.server(&[]);
+    // The server assigns the first address first.
+    testbed.run(Host::Client, &["ip", "address", "add", "10.0.0.2/32", "dev", "lo"]);
+    let mut client = testbed.client(&[]);
+    assert_eq!(client.address(Family::V4), "10.0.0.3");
+    assert!(client.log().contains("that this machine has already"), "{}", client.log());
+    reaches(&testbed, Host::Client, TUNNEL);
+    let way = testbed.run(Host::Client, &["ip", "route", "get", TUNNEL]);
+    assert!(way.contains("src 10.0.0.3"), "{way}");
+    assert!(client.terminate().success());
+
+    drop(server);
+    for number in 3..7 {
+        let address = format!("10.0.0.{number}/32");
+        testbed.run(Host::Client, &["ip", "address", "add", &address, "dev", "lo"]);
+    }
+    let _server = testbed.server(&["--subnet", "10.0.0.0/29", "--subnet6", "none"]);
+    let mut client = testbed.start_client(&[]);
+    assert!(!client.wait(Duration::from_secs(30)).success());
+    assert!(client.log().contains("another `--subnet`"), "{}", client.log());
 }
 
 #[test]

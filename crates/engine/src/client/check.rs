@@ -228,6 +228,7 @@ fn probe_config(
         token: config.load_token()?.map(|token| token.reveal().to_owned()),
         class: None,
         additional_addresses: 0,
+        addresses_in_use: Default::default(),
         scheduler: Scheduler::Auto,
         fec: Fec::Off,
         copies: 1,

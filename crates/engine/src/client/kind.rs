@@ -6,7 +6,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{config::ClientConfig, events::EventSender, status::KillSwitchState};
-use mpvpn_tunnel::{Assignment, RelayId, UdpId};
+use mpvpn_tunnel::{AddressesInUse, Assignment, RelayId, UdpId};
 
 use super::{embedded::AppHost, machine::Machine};
 use crate::{EngineError, proxy::Proxy, slow_thread::Resolve};
@@ -26,6 +26,14 @@ impl ClientKind {
     pub(super) fn prepare_link(&mut self, name: &str) {
         if let Self::Machine(machine) = self {
             machine.prepare_link(name);
+        }
+    }
+
+    /// The addresses that the machine has outside of the tunnel; none where the client does not change the machine.
+    pub(super) fn addresses_in_use(&self) -> AddressesInUse {
+        match self {
+            Self::Machine(machine) => machine.addresses_in_use.clone(),
+            Self::Embedded(_) | Self::Proxy(_) => AddressesInUse::default(),
         }
     }
 

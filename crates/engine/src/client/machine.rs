@@ -24,7 +24,7 @@ use mpvpn_os::{
     },
     undo::{self, Interface},
 };
-use mpvpn_tunnel::Assignment;
+use mpvpn_tunnel::{AddressesInUse, Assignment};
 
 use super::{
     device::{ClassQueue, Device, Devices},
@@ -68,6 +68,8 @@ pub(super) struct Machine {
     kill_switch: Option<ClientKillSwitch>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
+    /// The addresses of other interfaces.
+    pub(super) addresses_in_use: AddressesInUse,
     /// When the tunnel's routes are adapted to those of the machine, and when that was done last.
     pub(super) refresh_at: Option<Instant>,
     refreshed_at: Option<Instant>,
@@ -148,7 +150,7 @@ impl Machine {
         let steering = config.class_steering.iter().map(steering).collect();
         let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
         let net = ClientNet::new(net_config)?;
-        let machine = Self {
+        let mut machine = Self {
             net,
             inbound,
             classes,
@@ -162,9 +164,11 @@ impl Machine {
             kill_switch,
             undo,
             assignment: None,
+            addresses_in_use: AddressesInUse::default(),
             refresh_at: None,
             refreshed_at: None,
         };
+        machine.find_addresses_in_use();
         Ok((machine, devices))
     }
 
@@ -265,6 +269,7 @@ impl Machine {
 
     /// Updates the steering rules to the present interfaces, and plans to adapt the routes.
     pub(super) fn interfaces_changed(&mut self, now: Instant) {
+        self.find_addresses_in_use();
         self.refresh_at = Some(self.refreshed_at.map_or(now, |at| now.max(at + REFRESH_INTERVAL)));
         if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
             tracing::warn!(%error, "cannot update the steering rules, which stay as they were");
@@ -273,6 +278,14 @@ impl Machine {
             && let Err(error) = kill_switch.update()
         {
             tracing::warn!(%error, "the kill switch lets the same networks pass as before");
+        }
+    }
+
+    /// Finds the addresses that the server cannot assign.
+    fn find_addresses_in_use(&mut self) {
+        match self.net.addresses_of_other_interfaces() {
+            Ok(addresses) => self.addresses_in_use.set(addresses),
+            Err(error) => tracing::warn!(%error, "cannot find out which addresses this machine has"),
         }
     }
 

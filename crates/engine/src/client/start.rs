@@ -183,6 +183,7 @@ impl Running {
                     token: config.load_token()?.map(|token| token.reveal().to_owned()),
                     class: None,
                     additional_addresses: config.class_tuns().count(),
+                    addresses_in_use: kind.addresses_in_use(),
                     scheduler: config.scheduler,
                     fec: Fec::Off,
                     copies: 1,

@@ -22,7 +22,7 @@
 //! machine has IPv6. Below an MTU of 1280 bytes the tunnel carries no IPv6 (RFC 8200, section 5): IPv6 addresses count as
 //! not assigned then.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -136,6 +136,14 @@ impl ClientNet {
     /// Applies the last configuration again, after links or routes of the machine have changed.
     pub fn refresh(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         self.wanted.clone().map_or(Ok(()), |wanted| self.apply(undo, &wanted))
+    }
+
+    /// The addresses of all interfaces but the tunnel's and those of classes.
+    pub fn addresses_of_other_interfaces(&mut self) -> Result<Vec<IpAddr>, OsError> {
+        let tuns = std::iter::once(&self.config.tun).chain(&self.config.class_tuns);
+        let tuns: Vec<u32> = tuns.map(|tun| tun.index).collect();
+        let others = self.netlink.addresses()?.into_iter().filter(|info| !tuns.contains(&info.index));
+        Ok(others.map(|info| info.address.addr()).collect())
     }
 
     /// Reverts all steps; the device stays up with its MTU.

@@ -8,6 +8,9 @@ use mpvpn_packet::public::is_public;
 
 use super::{Assignment, session::Session};
 
+/// Request IDs that are set aside for each further request: more than a server can assign.
+const MAX_PER_REQUEST: u64 = 1 << 20;
+
 /// The addresses to request: the previous ones, or any (RFC 9484 §4.7.2: all zero means "no preference"), and `more`
 /// additional ones of each family.
 pub(super) fn requested_addresses(known: Option<&Assignment>, more: usize) -> Vec<RequestedAddress> {
@@ -63,6 +66,11 @@ fn is_private_network(network: &IpNet) -> bool {
 /// The request ID for the address of a family at this index; index 0 is the first address.
 fn request_id(place: usize, family: Family) -> u64 {
     2 * place as u64 + if family == Family::V4 { 1 } else { 2 }
+}
+
+/// The first request ID of a further request, of at most [`MAX_PER_REQUEST`] addresses; the first request is number 0.
+pub(super) fn further_request_id(more: usize, number: u32) -> u64 {
+    request_id(more, Family::V6) + 1 + u64::from(number - 1) * MAX_PER_REQUEST
 }
 
 /// The index of each assigned address, if `more` additional ones of each family were requested. An address that answers

@@ -266,6 +266,7 @@ mod tests {
                 token: None,
                 class: None,
                 additional_addresses: 0,
+                addresses_in_use: Default::default(),
                 scheduler: Scheduler::default(),
                 fec: Fec::Off,
                 copies: 1,

@@ -78,6 +78,12 @@ pub enum ClientError {
     /// The server has no CONNECT-IP at this path, or refuses this request.
     #[error("{0}")]
     Refused(String),
+    /// The server assigns no other addresses than those that the machine has, of which this is one.
+    #[error(
+        "the server assigns addresses that this machine has already, such as {0}, and no others: take {0} from the interface that \
+         has it (`ip address show to {0}`), or give the server another `--subnet`"
+    )]
+    AddressInUse(IpAddr),
     /// TLS failed.
     #[error("the secure connection to the server failed: {0}")]
     Tls(String),

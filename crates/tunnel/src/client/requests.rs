@@ -236,8 +236,11 @@ impl Client {
 
     fn on_capsules(&mut self, now: Instant, data: &[u8]) {
         let Some(session) = &mut self.session else { return };
-        match session.take_capsules(data) {
-            Ok(()) => self.reassign(),
+        match session.take_capsules(data, &self.config.addresses_in_use) {
+            Ok(()) => {
+                self.request_other_addresses(now);
+                self.reassign();
+            }
             Err(error) => self.on_malformed_capsule(now, &error),
         }
     }

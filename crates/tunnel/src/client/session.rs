@@ -15,6 +15,7 @@ use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::{Instant, PathId, Tier};
 
 use super::{
+    addresses_in_use::{AddressesInUse, FurtherRequests},
     app_tcp::{StreamContext, StreamTargets},
     is_link_local,
     links::Links,
@@ -47,6 +48,9 @@ pub(super) struct Session {
     pub(super) up: bool,
     pub(super) capsules: CapsuleReader,
     pub(super) addresses: Vec<AssignedAddress>,
+    /// Addresses that the server assigned last and that are not used.
+    pub(super) refused: Vec<IpAddr>,
+    pub(super) further: FurtherRequests,
     pub(super) routes: Vec<IpRange>,
     /// Extensions that the server agreed to.
     pub(super) agreed: NegotiatedExtensions,
@@ -76,6 +80,8 @@ impl Session {
             up: false,
             capsules: CapsuleReader::lenient(),
             addresses: Vec::new(),
+            refused: Vec::new(),
+            further: FurtherRequests::default(),
             routes: Vec::new(),
             agreed: NegotiatedExtensions::default(),
             per_flow: false,
@@ -136,11 +142,11 @@ impl Session {
     ///
     /// # Errors
     /// If a capsule is malformed: the connection must be closed.
-    pub(super) fn take_capsules(&mut self, data: &[u8]) -> Result<(), CapsuleError> {
+    pub(super) fn take_capsules(&mut self, data: &[u8], in_use: &AddressesInUse) -> Result<(), CapsuleError> {
         self.capsules.push(data);
         while let Some(capsule) = self.capsules.next()? {
             match capsule {
-                Capsule::AddressAssign(assigned) if !self.per_flow => self.take_addresses(assigned),
+                Capsule::AddressAssign(assigned) if !self.per_flow => self.take_addresses(assigned, in_use),
                 Capsule::RouteAdvertisement(routes) if !self.per_flow => self.routes = routes,
                 _ => {}
             }
@@ -148,9 +154,10 @@ impl Session {
         Ok(())
     }
 
-    fn take_addresses(&mut self, assigned: Vec<AssignedAddress>) {
+    fn take_addresses(&mut self, assigned: Vec<AssignedAddress>, in_use: &AddressesInUse) {
         // Some servers send an ADDRESS_ASSIGN capsule for each family.
-        let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
+        let mut fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
+        self.refused = in_use.take_refused(&mut fresh);
         let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
         if !self.up {
             let kept = self.addresses.extract_if(.., |old| !families(old.net.addr().is_ipv4()));

@@ -210,6 +210,42 @@ fn a_wrong_token_ends_the_client() {
 }
 
 #[test]
+fn an_address_that_is_in_use_is_refused_and_another_asked_for() {
+    let mut world = World::new();
+    let taken = SocketAddr::new("10.0.0.2".parse().unwrap(), 4000);
+    world.addresses_in_use.set([taken.ip()]);
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    let own = SocketAddr::new(world.address(client, true), 4000);
+    assert_eq!(own.ip().to_string(), "10.0.0.3");
+    // The server counts both as the client's. Packets to the refused one are not delivered.
+    let from = "203.0.113.9:53".parse().unwrap();
+    let packet = |to| mpvpn_packets::Packet::between(from, to).udp(b"x");
+    world.server_sends(packet(taken));
+    world.server_sends(packet(own));
+    world.run(Duration::from_secs(1));
+    let received: Vec<_> = world.machines[client].received.iter().map(|(_, packet)| packet.clone()).collect();
+    assert_eq!(received, [packet(own)]);
+}
+
+#[test]
+fn a_client_whose_machine_has_all_addresses_gives_up() {
+    let mut world = World::new();
+    let other = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);
+    world.up(other);
+    let first = [true, false].map(|v4| world.address(other, v4));
+    let after = |ip: std::net::IpAddr, number: u8| match ip {
+        std::net::IpAddr::V4(ip) => std::net::IpAddr::V4((u32::from(ip) + u32::from(number)).into()),
+        std::net::IpAddr::V6(ip) => std::net::IpAddr::V6((u128::from(ip) + u128::from(number)).into()),
+    };
+    world.addresses_in_use.set((0..20).flat_map(|number| first.map(|ip| after(ip, number))));
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.machines[client].fatal, Some(ClientError::AddressInUse(after(first[0], 1))));
+}
+
+#[test]
 fn clients_get_addresses_of_their_own_and_cannot_use_each_others() {
     let mut world = World::new();
     let a = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);

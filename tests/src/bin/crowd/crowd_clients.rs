@@ -177,6 +177,7 @@ impl CrowdClients {
                 scheduler: Default::default(),
                 class: None,
                 additional_addresses: 0,
+                addresses_in_use: Default::default(),
                 copies: 1,
                 fec: Default::default(),
                 flow_rules: Default::default(),

@@ -26,8 +26,9 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, ClassConnections, ClassLimits, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
-    ClientEvent, ClientState, ConnectionNumber, Server, ServerEvent, TunOutcome, TunnelMode, UdpId,
+    AddressesInUse, Assignment, ClassConnections, ClassLimits, ClassProfile, ClassSetup, Client,
+    ClientConfig, ClientError, ClientEvent, ClientState, ConnectionNumber, Server, ServerEvent, TunOutcome,
+    TunnelMode, UdpId,
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
@@ -142,6 +143,8 @@ pub struct World {
     pub ecn: u8,
     /// How many addresses of each family they want beyond the first.
     pub additional_addresses: usize,
+    /// The addresses that the machines of clients have already.
+    pub addresses_in_use: AddressesInUse,
     /// The classes of clients that are added, the default one first; none: they have no classes.
     pub classes: Vec<ClassProfile>,
     /// The rules that give flows their class.
@@ -196,6 +199,7 @@ impl World {
             copies: 1,
             ecn: 0,
             additional_addresses: 0,
+            addresses_in_use: AddressesInUse::default(),
             classes: Vec::new(),
             class_rules: mpvpn_class::Rules::default(),
             mode: TunnelMode::default(),
@@ -265,6 +269,7 @@ impl World {
             token: Some(token.to_owned()),
             class: None,
             additional_addresses: self.additional_addresses,
+            addresses_in_use: self.addresses_in_use.clone(),
             scheduler,
             fec: self.fec,
             copies: self.copies,
