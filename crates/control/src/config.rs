@@ -206,6 +206,8 @@ pub struct ClientConfig {
     pub keep_routes: Vec<IpNet>,
     /// The resolvers that this machine asks while the tunnel is up.
     pub dns: Dns,
+    /// Domains whose names the resolver of the local network is asked for, in lower case.
+    pub dns_local: Vec<String>,
     /// Whether packets past the tunnel are blocked, and which of them are not.
     pub kill_switch: KillSwitch,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`SharedNetwork`].
@@ -409,6 +411,7 @@ impl ClientConfig {
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or_default(),
             keep_routes: keep_routes(options.keep_routes)?,
+            dns_local: dns::local_domains(options.dns_local, &options.dns)?,
             dns: dns::client_dns(options.dns)?,
             kill_switch,
             share: share.iter().map(ToString::to_string).collect(),

@@ -17,6 +17,7 @@ mod events;
 mod kill_switch;
 mod kind;
 mod link_use;
+mod local_names;
 mod machine;
 mod other_shard;
 mod proxy_streams;
@@ -66,7 +67,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let state_dir = Some(config.state_dir.clone());
     let mut resolve = None;
-    let parts = match is_proxy {
+    let mut parts = match is_proxy {
         true => {
             let kind =
                 ClientKind::Proxy(Box::new(proxy_streams::listen(&config.proxies, &event_loop.poller)?));
@@ -86,6 +87,9 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         resolve,
         event_loop.wake.clone(),
     )?;
+    if let ClientKind::Machine(machine) = &mut parts.kind {
+        machine.set_runtime(slow.runtime());
+    }
     let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
     let result = running.run(&mut event_loop);
     let end = running.end(result.is_ok());

@@ -25,8 +25,8 @@ use tokio::{
 
 pub(crate) use marked::marked_resolver;
 
-/// Says which resolvers are to be asked now, the best first.
-pub(crate) type Upstreams = Arc<dyn Fn() -> Vec<SocketAddr> + Send + Sync>;
+/// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a dot at its end.
+pub(crate) type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
 /// The port of DNS (RFC 1035, section 4.2).
 pub(crate) const PORT: u16 = 53;
@@ -124,17 +124,18 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
             continue;
         }
         let query = &buffer[..length];
-        if message::question(query).is_none() {
+        let Some(name) = message::question(query) else {
             if let Some(refusal) = message::format_error(query) {
                 let _ = socket.try_send_to(&refusal, from);
             }
             continue;
-        }
+        };
         // A host that asks more than its share is not answered, and asks again later.
         let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
         tokio::spawn(async move {
-            let response = first_response(&upstreams(), |resolver| exchange_by_udp(resolver, &query)).await;
+            let resolvers = upstreams(&name);
+            let response = first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query)).await;
             let response = response.or_else(|| message::server_failure(&query));
             if let Some(response) = response {
                 let _ = socket.send_to(&response, from).await;
@@ -169,10 +170,9 @@ async fn serve_tcp(listener: TcpListener, shared: Shared) {
 async fn serve_connection(mut stream: TcpStream, upstreams: &Upstreams) -> io::Result<()> {
     loop {
         let query = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??;
-        if message::question(&query).is_none() {
-            return Ok(());
-        }
-        let response = first_response(&upstreams(), |resolver| exchange_by_tcp(resolver, &query)).await;
+        let Some(name) = message::question(&query) else { return Ok(()) };
+        let resolvers = upstreams(&name);
+        let response = first_response(&resolvers, |resolver| exchange_by_tcp(resolver, &query)).await;
         let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
         timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await??;
     }

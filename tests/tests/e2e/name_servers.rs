@@ -122,6 +122,39 @@ fn the_server_resolves_names_for_clients_that_are_told_nothing() {
 }
 
 #[test]
+fn names_of_the_local_network_are_asked_for_there_unless_the_kill_switch_is_on() {
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--dns", &inet4()]);
+    let at_link = NameServer::start(&testbed, Host::Server);
+    let behind = NameServer::start(&testbed, Host::Inet);
+    let machine = ClientMachine::new(&testbed);
+    let mut client = machine.start(&["--dns-local", "lan", "--dns-local", "home.arpa"]).wait_until_up();
+    assert!(machine.current().contains("nameserver 127.109.112."), "{}", machine.current());
+    assert!(machine.resolve("www.example").contains(&ANSWER.to_string()));
+    assert!(at_link.client_addresses().is_empty(), "{:?}", at_link.client_addresses());
+    assert_eq!(behind.client_addresses(), [SERVER_BEHIND.parse::<std::net::IpAddr>().expect("an address")]);
+    assert!(machine.resolve("printer.lan").contains(&ANSWER.to_string()));
+    assert_eq!(at_link.client_addresses(), ["10.101.0.2".parse::<std::net::IpAddr>().expect("an address")]);
+    assert!(client.interrupt().success(), "{}", client.log());
+    assert_eq!(machine.current(), machine.before);
+
+    let mut client = machine.start(&["--dns-local", "lan", "--kill-switch"]).wait_until_up();
+    let failure = "names below lan fail: the kill switch blocks";
+    let status = client.wait_for_status(TIMEOUT, "a note", |status| {
+        if status["notes"].is_array() { Ok(()) } else { Err("no note".to_owned()) }
+    });
+    assert!(status["notes"].to_string().contains(failure), "{status:#}");
+    assert!(machine.resolve("www.example").contains(&ANSWER.to_string()));
+    let script = format!(
+        "mount --bind {} {RESOLV_CONF} && exec getent ahostsv4 printer.lan",
+        machine.file.to_str().expect("ASCII")
+    );
+    let output = testbed.output_of(Host::Client, TIMEOUT, &["unshare", "--mount", "sh", "-c", &script]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(client.terminate().success(), "{}", client.log());
+}
+
+#[test]
 fn a_name_server_beside_the_tunnel_is_reported() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--dns", "off"]);

@@ -56,6 +56,23 @@ pub enum DnsOption {
     Server(DnsServer),
 }
 
+/// A domain, in lower case and without dots at its ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain(String);
+
+/// The domains of the option `dns-local`; `dns` are the values of that option.
+pub(super) fn local_domains(given: Vec<Domain>, dns: &[DnsOption]) -> Result<Vec<String>> {
+    match given.first() {
+        Some(Domain(domain)) if dns == [DnsOption::Off] => Err(Error::usage(
+            format!(
+                "--dns-local {domain} has no meaning with --dns off: the resolvers of the system answer all names"
+            ),
+            "leave out one of the two",
+        )),
+        _ => Ok(given.into_iter().map(|domain| domain.0).collect()),
+    }
+}
+
 /// The setting that results from all values of a server's option `dns`.
 pub(super) fn server_dns(given: Vec<ServerDnsOption>) -> Result<ServerDns> {
     let servers: Vec<IpAddr> = given
@@ -121,6 +138,25 @@ impl Text for DnsServer {
     }
 }
 
+impl Text for Domain {
+    const EXPECTED: &'static str = "a domain in quotes, as in \"home.arpa\"";
+    const EXAMPLE: &'static str = "home.arpa";
+
+    fn read(text: &str) -> std::result::Result<Self, String> {
+        /// The longest name and label in bytes (RFC 1035, section 2.3.4).
+        const MAX: (usize, usize) = (253, 63);
+        let domain = text.trim_matches('.').to_ascii_lowercase();
+        let is_label = |label: &str| {
+            let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            (1..=MAX.1).contains(&label.len()) && label.bytes().all(good)
+        };
+        match domain.len() <= MAX.0 && domain.split('.').all(is_label) {
+            true => Ok(Self(domain)),
+            false => Err(format!("`{text}` is not a domain, as in lan or home.arpa")),
+        }
+    }
+}
+
 impl Text for ServerDnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, or \"off\"";
     const EXAMPLE: &'static str = "10.0.0.1";
@@ -165,6 +201,18 @@ mod tests {
         assert_eq!(read(&["off"]).unwrap(), ServerDns::Off);
         assert_eq!(read(&["9.9.9.9"]).unwrap(), ServerDns::Servers(vec!["9.9.9.9".parse().unwrap()]));
         assert!(read(&["off", "9.9.9.9"]).unwrap_err().to_string().contains("cannot be combined"));
+    }
+
+    #[test]
+    fn a_local_domain_is_read_without_dots_at_its_ends() {
+        assert_eq!(Domain::read(".Home.ARPA.").unwrap(), Domain("home.arpa".into()));
+        for bad in ["", ".", "a..b", "a b", "a/b", &"a".repeat(64), &"a.".repeat(200)] {
+            assert!(Domain::read(bad).is_err(), "{bad} was taken");
+        }
+        let lan = || vec![Domain("lan".into())];
+        assert_eq!(local_domains(lan(), &[]).unwrap(), ["lan"]);
+        let error = local_domains(lan(), &[DnsOption::Off]).unwrap_err().to_string();
+        assert!(error.contains("no meaning with --dns off"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{
     CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
-    dns::{DnsOption, ServerDnsOption},
+    dns::{DnsOption, Domain, ServerDnsOption},
     file::{ConfigFile, SourceText},
     lane::LaneRule,
     limits::LimitRule,
@@ -349,6 +349,13 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::many::<DnsOption>")]
     pub dns: Vec<DnsOption>,
 
+    /// Ask the resolver of the local network, past the tunnel, for names below this domain, as in lan or home.arpa;
+    /// repeatable [default: none]
+    #[arg(long, value_name = "DOMAIN", value_parser = text::<Domain>)]
+    #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<Domain>")]
+    pub dns_local: Vec<Domain>,
+
     /// Kill switch: block all packets past the tunnel, from before the client connects until it is stopped by Ctrl-C or
     /// SIGTERM; a crash leaves the block in force, and `mpvpn reset` ends it
     #[arg(long)]
@@ -491,7 +498,7 @@ impl ClientOptions {
         }
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes keep_routes dns kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
+            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
         }
     }
 }

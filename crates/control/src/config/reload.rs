@@ -98,7 +98,7 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             log_level: "log-level"
         );
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);

@@ -201,6 +201,7 @@ fn every_key_of_a_client_arrives() {
         routes = "advertised"
         dns = "192.0.2.53"
         keep-routes = "203.0.113.0/24"
+        dns-local = ["lan", "Home.Arpa."]
         kill-switch = true
         kill-switch-lan = false
         share = ["lan0", "192.168.1.0/24"]
@@ -283,6 +284,7 @@ fn every_key_of_a_client_arrives() {
             routes: Routes::Advertised,
             dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
             keep_routes: vec!["203.0.113.0/24".parse().unwrap()],
+            dns_local: vec!["lan".into(), "home.arpa".into()],
             kill_switch: KillSwitch::On { allows_lan: false },
             proxies: Proxies::default(),
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
@@ -401,6 +403,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         routes: Routes::All,
         dns: Dns::Suggested,
         keep_routes: Vec::new(),
+        dns_local: Vec::new(),
         kill_switch: KillSwitch::Off,
         share: Vec::new(),
         proxies: Proxies::default(),

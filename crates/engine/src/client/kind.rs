@@ -142,6 +142,14 @@ impl ClientKind {
         }
     }
 
+    /// Why names of the local network fail, and what to do about it.
+    pub(super) fn local_names_fail(&self) -> Option<String> {
+        match self {
+            Self::Machine(machine) => machine.local_names_fail.clone(),
+            Self::Embedded(_) | Self::Proxy(_) => None,
+        }
+    }
+
     /// The proxies, if this is the kind of client.
     pub(super) fn proxy(&self) -> Option<&Proxy<RelayId, UdpId>> {
         match self {

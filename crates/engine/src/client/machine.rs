@@ -16,7 +16,7 @@ use mpvpn_control::{
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
-    dns::ResolverConfig,
+    dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
     firewall::{MarkBits, PacketMatch},
     tunnel_net::{
         self, CLASS_MARKS, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
@@ -25,10 +25,12 @@ use mpvpn_os::{
     undo::{self, Interface},
 };
 use mpvpn_tunnel::{AddressesInUse, Assignment};
+use tokio::runtime::Handle;
 
 use super::{
     device::{ClassQueue, Device, Devices},
     kill_switch::ClientKillSwitch,
+    local_names::LocalNames,
 };
 use crate::{
     EngineError,
@@ -64,6 +66,12 @@ pub(super) struct Machine {
     applied_resolvers: Option<Vec<IpAddr>>,
     /// Which name servers are asked outside of the tunnel, and what to do about it.
     pub(super) dns_leak: Option<String>,
+    /// Answers names of the local network. `None` where it is not asked for, or cannot be.
+    local_names: Option<LocalNames>,
+    /// Why names of the local network fail, and what to do about it.
+    pub(super) local_names_fail: Option<String>,
+    /// For tasks that answer programs of this machine.
+    runtime: Option<Handle>,
     /// `None` where it is off.
     kill_switch: Option<ClientKillSwitch>,
     undo: UndoJournal,
@@ -161,6 +169,9 @@ impl Machine {
             share: None,
             applied_resolvers: None,
             dns_leak: None,
+            local_names: None,
+            local_names_fail: None,
+            runtime: None,
             kill_switch,
             undo,
             assignment: None,
@@ -170,6 +181,11 @@ impl Machine {
         };
         machine.find_addresses_in_use();
         Ok((machine, devices))
+    }
+
+    /// Sets the runtime for tasks that answer programs of this machine.
+    pub(super) fn set_runtime(&mut self, runtime: Option<&Handle>) {
+        self.runtime = runtime.cloned();
     }
 
     /// The names of all TUN devices.
@@ -318,7 +334,8 @@ impl Machine {
         if self.applied_resolvers.as_ref() == Some(&servers) {
             return Ok(());
         }
-        match self.resolver.apply(&mut self.undo, &servers) {
+        let local = self.find_local_names(config, &servers);
+        match self.resolver.apply(&mut self.undo, local.as_ref().map_or(&servers[..], std::slice::from_ref)) {
             Ok(()) if servers.is_empty() => {}
             Ok(()) => tracing::info!(?servers, "names are resolved through the tunnel"),
             Err(error) if config.dns == Dns::Suggested => {
@@ -329,6 +346,53 @@ impl Machine {
         self.applied_resolvers = Some(servers);
         self.find_dns_leak(config);
         Ok(())
+    }
+
+    /// Starts the resolver for names of the local network when programs are to ask `servers` for all others. Returns its address
+    /// if there is one.
+    fn find_local_names(&mut self, config: &ClientConfig, servers: &[IpAddr]) -> Option<IpAddr> {
+        let runtime = self.runtime.as_ref()?;
+        if config.dns_local.is_empty() || servers.is_empty() {
+            self.local_names = None;
+            return None;
+        }
+        if self.local_names.is_none() {
+            let domains = config.dns_local.join(", ");
+            // As they were before clients rewrote the file.
+            let of_links = link_resolvers(Path::new(undo::DEFAULT_FOLDER));
+            let failure = if uses_systemd_resolved() {
+                Some(format!(
+                    "names below {domains} are not asked for at the local network, because systemd-resolved answers programs: \
+                     `resolvectl domain LINK '~DOMAIN'` tells it to"
+                ))
+            } else if self.kill_switch.is_some() {
+                Some(format!("names below {domains} fail: the kill switch blocks the resolvers of the links"))
+            } else if of_links.is_empty() {
+                Some(format!("names below {domains} fail: /etc/resolv.conf names no resolver of a link"))
+            } else {
+                None
+            };
+            if let Some(failure) = &failure {
+                tracing::warn!("{failure}");
+            }
+            self.local_names_fail = failure;
+            if uses_systemd_resolved() {
+                return None;
+            }
+            let of_links = if self.kill_switch.is_some() { Vec::new() } else { of_links };
+            match LocalNames::start(runtime, &config.dns_local, of_links) {
+                Ok(names) => self.local_names = Some(names),
+                Err(error) => {
+                    let failure =
+                        format!("names below {domains} fail: no resolver for them can be started: {error}");
+                    tracing::warn!("{failure}");
+                    self.local_names_fail = Some(failure);
+                }
+            }
+        }
+        let names = self.local_names.as_ref()?;
+        names.set_resolvers_in_tunnel(servers);
+        Some(names.address())
     }
 
     /// Finds name servers that are asked outside of the tunnel although all packets should use it: their operators

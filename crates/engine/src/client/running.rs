@@ -308,6 +308,7 @@ impl Running {
         status.notes.extend(self.config.note());
         status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
         status.notes.extend(self.kind.dns_leak());
+        status.notes.extend(self.kind.local_names_fail());
         status
     }
 

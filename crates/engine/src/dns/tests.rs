@@ -62,7 +62,7 @@ async fn resolver(address: Ipv4Addr, forges: bool) -> SocketAddr {
 
 fn fixed(resolvers: &[SocketAddr]) -> Upstreams {
     let resolvers = resolvers.to_vec();
-    Arc::new(move || resolvers.clone())
+    Arc::new(move |_: &str| resolvers.clone())
 }
 
 fn forwarder(upstreams: Upstreams) -> Forwarder {

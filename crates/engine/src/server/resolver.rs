@@ -26,7 +26,7 @@ pub(super) fn start(config: &ServerDns, tunnel: &[IpNet], runtime: Option<&Handl
 
 fn listen(own: IpNet, tunnel: &[IpNet], runtime: &Handle) -> bool {
     let own_addresses: Vec<IpAddr> = tunnel.iter().map(IpNet::addr).collect();
-    let resolvers = move || {
+    let resolvers = move |_: &str| {
         // A client on this machine may have made this server the resolver of its machine.
         let others = system_resolvers().into_iter().filter(|ip| !own_addresses.contains(ip));
         others.map(|ip| SocketAddr::new(ip, PORT)).collect()

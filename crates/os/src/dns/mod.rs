@@ -141,6 +141,11 @@ pub fn system_resolvers() -> Vec<IpAddr> {
     if listed.is_empty() { vec![IpAddr::from([127, 0, 0, 1])] } else { listed }
 }
 
+/// Whether programs of this machine ask systemd-resolved.
+pub fn uses_systemd_resolved() -> bool {
+    resolved::is_asked(&nameservers(Path::new(RESOLV_CONF)))
+}
+
 /// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of systemd-resolved
 /// where programs ask that, else those of `/etc/resolv.conf`, as it was before instances of mpvpn rewrote it.
 ///
