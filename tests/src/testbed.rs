@@ -9,13 +9,14 @@ use std::{
     io::Read,
     net::UdpSocket,
     os::unix::fs::PermissionsExt,
+    os::unix::fs::chown,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use mpvpn_control::api;
+use mpvpn_control::api::{self, SOCKET_DIR};
 pub use mpvpn_lab::Direction;
 use mpvpn_lab::{
     INET_V4, INET_V6, Lab, LabBuilder, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
@@ -327,6 +328,23 @@ impl Testbed {
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
         command.arg(binary()).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
         self.spawn(command, host, args, socket)
+    }
+
+    /// Starts `mpvpn` as an unprivileged user with the capability CAP_NET_ADMIN, as a service manager does. The folder of journals
+    /// and sockets becomes the user's.
+    pub fn start_with_net_admin(&self, host: Host, args: &[&str]) -> MpvpnProcess {
+        chown(self.default_sockets(), Some(USER), Some(USER)).expect("root");
+        let socket = self.default_sockets().join("user.sock");
+        let mut command = self.command(host, "unshare");
+        // The device of most machines, which every user may open; here it may be root's.
+        let script = r#"mount -t tmpfs tun /dev/net && mknod -m 666 /dev/net/tun c 10 200 && exec "$@""#;
+        let user = USER.to_string();
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        command.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
+        command.args(["--inh-caps", "+net_admin", "--ambient-caps", "+net_admin"]).arg(binary());
+        let inside = Path::new(SOCKET_DIR).join("user.sock");
+        let args = [args, &["--api-socket", inside.to_str().expect("an ASCII path")]].concat();
+        self.spawn(command, host, &args, &socket)
     }
 
     fn spawn(&self, mut command: Command, host: Host, args: &[&str], socket: &Path) -> MpvpnProcess {

@@ -23,6 +23,28 @@ pub struct CheckReport {
     pub via: Option<String>,
     /// Links of this machine.
     pub links: Vec<LinkCheck>,
+    /// By what this kernel can confine a server or client.
+    pub kernel: KernelCheck,
+}
+
+/// What the kernel of this machine offers to confine a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub struct KernelCheck {
+    /// Whether it filters system calls (seccomp).
+    pub system_calls: bool,
+    /// Version of Landlock, which restricts files, or `null`.
+    pub landlock: Option<u32>,
+}
+
+impl KernelCheck {
+    fn sentence(&self) -> String {
+        let system_calls =
+            if self.system_calls { "filters system calls" } else { "does not filter system calls" };
+        match self.landlock {
+            Some(version) => format!("this kernel {system_calls}, and restricts files by Landlock {version}"),
+            None => format!("this kernel {system_calls}, and has no Landlock to restrict files"),
+        }
+    }
 }
 
 /// The result for one link.
@@ -342,6 +364,7 @@ pub fn render(check: &CheckReport, width: usize) -> String {
             );
         }
     }
+    let _ = writeln!(text, "{}", check.kernel.sentence());
     if let Some(next) = check.next_step() {
         let _ = writeln!(text, "next: {next}");
     }
@@ -418,7 +441,12 @@ mod tests {
         let refused = LinkCheck { credentials: TokenCheck::Refused, ..both };
         let refused = refused.judge(Tier::Primary, Transport::Auto);
         assert_eq!(refused.chosen, ChosenTransport::Nothing);
-        let check = CheckReport { server: "vpn.example:443".into(), via: None, links: vec![refused] };
+        let check = CheckReport {
+            server: "vpn.example:443".into(),
+            via: None,
+            links: vec![refused],
+            kernel: KernelCheck::default(),
+        };
         assert!(!check.works());
         assert!(render(&check, 200).contains("next: give the token"), "{}", render(&check, 200));
     }
@@ -438,7 +466,12 @@ mod tests {
     #[test]
     fn multipath_that_works_over_another_link_is_stripped_on_the_way() {
         let links = |first| vec![link("a", udp(), tcp(first)), link("b", udp(), tcp(Mptcp::FellBack))];
-        let check = |first| CheckReport { server: "vpn.example:443".into(), via: None, links: links(first) };
+        let check = |first| CheckReport {
+            server: "vpn.example:443".into(),
+            via: None,
+            links: links(first),
+            kernel: KernelCheck::default(),
+        };
         let text = render(&check(Mptcp::Works), 200);
         assert!(text.contains("option removed on the way"), "{text}");
         let text = render(&check(Mptcp::FellBack), 200);
@@ -456,8 +489,13 @@ mod tests {
                 judged(link("wwan0", fails("no answer in 5 s"), tcp(Mptcp::Missing))),
                 LinkCheck::unusable("lan0", Vec::new(), "no carrier"),
             ],
+            kernel: KernelCheck { system_calls: true, landlock: Some(7) },
         };
         let text = render(&check, 200);
+        assert!(
+            text.contains("this kernel filters system calls, and restricts files by Landlock 7"),
+            "{text}"
+        );
         for part in [
             "server vpn.example:443, by TCP through the proxy proxy:3128",
             "keeps ports",

@@ -48,7 +48,9 @@ pub use reload::{ConfigSource, ReloadReport};
 pub use service::{Rights, ServerMode};
 pub use shards::Shards;
 pub use site::{Site, SiteContent};
-pub use values::{AuthMode, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name};
+pub use values::{
+    AuthMode, Confine, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name,
+};
 pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 
 use classes::ClassContext;
@@ -150,6 +152,8 @@ pub struct ServerConfig {
     pub metrics: Option<SocketAddr>,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
+    /// Whether the process gives up the rights that it does not need.
+    pub confine: Confine,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -224,6 +228,8 @@ pub struct ClientConfig {
     pub metrics: Option<SocketAddr>,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
+    /// Whether the process gives up the rights that it does not need.
+    pub confine: Confine,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -316,6 +322,7 @@ impl ServerConfig {
             name,
             metrics: options.metrics,
             qlog: options.qlog,
+            confine: options.confine.unwrap_or_default(),
             log_level: options.log_level.unwrap_or_default(),
         })
     }
@@ -421,6 +428,7 @@ impl ClientConfig {
             name,
             metrics: options.metrics,
             qlog: options.qlog,
+            confine: options.confine.unwrap_or_default(),
             log_level: options.log_level.unwrap_or_default(),
             proxies: Proxies::default(),
         })

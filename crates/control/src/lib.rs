@@ -23,7 +23,7 @@ pub mod credentials;
 mod dirs;
 mod error;
 pub mod events;
-mod files;
+pub mod files;
 mod http;
 pub mod identity;
 pub mod log;

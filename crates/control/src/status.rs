@@ -41,6 +41,9 @@ pub struct Status {
     /// Kill switch of a client; left out at a server and at a proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill_switch: Option<KillSwitchState>,
+    /// Rights that the process keeps; left out if it is not confined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confinement: Option<Confinement>,
     /// Addresses of the process in the tunnel, with their prefix lengths.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
@@ -117,6 +120,18 @@ word_enum! {
         /// A process that undoes its changes to the system.
         Stopping = "stopping",
     }
+}
+
+/// The rights that a process keeps while it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Confinement {
+    /// Its capabilities, by the names of capabilities(7) in small letters without `cap_`.
+    pub capabilities: Vec<String>,
+    /// Whether system calls that it does not need fail (seccomp).
+    pub system_calls: bool,
+    /// Version of Landlock, which keeps it from files that it does not need; left out where the kernel has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landlock: Option<u32>,
 }
 
 /// The session of a client.

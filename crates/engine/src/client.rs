@@ -41,7 +41,7 @@ use mpvpn_os::privilege;
 use mpvpn_tunnel::ClientError;
 
 use crate::{
-    EngineError,
+    EngineError, confine,
     event_loop::EventLoop,
     links::LinkSocketOptions,
     slow_thread::{Services, SlowThread},
@@ -66,12 +66,20 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let state_dir = Some(config.state_dir.clone());
+    let token = config.load_token()?;
+    confine::client(&config, origin.file())?;
     let mut resolve = None;
     let mut parts = match is_proxy {
         true => {
             let kind =
                 ClientKind::Proxy(Box::new(proxy_streams::listen(&config.proxies, &event_loop.poller)?));
-            ClientParts { kind, queues: Vec::new(), socket_options: LinkSocketOptions::default(), state_dir }
+            ClientParts {
+                kind,
+                queues: Vec::new(),
+                socket_options: LinkSocketOptions::default(),
+                state_dir,
+                token,
+            }
         }
         false => {
             let (machine, queues) = Machine::open(&config)?;
@@ -79,7 +87,13 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
             let tuns = machine.tuns().map(str::to_owned).collect();
             let socket_options =
                 LinkSocketOptions { tuns, mark: Some(machine.mark), ..LinkSocketOptions::default() };
-            ClientParts { kind: ClientKind::Machine(Box::new(machine)), queues, socket_options, state_dir }
+            ClientParts {
+                kind: ClientKind::Machine(Box::new(machine)),
+                queues,
+                socket_options,
+                state_dir,
+                token,
+            }
         }
     };
     let slow = SlowThread::start(

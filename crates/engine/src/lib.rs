@@ -16,6 +16,7 @@
 
 mod answers;
 pub mod client;
+pub mod confine;
 mod dial;
 mod dns;
 mod egress;

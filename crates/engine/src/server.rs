@@ -35,6 +35,7 @@ use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig as 
 use crate::{
     EngineError, answers,
     client::random,
+    confine,
     egress::{Budget, Egress, EgressSetup, local_address_reader},
     event_loop::{EventLoop, Iteration, SignalRequest, reload_event, signal_event},
     https_server::{HttpsServer, Site, loopback_clients::LoopbackClients},
@@ -73,6 +74,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
     let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
+    confine::server(&config, origin.file())?;
     let slow =
         SlowThread::start(Services { api: Some(api), metrics, https_server }, None, event_loop.wake.clone())?;
     let address = guess_address(&config.listen);
@@ -354,6 +356,7 @@ impl Running {
             let mut status =
                 status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
             status::add_lost_packets(&mut status, lost);
+            status.confinement = confine::status();
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
             }

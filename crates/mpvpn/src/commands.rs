@@ -8,6 +8,7 @@ mod class;
 pub(crate) mod client;
 mod config;
 mod events;
+mod helper;
 mod lab;
 mod link;
 mod proxy;
@@ -33,6 +34,7 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<class::Class>(),
     entry::<config::Config>(),
     entry::<reset::Reset>(),
+    entry::<helper::Helper>(),
     entry::<lab::Lab>(),
 ];
 

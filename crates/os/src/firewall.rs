@@ -8,7 +8,7 @@
 pub(crate) mod json;
 mod marking;
 
-use std::{collections::HashSet, net::IpAddr, path::Path};
+use std::{collections::HashSet, net::IpAddr};
 
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
@@ -18,16 +18,16 @@ use nftables::{
         Expression, Fib, FibFlag, FibResult, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix,
         SetItem,
     },
-    helper::{
-        DEFAULT_ARGS, NftablesError, apply_ruleset_raw, apply_ruleset_with_args, get_current_ruleset_raw,
-    },
     schema::{Chain, NfListObject, Nftables, Rule, Table},
     stmt::{Match, Operator, Statement},
     types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::OsError;
+use crate::{
+    error::OsError,
+    helper::{self, Ended, Program, Run},
+};
 
 /// Priority of the chain for source NAT: `srcnat` of nft(8).
 const SOURCE_NAT_PRIORITY: i32 = 100;
@@ -263,7 +263,9 @@ fn prefix(network: IpNet) -> Expression<'static> {
 
 fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
     let table = table_name(name);
-    apply_ruleset_with_args(transaction, program(), DEFAULT_ARGS).map_err(|error| failure(&table, error))
+    let invalid =
+        |error: serde_json::Error| OsError::Nft { table: table.clone(), message: error.to_string() };
+    apply_json(&table, &serde_json::to_value(transaction).map_err(invalid)?)
 }
 
 /// Applies a transaction that concerns `table`.
@@ -271,9 +273,10 @@ fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
 /// # Errors
 /// If nft is missing or refuses it; then nothing has changed.
 pub(crate) fn apply_json(table: &str, transaction: &serde_json::Value) -> Result<(), OsError> {
-    let text = transaction.to_string();
-    apply_ruleset_raw(&text, program(), DEFAULT_ARGS).map_err(|error| failure(table, error))?;
-    Ok(())
+    match nft(&["--json", "--file", "-"], transaction.to_string())? {
+        Ok(_) => Ok(()),
+        Err(message) => Err(OsError::Nft { table: table.to_owned(), message }),
+    }
 }
 
 /// The table `table` of the family `inet` as nft shows it; `None` if there is none.
@@ -281,31 +284,22 @@ pub(crate) fn apply_json(table: &str, transaction: &serde_json::Value) -> Result
 /// # Errors
 /// If nft is missing or cannot list tables.
 pub(crate) fn list(table: &str) -> Result<Option<serde_json::Value>, OsError> {
-    let shown = match get_current_ruleset_raw(program(), &["list", "table", "inet", table]) {
-        Ok(shown) => shown,
-        Err(NftablesError::NftFailed { stderr, .. }) if stderr.contains("No such file") => return Ok(None),
-        Err(error) => return Err(failure(table, error)),
-    };
-    serde_json::from_str(&shown)
-        .map(Some)
-        .map_err(|error| failure(table, NftablesError::NftInvalidJson(error)))
+    let refused = |message| OsError::Nft { table: table.to_owned(), message };
+    match nft(&["--json", "list", "table", "inet", table], String::new())? {
+        Ok(shown) => serde_json::from_str(&shown).map(Some).map_err(|error| refused(error.to_string())),
+        Err(said) if said.contains("No such file") => Ok(None),
+        Err(said) => Err(refused(said)),
+    }
 }
 
-/// The program nft. Its folders are often missing from the PATH of users that may run it.
-fn program() -> Option<&'static str> {
-    ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists())
-}
-
-fn failure(table: &str, error: NftablesError) -> OsError {
-    let refused = |message: String| OsError::Nft { table: table.to_owned(), message };
-    match error {
-        NftablesError::NftExecution { inner, .. } if inner.kind() == std::io::ErrorKind::NotFound => {
-            OsError::NftMissing
-        }
-        NftablesError::NftFailed { stdout, stderr, .. } => {
-            refused(format!("{} {}", stdout.trim(), stderr.trim()).trim().to_owned())
-        }
-        error => refused(error.to_string()),
+/// Runs nft. Returns what it printed, or what it complained about.
+fn nft(args: &[&str], input: String) -> Result<Result<String, String>, OsError> {
+    let args = args.iter().map(|&arg| arg.to_owned()).collect();
+    match helper::run(Run { program: Program::Nft, args, input, timeout: None })? {
+        Ended::Well(printed) => Ok(Ok(printed)),
+        Ended::Badly(said) => Ok(Err(said)),
+        Ended::Missing => Err(OsError::NftMissing),
+        Ended::Late => Ok(Err("it did not end".to_owned())),
     }
 }
 

@@ -19,10 +19,12 @@
 // This crate is at the edge: it uses clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod confinement;
 pub mod dns;
 mod error;
 pub mod firewall;
 pub mod folder;
+pub mod helper;
 pub mod kill_switch;
 pub mod limits;
 pub mod memory;

@@ -15,6 +15,7 @@ mod classes;
 mod cleanup;
 mod clients;
 mod configuration;
+mod confinement;
 mod credentials;
 mod cut;
 mod download;

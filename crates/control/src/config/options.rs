@@ -24,8 +24,8 @@ use super::{
     shards::Shards,
     site::{self, Site},
     values::{
-        AuthMode, InstanceName, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, many, one,
-        one_or_number, text, word,
+        AuthMode, Confine, InstanceName, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp,
+        many, one, one_or_number, text, word,
     },
     via::ViaOption,
 };
@@ -210,6 +210,13 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
+
+    /// Whether the process gives up what it does not need: capabilities, system calls, files of others. Turn it off only to
+    /// find out whether it is the cause of a failure [default: on]
+    #[arg(long, value_name = "on|off", value_parser = word::<Confine>())]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Confine>")]
+    pub confine: Option<Confine>,
 
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
@@ -429,6 +436,13 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
+    /// Whether the process gives up what it does not need: capabilities, system calls, files of others. Turn it off only to
+    /// find out whether it is the cause of a failure [default: on]
+    #[arg(long, value_name = "on|off", value_parser = word::<Confine>())]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Confine>")]
+    pub confine: Option<Confine>,
+
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
@@ -481,7 +495,7 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
             auth users state_dir nat routes dns max_clients access limit max_relays max_user_relays
-            shards name api_socket metrics qlog log_level
+            shards name api_socket metrics qlog confine log_level
         }
     }
 }
@@ -498,7 +512,8 @@ impl ClientOptions {
         }
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog log_level
+            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog
+            confine log_level
         }
     }
 }

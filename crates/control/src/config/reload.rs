@@ -3,7 +3,7 @@
 //! In: the options of the start, and the file as it is now. Out: settings of links and classes, which apply at once, and the
 //! names of changed keys that need a restart. Always holds: a file with an error changes nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,11 @@ impl<O> ConfigSource<O> {
     /// `file`: the value of `--config`. `options`: the rest of the command line.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
         Self { file, options, kind: Kind::Machine, rights: Rights::ALL }
+    }
+
+    /// The file of `--config`.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 }
 
@@ -99,6 +104,7 @@ impl ClientConfig {
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
+            confine: "confine",
             log_level: "log-level"
         );
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
@@ -130,7 +136,7 @@ impl ServerConfig {
             proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", routes: "routes", dns: "dns",
             max_clients: "max-clients", access: "access", limits: "limit", max_relays: "max-relays",
-            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
+            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog", confine: "confine",
             log_level: "log-level"
         );
         ReloadReport { restart, ..ReloadReport::default() }

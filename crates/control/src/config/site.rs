@@ -1,6 +1,6 @@
 //! Parses the table `[site]`, the web site for visitors without credentials, and the tables `[[certificate]]`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hyper::{Uri, header::HeaderValue};
 use ipnet::IpNet;
@@ -26,6 +26,16 @@ pub struct Site {
     pub server: String,
     /// Whether requests with wrong credentials are answered like those without, instead of with 401.
     pub hide: bool,
+}
+
+impl Site {
+    /// The folder with its pages, if they are files.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.content {
+            SiteContent::Root(folder) => Some(folder),
+            SiteContent::Nothing | SiteContent::Upstream(_) => None,
+        }
+    }
 }
 
 /// The source of the pages of a site.

@@ -41,6 +41,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         api_socket: api::default_socket(Role::Server, TUN_NAME),
         metrics: None,
         qlog: None,
+        confine: Confine::On,
         log_level: LogLevel::Info,
     };
     assert_eq!(server("").unwrap(), defaults);
@@ -71,6 +72,7 @@ fn every_key_of_a_server_arrives() {
         api-socket = "/tmp/edge.sock"
         metrics = "0.0.0.0:9464"
         qlog = "/var/log/mpvpn"
+        confine = "off"
         log-level = "debug"
         max-relays = 1000
         max-user-relays = 10
@@ -161,6 +163,7 @@ fn every_key_of_a_server_arrives() {
             api_socket: "/tmp/edge.sock".into(),
             metrics: Some("0.0.0.0:9464".parse().unwrap()),
             qlog: Some("/var/log/mpvpn".into()),
+            confine: Confine::Off,
             log_level: LogLevel::Debug,
         }
     );
@@ -213,6 +216,7 @@ fn every_key_of_a_client_arrives() {
         api-socket = "/tmp/home.sock"
         metrics = "[::1]:9465"
         qlog = "qlog"
+        confine = "off"
         log-level = "warn"
 
         [[link]]
@@ -293,6 +297,7 @@ fn every_key_of_a_client_arrives() {
             api_socket: "/tmp/home.sock".into(),
             metrics: Some("[::1]:9465".parse().unwrap()),
             qlog: Some("qlog".into()),
+            confine: Confine::Off,
             log_level: LogLevel::Warn,
         }
     );
@@ -412,6 +417,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         api_socket: api::default_socket(Role::Client, TUN_NAME),
         metrics: None,
         qlog: None,
+        confine: Confine::On,
         log_level: LogLevel::Info,
     };
     assert_eq!(config, defaults);
@@ -455,7 +461,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
              state-dir, nat, routes, dns, \
-             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, log-level\n 1 | \
+             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (

@@ -161,7 +161,7 @@ macro_rules! take_words {
     )+};
 }
 
-take_words!(CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, Tier, Transport);
+take_words!(Confine, CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, Tier, Transport);
 
 /// The word `mtls` is reserved for a later version.
 impl Text for AuthMode {
@@ -221,6 +221,17 @@ word_enum! {
         #[default]
         On = "on",
         /// Listen on UDP only.
+        Off = "off",
+    }
+}
+
+word_enum! {
+    /// Whether the process gives up the rights that it does not need.
+    pub enum Confine {
+        /// It keeps what it needs only.
+        #[default]
+        On = "on",
+        /// It keeps everything.
         Off = "off",
     }
 }

@@ -3,8 +3,8 @@ use std::fmt::Write;
 use mpvpn_types::{BitRate, ByteSize};
 
 use super::{
-    Class, Client, FecStats, FlowList, FlowState, KillSwitchState, Link, Path, Resequencing, Role, Session,
-    State, Status,
+    Class, Client, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, Path, Resequencing,
+    Role, Session, State, Status,
 };
 
 /// Renders the status as text: a headline and tables. Lines longer than `width` columns are cut.
@@ -33,6 +33,9 @@ pub fn render(status: &Status, width: usize) -> String {
             text.push_str("kill      blocking: all packets are blocked until the tunnel is up\n");
         }
     }
+    if let Some(confinement) = &status.confinement {
+        let _ = writeln!(text, "confined  {}", confined(confinement));
+    }
     if let Some(counters) = &status.resequencing {
         let _ = writeln!(text, "order     {}", order(counters));
         if let Some(repair) = repair(&counters.fec) {
@@ -49,6 +52,21 @@ pub fn render(status: &Status, width: usize) -> String {
         section(&mut text, paths(&all));
     }
     fit(&text, width)
+}
+
+/// The rights that are left, and what protects the others.
+fn confined(confinement: &Confinement) -> String {
+    let capabilities = match &confinement.capabilities[..] {
+        [] => "no capability".to_owned(),
+        kept => format!("capability {} only", kept.join(", ")),
+    };
+    let system_calls =
+        if confinement.system_calls { "system calls filtered" } else { "system calls not filtered" };
+    let files = match confinement.landlock {
+        Some(version) => format!("files by Landlock {version}"),
+        None => "files not, as this kernel has no Landlock".to_owned(),
+    };
+    format!("{capabilities}; {system_calls}; {files}")
 }
 
 /// Whether packets are numbered, and the share that was retransmitted.

@@ -9,12 +9,12 @@ mod udp;
 use std::{net::SocketAddr, sync::Arc};
 
 use mpvpn_control::{
-    check::{CheckReport, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck},
+    check::{CheckReport, KernelCheck, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck},
     config::ClientConfig,
     tls::{self, LastRefusal},
 };
 use mpvpn_flow::rules::{FlowMode, Rules};
-use mpvpn_os::{poll::Poller, tcp::MptcpState};
+use mpvpn_os::{confinement, poll::Poller, tcp::MptcpState};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_tunnel::{ClientConfig as TunnelConfig, TunnelMode};
@@ -61,8 +61,10 @@ pub fn run(config: &ClientConfig, report: &(dyn Fn(&str) + Sync)) -> Result<Chec
             candidates.iter().map(|candidate| scope.spawn(|| check_candidate(candidate))).collect();
         threads.into_iter().map(join_thread).collect::<Result<Vec<_>, EngineError>>()
     })?;
+    let kernel =
+        KernelCheck { system_calls: confinement::has_seccomp(), landlock: confinement::landlock_version() };
     let via = config.via.as_ref().map(|via| via.proxy.to_string());
-    Ok(CheckReport { server: config.server.to_string(), via, links })
+    Ok(CheckReport { server: config.server.to_string(), via, links, kernel })
 }
 
 fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {

@@ -250,6 +250,7 @@ fn set_up(
         queues: vec![Device::App(device).into()],
         socket_options,
         state_dir: app.options.state_dir,
+        token: config.load_token()?,
     };
     let running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
     Ok((running, event_loop))

@@ -23,7 +23,7 @@ use super::{
     session::SessionState,
 };
 use crate::{
-    EngineError, answers,
+    EngineError, answers, confine,
     event_loop::{EventLoop, Iteration, MONITOR_TOKEN, SignalRequest, reload_event, signal_event},
     flows,
     policies::LinkPolicies,
@@ -306,6 +306,7 @@ impl Running {
             self.link_use.add_to_status(link);
         }
         status.notes.extend(self.config.note());
+        status.confinement = confine::status();
         status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
         status.notes.extend(self.kind.dns_leak());
         status.notes.extend(self.kind.local_names_fail());

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use mpvpn_control::{
+    auth::Token,
     config::{ClientConfig, ClientOptions, ConfigSource, LaneRule},
     events::EventSender,
     status::Role,
@@ -53,6 +54,8 @@ pub(super) struct ClientParts {
     pub(super) socket_options: LinkSocketOptions,
     /// The folder for state that survives restarts.
     pub(super) state_dir: Option<PathBuf>,
+    /// The token of the user, if there is one.
+    pub(super) token: Option<Token>,
 }
 
 /// What all shards share.
@@ -128,7 +131,7 @@ impl Running {
         (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
         event_loop: &EventLoop,
         tls: Arc<rustls::ClientConfig>,
-        ClientParts { kind, queues, socket_options, state_dir }: ClientParts,
+        ClientParts { kind, queues, socket_options, state_dir, token }: ClientParts,
         slow: SlowThread,
     ) -> Result<Self, EngineError> {
         let shards = queues.len().max(1) as u8;
@@ -180,7 +183,7 @@ impl Running {
                     server_name: config.server.host.clone(),
                     authority: config.server.to_string(),
                     path: CONNECT_IP_PATH.to_owned(),
-                    token: config.load_token()?.map(|token| token.reveal().to_owned()),
+                    token: token.map(|token| token.reveal().to_owned()),
                     class: None,
                     additional_addresses: config.class_tuns().count(),
                     addresses_in_use: kind.addresses_in_use(),

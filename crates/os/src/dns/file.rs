@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::OsError,
+    helper::{self, Change},
     undo::{Owners, namespace_folder, original},
 };
 
@@ -65,14 +66,16 @@ pub(super) fn plan(path: &Path, set: &str) -> Result<FileRewrite, OsError> {
 /// Writes the new text.
 pub(crate) fn apply(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
     let set = PreviousContent::Text(rewrite.set.clone());
-    owners.claim(&rewrite.key(), &rewrite.before, &set, || write(rewrite))
+    owners.claim(&rewrite.key(), &rewrite.before, &set, || helper::write_name_servers(rewrite, Change::Write))
 }
 
 /// Puts back the text of another instance that still runs, or else what was there before all of them; nothing where a later
 /// instance, or another program, has changed the file since.
 pub(crate) fn revert(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
     let set = PreviousContent::Text(rewrite.set.clone());
-    owners.release(&rewrite.key(), &rewrite.before, &set, |before| restore(rewrite, before))
+    owners.release(&rewrite.key(), &rewrite.before, &set, |before| {
+        helper::write_name_servers(rewrite, Change::Restore(before.clone()))
+    })
 }
 
 impl FileRewrite {
@@ -86,7 +89,8 @@ pub(super) fn key(path: &Path) -> String {
     format!("file {}", path.display())
 }
 
-fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
+/// Writes the new text, in this process.
+pub(crate) fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
     let FileRewrite { path, before, set } = rewrite;
     let written = match before {
         PreviousContent::Text(_) => write_in_place(path, set),
@@ -98,8 +102,8 @@ fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
     written.map_err(|error| OsError::kernel("write", path.display(), error))
 }
 
-/// Puts `before` back, unless another program has changed the file since.
-fn restore(rewrite: &FileRewrite, before: &PreviousContent) -> Result<(), OsError> {
+/// Puts `before` back, in this process, unless another program has changed the file since.
+pub(crate) fn restore(rewrite: &FileRewrite, before: &PreviousContent) -> Result<(), OsError> {
     let FileRewrite { path, set, .. } = rewrite;
     // A process killed between creating the draft and renaming it leaves the draft.
     let _ = fs::remove_file(draft_of(path));

@@ -13,7 +13,7 @@ use std::{net::IpAddr, path::Path};
 use ipnet::IpNet;
 
 pub use file::FileRewrite;
-pub(crate) use file::{apply, revert};
+pub(crate) use file::{PreviousContent, apply, restore, revert, write};
 
 use crate::{
     error::OsError,
@@ -25,8 +25,6 @@ use crate::{
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// The first line of that file while a tunnel is up.
 const HEADER: &str = "# Made by mpvpn, which puts back what was here when the tunnel ends.";
-/// The program that configures systemd-resolved.
-const RESOLVECTL: &str = "resolvectl";
 /// The name servers that systemd-resolved itself asks (systemd-resolved.service(8)).
 const RESOLVED_UPSTREAMS_FILE: &str = "/run/systemd/resolve/resolv.conf";
 /// Name servers that the C library uses of a file: `MAXNS` of resolv.conf(5).
@@ -71,14 +69,14 @@ impl ResolverConfig {
                     tracing::warn!(%error, "cannot restore the name servers that were used before the tunnel");
                 }
             }
-            Some(Applied::Resolved) => resolved::revert(Path::new(RESOLVECTL), &self.tun),
+            Some(Applied::Resolved) => resolved::revert(resolved::resolvectl, &self.tun),
             None => {}
         }
         if servers.is_empty() {
             return Ok(());
         }
         if resolved::is_asked(&nameservers(Path::new(RESOLV_CONF))) {
-            match resolved::apply(Path::new(RESOLVECTL), &self.tun, servers) {
+            match resolved::apply(resolved::resolvectl, &self.tun, servers) {
                 Ok(()) => {
                     self.applied = Some(Applied::Resolved);
                     return Ok(());

@@ -1,0 +1,102 @@
+//! Which rights a server and a client keep while they run.
+//!
+//! In: their configurations. Out: a confined process, and a helper where there is a TUN device. Always holds: files that may belong
+//! to other users (tokens, keys) are read, and ports below 1024 are bound, before.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use mpvpn_control::{
+    config::{ClientConfig, Confine, ServerConfig, ServerDns},
+    files,
+    status::Confinement,
+};
+use mpvpn_os::{
+    confinement::{self, Needs},
+    helper, undo,
+};
+
+use crate::EngineError;
+
+/// Confines a client that has a TUN device or is a proxy. `file`: its configuration file.
+///
+/// # Errors
+/// If the kernel refuses, or the helper cannot be started.
+pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), EngineError> {
+    let folders =
+        config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
+    let needs = Needs { network: config.proxies.is_empty(), writable: folders.collect(), ..Needs::default() };
+    confine(config.confine, file, needs)
+}
+
+/// Confines a server. `file`: its configuration file.
+///
+/// # Errors
+/// If the kernel refuses, or the helper cannot be started.
+pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), EngineError> {
+    let folders =
+        config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
+    let certificates = config.cert.iter().chain(&config.more_certs);
+    let files = certificates.flat_map(|files| [&files.cert, &files.key]).chain(&config.users);
+    let has_tun = config.service.has_tun();
+    let needs = Needs {
+        network: has_tun,
+        // Its resolver listens on port 53 of the tunnel's addresses, which come later.
+        low_ports: has_tun && config.dns == ServerDns::Own,
+        readable: files.map(|file| folder_of(file)).chain(config.site.folder().map(Path::to_owned)).collect(),
+        writable: folders.collect(),
+        ..Needs::default()
+    };
+    confine(config.confine, file, needs)
+}
+
+fn confine(wanted: Confine, file: Option<&Path>, mut needs: Needs) -> Result<(), EngineError> {
+    if wanted == Confine::Off {
+        return Ok(());
+    }
+    if needs.network {
+        needs.writable.push(undo::DEFAULT_FOLDER.into());
+        let read_again: Vec<PathBuf> =
+            file.into_iter().filter_map(|file| std::path::absolute(file).ok()).collect();
+        helper::start(&read_again)?;
+        files::read_by(helper::read);
+    }
+    needs.readable.extend(file.map(folder_of));
+    for folder in &needs.writable {
+        // What cannot be made now fails, with its reason, where it is needed.
+        let _ = files::create_private_dir(folder);
+    }
+    let confinement = confinement::confine(&needs)?;
+    tracing::debug!(target: "mpvpn::confinement", ?confinement, "gave up what is not needed");
+    if confinement.landlock.is_none() {
+        tracing::info!("this kernel has no Landlock: files are protected by their modes only");
+    }
+    Ok(())
+}
+
+/// A file that is replaced is another one in the same folder, so the folder is what counts.
+fn folder_of(file: &Path) -> PathBuf {
+    let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    // A link leads elsewhere.
+    let real = fs::canonicalize(&absolute).unwrap_or(absolute);
+    real.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
+}
+
+/// What holds, for the status; `None` if the process is not confined.
+pub(crate) fn status() -> Option<Confinement> {
+    confinement::current().map(|now| Confinement {
+        capabilities: now.capabilities.clone(),
+        system_calls: now.system_calls,
+        landlock: now.landlock,
+    })
+}
+
+/// The life of the helper process.
+///
+/// # Errors
+/// If it cannot be confined, or is not asked by a process of mpvpn.
+pub fn help(readable: &[PathBuf]) -> Result<(), EngineError> {
+    Ok(helper::serve(readable)?)
+}

@@ -1,0 +1,27 @@
+//! `mpvpn helper`: the process that a confined server or client starts for what it may not do itself.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use mpvpn_control::{config::LogLevel, log};
+use mpvpn_engine::confine;
+
+use super::Command;
+use crate::failure::Failure;
+
+/// Change the firewall and the name servers for a server or client, which starts this itself
+#[derive(Debug, Parser)]
+#[command(name = "helper", hide = true)]
+pub(crate) struct Helper {
+    /// Files that it reads
+    readable: Vec<PathBuf>,
+}
+
+impl Command for Helper {
+    fn run(self) -> Result<ExitCode, Failure> {
+        log::init(LogLevel::default());
+        let next = "run `mpvpn server` or `mpvpn client`, which starts this";
+        confine::help(&self.readable).map_err(|error| Failure::run("the helper ended", &error, next))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
