@@ -9,7 +9,7 @@ use std::{
 };
 
 use mpvpn_control::{
-    config::{ClientConfig, Confine, ServerConfig, ServerDns},
+    config::{ClientConfig, Confine, ServerConfig, ServerDns, Trust},
     files,
     status::Confinement,
 };

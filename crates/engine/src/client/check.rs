@@ -178,7 +178,8 @@ fn check_tcp(
 ) -> Result<Result<TcpProbe, String>, EngineError> {
     let name = &candidate.bind_options.name;
     let runtime = runtime()?;
-    let tcp_config = TcpTransportConfig::new(config, runtime.handle().clone(), None)?;
+    let token = config.load_token()?;
+    let tcp_config = TcpTransportConfig::new(config, token.as_ref(), runtime.handle().clone(), None)?;
     let probed = runtime.block_on(probe(&tcp_config, candidate.bind_options.clone(), remotes.to_vec()));
     match &probed {
         Ok(probe) => report(&format!("{name}: TCP works, {:.1} ms", ms(probe.connect))),

@@ -170,7 +170,8 @@ impl Running {
             .runtime()
             .map(|runtime| {
                 let proxy_resolver = config.via.as_ref().and_then(|via| kind.proxy_resolver(via.proxy.port));
-                TcpTransportConfig::new(&config, runtime.clone(), proxy_resolver).map(Arc::new)
+                TcpTransportConfig::new(&config, token.as_ref(), runtime.clone(), proxy_resolver)
+                    .map(Arc::new)
             })
             .transpose()?;
         kind.set_events(events.clone());

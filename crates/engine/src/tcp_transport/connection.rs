@@ -22,6 +22,7 @@ use h2::{
 };
 use http::{Method, Request, StatusCode, Uri};
 use mpvpn_control::{
+    auth::Token,
     config::{ClientConfig, Trust, ViaProxy},
     tls::{self, LastRefusal},
 };
@@ -96,9 +97,10 @@ pub(crate) struct TcpTransportConfig {
 
 impl TcpTransportConfig {
     /// # Errors
-    /// If the server's name is not valid, or the credentials cannot be read.
+    /// If the server's name is not valid, or its CA cannot be read.
     pub(crate) fn new(
         config: &ClientConfig,
+        token: Option<&Token>,
         runtime: Handle,
         proxy_resolver: Option<Resolve>,
     ) -> Result<Self, EngineError> {
@@ -113,7 +115,7 @@ impl TcpTransportConfig {
         let target = authority.parse().map_err(|_| invalid("ask for the server by its name"))?;
         let path = connect_udp::path(&connect_udp::default_template(), &target);
         let uri = Uri::builder().scheme("https").authority(authority).path_and_query(path).build();
-        let token = config.load_token()?.map(|token| format!("Bearer {}", token.reveal()));
+        let token = token.map(|token| format!("Bearer {}", token.reveal()));
         let via = config.via.clone();
         Ok(Self {
             runtime,

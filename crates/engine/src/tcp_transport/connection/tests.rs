@@ -26,9 +26,10 @@ impl Stage {
     async fn new(server: &TestServer, token: &str, classes: usize) -> Self {
         let (host, port) = (server.address.ip().to_string(), server.address.port());
         let server_addr = ServerAddr { host, port };
+        let config = ClientConfig::new(server_addr, Trust::Insecure);
+        let token = token.parse().ok();
         let config =
-            ClientConfig { token: token.parse().ok(), ..ClientConfig::new(server_addr, Trust::Insecure) };
-        let config = Arc::new(TcpTransportConfig::new(&config, Handle::current(), None).unwrap());
+            Arc::new(TcpTransportConfig::new(&config, token.as_ref(), Handle::current(), None).unwrap());
         let mut data_plane_sockets = Vec::new();
         for _ in 0..classes {
             data_plane_sockets.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
