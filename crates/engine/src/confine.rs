@@ -27,7 +27,17 @@ use crate::EngineError;
 pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), EngineError> {
     let folders =
         config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
-    let needs = Needs { network: config.proxies.is_empty(), writable: folders.collect(), ..Needs::default() };
+    // The certificate of the server is read again for each transport.
+    let ca = match &config.trust {
+        Trust::Ca(file) => Some(folder_of(file)),
+        Trust::Pin(_) | Trust::Insecure => None,
+    };
+    let needs = Needs {
+        network: config.proxies.is_empty(),
+        readable: ca.into_iter().collect(),
+        writable: folders.collect(),
+        ..Needs::default()
+    };
     confine(config.confine, file, needs)
 }
 
