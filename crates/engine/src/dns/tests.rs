@@ -66,7 +66,10 @@ fn fixed(resolvers: &[SocketAddr]) -> Upstreams {
 }
 
 fn forwarder(upstreams: Upstreams) -> Forwarder {
-    Forwarder::bind(&[LOCALHOST], 0, &["127.0.0.0/8".parse().unwrap()], upstreams).unwrap()
+    // The port that is free for UDP may be taken for TCP.
+    let mut attempts = (0..20)
+        .map(|_| Forwarder::bind(&[LOCALHOST], 0, &["127.0.0.0/8".parse().unwrap()], upstreams.clone()));
+    attempts.find_map(Result::ok).expect("a port that is free for both")
 }
 
 async fn start(upstreams: Upstreams) -> SocketAddr {

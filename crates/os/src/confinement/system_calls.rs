@@ -194,8 +194,8 @@ const ALLOWED_LEGACY: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_LEGACY: &[c_long] = &[];
 
-/// What starts programs.
-const PROGRAMS: &[c_long] = &[libc::SYS_execve, libc::SYS_clone, libc::SYS_setpgid, libc::SYS_setsid];
+/// What starts programs; `clone` has a rule of its own.
+const PROGRAMS: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
 #[cfg(target_arch = "x86_64")]
 const PROGRAMS_LEGACY: &[c_long] = &[libc::SYS_fork, libc::SYS_vfork];
 #[cfg(not(target_arch = "x86_64"))]
@@ -222,7 +222,12 @@ pub(super) fn restrict(programs: bool) -> io::Result<()> {
     let missing = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let absent = SeccompAction::Errno(libc::ENOSYS as u32);
     apply(SeccompFilter::new(missing, SeccompAction::Allow, absent, arch))?;
-    apply(SeccompFilter::new(rules(programs)?, SeccompAction::Trap, SeccompAction::Allow, arch))
+    if !programs {
+        // The C library starts programs with all signals blocked, so the handler could not run.
+        let refused = SeccompAction::Errno(libc::EPERM as u32);
+        apply(SeccompFilter::new(starts_of_programs()?, SeccompAction::Allow, refused, arch))?;
+    }
+    apply(SeccompFilter::new(allowed_calls()?, SeccompAction::Trap, SeccompAction::Allow, arch))
 }
 
 fn apply(filter: Result<SeccompFilter, seccompiler::BackendError>) -> io::Result<()> {
@@ -230,25 +235,30 @@ fn apply(filter: Result<SeccompFilter, seccompiler::BackendError>) -> io::Result
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-fn rules(programs: bool) -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
-    let mut allowed: BTreeMap<c_long, Vec<SeccompRule>> =
-        ALLOWED.iter().chain(ALLOWED_LEGACY).map(|number| (*number, Vec::new())).collect();
-    // It has been answered by the other filter.
-    allowed.insert(libc::SYS_clone3, Vec::new());
-    let first_argument = |operator, value| {
-        SeccompCondition::new(0, SeccompCmpArgLen::Dword, operator, value)
-            .and_then(|condition| SeccompRule::new(vec![condition]))
-            .map_err(io::Error::other)
-    };
+/// The calls that the last filter lets pass. Those of programs were answered by another one where programs are not needed.
+fn allowed_calls() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let others = PROGRAMS.iter().chain(PROGRAMS_LEGACY).chain(&[libc::SYS_clone, libc::SYS_clone3]);
+    let all = ALLOWED.iter().chain(ALLOWED_LEGACY).chain(others);
+    let mut allowed: BTreeMap<c_long, Vec<SeccompRule>> = all.map(|number| (*number, Vec::new())).collect();
     let families = SOCKET_FAMILIES.map(|family| first_argument(SeccompCmpOp::Eq, family as u64));
     allowed.insert(libc::SYS_socket, families.into_iter().collect::<io::Result<_>>()?);
-    if programs {
-        allowed.extend(PROGRAMS.iter().chain(PROGRAMS_LEGACY).map(|number| (*number, Vec::new())));
-    } else {
-        let thread = libc::CLONE_THREAD as u64;
-        allowed.insert(libc::SYS_clone, vec![first_argument(SeccompCmpOp::MaskedEq(thread), thread)?]);
-    }
     Ok(allowed)
+}
+
+/// The calls that begin a process or a program.
+fn starts_of_programs() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let all = PROGRAMS.iter().chain(PROGRAMS_LEGACY);
+    let mut refused: BTreeMap<c_long, Vec<SeccompRule>> = all.map(|number| (*number, Vec::new())).collect();
+    let no_thread = first_argument(SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
+    refused.insert(libc::SYS_clone, vec![no_thread]);
+    Ok(refused)
+}
+
+/// A rule about the first argument of a call.
+fn first_argument(operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
+    SeccompCondition::new(0, SeccompCmpArgLen::Dword, operator, value)
+        .and_then(|condition| SeccompRule::new(vec![condition]))
+        .map_err(io::Error::other)
 }
 
 /// Makes a call that is not allowed fail with EPERM, after a line on standard error.
