@@ -1,7 +1,7 @@
 //! The helper: a small process that does what the confined one may not. It runs nft and resolvectl, writes the file with the name
 //! servers, and reads files that it was told at its start, whoever owns them.
 //!
-//! In: a [`Task`]. Out: its result. Always holds: a task is one of a few kinds and has at most [`MAX_MESSAGE_BYTES`]; the helper
+//! In: a task. Out: its result. Always holds: a task is one of a few kinds and has a bounded size; the helper
 //! runs no other programs, reads and writes no other files, and ends with the process that started it. Where no helper was
 //! started, tasks are done here.
 
