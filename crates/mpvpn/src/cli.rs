@@ -143,7 +143,9 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let names: Vec<_> = define().get_subcommands().map(|it| it.get_name().to_owned()).collect();
+            let root = define();
+            let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
+            let names: Vec<_> = shown.map(clap::Command::get_name).collect();
             let available = format!("available are: {}", names.join(", "));
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");

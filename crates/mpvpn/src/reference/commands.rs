@@ -17,8 +17,7 @@ pub(super) fn visit(act: &mut impl FnMut(&str, &Command)) {
             go(&path, inner, act);
         }
     }
-    for entry in ALL {
-        let mut command = (entry.define)();
+    for mut command in ALL.iter().map(|entry| (entry.define)()).filter(|command| !command.is_hide_set()) {
         command.build();
         go("mpvpn", &command, act);
     }
