@@ -34,6 +34,8 @@ pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), E
     };
     let needs = Needs {
         network: config.proxies.is_empty(),
+        // The resolver for local names listens on port 53.
+        low_ports: config.proxies.is_empty() && !config.dns_local.is_empty(),
         readable: ca.into_iter().collect(),
         writable: folders.collect(),
         ..Needs::default()
