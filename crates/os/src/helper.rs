@@ -219,7 +219,9 @@ fn write_here(rewrite: &FileRewrite, change: Change) -> Result<(), OsError> {
 }
 
 fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
-    if !readable.iter().any(|known| known == path) {
+    // Those that are known are absolute; the process that asks has the same working directory.
+    let path = std::path::absolute(path)?;
+    if !readable.contains(&path) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut bytes = Vec::new();
@@ -320,6 +322,18 @@ mod tests {
         assert!(receive::<Run>(&mut other).is_err());
         drop(one);
         assert_eq!(receive::<Run>(&mut other).unwrap(), None);
+    }
+
+    #[test]
+    fn only_known_files_are_read_also_by_a_relative_path() {
+        let known = std::path::absolute("Cargo.toml").unwrap();
+        let text = std::fs::read(&known).unwrap();
+        let readable = [known.clone()];
+        for path in [known.as_path(), Path::new("Cargo.toml")] {
+            assert_eq!(read_here(&readable, path).unwrap(), text);
+        }
+        let error = read_here(&readable, Path::new("src/lib.rs")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     }
 
     #[test]
