@@ -78,7 +78,7 @@ fn only_the_tunnel_the_server_and_the_lan_are_reached() {
         switch.lift().unwrap();
         assert!(leaves("198.51.100.9:80", 0));
         assert_eq!(table(), None);
-        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
+        folder.assert_empty();
     });
 }
 

@@ -3,7 +3,9 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets, processes and clocks")]
 
 mod common;
+mod instances;
 mod kill_switch;
+mod links;
 mod mptcp;
 mod network;
 mod steer;

@@ -1,11 +1,10 @@
 //! Links, addresses, routes, rules, firewall and journal, against the kernel.
 
 use std::{
-    io::Read,
     net::UdpSocket,
     os::unix::process::ExitStatusExt,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -18,24 +17,24 @@ use mpvpn_os::{
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
-        ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
-        INSTANCE_NUMBERS, InboundNet, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
+        ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
+        Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
     undo::{Interface, Step},
 };
 
-fn net(text: &str) -> IpNet {
+pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-fn tun(name: &str) -> (Tun, Interface) {
+pub(crate) fn tun(name: &str) -> (Tun, Interface) {
     let tun = Tun::open(TunConfig { name: Some(name.into()), ..TunConfig::default() }).unwrap();
     let interface = Interface { index: tun.ifindex(), name: name.into() };
     (tun, interface)
 }
 
 /// A link `eth0` with addresses and default routes, as a machine has it.
-fn uplink() {
+pub(crate) fn uplink() {
     ip("link add eth0 type veth peer name far0");
     // No link-local addresses, which would appear at some later time.
     for name in ["eth0", "far0"] {
@@ -59,7 +58,7 @@ fn uplink() {
 }
 
 /// The network configuration that a tunnel may change, as text.
-fn state() -> String {
+pub(crate) fn state() -> String {
     let forwarding =
         ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(|key| sysctl::read(key).unwrap());
     [
@@ -270,12 +269,12 @@ fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
     });
 }
 
-fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> ClientNetState {
+pub(crate) fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> ClientNetState {
     ClientNetState { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
 }
 
 /// The outgoing interface that `ip route get` reports for these arguments; `None` if there is no route.
-fn route_get(words: &str) -> Option<u32> {
+pub(crate) fn route_get(words: &str) -> Option<u32> {
     let output = Command::new("ip").args(["route", "get"]).args(words.split_whitespace()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let name = text.split_whitespace().skip_while(|word| *word != "dev").nth(1)?;
@@ -283,7 +282,7 @@ fn route_get(words: &str) -> Option<u32> {
 }
 
 /// The outgoing interface of a packet to `destination`.
-fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
+pub(crate) fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
     route_get(&mark.map_or(destination.to_owned(), |mark| format!("{destination} mark {mark}")))
 }
 
@@ -336,249 +335,6 @@ fn a_client_routes_everything_into_the_tunnel_and_reverts_it() {
         assert_eq!(undo.revert_all_steps().len(), 0);
         drop(device);
         assert_becomes(&before, state);
-    });
-}
-
-#[test]
-fn routes_of_a_link_do_not_draw_the_internet_past_the_tunnel() {
-    in_namespace(|| {
-        uplink();
-        let folder = Folder::new();
-        let (_device, t0) = tun("t0");
-        let [eth0, tunnel] = [Netlink::open().unwrap().index_of("eth0").unwrap(), t0.index].map(Some);
-        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let keep_routes = vec![net("203.0.113.128/25")];
-        let config = ClientNetConfig { keep_routes, ..ClientNetConfig::new(t0, 0) };
-        let mark = Some(config.mark());
-        let mut client = ClientNet::new(config).unwrap();
-        for rogue in [
-            "0.0.0.0/1",
-            "128.0.0.0/1",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "203.0.113.128/25",
-            "10.20.0.0/16",
-        ] {
-            ip(&format!("route add {rogue} via 192.0.2.1"));
-        }
-        ip("-6 route add 2000::/3 via 2001:db8::1 dev eth0");
-        client.apply(&mut undo, &wanted(&["10.9.0.2/24", "fd00:9::2/64"], Routes::All, 1400)).unwrap();
-        for into_tunnel in
-            ["8.8.8.8", "198.51.100.9", "203.0.113.9", "10.9.0.1", "10.30.0.1", "2001:db8:1::1"]
-        {
-            assert_eq!(way(into_tunnel, None), tunnel, "{into_tunnel}");
-            assert_eq!(way(into_tunnel, mark), eth0, "{into_tunnel}, for the tunnel's own packets");
-        }
-        for past in ["10.20.0.9", "203.0.113.200", "192.0.2.99", "2001:db8::99"] {
-            assert_eq!(way(past, None), eth0, "{past}");
-        }
-
-        // The networks of links are found again, unless they are large.
-        ip("address add 100.64.7.7/24 dev eth0");
-        ip("address add 64.0.0.7/2 dev eth0");
-        assert_eq!(way("100.64.7.9", None), tunnel);
-        client.refresh(&mut undo).unwrap();
-        assert_eq!((way("100.64.7.9", None), way("100.64.8.9", None)), (eth0, tunnel));
-        ip("address del 100.64.7.7/24 dev eth0");
-        client.refresh(&mut undo).unwrap();
-        assert_eq!(way("100.64.7.9", None), tunnel);
-        assert_eq!(undo.revert_all_steps().len(), 0);
-        assert_eq!(way("8.8.8.8", None), eth0);
-    });
-}
-
-/// A host behind the far end of the link `eth0`, until it is dropped.
-struct Neighbour(Child);
-
-impl Neighbour {
-    /// It has the address 192.0.2.1, and a route to `network` over this machine.
-    fn start(network: &str) -> Self {
-        // Its namespace exists once it says so.
-        let mut child = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo; exec sleep 60"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-        let host = Self(child);
-        ip(&format!("link set far0 netns {}", host.0.id()));
-        for words in ["address add 192.0.2.1/24 dev far0", "link set far0 up"] {
-            assert!(host.run(&format!("ip {words}")), "{words}");
-        }
-        assert!(host.run(&format!("ip route add {network} via 192.0.2.7")));
-        host
-    }
-
-    fn run(&self, words: &str) -> bool {
-        let process = self.0.id().to_string();
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &process, "-n"]).args(words.split_whitespace());
-        command.output().unwrap().status.success()
-    }
-
-    fn reaches(&self, address: &str) -> bool {
-        self.run(&format!("ping -c 2 -i 0.2 -W 1 {address}"))
-    }
-}
-
-impl Drop for Neighbour {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn hosts_on_a_link_do_not_reach_the_addresses_of_the_tunnel() {
-    in_namespace(|| {
-        uplink();
-        let host = Neighbour::start("10.9.0.0/24");
-        let folder = Folder::new();
-        let (_device, t0) = tun("t0");
-        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
-        client.apply(&mut undo, &wanted(&["10.9.0.2/24", "fd00:9::2/64"], Routes::All, 1400)).unwrap();
-        assert!(host.reaches("192.0.2.7"));
-        assert!(!host.reaches("10.9.0.2"), "{}", run("nft", "list ruleset"));
-        let here = UdpSocket::bind("10.9.0.2:0").unwrap();
-        here.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        here.send_to(b"x", here.local_addr().unwrap()).unwrap();
-        here.recv(&mut [0; 9]).expect("this machine reaches its own address");
-        client.apply(&mut undo, &wanted(&["10.9.0.3/24"], Routes::All, 1400)).unwrap();
-        assert!(!host.reaches("10.9.0.3"), "{}", run("nft", "list ruleset"));
-        client.clear(&mut undo).unwrap();
-        assert!(run("nft", "list tables").is_empty() && undo.steps().is_empty());
-        // Without the rule, the machine answers for every address that it has.
-        client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-        run("nft", "flush ruleset");
-        assert!(host.reaches("10.9.0.2"));
-    });
-}
-
-#[test]
-fn two_clients_have_routes_of_their_own_and_one_that_ends_leaves_those_of_the_other() {
-    in_namespace(|| {
-        uplink();
-        let folder = Folder::new();
-        let before = state();
-        let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
-        let ((first_tun, t0), (second_tun, t1)) = (tun("t0"), tun("t1"));
-        let [by_first, by_second] = [Some(t0.index), Some(t1.index)];
-        let [mut first_undo, mut second_undo] =
-            ["t0", "t1"].map(|name| UndoJournal::open(&folder.0, name).unwrap());
-        let numbers = [&mut first_undo, &mut second_undo]
-            .map(|undo| undo.take_number(&INSTANCE_NUMBERS, None).unwrap());
-        let configs = [ClientNetConfig::new(t0, numbers[0]), ClientNetConfig::new(t1.clone(), numbers[1])];
-        let marks = configs.each_ref().map(|config| Some(config.mark()));
-        let [mut first, mut second] = configs.map(|config| ClientNet::new(config).unwrap());
-        first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-        second.apply(&mut second_undo, &wanted(&["10.8.0.2/24"], Routes::All, 1400)).unwrap();
-        assert_eq!(way("203.0.113.1", None), by_first);
-        assert_eq!(route_get("203.0.113.1 from 10.8.0.2"), by_second);
-        assert_eq!((way("10.9.0.1", None), way("10.8.0.1", None)), (by_first, by_second));
-        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0; 2], "a tunnel is inside the other");
-
-        // One that would use the numbers of the first is refused, and takes nothing away from it.
-        let mut third_undo = UndoJournal::open(&folder.0, "third").unwrap();
-        let mut third = ClientNet::new(ClientNetConfig::new(t1, numbers[0])).unwrap();
-        let error = third.apply(&mut third_undo, &wanted(&["10.7.0.2/24"], Routes::All, 1400)).unwrap_err();
-        assert!(error.to_string().contains("mpvpn reset"), "{error}");
-        drop(third_undo);
-        assert_eq!((way("203.0.113.1", None), way("203.0.113.1", marks[0])), (by_first, eth0));
-
-        first.clear(&mut first_undo).unwrap();
-        assert_eq!(way("203.0.113.1", None), by_second);
-        first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-        assert_eq!(second_undo.revert_all_steps().len(), 0);
-        assert_eq!(way("203.0.113.1", None), by_first);
-        drop((first_undo, second_undo, first_tun, second_tun));
-        assert_becomes(&before, state);
-    });
-}
-
-#[test]
-fn a_server_cannot_capture_the_network_of_a_link() {
-    in_namespace(|| {
-        uplink();
-        ip("address add 192.168.1.7/24 dev eth0");
-        let folder = Folder::new();
-        let (_device, t0) = tun("t0");
-        let eth0 = Some(Netlink::open().unwrap().index_of("eth0").unwrap());
-        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut client = ClientNet::new(ClientNetConfig::new(t0.clone(), 0)).unwrap();
-        for routes in [Routes::None, Routes::All, Routes::Advertised(vec![net("192.168.1.0/25")])] {
-            client.apply(&mut undo, &wanted(&["192.168.1.5/25"], routes.clone(), 1400)).unwrap();
-            for lan in ["192.168.1.1", "192.168.1.99", "192.168.1.127", "192.168.1.200"] {
-                assert_eq!(route_get(lan), eth0, "{lan} is captured with {routes:?}");
-            }
-            let main = ip("route show table main dev t0");
-            assert!(main.is_empty(), "routes of the server in the main table: {main}");
-        }
-        client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::None, 1400)).unwrap();
-        assert_eq!(route_get("10.9.0.1"), Some(t0.index));
-    });
-}
-
-#[test]
-fn replies_to_connections_from_outside_have_a_table_for_each_link() {
-    in_namespace(|| {
-        uplink();
-        ip("link add eth1 type veth peer name far1");
-        ip("address add 198.51.100.7/24 dev eth1");
-        ip("link set far1 up");
-        ip("link set eth1 up");
-        ip("route add default via 198.51.100.1 dev eth1 metric 200");
-        let folder = Folder::new();
-        let before = (ip("rule"), ip("route show table all"), run("nft", "list ruleset"));
-        let [eth0, eth1] = ["eth0", "eth1"].map(|name| Netlink::open().unwrap().index_of(name).ok());
-        let (_device, t0) = tun("t0");
-        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let mut net = InboundNet::new(ClientNetConfig::new(t0, 0)).unwrap();
-        net.update(&mut undo, &["t0"]).unwrap();
-        let marks = [0x0080_6d70, 0x0081_6d70].map(Some);
-        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0, eth1]);
-        assert_eq!(way("2001:db8:1::1", marks[0]), eth0);
-        let shown = run("nft", "list table inet mpvpn_t0_inbound");
-        for words in [
-            r#"iifname "eth1" ct direction original ct mark & 0x00ff0000 == 0x00000000 ct state"#,
-            "ct mark set ct mark & 0xff81ffff | 0x00810000",
-            "meta mark set ct mark & 0x00ff6d70 | 0x00006d70",
-            "type route hook output",
-        ] {
-            assert!(squeezed(&shown).contains(words), "{words} in\n{shown}");
-        }
-
-        // A link whose routes vanish gets them back, and one that comes later gets a table too.
-        ip("link set eth1 down");
-        net.update(&mut undo, &["t0"]).unwrap();
-        assert_ne!(way("203.0.113.1", marks[1]), eth1);
-        ip("link set eth1 up");
-        ip("route add default via 198.51.100.1 dev eth1 metric 200");
-        net.update(&mut undo, &["t0"]).unwrap();
-        assert_eq!(way("203.0.113.1", marks[1]), eth1);
-        drop(undo);
-        assert_eq!((ip("rule"), run("nft", "list ruleset")), (before.0, before.2));
-        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
-    });
-}
-
-#[test]
-fn a_kernel_parameter_stays_until_the_last_instance_that_needs_it_ends() {
-    in_namespace(|| {
-        uplink();
-        let folder = Folder::new();
-        let [mut first, mut second] = ["a", "b"].map(|name| UndoJournal::open(&folder.0, name).unwrap());
-        const KEY: &str = "net/ipv4/ip_forward";
-        let forwards = || sysctl::read(KEY).unwrap() == "1";
-        assert!(!forwards());
-        sysctl::set(&mut first, KEY, "1").unwrap();
-        sysctl::set(&mut second, KEY, "1").unwrap();
-        assert!(first.revert_all_steps().is_empty() && forwards(), "the second needs it");
-        sysctl::set(&mut first, KEY, "1").unwrap();
-        assert!(second.revert_all_steps().is_empty() && forwards(), "the first needs it again");
-        assert!(first.revert_all_steps().is_empty() && !forwards());
-        drop((first, second));
-        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "nothing is left on disk");
     });
 }
 
@@ -809,7 +565,7 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed
 }
 
 /// Removes the differences between versions of `nft`.
-fn squeezed(text: &str) -> String {
+pub(crate) fn squeezed(text: &str) -> String {
     let words = text.replace(['{', '}', '(', ')'], " ");
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }

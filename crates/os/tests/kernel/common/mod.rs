@@ -67,6 +67,10 @@ impl Folder {
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
+
+    pub(crate) fn assert_empty(&self) {
+        assert_eq!(std::fs::read_dir(&self.0).unwrap().count(), 0, "nothing is left on disk");
+    }
 }
 
 impl Drop for Folder {
