@@ -33,6 +33,9 @@ use crate::{
 
 /// Address and port of the server, reachable over every link.
 pub const SERVER: &str = "192.0.2.1:4433";
+/// Arguments of a server with the testbed's certificate at port 4433 of all IPv4 addresses, without authentication.
+pub const SERVER_ARGS: [&str; 9] =
+    ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key", "--auth", "none"];
 /// IPv6 address and port of the server.
 pub const SERVER6: &str = "[2001:db8::1]:4433";
 /// Address of the server inside the tunnel.

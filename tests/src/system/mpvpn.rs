@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::{Daemon, RunningSystem};
-use crate::testbed::{Host, SERVER, Testbed, binary};
+use crate::testbed::{Host, SERVER, SERVER_ARGS, Testbed, binary};
 
 /// `more_args` are additional arguments of the client.
 pub(super) fn start(testbed: &Testbed, more_args: &[&str]) -> Result<RunningSystem, String> {
@@ -14,22 +14,7 @@ pub(super) fn start(testbed: &Testbed, more_args: &[&str]) -> Result<RunningSyst
         command.args(args).arg("--api-socket").arg(testbed.file("api", host));
         Daemon::start(testbed, host, command)
     };
-    let server = run(
-        Host::Server,
-        &[
-            "server",
-            "--listen",
-            "0.0.0.0:4433",
-            "--cert",
-            "server.crt",
-            "--key",
-            "server.key",
-            "--subnet",
-            "10.0.0.0/24",
-            "--auth",
-            "none",
-        ],
-    )?;
+    let server = run(Host::Server, &[&SERVER_ARGS[..], &["--subnet", "10.0.0.0/24"]].concat())?;
     let args = [&["client", "--server", SERVER, "--insecure", "--path", "eth1"], more_args].concat();
     let client = run(Host::Client, &args)?;
     let address = Ipv4Addr::new(10, 0, 0, 1);

@@ -9,7 +9,7 @@ use std::{
 use mpvpn_tests::{
     eventually,
     ping::reaches,
-    testbed::{Host, MpvpnProcess, Testbed, inet4},
+    testbed::{Host, MpvpnProcess, SERVER_ARGS, Testbed, inet4},
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -152,19 +152,8 @@ fn networks_of_two_servers_that_overlap_are_said_and_both_clients_work() {
     for network in ["10.101.0.0/16", "10.102.0.0/16"] {
         testbed.run(Host::Inet, &["ip", "route", "add", network, "via", "198.51.100.1"]);
     }
-    let args = [
-        "server",
-        "--listen",
-        "0.0.0.0:4433",
-        "--cert",
-        "server.crt",
-        "--key",
-        "server.key",
-        "--auth",
-        "none",
-    ];
     let more = ["--subnet", "10.1.0.128/25", "--subnet6", "none", "--nat", "off", "--dns", "off"];
-    let _other = testbed.start(Host::Inet, &[&args[..], &more].concat()).wait_until_up();
+    let _other = testbed.start(Host::Inet, &[&SERVER_ARGS[..], &more].concat()).wait_until_up();
     let _first = machines.start_client(1, &[]);
     let socket = testbed.file("api", Host::Client);
     let args =

@@ -6,7 +6,7 @@ use mpvpn_tests::{
     http::{Download, MB, TestPages, upload},
     machine_share::{MachineShare, Share},
     ping::{Ping, ping, reaches},
-    testbed::{Direction, Host, TUNNEL, Testbed, inet4},
+    testbed::{Direction, Host, SERVER_ARGS, TUNNEL, Testbed, inet4},
 };
 use serde_json::Value;
 
@@ -41,24 +41,12 @@ fn bytes_arrive_unchanged_and_the_host_behind_the_server_is_unreachable() {
 
 #[test]
 fn concurrent_testbeds_have_separate_hosts_sockets_and_files() {
-    const SERVER: [&str; 11] = [
-        "server",
-        "--listen",
-        "0.0.0.0:4433",
-        "--cert",
-        "server.crt",
-        "--key",
-        "server.key",
-        "--subnet",
-        "10.0.0.0/24",
-        "--auth",
-        "none",
-    ];
     let (one, other) = (Testbed::two_links(), Testbed::two_links());
     // Both testbeds run the same command with the same names at the same time.
     let start = |testbed: &Testbed| {
         let socket = testbed.default_sockets().join("server-mpvpn0.sock");
-        testbed.start_as_is(Host::Server, &SERVER, &socket).wait_until_up()
+        let args = [&SERVER_ARGS[..], &["--subnet", "10.0.0.0/24"]].concat();
+        testbed.start_as_is(Host::Server, &args, &socket).wait_until_up()
     };
     let (first, second) = (start(&one), start(&other));
     let client = one.client(&[]);
