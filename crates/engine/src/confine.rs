@@ -81,7 +81,7 @@ fn confine(wanted: Confine, file: Option<&Path>, mut needs: Needs) -> Result<(),
         let _ = files::create_private_dir(folder);
     }
     let confinement = confinement::confine(&needs)?;
-    tracing::debug!(target: "mpvpn::confinement", ?confinement, "gave up what is not needed");
+    tracing::debug!(target: "mpvpn::confinement", ?confinement, "dropped the rights that are not needed");
     if confinement.landlock.is_none() {
         tracing::info!("this kernel has no Landlock: files are protected by their modes only");
     }

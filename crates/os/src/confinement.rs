@@ -26,9 +26,9 @@ pub struct Needs {
     pub programs: bool,
     /// To read files of all users (CAP_DAC_READ_SEARCH), as far as the folders below allow.
     pub any_file: bool,
-    /// Files and folders to read, beside those of the system's libraries and settings. What is missing is left out.
+    /// Files and folders to read, beside those of the system's libraries and settings. Paths that do not exist are skipped.
     pub readable: Vec<PathBuf>,
-    /// Folders in which files are made and changed. What is missing is left out.
+    /// Folders in which files are made and changed. Paths that do not exist are skipped.
     pub writable: Vec<PathBuf>,
 }
 

@@ -34,8 +34,6 @@ const WAKE_TOKEN: u64 = 1;
 
 /// A kill switch in force.
 pub(super) struct ClientKillSwitch {
-    /// Asked for the names of the server and the proxy.
-    resolvers: Vec<IpAddr>,
     mark: u32,
     shared: Arc<Mutex<Shared>>,
     restorer: Restorer,
@@ -50,12 +48,12 @@ struct Shared {
     proxies: Vec<SocketAddr>,
     /// The server's addresses.
     servers: Vec<SocketAddr>,
-    /// Asked for names.
-    resolvers: Vec<SocketAddr>,
+    /// Asked for the names of the server and the proxy.
+    resolvers: Vec<IpAddr>,
 }
 
 impl Shared {
-    /// Lets pass what is to be reached now.
+    /// Makes the addresses that the client needs now the exceptions of the table.
     fn update(&mut self) -> Result<(), OsError> {
         let Some(switch) = &mut self.switch else { return Ok(()) };
         let before = switch.exceptions();
@@ -63,8 +61,8 @@ impl Shared {
             true => kill_switch::connected_private_networks(&before.devices)?,
             false => Vec::new(),
         };
-        let remotes =
-            [&self.servers, &self.proxies, &self.resolvers].into_iter().flatten().copied().collect();
+        let resolvers = self.resolvers.iter().map(|ip| SocketAddr::new(*ip, dns::PORT));
+        let remotes = self.servers.iter().chain(&self.proxies).copied().chain(resolvers).collect();
         let exceptions = Exceptions { remotes, lan, ..before.clone() };
         switch.change(exceptions)
     }
@@ -101,11 +99,11 @@ impl ClientKillSwitch {
                 .into_iter()
                 .collect(),
             servers: Vec::new(),
-            resolvers: resolvers.iter().map(|ip| SocketAddr::new(*ip, dns::PORT)).collect(),
+            resolvers,
         };
         let restorer = Restorer::start()?;
         shared.update()?;
-        Ok(Some(Self { resolvers, mark, shared: Arc::new(Mutex::new(shared)), restorer }))
+        Ok(Some(Self { mark, shared: Arc::new(Mutex::new(shared)), restorer }))
     }
 
     /// Where events are reported.
@@ -146,7 +144,7 @@ impl ClientKillSwitch {
 
     /// How the server's name is resolved past the tunnel: by the resolvers of the links, with packets that the table lets pass.
     pub(super) fn server_name_resolver(&self) -> Resolve {
-        dns::marked_resolver(self.resolvers.clone(), self.mark)
+        dns::marked_resolver(lock(&self.shared).resolvers.clone(), self.mark)
     }
 
     /// The same for the proxy in front of the server at this port. The addresses may be reached when it returns them; where no
