@@ -1,4 +1,5 @@
-//! Which destinations a server relays TCP connections and UDP flows to.
+//! Which destinations a server relays TCP connections and UDP flows to. The rules count for packets, too: for those the kernel
+//! applies them (`os::firewall::client_filter`), with other defaults.
 //!
 //! In: the `[[access]]` rules of the configuration, the tunnel's networks, a user and a destination address. Out: whether
 //! the connection is allowed, or what forbids it. Always holds: the first matching rule of the configuration decides; if
@@ -22,22 +23,25 @@ use crate::config::{
     schema,
 };
 
-/// Whether the server relays connections of these users to these destinations. The first table that matches decides.
+/// Whether these users reach these destinations: by packets, and by connections that the server relays. The first table that
+/// matches decides. Where none does, packets reach everything but metadata of clouds, link-local addresses and the addresses of
+/// the server's machine outside the tunnel; relayed connections reach public addresses and the server's own in the tunnel.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
-    /// Whether the server opens the connection: true allows, false forbids
+    /// Whether the destination is reached: true allows, false forbids; what is forbidden is answered with ICMP (communication
+    /// administratively prohibited) or status 403
     pub allow: bool,
     /// Names of the users to whom the table applies [default: all]
     #[serde(default, deserialize_with = "rules::users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// Destination networks or addresses [default: all]
+    /// Destination networks or addresses; a name in a request counts as the addresses that it resolves to [default: all]
     #[serde(default, deserialize_with = "rules::networks")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub to: Vec<IpNet>,
-    /// Destination ports, or ranges of ports [default: all]
+    /// Destination ports, or ranges of ports [default: all ports, and protocols without ports, as ping]
     #[serde(default, deserialize_with = "rules::some")]
     #[schemars(schema_with = "schema::some::<Ports>")]
     pub ports: Vec<Ports>,
@@ -119,19 +123,32 @@ pub struct Access {
     tunnel: Vec<IpNet>,
     /// Networks to which the server carries packets; `None`: everywhere.
     routes: Option<Vec<IpNet>>,
+    is_isolated: bool,
 }
 
 impl Access {
     /// `rules`: those of the configuration, in order. `tunnel`: the server's addresses in the tunnel, each with the prefix
     /// length of the clients' network.
     pub fn new(rules: Vec<AccessRule>, tunnel: Vec<IpNet>) -> Self {
-        Self { rules, tunnel, routes: None }
+        Self { rules, tunnel, routes: None, is_isolated: false }
     }
 
     /// The same for a server that carries packets to these networks only.
     #[must_use]
     pub fn with_routes(self, routes: Vec<IpNet>) -> Self {
         Self { routes: Some(routes), ..self }
+    }
+
+    /// The same, and whatever the rules say no connection leads to a client if `is_isolated`.
+    #[must_use]
+    pub fn with_isolation(self, is_isolated: bool) -> Self {
+        Self { is_isolated, ..self }
+    }
+
+    /// Whether an address is of the tunnel's networks and not the server's. `behind` as in [`AccessRule::matches`].
+    fn is_client(&self, ip: IpAddr, behind: Option<IpAddr>) -> bool {
+        let is_of = |net: &IpNet| net.contains(&ip) || behind.is_some_and(|ip| net.contains(&ip));
+        self.tunnel.iter().all(|net| net.addr() != ip) && self.tunnel.iter().any(is_of)
     }
 
     fn has_route(&self, ip: IpAddr) -> bool {
@@ -152,16 +169,15 @@ impl Access {
         let ip = to.ip().to_canonical();
         let to = SocketAddr::new(ip, to.port());
         let behind = embedded_ipv4(ip);
+        if self.is_isolated && self.is_client(ip, behind) {
+            return Err(Denied::Client);
+        }
         if let Some(at) = self.rules.iter().position(|rule| rule.matches(user, to, behind)) {
             return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
         }
         if self.tunnel.iter().any(|net| net.addr() == ip) {
             Ok(())
-        } else if self
-            .tunnel
-            .iter()
-            .any(|net| net.contains(&ip) || behind.is_some_and(|ip| net.contains(&ip)))
-        {
+        } else if self.is_client(ip, behind) {
             Err(Denied::Client)
         } else if !self.has_route(ip) || behind.is_some_and(|ip| !self.has_route(ip)) {
             Err(Denied::NoRoute)
@@ -264,6 +280,18 @@ mod tests {
         }
         for to in ["1.1.1.1:8000", "127.0.0.1:8100", "10.9.0.2:8050"] {
             assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
+        }
+    }
+
+    #[test]
+    fn no_rule_leads_to_an_isolated_client() {
+        let access = Access::new(vec![rule(true)], nets(&["10.9.0.1/24"]));
+        for to in ["10.9.0.2:80", "[64:ff9b::10.9.0.2]:80"] {
+            assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
+            assert_eq!(check(&access.clone().with_isolation(true), "anna", to), Err(Denied::Client), "{to}");
+        }
+        for to in ["10.9.0.1:53", "192.168.0.1:80"] {
+            assert_eq!(check(&access.clone().with_isolation(true), "anna", to), Ok(()), "{to}");
         }
     }
 

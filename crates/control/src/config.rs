@@ -134,9 +134,11 @@ pub struct ServerConfig {
     pub max_clients: u32,
     /// Resolvers suggested to clients.
     pub dns: ServerDns,
-    /// Rules for the destinations of relayed connections; the first that matches decides.
+    /// Whether clients are kept from each other.
+    pub isolate: bool,
+    /// Rules for the destinations of packets and relayed connections; the first that matches decides.
     pub access: Vec<AccessRule>,
-    /// Limits of users' classes of traffic; the first that names a user counts.
+    /// Limits of users' sessions and classes of traffic; the first that names a user counts.
     pub limits: Vec<LimitRule>,
     /// Limit of TCP connections and UDP flows relayed at once for all clients.
     pub max_relays: u32,
@@ -304,6 +306,7 @@ impl ServerConfig {
             proxy_protocol_from: options.proxy_protocol_from,
             site: options.site.unwrap_or_default(),
             max_clients: max_clients(options.max_clients, subnet)?,
+            isolate: options.isolate,
             access: options.access,
             limits: options.limit,
             max_relays,

@@ -8,6 +8,7 @@ mod data_plane;
 mod events;
 mod handover;
 mod machine;
+mod packet_filter;
 mod resolver;
 mod sockets;
 mod tun_queues;
@@ -30,7 +31,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, privilege, udp::bind_reuseport_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
+use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig as TunnelConfig, TunnelMode, UserLimits};
 
 use crate::{
     EngineError, answers,
@@ -49,6 +50,7 @@ use crate::{
 use data_plane::{DataPlane, FirstShard, ServerMessage};
 use handover::handovers;
 use machine::Machine;
+use packet_filter::UserProfiles;
 use sockets::{ListeningSocket, Sockets};
 use tun_queues::TunQueues;
 
@@ -83,8 +85,11 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
     let setup = quic_setup(&credentials, qlog.as_ref())?;
-    let machine = undo.map(|undo| Machine::up(&config, undo, shards)).transpose()?;
-    let (machine, queues) = machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
+    let users = UserProfiles::new(&config.access);
+    let has_rules_of_users = config.service.has_tun() && users.differ();
+    let machine = undo.map(|undo| Machine::up(&config, users.profiles(), undo, shards)).transpose()?;
+    let (mut machine, queues) =
+        machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
     // A broken random generator must be an error at the start.
     random::<16>()?;
 
@@ -97,17 +102,23 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         other_loops.iter().map(|event_loop| first_shard.add(event_loop.wake.clone())).collect();
     let handovers =
         handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
+    let filter =
+        machine.as_mut().map(|machine| machine.start_filter(users, first_shard.outboxes())).transpose()?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
     let resolvers = resolver::start(&config.dns, &tunnel, slow.runtime());
-    let access = Access::new(config.access.clone(), tunnel);
+    let access = Access::new(config.access.clone(), tunnel).with_isolation(config.isolate);
     let has_tun = config.service.has_tun();
     let access = Arc::new(if has_tun { access.with_routes(config.routes.clone()) } else { access });
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let lookups = Budget::for_lookups();
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
-        let users = credentials.authenticator.clone();
+        let users = Users {
+            authenticator: credentials.authenticator.clone(),
+            limits: config.limits.clone(),
+            has_rules_of_users,
+        };
         let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()), site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
         let event_loop = match shard.index() {
@@ -131,6 +142,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             tun: TunQueues::new(queues.clone(), shard.index(), &event_loop.poller)?,
             egress,
             handover,
+            filter: filter.clone(),
             shards: first_shard.outboxes(),
             departed: Vec::new(),
             events: slow.events(),
@@ -204,6 +216,7 @@ fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSe
 struct Users {
     authenticator: Authenticator,
     limits: Vec<LimitRule>,
+    has_rules_of_users: bool,
 }
 
 impl Authenticate for Users {
@@ -212,19 +225,30 @@ impl Authenticate for Users {
         user.map(|user| user.name).map_err(|denied| denied.to_string())
     }
 
-    fn limits(&self, user: &str) -> ClassLimits {
-        let of = |rule: &LimitRule| ClassLimits {
-            max_classes: rule.max_classes,
-            max_priority_share: rule.max_priority,
+    fn limits(&self, user: &str) -> UserLimits {
+        let rule = LimitRule::of(&self.limits, user);
+        // Without authentication all clients are one user.
+        let default = match &self.authenticator {
+            Authenticator::None => None,
+            Authenticator::Tokens(_) => Some(LimitRule::DEFAULT_MAX_SESSIONS),
         };
-        LimitRule::of(&self.limits, user).map_or_else(ClassLimits::default, of)
+        let mut limits = UserLimits { max_sessions: default, ..UserLimits::default() };
+        if let Some(rule) = rule {
+            limits.max_sessions = rule.max_sessions.or(default);
+            (limits.max_classes, limits.max_priority_share) = (rule.max_classes, rule.max_priority);
+        }
+        limits
+    }
+
+    fn has_rules_of_users(&self) -> bool {
+        self.has_rules_of_users
     }
 }
 
 fn tunnel_config(
     config: &ServerConfig,
     setup: ServerSetup,
-    (users, resolvers): (Authenticator, Vec<IpAddr>),
+    (users, resolvers): (Users, Vec<IpAddr>),
     site: Site,
 ) -> TunnelConfig {
     TunnelConfig {
@@ -237,7 +261,7 @@ fn tunnel_config(
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
         site: Box::new(move |method| site.http3_answer(method)),
         hide_wrong_credentials: config.site.hide,
-        auth: Box::new(Users { authenticator: users, limits: config.limits.clone() }),
+        auth: Box::new(users),
         max_clients: config.max_clients as usize,
         new_secret: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
     }
@@ -316,6 +340,9 @@ impl Running {
                 ShardEvent::Specific(ServerMessage::MtuChanged) => self.update_tun_mtu(),
                 ShardEvent::Specific(ServerMessage::Replaced(seat)) => {
                     self.data_plane.server.close_replaced(now, seat)
+                }
+                ShardEvent::Specific(ServerMessage::Filtered(request)) => {
+                    self.data_plane.server.on_filtered(&request)
                 }
                 ShardEvent::Ended => ended = true,
             }

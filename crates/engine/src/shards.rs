@@ -17,8 +17,7 @@ use mpvpn_os::poll::PollWaker;
 use tokio::sync::oneshot;
 
 use crate::EngineError;
-pub(crate) use mailbox::Outbox;
-use mailbox::{Inbox, mailbox};
+pub(crate) use mailbox::{Inbox, Outbox, mailbox};
 use rounds::ReportRounds;
 use threads::ShardThreads;
 

@@ -66,7 +66,9 @@ pub enum OsError {
         interface: String,
     },
     /// The program `nft` is not installed.
-    #[error("the program `nft` is missing, which sets up address translation: apt install nftables")]
+    #[error(
+        "the program `nft` is missing, which filters packets and translates addresses: apt install nftables"
+    )]
     NftMissing,
     /// `nft` refused a transaction; nothing was changed.
     #[error("nft refused the table `inet {table}`: {message}")]

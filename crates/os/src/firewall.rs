@@ -5,11 +5,13 @@
 //! table drops (as Docker's forward policy does) stays dropped, because in nftables no table can overrule the drop of
 //! another: such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
 
+mod client_filter;
 pub(crate) mod json;
 mod marking;
 
 use std::{collections::HashSet, net::IpAddr};
 
+pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use nftables::{

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// IPv4 networks that are not public (RFC 6890), and a public address that reaches the host of a virtual machine.
 const PRIVATE_V4: [Ipv4Net; 11] = [
@@ -66,9 +66,64 @@ pub fn embedded_ipv4(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
+/// The networks of IPv6 addresses that embed an address of `net`, as [`embedded_ipv4`] reads them; none for IPv6.
+pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
+    let IpNet::V4(net) = net else { return Vec::new() };
+    let bits = u32::from(net.network());
+    let (high, low) = ((bits >> 16) as u16, bits as u16);
+    let translated = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low);
+    let six_to_four = Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 0);
+    vec![
+        Ipv6Net::new_assert(translated, 96 + net.prefix_len()),
+        Ipv6Net::new_assert(six_to_four, 16 + net.prefix_len()),
+    ]
+}
+
+/// Networks that lead to metadata of clouds, which give the rights of the machine that asks (AWS, Azure, Alibaba), and
+/// link-local networks, which no router forwards (RFC 3927, RFC 4291), in all their forms.
+pub fn machine_only_networks() -> Vec<IpNet> {
+    const V4: [Ipv4Net; 3] =
+        [v4([169, 254, 0, 0], 16), v4([168, 63, 129, 16], 32), v4([100, 100, 100, 200], 32)];
+    const V6: [Ipv6Net; 2] = [
+        v6([0xfe80, 0, 0, 0], 10),
+        Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),
+    ];
+    let v4 = V4.map(IpNet::V4);
+    let embedding = v4.iter().flat_map(embedding_networks).chain(V6).map(IpNet::V6);
+    v4.iter().copied().chain(embedding).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_found_in_the_networks_that_embed_it() {
+        for net in ["192.0.2.1/32", "10.0.0.0/8", "198.51.100.128/25", "0.0.0.0/0"] {
+            let net: IpNet = net.parse().unwrap();
+            for embedding in embedding_networks(&net) {
+                assert_eq!(embedding.trunc(), embedding, "{net}");
+                assert_eq!(embedded_ipv4(embedding.network().into()), Some(net.network()), "{net}");
+            }
+        }
+        assert!(embedding_networks(&"fd00::/8".parse().unwrap()).is_empty());
+        let machine_only = machine_only_networks();
+        let has = |ip: &str| machine_only.iter().any(|net| net.contains(&ip.parse::<IpAddr>().unwrap()));
+        for ip in [
+            "169.254.169.254",
+            "168.63.129.16",
+            "100.100.100.200",
+            "fd00:ec2::254",
+            "fe80::1",
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+        ] {
+            assert!(has(ip) && !is_public(ip.parse().unwrap()), "{ip}");
+        }
+        for ip in ["168.63.129.17", "10.0.0.1", "64:ff9b::10.0.0.1", "fd00:ec2::1"] {
+            assert!(!has(ip), "{ip}");
+        }
+    }
 
     #[test]
     fn public_and_other_addresses_are_distinguished() {

@@ -20,22 +20,24 @@ pub struct ClassProfile {
     pub cc: Option<CongestionControl>,
 }
 
-/// Limits that a server sets for the classes of a client.
+/// Limits that a server sets for a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClassLimits {
+pub struct UserLimits {
+    /// Most sessions at a time, and most sessions whose addresses are kept; `None`: no limit.
+    pub max_sessions: Option<u32>,
     /// Most classes of a session, the default class included.
     pub max_classes: u8,
     /// The most that each priority class may use of a link, towards the client.
     pub max_priority_share: Option<Portion>,
 }
 
-impl Default for ClassLimits {
+impl Default for UserLimits {
     fn default() -> Self {
-        Self { max_classes: ClassId::MAX, max_priority_share: None }
+        Self { max_sessions: None, max_classes: ClassId::MAX, max_priority_share: None }
     }
 }
 
-impl ClassLimits {
+impl UserLimits {
     /// A share as the limits allow it.
     pub(crate) fn bound(&self, share: Share) -> Share {
         let Some(limit) = self.max_priority_share.filter(|_| share.first) else { return share };
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_priority_class_gets_no_more_than_the_limit() {
-        let limits = |first| ClassLimits { max_priority_share: Some(first), ..ClassLimits::default() };
+        let limits = |first| UserLimits { max_priority_share: Some(first), ..UserLimits::default() };
         let share = |max| Share { first: true, max, ..Share::default() };
         let rate = |mbit: u64| Portion::Rate(BitRate::from_bps(mbit * 1_000_000));
         for (asked, limit, got) in [
@@ -207,6 +209,6 @@ mod tests {
         }
         let behind = Share { max: Some(rate(30)), ..Share::default() };
         assert_eq!(limits(rate(1)).bound(behind), behind);
-        assert_eq!(ClassLimits::default().bound(share(None)), share(None));
+        assert_eq!(UserLimits::default().bound(share(None)), share(None));
     }
 }

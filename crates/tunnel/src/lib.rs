@@ -37,7 +37,7 @@ mod udp;
 #[path = "../../masque/src/vectors.rs"]
 mod vectors;
 
-pub use class::{ClassLimits, ClassProfile};
+pub use class::{ClassProfile, UserLimits};
 pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{
     AddressesInUse, Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
@@ -54,7 +54,7 @@ pub use pool::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret}
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
-    Authenticate, ClosedConnection, Server, ServerConfig, ServerEvent, SessionReport, SiteResponse,
-    TunOutcome,
+    Authenticate, ClosedConnection, FilterRequest, Server, ServerConfig, ServerEvent, SessionReport,
+    SiteResponse, TunOutcome,
 };
 pub use udp::UdpId;

@@ -94,6 +94,14 @@ impl Addresses {
 #[error("all addresses of the pool {0} are in use: use a larger subnet, or disconnect clients")]
 pub struct PoolExhausted(Ipv4Net);
 
+/// The leases of one user.
+#[derive(Debug, Default)]
+struct UserLeases {
+    count: usize,
+    /// Those that no client uses, the longest unused first.
+    idle: BTreeSet<(Instant, SessionSecret)>,
+}
+
 #[derive(Clone, Debug)]
 struct Lease {
     addresses: AddressSet,
@@ -103,7 +111,7 @@ struct Lease {
 }
 
 /// The pool of addresses. It assigns addresses, remembers to which session they belong, and evicts the lease that was
-/// unused for the longest time when no address is free.
+/// unused for the longest time when no address is free: one of the same user, if there is one.
 ///
 /// The first address of each subnet is that of the server. The IPv6 address of a client has the same offset in its
 /// subnet as the IPv4 address, so that people recognise it. A client gets more than one address of each family only
@@ -118,6 +126,8 @@ pub struct AddressPool {
     unused_from: u32,
     /// Leases that no client uses, the longest unused first.
     idle: BTreeSet<(Instant, SessionSecret)>,
+    /// Users with leases.
+    users: BTreeMap<String, UserLeases>,
 }
 
 impl AddressPool {
@@ -130,6 +140,7 @@ impl AddressPool {
             by_offset: BTreeMap::new(),
             unused_from: FIRST_CLIENT_OFFSET,
             idle: BTreeSet::new(),
+            users: BTreeMap::new(),
         }
     }
 
@@ -178,11 +189,19 @@ impl AddressPool {
         (FIRST_CLIENT_OFFSET..=self.last_offset()).contains(&offset).then_some(offset)
     }
 
+    /// Whether the session with this secret has addresses that were assigned to `user`.
+    pub(crate) fn belongs_to(&self, secret: &SessionSecret, user: &str) -> bool {
+        self.leases.get(secret).is_some_and(|lease| lease.user == user)
+    }
+
     /// Returns the addresses of the session with this secret and marks them as used, if they were assigned to `user`.
     pub fn resume(&mut self, secret: &SessionSecret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
         if let Some(since) = lease.idle_since.take() {
             self.idle.remove(&(since, *secret));
+            if let Some(leases) = self.users.get_mut(user) {
+                leases.idle.remove(&(since, *secret));
+            }
         }
         Some(lease.addresses)
     }
@@ -202,10 +221,22 @@ impl AddressPool {
         user: &str,
         preferred: &[IpAddr],
     ) -> Result<Addresses, PoolExhausted> {
-        let addresses = self.allocate(secret, preferred).ok_or(PoolExhausted(self.v4))?;
+        let free = self.free_offset(preferred).or_else(|| {
+            let evicted = self.evict_longest_idle_of(user) || self.evict_longest_idle();
+            evicted.then(|| self.free_offset(preferred)).flatten()
+        });
+        let addresses = self.lease(secret, free.ok_or(PoolExhausted(self.v4))?);
         let lease = Lease { addresses: addresses.into(), user: user.to_owned(), idle_since: None };
         self.leases.insert(secret, lease);
+        self.users.entry(user.to_owned()).or_default().count += 1;
         Ok(addresses)
+    }
+
+    /// Evicts leases of `user` that no client uses, the longest unused first, until a further one makes at most `limit`.
+    pub(crate) fn evict_above(&mut self, user: &str, limit: usize) {
+        while self.users.get(user).is_some_and(|leases| leases.count >= limit)
+            && self.evict_longest_idle_of(user)
+        {}
     }
 
     /// Assigns one more address of each family to a session, preferred ones if they are free. Returns false if the
@@ -217,21 +248,27 @@ impl AddressPool {
         if known >= AddressSet::MAX || in_use * 2 >= self.capacity() as usize {
             return false;
         }
-        let Some(more) = self.allocate(*secret, preferred) else { return false };
+        // No session loses its address for an additional one of another.
+        let Some(offset) = self.free_offset(preferred) else { return false };
+        let more = self.lease(*secret, offset);
         if let Some(lease) = self.leases.get_mut(secret) {
             lease.addresses.push(more);
         }
         true
     }
 
-    fn allocate(&mut self, secret: SessionSecret, preferred: &[IpAddr]) -> Option<Addresses> {
+    fn lease(&mut self, secret: SessionSecret, offset: u32) -> Addresses {
+        self.by_offset.insert(offset, secret);
+        self.addresses_at(offset)
+    }
+
+    /// Returns the first preferred offset without a lease, or the lowest.
+    fn free_offset(&mut self, preferred: &[IpAddr]) -> Option<u32> {
         let wish = preferred
             .iter()
             .filter_map(|ip| self.offset_of(*ip))
             .find(|offset| !self.by_offset.contains_key(offset));
-        let offset = wish.or_else(|| self.lowest_free_offset()).or_else(|| self.evict_longest_idle())?;
-        self.by_offset.insert(offset, secret);
-        Some(self.addresses_at(offset))
+        wish.or_else(|| self.lowest_free_offset())
     }
 
     /// Returns the lowest offset without a lease.
@@ -242,24 +279,46 @@ impl AddressPool {
         (self.unused_from <= self.last_offset()).then_some(self.unused_from)
     }
 
-    /// Evicts the lease that was unused for the longest time; returns a free offset.
-    fn evict_longest_idle(&mut self) -> Option<u32> {
-        let (_, secret) = self.idle.pop_first()?;
-        let lease = self.leases.remove(&secret)?;
+    /// Evicts the lease that was unused for the longest time; returns whether there was one.
+    fn evict_longest_idle(&mut self) -> bool {
+        let longest = self.idle.first().copied();
+        longest.is_some_and(|lease| self.evict(lease))
+    }
+
+    /// Evicts the lease of a user that was unused for the longest time; returns whether there was one.
+    fn evict_longest_idle_of(&mut self, user: &str) -> bool {
+        let longest = self.users.get(user).and_then(|leases| leases.idle.first().copied());
+        longest.is_some_and(|lease| self.evict(lease))
+    }
+
+    fn evict(&mut self, idle: (Instant, SessionSecret)) -> bool {
+        self.idle.remove(&idle);
+        let Some(lease) = self.leases.remove(&idle.1) else { return false };
         for offset in lease.addresses.iter().filter_map(|ip| self.offset_of(ip)).collect::<Vec<_>>() {
             self.by_offset.remove(&offset);
             self.unused_from = self.unused_from.min(offset);
         }
-        self.lowest_free_offset()
+        if let Some(leases) = self.users.get_mut(&lease.user) {
+            leases.idle.remove(&idle);
+            leases.count -= 1;
+            if leases.count == 0 {
+                self.users.remove(&lease.user);
+            }
+        }
+        true
     }
 
     /// The last client of the session has left; its addresses stay reserved while others are free.
     pub fn release(&mut self, now: Instant, secret: &SessionSecret) {
         let Some(lease) = self.leases.get_mut(secret) else { return };
-        if let Some(since) = lease.idle_since.replace(now) {
-            self.idle.remove(&(since, *secret));
+        let before = lease.idle_since.replace(now);
+        let Some(leases) = self.users.get_mut(&lease.user) else { return };
+        for idle in [&mut self.idle, &mut leases.idle] {
+            if let Some(since) = before {
+                idle.remove(&(since, *secret));
+            }
+            idle.insert((now, *secret));
         }
-        self.idle.insert((now, *secret));
     }
 }
 
@@ -326,6 +385,46 @@ mod tests {
         let got = pool.assign(secret(9), "a", &[]).unwrap();
         assert_eq!(got.v4, Some("10.0.0.5".parse().unwrap()), "the one unused for longest");
         assert_eq!(pool.resume(&secret(3), "a"), None);
+    }
+
+    #[test]
+    fn a_user_loses_own_unused_addresses_before_others_do() {
+        let mut pool = pool("10.0.0.0/29");
+        let now = Instant::now();
+        for (n, user) in [(0, "bob"), (1, "anna"), (2, "anna"), (3, "bob"), (4, "bob")] {
+            pool.assign(secret(n), user, &[]).unwrap();
+            pool.release(now + Duration::from_secs(n.into()), &secret(n));
+        }
+        pool.assign(secret(10), "anna", &[]).unwrap();
+        assert_eq!(pool.resume(&secret(1), "anna"), None, "her own longest unused one");
+        assert!(pool.belongs_to(&secret(0), "bob"), "unused for longer, but not hers");
+        pool.assign(secret(11), "anna", &[]).unwrap();
+        assert!(!pool.belongs_to(&secret(2), "anna"));
+        pool.assign(secret(12), "anna", &[]).unwrap();
+        assert!(!pool.belongs_to(&secret(0), "bob"), "no other is left");
+        pool.evict_above("bob", 2);
+        assert!(!pool.belongs_to(&secret(3), "bob") && pool.belongs_to(&secret(4), "bob"));
+        pool.evict_above("anna", 1);
+        assert!(pool.belongs_to(&secret(10), "anna"), "leases in use stay");
+        for _ in 0..100 {
+            pool.evict_above("bob", 0);
+            pool.assign(secret(20), "bob", &[]).unwrap();
+            pool.release(now, &secret(20));
+        }
+        assert_eq!((pool.users.len(), pool.users["bob"].count, pool.idle.len()), (2, 1, 1));
+    }
+
+    #[test]
+    fn an_additional_address_takes_none_from_an_unused_session() {
+        let mut pool = pool("10.0.0.0/29");
+        let now = Instant::now();
+        for n in 0..5 {
+            pool.assign(secret(n), "bob", &[]).unwrap();
+            pool.release(now, &secret(n));
+        }
+        pool.assign(secret(9), "anna", &[]).unwrap();
+        assert!(!pool.assign_additional(&secret(9), &[]));
+        assert_eq!((0..5).filter(|n| pool.belongs_to(&secret(*n), "bob")).count(), 4);
     }
 
     #[test]

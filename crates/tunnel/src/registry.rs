@@ -4,7 +4,7 @@
 //! has no connection on the shard that read them; never for other packets.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -14,7 +14,7 @@ use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
+use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret, UserLimits};
 
 /// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class in each of
 /// its shards.
@@ -72,6 +72,8 @@ pub(crate) enum AdmissionError {
     ServerFull,
     /// A joined connection of an unknown session.
     UnknownSession,
+    /// The user has this many sessions, the maximum.
+    TooManySessions(u32),
     /// The session would have more classes than its user may have.
     TooManyClasses,
 }
@@ -93,8 +95,8 @@ pub(crate) struct AdmissionRequest<'a> {
     pub(crate) user: &'a str,
     pub(crate) secret: Option<SessionSecret>,
     pub(crate) number: ConnectionNumber,
-    /// Most classes of its session.
-    pub(crate) classes: u8,
+    /// Of its user.
+    pub(crate) limits: UserLimits,
     pub(crate) shard: u8,
     pub(crate) connection: ConnectionHandle,
 }
@@ -102,6 +104,9 @@ pub(crate) struct AdmissionRequest<'a> {
 #[derive(Debug)]
 struct Session {
     id: SessionId,
+    user: String,
+    /// Most sessions of its user whose addresses are kept.
+    max_leases: Option<u32>,
     connections: BTreeMap<ConnectionNumber, ConnectionSlot>,
 }
 
@@ -109,6 +114,8 @@ struct Session {
 struct Inner {
     pool: AddressPool,
     sessions: BTreeMap<SessionSecret, Session>,
+    /// The number of sessions of each user that has any.
+    users: BTreeMap<String, u32>,
     by_ip: FxHashMap<IpAddr, SessionSecret>,
     max_sessions: usize,
     last_session: u32,
@@ -127,6 +134,7 @@ impl Registry {
         Self(Arc::new(Mutex::new(Inner {
             pool: AddressPool::new(v4, v6),
             sessions: BTreeMap::new(),
+            users: BTreeMap::new(),
             by_ip: FxHashMap::default(),
             max_sessions,
             last_session: 0,
@@ -185,35 +193,42 @@ impl Registry {
         new_secret: impl FnOnce() -> SessionSecret,
     ) -> Result<Admission, AdmissionError> {
         let inner = &mut *self.lock();
-        let known =
-            request.secret.and_then(|secret| Some((secret, inner.pool.resume(&secret, request.user)?)));
+        let known = request.secret.filter(|secret| inner.pool.belongs_to(secret, request.user));
         if known.is_none() && request.number != ConnectionNumber::INITIAL {
             return Err(AdmissionError::UnknownSession);
         }
-        if known.is_none() && inner.sessions.len() >= inner.max_sessions {
-            return Err(AdmissionError::ServerFull);
+        if known.is_none_or(|secret| !inner.sessions.contains_key(&secret)) {
+            if inner.sessions.len() >= inner.max_sessions {
+                return Err(AdmissionError::ServerFull);
+            }
+            let count = inner.users.get(request.user).copied().unwrap_or(0);
+            if request.limits.max_sessions.is_some_and(|limit| count >= limit) {
+                return Err(AdmissionError::TooManySessions(count));
+            }
         }
         // The default class carries the traffic of refused classes, and is always admitted.
         let class = request.number.class();
         if class != ClassId::DEFAULT
-            && let Some(session) = known.and_then(|(secret, _)| inner.sessions.get(&secret))
+            && let Some(session) = known.and_then(|secret| inner.sessions.get(&secret))
         {
             let others = session.connections.keys().map(|number| number.class());
             let others: BTreeSet<_> = others.filter(|id| ![class, ClassId::DEFAULT].contains(id)).collect();
-            if others.len() + 2 > usize::from(request.classes) {
+            if others.len() + 2 > usize::from(request.limits.max_classes) {
                 return Err(AdmissionError::TooManyClasses);
             }
         }
         let (secret, addresses) = match known {
-            Some((secret, addresses)) => (secret, Some(addresses)),
+            Some(secret) => (secret, inner.pool.resume(&secret, request.user)),
             None => (new_secret(), None),
         };
         inner.last_serial += 1;
         let serial = inner.last_serial;
-        let last_session = &mut inner.last_session;
+        let (last_session, users) = (&mut inner.last_session, &mut inner.users);
         let session = inner.sessions.entry(secret).or_insert_with(|| {
             *last_session = last_session.wrapping_add(1);
-            Session { id: SessionId(*last_session), connections: BTreeMap::new() }
+            *users.entry(request.user.to_owned()).or_default() += 1;
+            let (user, max_leases) = (request.user.to_owned(), request.limits.max_sessions);
+            Session { id: SessionId(*last_session), user, max_leases, connections: BTreeMap::new() }
         });
         let slot = ConnectionSlot { shard: request.shard, connection: request.connection, serial };
         let replaced = session.connections.insert(request.number, slot);
@@ -236,6 +251,8 @@ impl Registry {
         let count = match inner.pool.addresses(&secret) {
             Some(known) => known.count(),
             None => {
+                let limit = inner.sessions.get(&secret).and_then(|session| session.max_leases);
+                inner.pool.evict_above(user, limit.map_or(usize::MAX, |limit| limit as usize));
                 inner.pool.assign(secret, user, preferred.first().map_or(&[], Vec::as_slice))?;
                 1
             }
@@ -271,7 +288,14 @@ impl Registry {
         if !session.connections.is_empty() {
             return;
         }
-        inner.sessions.remove(secret);
+        if let Some(session) = inner.sessions.remove(secret)
+            && let Entry::Occupied(mut count) = inner.users.entry(session.user)
+        {
+            match *count.get() {
+                1 => drop(count.remove()),
+                _ => *count.get_mut() -= 1,
+            }
+        }
         for ip in inner.pool.addresses(secret).iter().flat_map(AddressSet::iter) {
             inner.by_ip.remove(&ip);
         }
@@ -298,7 +322,7 @@ mod tests {
             user: "alice",
             secret,
             number,
-            classes: 8,
+            limits: UserLimits::default(),
             shard,
             connection: ConnectionHandle(connection),
         }
@@ -406,8 +430,9 @@ mod tests {
         home(&registry, [1; 16]);
         let enter = |shard, class, classes| {
             let member = ConnectionNumber::of(shard, ClassId(class)).unwrap().number();
+            let limits = UserLimits { max_classes: classes, ..UserLimits::default() };
             let request =
-                AdmissionRequest { classes, ..request(Some([1; 16]), member, shard, usize::from(member)) };
+                AdmissionRequest { limits, ..request(Some([1; 16]), member, shard, usize::from(member)) };
             registry.admit(&request, || unreachable!()).map(|entry| entry.serial)
         };
         assert!(enter(0, 1, 2).is_ok() && enter(1, 0, 2).is_ok() && enter(1, 1, 2).is_ok());
@@ -419,6 +444,69 @@ mod tests {
         assert!(enter(1, 3, 3).is_ok(), "another one in its place");
         assert_eq!(enter(0, 4, 1), Err(AdmissionError::TooManyClasses));
         assert!(enter(2, 0, 1).is_ok(), "no limit keeps the default class out");
+    }
+
+    /// Of at most `max` sessions of `user`.
+    fn admit(
+        registry: &Registry,
+        (user, max): (&str, u32),
+        secret: SessionSecret,
+    ) -> Result<Admission, AdmissionError> {
+        let limits = UserLimits { max_sessions: Some(max), ..UserLimits::default() };
+        let admitted = registry.admit(
+            &AdmissionRequest { user, limits, ..request(Some(secret), 0, 0, usize::from(secret[0])) },
+            || secret,
+        )?;
+        registry.assign(secret, user, &[]).unwrap();
+        Ok(admitted)
+    }
+
+    #[test]
+    fn a_user_has_no_more_sessions_than_allowed_and_disconnected_ones_do_not_count() {
+        let registry = Registry::new("10.0.0.0/24".parse().unwrap(), None, 100);
+        let anna = ("anna", 2);
+        let first = admit(&registry, anna, [1; 16]).unwrap();
+        admit(&registry, anna, [2; 16]).unwrap();
+        assert_eq!(admit(&registry, anna, [3; 16]).unwrap_err(), AdmissionError::TooManySessions(2));
+        admit(&registry, ("bob", 2), [4; 16]).unwrap();
+        assert!(admit(&registry, anna, [1; 16]).is_ok(), "another connection of one that is there");
+        assert!(admit(&registry, ("anna", 1), [2; 16]).is_ok(), "the same under a lower limit");
+        let joined = registry.connections(&[1; 16]);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        assert_eq!(registry.connections(&[1; 16]), joined, "it was replaced");
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, joined[0].serial);
+        let third = admit(&registry, anna, [3; 16]).unwrap();
+        assert_eq!(admit(&registry, anna, [1; 16]).unwrap_err(), AdmissionError::TooManySessions(2));
+        registry.remove(Instant::now(), &[3; 16], ConnectionNumber::INITIAL, third.serial);
+        assert!(admit(&registry, anna, [1; 16]).is_ok());
+    }
+
+    #[test]
+    fn one_user_takes_neither_all_addresses_nor_those_kept_for_others() {
+        let registry = Registry::new("10.0.0.0/28".parse().unwrap(), None, 100);
+        let bob = admit(&registry, ("bob", 4), [1; 16]).unwrap();
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, bob.serial);
+        for n in 10..100 {
+            let anna = admit(&registry, ("anna", 4), [n; 16]).unwrap();
+            registry.remove(Instant::now(), &[n; 16], ConnectionNumber::INITIAL, anna.serial);
+        }
+        let back = admit(&registry, ("bob", 4), [1; 16]).unwrap();
+        assert_eq!(back.addresses.unwrap().first().v4, Some([10, 0, 0, 2].into()), "his address was kept");
+        let kept = (10..100).filter(|n| registry.lock().pool.belongs_to(&[*n; 16], "anna"));
+        assert_eq!(kept.collect::<Vec<_>>(), [96, 97, 98, 99]);
+        assert_eq!(registry.lock().users.len(), 1);
+    }
+
+    #[test]
+    fn a_client_that_comes_back_counts_for_the_limit_of_the_server_too() {
+        let registry = registry();
+        let (first, _) = home(&registry, [1; 16]);
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        for n in 2..=4 {
+            home(&registry, [n; 16]);
+        }
+        let back = registry.admit(&request(Some([1; 16]), 0, 0, 1), || unreachable!());
+        assert_eq!(back.unwrap_err(), AdmissionError::ServerFull);
     }
 
     #[test]

@@ -41,7 +41,7 @@ use crate::{
 };
 
 use client_mtus::ClientMtus;
-pub use config::{Authenticate, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
+pub use config::{Authenticate, FilterRequest, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
 use peer::Peer;
 use peers::Peers;
 pub use report::{ClosedConnection, SessionReport};
@@ -264,7 +264,13 @@ impl Server {
 
     /// The next event that needs an action of the edge, after which [`Self::poll_transmit`] must be called again.
     pub fn poll_event(&mut self) -> Option<ServerEvent> {
-        self.events.pop_front()
+        loop {
+            match self.events.pop_front()? {
+                // Its session may have ended, and its addresses may be another user's.
+                ServerEvent::Filter(request) if !self.awaits(&request) => {}
+                event => return Some(event),
+            }
+        }
     }
 
     /// The next change that needs no action.

@@ -3,6 +3,7 @@
 //! Bounds are generous, because tests run on busy machines; `./dev bench` measures exact figures.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
+mod access;
 mod alone;
 mod auto_pipes;
 mod blocked_udp;

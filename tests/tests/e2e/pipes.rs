@@ -2,20 +2,16 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use mpvpn_tests::{
-    fallible_iperf::{IperfTarget, Traffic},
-    machine_share::{MachineShare, Share},
-    testbed::{Direction, Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of},
-};
+use mpvpn_tests::testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of};
 use serde_json::Value;
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// A link of 100 Mbit/s that limits each UDP session to 20 Mbit/s.
-const SHAPED_LINK: &str = "100mbit,5ms,queue=60ms,session_rate=20mbit";
+pub(crate) const SHAPED_LINK: &str = "100mbit,5ms,queue=60ms,session_rate=20mbit";
 
 /// The paths of the default class over a link.
-fn paths<'a>(status: &'a Value, link: &str) -> Vec<&'a Value> {
+pub(crate) fn paths<'a>(status: &'a Value, link: &str) -> Vec<&'a Value> {
     paths_of(status, "default").into_iter().filter(|path| path["link"] == link).collect()
 }
 
@@ -28,48 +24,6 @@ pub(crate) fn wait_for_pipes(client: &MpvpnProcess, link: &str, count: usize) ->
             (active, all) => Err(format!("{active} of {all} paths are active")),
         }
     })
-}
-
-fn link_set(testbed: &Testbed, client: &MpvpnProcess, args: &[&str]) -> String {
-    let socket = client.socket().to_str().expect("an ASCII path").to_owned();
-    let output = testbed.mpvpn(Host::Client, &[&["link", "set"], args, &["--api-socket", &socket]].concat());
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[test]
-fn four_pipes_have_at_least_three_times_the_rate_of_one() {
-    let _share = MachineShare::take(Share::Percent(50));
-    let testbed = Testbed::new(&[SHAPED_LINK]);
-    let _server = testbed.server(&[]);
-    let client = testbed.client(&[]);
-    let status = wait_for_pipes(&client, "eth1", 1);
-    assert!(paths(&status, "eth1")[0].get("pipe").is_none(), "{status:#}");
-    let mut target = IperfTarget::new(&testbed, TUNNEL, 5201);
-    let mut rate =
-        |direction| target.run(Traffic::Tcp { flows: 8 }, direction, 4).expect("iperf3 runs").rate / 1e6;
-    let one = [Direction::Down, Direction::Up].map(&mut rate);
-
-    assert!(link_set(&testbed, &client, &["eth1", "--pipes", "4"]).contains("eth1"));
-    let status = wait_for_pipes(&client, "eth1", 4);
-    let mut pipes: Vec<u64> =
-        paths(&status, "eth1").iter().filter_map(|path| path["pipe"].as_u64()).collect();
-    pipes.sort_unstable();
-    assert_eq!(pipes, [0, 1, 2, 3]);
-    let mut ports: Vec<&Value> = paths(&status, "eth1").iter().map(|path| &path["local"]).collect();
-    ports.sort_by_key(|port| port.to_string());
-    ports.dedup();
-    assert_eq!(ports.len(), 4, "each from a source port of its own: {ports:?}");
-    assert_eq!(status["links"][0]["pipes"], 4, "{status:#}");
-    let four = [Direction::Down, Direction::Up].map(&mut rate);
-    println!("down and up: {one:.1?} Mbit/s with one pipe, {four:.1?} with four");
-    for (one, four) in one.into_iter().zip(four) {
-        assert!(one < 20.0 && four >= 3.0 * one, "{one:.1} Mbit/s with one pipe, {four:.1} with four");
-    }
-
-    link_set(&testbed, &client, &["eth1", "--pipes", "1"]);
-    let status = wait_for_pipes(&client, "eth1", 1);
-    assert!(status["links"][0].get("pipes").is_none(), "{status:#}");
 }
 
 #[test]

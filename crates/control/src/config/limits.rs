@@ -1,4 +1,4 @@
-//! Limits of users' classes of traffic: the tables `[[limit]]` of a server's file.
+//! Limits of users' sessions and classes of traffic: the tables `[[limit]]` of a server's file.
 
 use mpvpn_types::{ClassId, Portion};
 use schemars::JsonSchema;
@@ -19,6 +19,11 @@ pub struct LimitRule {
     #[serde(default, deserialize_with = "users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
+    /// Number of sessions (connected clients) that each of these users may have at once; a further one is refused until another
+    /// ends [default: 64; none with --auth none]
+    #[serde(default, deserialize_with = "sessions")]
+    #[schemars(schema_with = "schema::one_or_number::<SessionCount>")]
+    pub max_sessions: Option<u32>,
     /// Number of classes of traffic that a session may have, 1 to 8; the class `default` is one [default: 8]
     #[serde(default = "all_classes", deserialize_with = "classes")]
     #[schemars(schema_with = "schema::one_or_number::<ClassCount>")]
@@ -31,6 +36,10 @@ pub struct LimitRule {
 }
 
 impl LimitRule {
+    /// Limit of a user's sessions where no table sets one. Chosen: more let one token take most addresses of the default
+    /// subnet (253), fewer refuse users with many machines.
+    pub const DEFAULT_MAX_SESSIONS: u32 = 64;
+
     /// The limits of a user: the first table that names the user, or names nobody.
     pub fn of<'a>(rules: &'a [Self], user: &str) -> Option<&'a Self> {
         rules.iter().find(|rule| rule.users.is_empty() || rule.users.iter().any(|name| name == user))
@@ -38,6 +47,22 @@ impl LimitRule {
 }
 
 struct ClassCount(u8);
+
+struct SessionCount(u32);
+
+fn sessions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    Ok(one_or_number::<D, SessionCount>(from)?.map(|count| count.0))
+}
+
+impl Text for SessionCount {
+    const EXPECTED: &'static str = "a number of at least 1";
+    const EXAMPLE: &'static str = "10";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let count = text.parse().ok().filter(|count| *count > 0);
+        count.map(Self).ok_or_else(|| format!("`{text}` is not a number of sessions: expected 1 or more"))
+    }
+}
 
 fn all_classes() -> u8 {
     ClassId::MAX
@@ -70,6 +95,7 @@ mod tests {
     fn the_first_limit_that_fits_a_user_counts() {
         let rule = |users: &[&str], max_classes| LimitRule {
             users: users.iter().map(ToString::to_string).collect(),
+            max_sessions: None,
             max_classes,
             max_priority: None,
         };

@@ -158,7 +158,12 @@ pub struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
 
-    /// Destinations to which the server opens TCP connections and UDP flows for clients: the tables `[[access]]`
+    /// Keep clients from each other, whatever the tables `[[access]]` say. Give it if clients do not trust each other
+    #[arg(long)]
+    pub isolate: bool,
+
+    /// Destinations that clients reach, by packets and by connections that the server opens for them: the tables
+    /// `[[access]]`
     #[arg(skip)]
     pub access: Vec<AccessRule>,
 
@@ -494,7 +499,7 @@ impl ServerOptions {
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
-            auth users state_dir nat routes dns max_clients access limit max_relays max_user_relays
+            auth users state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
             shards name api_socket metrics qlog confine log_level
         }
     }

@@ -122,6 +122,7 @@ fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
         (!options.routes.is_empty(), "routes"),
         (!options.dns.is_empty(), "dns"),
         (options.max_clients.is_some(), "max-clients"),
+        (options.isolate, "isolate"),
     ];
     given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
 }

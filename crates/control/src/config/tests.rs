@@ -32,6 +32,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         routes: ALL_NETWORKS.into(),
         dns: ServerDns::Own,
         max_clients: 253,
+        isolate: false,
         access: Vec::new(),
         limits: Vec::new(),
         max_relays: DEFAULT_MAX_RELAYS,
@@ -67,6 +68,7 @@ fn every_key_of_a_server_arrives() {
         routes = ["192.168.8.0/24", "fd00::/16", "192.168.9.7", "192.168.9.0/24"]
         dns = ["10.9.0.1", "fd12:3456::1"]
         max-clients = 100
+        isolate = true
         shards = 4
         name = "edge"
         api-socket = "/tmp/edge.sock"
@@ -99,6 +101,7 @@ fn every_key_of_a_server_arrives() {
 
         [[limit]]
         users = "anna"
+        max-sessions = 3
         max-priority = "20mbit"
 
         [[limit]]
@@ -132,6 +135,7 @@ fn every_key_of_a_server_arrives() {
             routes: ["192.168.8.0/23", "fd00::/16"].map(|net| net.parse().unwrap()).into(),
             dns: ServerDns::Servers(["10.9.0.1", "fd12:3456::1"].map(|ip| ip.parse().unwrap()).into()),
             max_clients: 100,
+            isolate: true,
             access: vec![
                 AccessRule {
                     allow: false,
@@ -151,10 +155,16 @@ fn every_key_of_a_server_arrives() {
             limits: vec![
                 LimitRule {
                     users: vec!["anna".into()],
+                    max_sessions: Some(3),
                     max_classes: 8,
                     max_priority: Some("20mbit".parse().unwrap()),
                 },
-                LimitRule { users: vec![], max_classes: 3, max_priority: Some("30%".parse().unwrap()) },
+                LimitRule {
+                    users: vec![],
+                    max_sessions: None,
+                    max_classes: 3,
+                    max_priority: Some("30%".parse().unwrap()),
+                },
             ],
             max_relays: 1000,
             max_user_relays: 10,
@@ -173,6 +183,7 @@ fn every_key_of_a_server_arrives() {
 fn mistakes_about_limits_are_told_where_they_are() {
     for (text, line, said) in [
         ("[[limit]]\nmax-classes = 0\n", 2, "`0` is not a number of classes: expected 1"),
+        ("[[limit]]\nmax-sessions = 0\n", 2, "`0` is not a number of sessions: expected 1 or more"),
         ("[[limit]]\nmax-classes = 9\n", 2, "`9` is not a number of classes"),
         ("[[limit]]\nmax-priority = 'much'\n", 2, "`much` is not a part of a link"),
         ("[[limit]]\nusers = []\n", 2, "the list is empty"),
@@ -461,7 +472,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
              state-dir, nat, routes, dns, \
-             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, log-level\n 1 | \
+             max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (

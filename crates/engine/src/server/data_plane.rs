@@ -7,12 +7,13 @@ use mpvpn_control::{
     events::EventSender,
     status::{Class, FlowList, Role, Status},
 };
-use mpvpn_tunnel::{ConnectionSlot, Server, ServerEvent, SessionReport, TunOutcome};
+use mpvpn_tunnel::{ConnectionSlot, FilterRequest, Server, ServerEvent, SessionReport, TunOutcome};
 
 use super::{
     client_relays::{ClientRelays, RelayKey},
     events::event_of,
     handover::Handover,
+    packet_filter::FilterMessage,
     sockets::Sockets,
     tun_queues::TunQueues,
 };
@@ -34,6 +35,8 @@ const MAX_TRANSMIT_ROUNDS: usize = 16;
 pub(crate) enum ServerMessage {
     /// To the shard of a connection that another one replaced: close it.
     Replaced(ConnectionSlot),
+    /// To the shard of a session whose packets are filtered now: it may use its addresses.
+    Filtered(Box<FilterRequest>),
     /// To shard 0: the clients' MTU has changed.
     MtuChanged,
 }
@@ -67,6 +70,8 @@ pub(crate) struct DataPlane {
     pub(super) egress: Egress<RelayKey>,
     /// Hands packets to the shards of other clients.
     pub(super) handover: Handover,
+    /// Takes sessions whose packets are to be filtered; `None` without a TUN device.
+    pub(super) filter: Option<Outbox<FilterMessage>>,
     /// The mailboxes of all shards, in order.
     pub(super) shards: Vec<Outbox<ShardMessage>>,
     /// The counters of closed connections, by class.
@@ -92,6 +97,9 @@ impl DataPlane {
                 match message {
                     ShardMessage::Specific(ServerMessage::Replaced(seat)) => {
                         self.server.close_replaced(iteration.now, seat);
+                    }
+                    ShardMessage::Specific(ServerMessage::Filtered(request)) => {
+                        self.server.on_filtered(&request);
                     }
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))
@@ -162,6 +170,11 @@ impl DataPlane {
             let streams = &mut ClientRelays(&mut self.server);
             match event {
                 ServerEvent::Mtu(new) => *mtu = Some(new),
+                ServerEvent::Filter(request) => {
+                    if let Some(filter) = &self.filter {
+                        filter.send(FilterMessage::Filter(request));
+                    }
+                }
                 ServerEvent::Replaced(seat) => {
                     if let Some(shard) = self.shards.get(usize::from(seat.shard)) {
                         shard.send(ShardMessage::Specific(ServerMessage::Replaced(seat)));

@@ -1,16 +1,24 @@
-//! The changes of a server to its machine: the TUN device, addresses, forwarding and address translation.
+//! The changes of a server to its machine: the TUN device, addresses, forwarding, the filter of clients' packets and address
+//! translation.
 
 use ipnet::IpNet;
 use mpvpn_control::config::{Nat as NatOption, ServerConfig};
 use mpvpn_os::{
     OsError, Tun, TunConfig, UndoJournal,
-    tunnel_net::{Nat, ServerNet, ServerNetConfig},
+    firewall::Profile,
+    tunnel_net::{Nat, PacketAccess, ServerNet, ServerNetConfig},
     undo::Interface,
 };
+use mpvpn_packet::public::machine_only_networks;
 
+use super::{
+    data_plane::ShardMessage,
+    packet_filter::{FilterMessage, FilterThread, UserProfiles},
+};
 use crate::{
     EngineError,
     packet_io::{TUN_QUEUE_PACKETS, undo_changes},
+    shards::Outbox,
 };
 
 /// The TUN device's MTU before the paths of a client are known (bytes). Chosen: fits most paths.
@@ -18,14 +26,17 @@ const INITIAL_MTU: u32 = 1400;
 
 /// The network configuration of a server.
 pub(super) struct Machine {
+    /// Ends first: it installs rules again that are removed.
+    filter: Option<FilterThread>,
     net: ServerNet,
     undo: UndoJournal,
 }
 
 impl Machine {
-    /// Opens one TUN queue per shard, and applies the configuration.
+    /// Opens one TUN queue per shard, and applies the configuration. `profiles`: the rules for packets of each user.
     pub(super) fn up(
         config: &ServerConfig,
+        profiles: &[Profile],
         mut undo: UndoJournal,
         shards: u8,
     ) -> Result<(Self, Vec<Tun>), EngineError> {
@@ -48,9 +59,25 @@ impl Machine {
             subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
             mtu: INITIAL_MTU,
             nat,
+            access: PacketAccess {
+                is_isolated: config.isolate,
+                blocked: machine_only_networks(),
+                profiles: profiles.to_vec(),
+            },
         };
         let net = ServerNet::configure(&mut undo, &net)?;
-        Ok((Self { net, undo }, queues))
+        Ok((Self { filter: None, net, undo }, queues))
+    }
+
+    /// Starts to filter sessions by the rules of their users. `shards`: the mailboxes of all shards, in order.
+    pub(super) fn start_filter(
+        &mut self,
+        users: UserProfiles,
+        shards: Vec<Outbox<ShardMessage>>,
+    ) -> Result<Outbox<FilterMessage>, EngineError> {
+        let (profiles, nat) = (self.net.session_profiles(), self.net.nat_rules().cloned());
+        let filter = self.filter.insert(FilterThread::start(profiles, nat, users, shards)?);
+        Ok(filter.messages())
     }
 
     /// The server's addresses in the tunnel, with the subnets' prefix lengths.
@@ -65,6 +92,7 @@ impl Machine {
 
     /// Undoes all changes.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
+        drop(self.filter.take());
         undo_changes(&mut self.undo)
     }
 }

@@ -16,14 +16,14 @@ pub(crate) struct Outbox<T> {
 }
 
 /// Both ends; `wake` wakes the owner of the inbox.
-pub(super) fn mailbox<T>(wake: PollWaker) -> (Outbox<T>, Inbox<T>) {
+pub(crate) fn mailbox<T>(wake: PollWaker) -> (Outbox<T>, Inbox<T>) {
     let (messages, inbox) = channel();
     (Outbox { messages, wake }, Inbox(inbox))
 }
 
 impl<T> Inbox<T> {
     /// The next message.
-    pub(super) fn next(&self) -> Option<T> {
+    pub(crate) fn next(&self) -> Option<T> {
         self.0.try_recv().ok()
     }
 }

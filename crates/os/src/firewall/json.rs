@@ -27,6 +27,12 @@ pub(crate) fn hook_chain(
     std::iter::once(chain).chain(add_rules(table, hook, rules)).collect()
 }
 
+/// A chain that others go to, with its rules.
+pub(crate) fn chain(table: &str, name: &str, rules: &[Vec<Value>]) -> Vec<Value> {
+    let chain = json!({"add": {"chain": {"family": "inet", "table": table, "name": name}}});
+    std::iter::once(chain).chain(add_rules(table, name, rules)).collect()
+}
+
 fn add_rules(table: &str, chain: &str, rules: &[Vec<Value>]) -> Vec<Value> {
     let rule =
         |expr| json!({"add": {"rule": {"family": "inet", "table": table, "chain": chain, "expr": expr}}});
@@ -35,20 +41,26 @@ fn add_rules(table: &str, chain: &str, rules: &[Vec<Value>]) -> Vec<Value> {
 
 /// A set. nft refuses an empty list of elements, so none is left out.
 pub(crate) fn set(table: &str, name: &str, kind: &Value, elements: &[Value]) -> Value {
-    with_elements(json!({"family": "inet", "table": table, "name": name, "type": kind}), elements)
+    with_elements("set", json!({"family": "inet", "table": table, "name": name, "type": kind}), elements)
 }
 
 /// A set of networks.
 pub(crate) fn interval_set(table: &str, name: &str, kind: &str, elements: &[Value]) -> Value {
     let set = json!({"family": "inet", "table": table, "name": name, "type": kind, "flags": ["interval"]});
-    with_elements(set, elements)
+    with_elements("set", set, elements)
 }
 
-fn with_elements(mut set: Value, elements: &[Value]) -> Value {
+/// A map from keys to verdicts.
+pub(crate) fn verdict_map(table: &str, name: &str, kind: &str, elements: &[Value]) -> Value {
+    let map = json!({"family": "inet", "table": table, "name": name, "type": kind, "map": "verdict"});
+    with_elements("map", map, elements)
+}
+
+fn with_elements(object: &str, mut definition: Value, elements: &[Value]) -> Value {
     if !elements.is_empty() {
-        set["elem"] = json!(elements);
+        definition["elem"] = json!(elements);
     }
-    json!({"add": {"set": set}})
+    json!({"add": {object: definition}})
 }
 
 /// Adds elements to a set.
@@ -97,6 +109,14 @@ pub(crate) fn payload(protocol: &str, field: &str) -> Value {
 
 pub(crate) fn accept() -> Value {
     json!({"accept": null})
+}
+
+pub(crate) fn drop_silently() -> Value {
+    json!({"drop": null})
+}
+
+pub(crate) fn goto(chain: &str) -> Value {
+    json!({"goto": {"target": chain}})
 }
 
 /// Drops, and tells the sender by ICMP: communication administratively prohibited (RFC 1812, section 5.2.7.1; RFC 4443,

@@ -17,7 +17,7 @@ use super::{comparison, field, meta, prefix, text};
 use crate::netlink::Family;
 
 /// Protocols whose headers begin with ports: TCP, UDP, DCCP, SCTP and UDP-Lite (IANA, Assigned Internet Protocol Numbers).
-const PROTOCOLS_WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+pub(super) const PROTOCOLS_WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
 /// Some bits of a firewall mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -157,7 +157,7 @@ fn deduplicated<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {
 }
 
 /// Merges ranges that overlap or touch: nft refuses them in a set.
-fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
+pub(super) fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
     let mut merged_ranges: Vec<RangeInclusive<u16>> = Vec::new();
     for (first, last) in deduplicated(ranges) {
         match merged_ranges.last_mut() {

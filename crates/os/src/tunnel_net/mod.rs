@@ -23,7 +23,7 @@ pub use identity::{CLASS_MARKS, ClientNetConfig, INSTANCE_NUMBERS, LINK_NUMBERS}
 pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance};
 pub use inbound::InboundNet;
 pub use kept_networks::is_private;
-pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
+pub use server::{Nat, PacketAccess, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -75,6 +75,8 @@ fn prepare_device(name: &str) {
         ("ipv4", "rp_filter", "0"),
         // Clients reach each other through this device only: there is no better next hop for an ICMP redirect.
         ("ipv4", "send_redirects", "0"),
+        // A source route would lead past filters, which see the next hop only.
+        ("ipv4", "accept_source_route", "0"),
     ];
     for (family, setting, value) in settings {
         let _ = sysctl::write(&sysctl::interface_key(family, name, setting), value);

@@ -1,11 +1,12 @@
-//! The network configuration of a server: its addresses, forwarding, and source NAT for packets of clients to other networks.
+//! The network configuration of a server: its addresses, forwarding, the filter of its clients' packets, and source NAT for those
+//! to other networks.
 
 use ipnet::IpNet;
 
 use super::{AppliedSteps, Families, enable_forwarding, prepare_device};
 use crate::{
     error::OsError,
-    firewall::{Exit, Masquerade, Origin, Rules},
+    firewall::{ClientFilter, Exit, Masquerade, Origin, Profile, Rules, SessionProfiles},
     netlink::Netlink,
     undo::{Interface, Step, UndoJournal},
 };
@@ -21,6 +22,19 @@ pub struct ServerNetConfig {
     pub mtu: u32,
     /// Translation of the clients' addresses.
     pub nat: Nat,
+    /// Which packets of clients the machine forwards and takes.
+    pub access: PacketAccess,
+}
+
+/// Which packets of clients a server's machine forwards and takes.
+#[derive(Clone, Debug, Default)]
+pub struct PacketAccess {
+    /// Whether clients reach each other.
+    pub is_isolated: bool,
+    /// Networks that packets do not reach where no rule fits.
+    pub blocked: Vec<IpNet>,
+    /// The rules of kinds of users; the first counts for sessions without a profile of their own.
+    pub profiles: Vec<Profile>,
 }
 
 /// Address translation at the server.
@@ -38,6 +52,8 @@ pub struct ServerNet {
     tun: Interface,
     netlink: Netlink,
     addresses: Vec<IpNet>,
+    filter: ClientFilter,
+    nat_rules: Option<Rules>,
     _applied: AppliedSteps,
 }
 
@@ -51,13 +67,21 @@ impl ServerNet {
         netlink.set_up(config.tun.index)?;
 
         let addresses: Vec<IpNet> = config.subnets.iter().copied().map(first_address).collect();
-        let mut steps: Vec<Step> = addresses
-            .iter()
-            .map(|&address| Step::Address { interface: config.tun.clone(), address })
-            .collect();
-        if config.nat == Nat::Masquerade {
-            steps.push(Step::Firewall { rules: nat_rules(config) });
-        }
+        let filter = ClientFilter {
+            tun: config.tun.name.clone(),
+            addresses: addresses.clone(),
+            // Clients whose addresses are translated have none beyond the server.
+            accepts_inbound: config.nat == Nat::None,
+            is_isolated: config.access.is_isolated,
+            blocked: config.access.blocked.clone(),
+            profiles: config.access.profiles.clone(),
+        };
+        let mut steps = vec![Step::ClientFilter(filter.clone())];
+        steps.extend(
+            addresses.iter().map(|&address| Step::Address { interface: config.tun.clone(), address }),
+        );
+        let nat_rules = (config.nat == Nat::Masquerade).then(|| nat_rules(config));
+        steps.extend(nat_rules.clone().map(|rules| Step::Firewall { rules }));
         let mut applied = AppliedSteps::default();
         applied.change_to(undo, steps)?;
         let families = Families {
@@ -65,12 +89,22 @@ impl ServerNet {
             v6: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V6(_))),
         };
         enable_forwarding(undo, &mut netlink, families)?;
-        Ok(Self { tun: config.tun.clone(), netlink, addresses, _applied: applied })
+        Ok(Self { tun: config.tun.clone(), netlink, addresses, filter, nat_rules, _applied: applied })
+    }
+
+    /// The profiles of sessions; all have the first one.
+    pub fn session_profiles(&self) -> SessionProfiles {
+        SessionProfiles::new(self.filter.clone())
     }
 
     /// The server's addresses in the tunnel, with the prefix lengths of the subnets.
     pub fn addresses(&self) -> &[IpNet] {
         &self.addresses
+    }
+
+    /// The rules that translate addresses.
+    pub fn nat_rules(&self) -> Option<&Rules> {
+        self.nat_rules.as_ref()
     }
 
     /// Changes the MTU of the TUN device, in bytes.

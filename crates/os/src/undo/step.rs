@@ -60,6 +60,8 @@ pub enum Step {
         /// The rules in the table.
         rules: firewall::Rules,
     },
+    /// Installs the table that filters packets of a server's clients.
+    ClientFilter(firewall::ClientFilter),
     /// Changes a kernel parameter; it is restored only if it still has the value `set`, and no other instance needs it.
     Sysctl {
         /// The parameter, as a path below `/proc/sys`.
@@ -98,6 +100,7 @@ impl Step {
             Self::Route { route, .. } => netlink.add_route(route),
             Self::Rule { rule } => netlink.add_rule(rule),
             Self::Firewall { rules } => firewall::install(rules),
+            Self::ClientFilter(filter) => filter.install(),
             Self::Sysctl { key, before, set } => {
                 owners.claim(&sysctl_key(key), before, set, || sysctl::write(key, set))
             }
@@ -127,6 +130,7 @@ impl Step {
             Self::Route { route, .. } => ignore_gone(netlink.del_route(route)),
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),
             Self::Firewall { rules } => firewall::remove(&rules.name),
+            Self::ClientFilter(filter) => filter.remove(),
             Self::Sysctl { key, before, set } => {
                 owners.release(&sysctl_key(key), before, set, |before| restore_sysctl(key, before, set))
             }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets, processes and clocks")]
 
+mod client_filter;
 mod common;
 mod instances;
 mod kill_switch;

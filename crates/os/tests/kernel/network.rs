@@ -18,7 +18,7 @@ use mpvpn_os::{
     sysctl,
     tunnel_net::{
         ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
-        Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
+        PacketAccess, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
     undo::{Interface, Step},
 };
@@ -400,6 +400,7 @@ fn a_server_forwards_and_translates_and_reverts_it() {
             subnets: vec![net("10.9.0.0/24"), net("fd00:9::/64")],
             mtu: 1400,
             nat: Nat::Masquerade,
+            access: PacketAccess::default(),
         };
         let server = ServerNet::configure(&mut undo, &config).unwrap();
         assert_eq!(server.addresses(), [net("10.9.0.1/24"), net("fd00:9::1/64")]);
@@ -425,8 +426,13 @@ fn a_server_refuses_a_subnet_that_another_interface_has() {
         let before = state();
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let config =
-            ServerNetConfig { tun: t0, subnets: vec![net("192.0.2.0/24")], mtu: 1400, nat: Nat::Masquerade };
+        let config = ServerNetConfig {
+            tun: t0,
+            subnets: vec![net("192.0.2.0/24")],
+            mtu: 1400,
+            nat: Nat::Masquerade,
+            access: PacketAccess::default(),
+        };
         let error = ServerNet::configure(&mut undo, &config).unwrap_err();
         assert!(matches!(&error, OsError::SubnetInUse { interface, .. } if interface == "eth0"), "{error}");
         assert_eq!(state(), before);

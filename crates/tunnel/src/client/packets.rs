@@ -120,6 +120,11 @@ impl Client {
         let Ok(view) = ip::parse(packet) else { return };
         let gateway = session.gateway();
         if !session.may_send(&view) {
+            if is_link_local(view.dst()) {
+                self.send_icmp_error(packet, |packet, from| {
+                    icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
+                });
+            }
             return;
         }
         if !session.has_route_to(view.dst()) {

@@ -21,7 +21,7 @@ use super::{
     reinjection::Reinjection, sequence::Sequencer,
 };
 use crate::{
-    ClassLimits, ClassProfile, ClientConfig, ConnectionNumber, ServerConfig, TunnelMode, client::Links,
+    ClassProfile, ClientConfig, ConnectionNumber, ServerConfig, TunnelMode, UserLimits, client::Links,
     shapers::Shapers,
 };
 
@@ -363,7 +363,7 @@ pub(crate) struct ServerNegotiation<'a> {
 /// What a server knows about a client that it admitted to CONNECT-IP.
 pub(crate) struct AdmittedClient {
     pub(crate) member: ConnectionNumber,
-    pub(crate) limits: ClassLimits,
+    pub(crate) limits: UserLimits,
     /// The shapers of the client's links.
     pub(crate) shapers: Shapers,
     /// The prefixes of the server's tunnel network.

@@ -11,12 +11,67 @@ use mpvpn_masque::{
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
-use super::{Server, ServerEvent};
-use crate::{AddressSet, SessionSecret, events::ServerChange};
+use super::{
+    FilterRequest, Server, ServerEvent,
+    peer::{AuthenticatedPeer, NextGrant, Peer, PendingGrant},
+};
+use crate::{AddressSet, ConnectionSlot, SessionSecret, events::ServerChange};
+
+/// Requests for addresses of one connection that are answered once its packets are filtered. An honest client has one for each
+/// class. More: more memory for a client that asks again and again; fewer: requests of an honest one stay without an answer.
+const MAX_WAITING_REQUESTS: usize = 4 * AddressSet::MAX;
 
 impl Server {
-    /// Assigns addresses to a session and sends them to the client, in answer to the requests `asked`.
+    /// Assigns addresses to a session, in answer to the requests `asked`, as soon as its packets are filtered.
     pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
+        if !self.config.auth.has_rules_of_users() {
+            return self.send_assignment(id, addresses, asked);
+        }
+        let shard = self.shard.index();
+        let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
+        let Some(AuthenticatedPeer { user, tunnel: Some(tunnel), .. }) =
+            authenticated.map(|peer| &mut **peer)
+        else {
+            return;
+        };
+        let mut waiting = match &mut tunnel.grant {
+            PendingGrant::None => Vec::new(),
+            PendingGrant::Filtering { next } => next.take().map_or(Vec::new(), |next| next.asked),
+        };
+        waiting.extend(asked.iter().take(MAX_WAITING_REQUESTS.saturating_sub(waiting.len())));
+        if let PendingGrant::Filtering { next } = &mut tunnel.grant {
+            *next = Some(Box::new(NextGrant { addresses, asked: waiting }));
+            return;
+        }
+        tunnel.grant = PendingGrant::Filtering { next: None };
+        let connection = ConnectionSlot { shard, connection: id, serial: tunnel.serial };
+        let request = FilterRequest { user: user.clone(), addresses, connection, asked: waiting };
+        self.events.push_back(ServerEvent::Filter(Box::new(request)));
+    }
+
+    /// The packets of a session are filtered by the rules of its user: it gets its addresses.
+    pub fn on_filtered(&mut self, request: &FilterRequest) {
+        if !self.awaits(request) {
+            return;
+        }
+        let id = request.connection.connection;
+        let tunnel = self.peers.get_mut(id).and_then(Peer::tunnel_mut);
+        let pending = tunnel.map(|tunnel| std::mem::take(&mut tunnel.grant));
+        self.send_assignment(id, request.addresses, &request.asked);
+        if let Some(PendingGrant::Filtering { next: Some(next) }) = pending {
+            self.grant(id, next.addresses, &next.asked);
+        }
+        self.peers.mark_sends(id);
+    }
+
+    /// Whether the tunnel of a request exists.
+    pub(super) fn awaits(&self, request: &FilterRequest) -> bool {
+        let tunnel = self.peers.get(request.connection.connection).and_then(Peer::tunnel);
+        tunnel.is_some_and(|tunnel| tunnel.serial == request.connection.serial)
+    }
+
+    /// Assigns addresses to a session and sends them to the client.
+    fn send_assignment(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
         let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
         let Some(authenticated) = authenticated else { return };
         let (Some(tunnel), Some(request)) = (&mut authenticated.tunnel, &authenticated.request) else {

@@ -9,7 +9,7 @@ use mpvpn_quic::ServerSetup;
 
 #[cfg(doc)]
 use super::Server;
-use crate::{ClassLimits, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpId};
+use crate::{AddressSet, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpId, UserLimits};
 
 /// A response of the web site: header section and content.
 pub type SiteResponse = (Headers, Bytes);
@@ -23,9 +23,15 @@ pub trait Authenticate: Send {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String>;
 
     /// The limits of a user.
-    fn limits(&self, user: &str) -> ClassLimits {
+    fn limits(&self, user: &str) -> UserLimits {
         let _ = user;
-        ClassLimits::default()
+        UserLimits::default()
+    }
+
+    /// Whether the edge filters the packets of users by different rules. Then sessions get their addresses after it has
+    /// answered [`ServerEvent::Filter`].
+    fn has_rules_of_users(&self) -> bool {
+        false
     }
 }
 
@@ -64,6 +70,9 @@ pub struct ServerConfig {
 pub enum ServerEvent {
     /// The largest MTU of the clients of all shards has changed (bytes).
     Mtu(usize),
+    /// A session is about to use addresses: filter its packets by the rules of its user, then call [`Server::on_filtered`].
+    /// Requests of a shard must be handled in their order, and before that shard is called again.
+    Filter(Box<FilterRequest>),
     /// A connection at another shard was replaced: call [`Server::close_replaced`] there.
     Replaced(ConnectionSlot),
     /// A client requests a TCP connection: answer with [`Server::relay_opened`] or [`Server::relay_failed`].
@@ -93,6 +102,19 @@ pub enum ServerEvent {
     },
     /// A UDP flow is closed: the client ended it, or its connection is lost.
     UdpGone(UdpId),
+}
+
+/// Addresses that a session is about to use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilterRequest {
+    /// The user.
+    pub user: String,
+    /// The addresses.
+    pub addresses: AddressSet,
+    /// The connection that waits for them.
+    pub connection: ConnectionSlot,
+    /// The client's requests that the assignment answers.
+    pub(crate) asked: Vec<(u64, IpNet)>,
 }
 
 /// The outcome of a packet that was read from the TUN.

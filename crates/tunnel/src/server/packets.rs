@@ -16,7 +16,8 @@ use crate::{
     multipath::{DecodedDatagram, Gateway, decode_payload},
 };
 
-/// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1).
+/// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1) or link-local, as metadata of clouds
+/// are; none for a multicast group.
 fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
     let from = gateway.for_source(ip::parse(packet).ok()?.src())?;
     icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
@@ -56,12 +57,10 @@ impl Server {
             let addresses = tunnel.addresses;
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 let Ok(view) = ip::parse(&arrived.packet) else { continue };
-                if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
-                    || is_link_local(view.dst())
-                {
+                if !addresses.is_some_and(|addresses| addresses.contains(view.src())) {
                     continue;
                 }
-                if !routes.contain(view.dst()) {
+                if is_link_local(view.dst()) || !routes.contain(view.dst()) {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
                         multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None);
                     }

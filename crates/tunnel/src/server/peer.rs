@@ -5,6 +5,7 @@
 
 use std::{collections::VecDeque, net::IpAddr};
 
+use ipnet::IpNet;
 use mpvpn_masque::h3::Side;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, LostReason, StreamId};
@@ -78,12 +79,34 @@ pub(super) struct Tunnel {
     /// Whether a later connection with the same number has replaced it.
     pub(super) replaced: bool,
     pub(super) addresses: Option<AddressSet>,
+    pub(super) grant: PendingGrant,
     pub(super) since: Instant,
     /// Whether packets for the client may be sent here. A joined connection must have delivered packets first: then the
     /// shard of the client that has it is ready.
     pub(super) downlink_ready: bool,
     /// The MTU with which it is counted in `ClientMtus` (bytes).
     pub(super) counted_mtu: Option<usize>,
+}
+
+/// An assignment of addresses that waits until packets from these are filtered.
+#[derive(Debug, Default)]
+pub(super) enum PendingGrant {
+    /// There is none.
+    #[default]
+    None,
+    /// The edge was asked to filter.
+    Filtering {
+        /// Addresses and requests to answer after that.
+        next: Option<Box<NextGrant>>,
+    },
+}
+
+/// An assignment that follows one that waits.
+#[derive(Debug)]
+pub(super) struct NextGrant {
+    pub(super) addresses: AddressSet,
+    /// The client's requests that it answers.
+    pub(super) asked: Vec<(u64, IpNet)>,
 }
 
 impl Peer {
@@ -205,7 +228,7 @@ impl Peer {
         let Some(authenticated) = &self.authenticated else {
             return Some(self.since + REQUEST_TIMEOUT).filter(|at| *at > now);
         };
-        let address_due = self.tunnel().filter(|tunnel| tunnel.addresses.is_none());
+        let address_due = self.tunnel().filter(|tunnel| tunnel.awaits_address_request());
         let address_due = address_due.map(|tunnel| tunnel.since + ADDRESS_REQUEST_TIMEOUT);
         authenticated.multipath.poll_timeout(now, connection).into_iter().chain(address_due).min()
     }
@@ -264,8 +287,13 @@ impl AuthenticatedPeer {
 }
 
 impl Tunnel {
+    /// Whether it has no addresses, nor will have them soon.
+    fn awaits_address_request(&self) -> bool {
+        self.addresses.is_none() && matches!(self.grant, PendingGrant::None)
+    }
+
     /// Whether its client has sent no ADDRESS_REQUEST in time.
     pub(super) fn has_missed_address_request(&self, now: Instant) -> bool {
-        self.addresses.is_none() && now.saturating_duration_since(self.since) >= ADDRESS_REQUEST_TIMEOUT
+        self.awaits_address_request() && now.saturating_duration_since(self.since) >= ADDRESS_REQUEST_TIMEOUT
     }
 }

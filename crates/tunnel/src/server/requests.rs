@@ -15,7 +15,7 @@ use mpvpn_types::Instant;
 
 use super::{
     Server,
-    peer::{AuthenticatedPeer, Peer, Tunnel},
+    peer::{AuthenticatedPeer, Peer, PendingGrant, Tunnel},
 };
 use crate::{
     ConnectionNumber, SessionSecret, TunnelMode,
@@ -160,14 +160,19 @@ impl Server {
         };
         let secret = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
         let limits = self.config.auth.limits(&user);
-        let (shard, classes) = (self.shard.index(), limits.max_classes);
-        let admission = AdmissionRequest { user: &user, secret, number, classes, shard, connection: id };
+        let shard = self.shard.index();
+        let admission = AdmissionRequest { user: &user, secret, number, limits, shard, connection: id };
         let entry =
             self.registry.admit(&admission, || (self.config.new_secret)()).map_err(|error| match error {
                 AdmissionError::ServerFull => reject(503, "the server is full"),
+                AdmissionError::TooManySessions(count) => {
+                    let reason =
+                        format!("the user {user} has as many sessions as max-sessions allows: {count}");
+                    Rejection::new(503, reason)
+                }
                 AdmissionError::UnknownSession => reject(409, "no such session to be a member of"),
                 AdmissionError::TooManyClasses => {
-                    Rejection::new(403, format!("too many classes: allowed are {classes}"))
+                    Rejection::new(403, format!("too many classes: allowed are {}", limits.max_classes))
                 }
             })?;
         if let Some(slot) = entry.replaced {
@@ -209,6 +214,7 @@ impl Server {
             resumed: entry.addresses.is_some(),
             replaced: false,
             addresses: None,
+            grant: PendingGrant::None,
             since: now,
             downlink_ready: number == ConnectionNumber::INITIAL,
             counted_mtu: None,

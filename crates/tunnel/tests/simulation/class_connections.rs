@@ -8,7 +8,7 @@ use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{
-    ClassConnections, ClassLimits, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport,
+    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport, UserLimits,
 };
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
@@ -270,7 +270,7 @@ fn classes_come_and_go_while_others_stay() {
 
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
-    let mut stage = Stage::with(World::with_limits(ClassLimits { max_classes: 2, ..ClassLimits::default() }));
+    let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
     stage.carried_by(BACKUP);
     stage.world.run(2 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
@@ -401,7 +401,7 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
 
 #[test]
 fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
-    let mut stage = Stage::with(World::with_limits(ClassLimits { max_classes: 2, ..ClassLimits::default() }));
+    let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
     let (own, their) = stage.ends(UPLOAD);
     let mut app = App::new(own, their, 1000);
     stage.exchange(&mut app, SECOND);

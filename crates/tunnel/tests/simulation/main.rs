@@ -6,6 +6,7 @@
     reason = "a world is a library for its tests, and needs an instant to begin with"
 )]
 
+mod access;
 mod chaos;
 mod class_connections;
 mod classes;

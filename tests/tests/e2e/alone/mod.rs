@@ -6,4 +6,5 @@
 
 mod blocked_udp;
 mod bonding;
+mod pipes;
 mod the_stage;

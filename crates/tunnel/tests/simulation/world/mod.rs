@@ -26,16 +26,16 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    AddressesInUse, Assignment, ClassConnections, ClassLimits, ClassProfile, ClassSetup, Client,
-    ClientConfig, ClientError, ClientEvent, ClientState, ConnectionNumber, Server, ServerEvent, TunOutcome,
-    TunnelMode, UdpId,
+    AddressesInUse, Assignment, ClassConnections, ClassProfile, ClassSetup, Client, ClientConfig,
+    ClientError, ClientEvent, ClientState, ConnectionNumber, FilterRequest, Server, ServerEvent, TunOutcome,
+    TunnelMode, UdpId, UserLimits,
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
 pub use self::wire::{Link, pipe_of};
 use self::{
     record::{End, Record},
-    servers::{AnyCertificate, EVERYWHERE, Identity, new_servers, options, provider},
+    servers::{AnyCertificate, EVERYWHERE, Identity, Users, new_servers, options, provider},
     wire::{HEADERS, Wire, way_of},
 };
 
@@ -131,6 +131,8 @@ pub struct World {
     pub routes: &'static [&'static str],
     /// Packets that one shard handed over to another.
     pub handed: usize,
+    /// Sessions that wait until their packets are filtered.
+    pub filter_requests: Vec<FilterRequest>,
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
     /// Which TCP connections of clients that are added travel as streams.
@@ -169,9 +171,18 @@ impl World {
     }
 
     /// A server with limits for its users.
-    pub fn with_limits(limits: ClassLimits) -> Self {
+    pub fn with_limits(limits: UserLimits) -> Self {
+        Self::with_users(Users { limits, ..Users::default() })
+    }
+
+    /// A server with rules for the packets of its users. The test answers its requests in `filter_requests`.
+    pub fn with_rules_of_users() -> Self {
+        Self::with_users(Users { have_rules: true, ..Users::default() })
+    }
+
+    fn with_users(users: Users) -> Self {
         let mut world = Self::new();
-        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, limits, EVERYWHERE);
+        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, EVERYWHERE);
         world
     }
 
@@ -181,17 +192,11 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(
-                &identity,
-                TunnelMode::Packets,
-                0,
-                shards,
-                ClassLimits::default(),
-                EVERYWHERE,
-            ),
+            servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), EVERYWHERE),
             routes: EVERYWHERE,
             server_mode: TunnelMode::Packets,
             handed: 0,
+            filter_requests: Vec::new(),
             machines: Vec::new(),
             at_server: Vec::new(),
             flow_rules: Rules::default(),
@@ -338,7 +343,7 @@ impl World {
             self.server_mode,
             self.secrets,
             shards,
-            ClassLimits::default(),
+            Users::default(),
             self.routes,
         );
     }
@@ -473,6 +478,7 @@ impl World {
                 match event {
                     ServerEvent::Replaced(seat) => replaced.push(seat),
                     ServerEvent::Mtu(_) => {}
+                    ServerEvent::Filter(request) => self.filter_requests.push(*request),
                     ServerEvent::Connect { relay, to, .. }
                         if let Some((_, failure)) = self.refuses.iter().find(|(other, _)| *other == to) =>
                     {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig, TunnelMode};
+use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
 use super::{DNS, TOKEN};
@@ -28,9 +28,14 @@ impl Identity {
     }
 }
 
-struct Tokens(ClassLimits);
+/// What a server knows of its users.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Users {
+    pub(super) limits: UserLimits,
+    pub(super) have_rules: bool,
+}
 
-impl Authenticate for Tokens {
+impl Authenticate for Users {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
         match authorization {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
@@ -38,8 +43,12 @@ impl Authenticate for Tokens {
         }
     }
 
-    fn limits(&self, _: &str) -> ClassLimits {
-        self.0
+    fn limits(&self, _: &str) -> UserLimits {
+        self.limits
+    }
+
+    fn has_rules_of_users(&self) -> bool {
+        self.have_rules
     }
 }
 
@@ -102,7 +111,7 @@ pub(super) fn new_servers(
     mode: TunnelMode,
     first_secret: u8,
     shards: u8,
-    limits: ClassLimits,
+    users: Users,
     routes: &[&str],
 ) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
@@ -127,7 +136,7 @@ pub(super) fn new_servers(
             routes: routes.iter().map(|net| net.parse().unwrap()).collect(),
             offers_streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
-            auth: Box::new(Tokens(limits)),
+            auth: Box::new(users),
             site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
             hide_wrong_credentials: false,
             max_clients: 200,

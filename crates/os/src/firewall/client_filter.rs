@@ -1,0 +1,306 @@
+//! What clients of a server reach by packets, and who reaches them.
+//!
+//! In: the rules of kinds of users as [`Profile`]s, the server's networks, and which profile each session's addresses have. Out:
+//! the table `inet mpvpn_<tun>_clients`. Always holds: it judges the address that a packet is sent to, before any
+//! destination translation; the first rule of a profile that fits decides, and where none fits, the defaults of
+//! [`ClientFilter`] do; replies of clients always pass; refusals are ICMP "administratively prohibited". An address that the maps do not
+//! have gets the first profile, so most sessions need no change of the table.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{
+    apply_json,
+    json::{
+        accept, add_table, any_of, chain, ct, drop_silently, equal, goto, hook_chain, meta, network,
+        not_equal, payload, reject, remove_table, verdict_map,
+    },
+    list,
+    marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
+    table_name,
+};
+use crate::error::OsError;
+
+/// After connection tracking (-200), before destination translation (`dstnat` of nft(8), -100): rules are about the address
+/// that the client uses. It is `mangle` of nft(8).
+const PRIORITY: i32 = -150;
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FilterRule {
+    /// Whether packets that fit pass.
+    pub allow: bool,
+    /// Destinations; all if it is empty.
+    pub to: Vec<IpNet>,
+    /// Ranges of destination ports, both ends included; all ports and protocols if it is empty.
+    pub ports: Vec<(u16, u16)>,
+}
+
+/// The rules of one kind of user, in their order.
+pub type Profile = Vec<FilterRule>;
+
+/// The filter of one server.
+///
+/// Where no rule fits, packets of clients reach the server's addresses in the tunnel, and everything else but `blocked` networks
+/// and the other addresses of the server's machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClientFilter {
+    /// The TUN device.
+    pub tun: String,
+    /// The server's addresses in the tunnel, with the prefix lengths of the clients' networks.
+    pub addresses: Vec<IpNet>,
+    /// Whether clients are kept from each other, whatever the rules say.
+    pub is_isolated: bool,
+    /// Whether packets from other interfaces may open connections to clients.
+    pub accepts_inbound: bool,
+    /// Networks that packets do not reach where no rule fits.
+    pub blocked: Vec<IpNet>,
+    /// Profiles. The first counts for addresses without an entry in [`SessionProfiles`].
+    pub profiles: Vec<Profile>,
+}
+
+impl ClientFilter {
+    /// Installs the table in place of the one before, in one transaction. No session has a profile of its own.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses it.
+    pub fn install(&self) -> Result<(), OsError> {
+        self.install_with(&BTreeMap::new())
+    }
+
+    /// Removes the table; it is fine if there is none.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses.
+    pub fn remove(&self) -> Result<(), OsError> {
+        let table = self.table();
+        apply_json(&table, &json!({"nftables": remove_table(&table)}))
+    }
+
+    fn install_with(&self, sessions: &BTreeMap<IpAddr, usize>) -> Result<(), OsError> {
+        apply_json(&self.table(), &self.transaction(sessions))
+    }
+
+    fn table(&self) -> String {
+        format!("{}_clients", table_name(&self.tun))
+    }
+
+    fn transaction(&self, sessions: &BTreeMap<IpAddr, usize>) -> Value {
+        let table = self.table();
+        let mut commands = remove_table(&table).to_vec();
+        commands.push(add_table(&table));
+        commands.extend(chain(&table, "default", &self.default_rules()));
+        let no_rules = Profile::new();
+        let first = self.profiles.first().unwrap_or(&no_rules);
+        for (number, profile) in std::iter::once(first).chain(self.profiles.iter().skip(1)).enumerate() {
+            let mut rules: Vec<_> = profile.iter().flat_map(statements).collect();
+            rules.push(vec![goto("default")]);
+            commands.extend(chain(&table, &profile_chain(number), &rules));
+        }
+        for is_v4 in [true, false] {
+            let of_family = sessions.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
+            let elements: Vec<Value> =
+                of_family.map(|(address, profile)| element(*address, *profile)).collect();
+            let kind = if is_v4 { "ipv4_addr" } else { "ipv6_addr" };
+            commands.push(verdict_map(&table, map_name(is_v4), kind, &elements));
+        }
+        commands.extend(chain(&table, "from_clients", &self.rules_from_clients()));
+        let rules = self.prerouting_rules();
+        commands.extend(hook_chain((&table, "prerouting", "filter"), PRIORITY, "accept", &rules));
+        json!({"nftables": commands})
+    }
+
+    fn prerouting_rules(&self) -> Vec<Vec<Value>> {
+        let mut rules = vec![
+            vec![equal(meta("iifname"), json!(self.tun)), goto("from_clients")],
+            vec![equal(meta("iifname"), json!("lo")), accept()],
+        ];
+        if !self.accepts_inbound {
+            let is_known = json!(["established", "related"]);
+            rules.extend(self.addresses.iter().map(|address| {
+                vec![to(&address.trunc()), not_equal(ct("state"), any_of(is_known.clone())), drop_silently()]
+            }));
+        }
+        rules
+    }
+
+    fn rules_from_clients(&self) -> Vec<Vec<Value>> {
+        let look_up = |is_v4: bool| {
+            let protocol = if is_v4 { "ip" } else { "ip6" };
+            let map = format!("@{}", map_name(is_v4));
+            vec![json!({"vmap": {"key": payload(protocol, "saddr"), "data": map}})]
+        };
+        let mut rules = vec![
+            // Answers of clients. Packets of connections that clients opened are judged one by one.
+            vec![equal(ct("state"), json!("established")), equal(ct("direction"), json!("reply")), accept()],
+            vec![
+                equal(ct("state"), json!("related")),
+                equal(meta("l4proto"), any_of(json!(["icmp", "ipv6-icmp"]))),
+                accept(),
+            ],
+        ];
+        if self.is_isolated {
+            rules.extend(self.addresses.iter().map(|address| {
+                let is_other = not_equal(payload(protocol_of(address), "daddr"), json!(address.addr()));
+                vec![to(&address.trunc()), is_other, reject()]
+            }));
+        }
+        rules.extend([look_up(true), look_up(false), vec![goto(&profile_chain(0))]]);
+        rules
+    }
+
+    fn default_rules(&self) -> Vec<Vec<Value>> {
+        let own = self.addresses.iter().map(|address| vec![to(&IpNet::from(address.addr())), accept()]);
+        let blocked = self.blocked.iter().map(|net| vec![to(net), reject()]);
+        let is_one_of = |kinds: &[&str]| {
+            equal(json!({"fib": {"result": "type", "flags": ["daddr"]}}), any_of(json!(kinds)))
+        };
+        let machine = [
+            vec![is_one_of(&["local", "anycast"]), reject()],
+            // No errors about packets to several hosts (RFC 1122, section 3.2.2).
+            vec![is_one_of(&["broadcast", "multicast"]), drop_silently()],
+        ];
+        own.chain(blocked).chain(machine).chain([vec![accept()]]).collect()
+    }
+}
+
+/// The profiles of sessions, in force.
+#[derive(Debug)]
+pub struct SessionProfiles {
+    filter: ClientFilter,
+    /// Addresses that have another profile than the first one.
+    assigned: BTreeMap<IpAddr, usize>,
+}
+
+impl SessionProfiles {
+    /// Those of a filter that was just installed: all addresses have the first profile.
+    pub fn new(filter: ClientFilter) -> Self {
+        Self { filter, assigned: BTreeMap::new() }
+    }
+
+    /// Gives addresses their profiles, in one transaction. The later entry for an address counts. Without a difference nothing
+    /// is done.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses; then nothing has changed.
+    pub fn change(&mut self, wanted: impl IntoIterator<Item = (IpAddr, usize)>) -> Result<(), OsError> {
+        let mut differing: BTreeMap<IpAddr, usize> = wanted.into_iter().collect();
+        differing.retain(|address, profile| self.profile(*address) != *profile);
+        if differing.is_empty() {
+            return Ok(());
+        }
+        let table = self.filter.table();
+        let mut commands = Vec::new();
+        for is_v4 in [true, false] {
+            let of_family = || differing.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
+            let before =
+                of_family().filter_map(|(address, _)| Some(element(*address, *self.assigned.get(address)?)));
+            let after = of_family().filter(|(_, profile)| **profile != 0);
+            let after = after.map(|(address, profile)| element(*address, *profile));
+            let change = |command: &str, elements: Vec<Value>| {
+                let name = map_name(is_v4);
+                let map = json!({"family": "inet", "table": table, "name": name, "elem": elements});
+                (!elements.is_empty()).then(|| json!({command: {"element": map}}))
+            };
+            commands.extend(change("delete", before.collect()));
+            commands.extend(change("add", after.collect()));
+        }
+        apply_json(&table, &json!({"nftables": commands}))?;
+        for (address, profile) in differing {
+            match profile {
+                0 => self.assigned.remove(&address),
+                profile => self.assigned.insert(address, profile),
+            };
+        }
+        Ok(())
+    }
+
+    /// Installs the table again if another program has removed it; returns whether it had.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses the table.
+    pub fn repair(&self) -> Result<bool, OsError> {
+        if list(&self.filter.table())?.is_some() {
+            return Ok(false);
+        }
+        self.filter.install_with(&self.assigned)?;
+        Ok(true)
+    }
+
+    fn profile(&self, address: IpAddr) -> usize {
+        self.assigned.get(&address).copied().unwrap_or(0)
+    }
+}
+
+fn element(address: IpAddr, profile: usize) -> Value {
+    json!([address.to_string(), goto(&profile_chain(profile))])
+}
+
+fn profile_chain(number: usize) -> String {
+    format!("profile_{number}")
+}
+
+fn map_name(is_v4: bool) -> &'static str {
+    if is_v4 { "profiles4" } else { "profiles6" }
+}
+
+/// A rule as expressions of nft: one for each family of its destinations.
+fn statements(rule: &FilterRule) -> Vec<Vec<Value>> {
+    let range = |ports: std::ops::RangeInclusive<u16>| json!({"range": [ports.start(), ports.end()]});
+    let ports: Vec<Value> = merged_ranges(&rule.ports).into_iter().map(range).collect();
+    let mut rest = Vec::new();
+    if !ports.is_empty() {
+        // In other protocols these bytes are not ports.
+        rest.push(equal(meta("l4proto"), any_of(json!(PROTOCOLS_WITH_PORTS))));
+        rest.push(equal(payload("th", "dport"), any_of(json!(ports))));
+    }
+    rest.push(if rule.allow { accept() } else { reject() });
+    if rule.to.is_empty() {
+        return vec![rest];
+    }
+    // nft refuses networks in a set that overlap.
+    let all = IpNet::aggregate(&rule.to);
+    let families = [true, false]
+        .map(|is_v4| -> Vec<&IpNet> { all.iter().filter(|net| net.addr().is_ipv4() == is_v4).collect() });
+    let families = families.into_iter().filter(|nets| !nets.is_empty());
+    let statement = |nets: Vec<&IpNet>| {
+        let values: Vec<Value> = nets.iter().map(|net| network(net)).collect();
+        let is_there = equal(payload(protocol_of(nets[0]), "daddr"), any_of(json!(values)));
+        [vec![is_there], rest.clone()].concat()
+    };
+    families.map(statement).collect()
+}
+
+fn to(net: &IpNet) -> Value {
+    equal(payload(protocol_of(net), "daddr"), network(net))
+}
+
+fn protocol_of(net: &IpNet) -> &'static str {
+    if net.addr().is_ipv4() { "ip" } else { "ip6" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_one_statement_for_each_family_of_its_destinations() {
+        let rule = |to: &[&str], ports: &[(u16, u16)]| FilterRule {
+            allow: false,
+            to: to.iter().map(|net| net.parse().unwrap()).collect(),
+            ports: ports.to_vec(),
+        };
+        let count = |rule: &FilterRule| statements(rule).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(count(&rule(&[], &[])), [1]);
+        assert_eq!(count(&rule(&[], &[(25, 25)])), [3]);
+        assert_eq!(count(&rule(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"], &[])), [2, 2]);
+        assert_eq!(count(&rule(&["10.0.0.0/8"], &[(1, 2), (2, 9)])), [4]);
+        let both = statements(&rule(&["10.0.0.0/8", "10.1.0.0/16"], &[(1, 2), (2, 9)]));
+        let text = json!(both).to_string();
+        assert!(text.contains("10.0.0.0") && !text.contains("10.1.0.0"), "{text}");
+        assert!(text.contains("[1,9]") && !text.contains("[2,9]"), "{text}");
+    }
+}
