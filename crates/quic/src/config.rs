@@ -55,6 +55,13 @@ const STREAM_WINDOW: u32 = 2304 << 10;
 /// The receive window of a connection (bytes): 42 unread streams do not stop the others. Larger: memory that a peer can demand;
 /// smaller: unread streams stop others.
 const RECEIVE_WINDOW: u32 = 96 << 20;
+/// Bidirectional streams that a client may have open at a server before it is authenticated. Chosen: a browser asks a site for
+/// some files at a time. More: memory and work that a stranger can demand; fewer: a slow site, and requests of a client's apps
+/// that wait one more round trip while it connects.
+const MAX_STRANGER_REQUESTS: u32 = 8;
+/// The receive window of a connection before its client is authenticated (bytes): some requests with the largest header
+/// sections. Larger: memory that a stranger can demand; smaller: requests that wait for credit.
+const STRANGER_RECEIVE_WINDOW: u32 = 128 << 10;
 /// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and long paths; larger:
 /// memory.
 const SEND_WINDOW: u64 = 16 << 20;
@@ -79,6 +86,26 @@ pub struct FlowControlWindows {
 impl Default for FlowControlWindows {
     fn default() -> Self {
         Self { stream: STREAM_WINDOW, connection: RECEIVE_WINDOW }
+    }
+}
+
+/// What a peer may demand by streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamLimits {
+    /// Bidirectional streams at a time.
+    pub(crate) requests: u32,
+    /// The receive window of the connection (bytes).
+    pub(crate) window: u32,
+}
+
+impl StreamLimits {
+    /// For clients at a server before they are authenticated. The window of a single stream cannot be raised later, so it stays
+    /// as it is: the connection's window is smaller.
+    fn of_strangers(self) -> Self {
+        Self {
+            requests: self.requests.min(MAX_STRANGER_REQUESTS),
+            window: self.window.min(STRANGER_RECEIVE_WINDOW),
+        }
     }
 }
 
@@ -123,6 +150,11 @@ impl TransportOptions {
     pub fn for_shards(shards: u8) -> Self {
         let default = Self::default();
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
+    }
+
+    /// The limits of streams for a peer that is trusted.
+    fn stream_limits(&self) -> StreamLimits {
+        StreamLimits { requests: MAX_REQUESTS, window: self.windows.connection }
     }
 
     /// For connections that send UDP payloads of at most `largest` bytes.
@@ -240,6 +272,8 @@ pub struct ServerSetup {
     pub(crate) over_udp: Arc<noq_proto::ServerConfig>,
     inside_tcp: Arc<noq_proto::ServerConfig>,
     pub(crate) endpoint: Arc<EndpointConfig>,
+    /// The limits of authenticated clients.
+    pub(crate) limits: StreamLimits,
     pub(crate) shard: Shard,
     pub(crate) qlog: Option<Arc<dyn QlogSink>>,
     cid_key: u64,
@@ -258,15 +292,20 @@ impl ServerSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
-        let mut config = |largest| {
+        let limits = options.stream_limits();
+        let mut config = |largest, limits: StreamLimits| {
             let mut transport = options.transport(largest);
-            transport.send_observed_address_reports(true);
+            transport
+                .send_observed_address_reports(true)
+                .max_concurrent_bidi_streams(VarInt::from_u32(limits.requests))
+                .receive_window(VarInt::from_u32(limits.window));
             Arc::new(config.transport_config(Arc::new(transport)).clone())
         };
         Ok(Self {
-            over_udp: config(options.max_udp_payload),
-            inside_tcp: config(options.max_udp_payload_inside_tcp),
+            over_udp: config(options.max_udp_payload, limits.of_strangers()),
+            inside_tcp: config(options.max_udp_payload_inside_tcp, limits),
             endpoint: Arc::new(options.endpoint(secret)),
+            limits,
             shard: Shard::ONLY,
             qlog: options.qlog.clone(),
             cid_key: cid_key(secret),
@@ -281,8 +320,18 @@ impl ServerSetup {
         Self { endpoint: Arc::new(endpoint), shard, ..self.clone() }
     }
 
-    /// The configuration of a connection from `remote`. Loopback addresses are those of connections inside TCP.
-    pub(crate) fn config(&self, remote: SocketAddr) -> &Arc<noq_proto::ServerConfig> {
-        if remote.ip().to_canonical().is_loopback() { &self.inside_tcp } else { &self.over_udp }
+    /// The configuration of a connection from `remote`, and its limits for streams once the client is authenticated, if they
+    /// are lower until then.
+    pub(crate) fn config(&self, remote: SocketAddr) -> (&Arc<noq_proto::ServerConfig>, Option<StreamLimits>) {
+        match is_local(remote) {
+            true => (&self.inside_tcp, None),
+            false => (&self.over_udp, Some(self.limits)),
+        }
     }
+}
+
+/// Whether a client has a loopback address: its connection arrives inside TCP, or is the server's own. Both are accepted only
+/// with valid credentials, so such clients are no strangers.
+pub(crate) fn is_local(remote: SocketAddr) -> bool {
+    remote.ip().to_canonical().is_loopback()
 }

@@ -41,6 +41,7 @@ use self::{
 };
 use crate::{
     ConnectionHandle, LocalAddress, PathStats, QlogSink,
+    config::StreamLimits,
     gate::{GateState, PathLabel, gate_state_of},
     qlog::ConnectionQlog,
     sent_datagrams::{Outcome, TrackedDatagram},
@@ -99,6 +100,8 @@ pub struct Connection {
     empty_datagram_buffer: usize,
     /// The sink of qlog events, until the handshake is complete.
     qlog: Option<Arc<dyn QlogSink>>,
+    /// The peer's limits once it is authenticated, if they are lower until then.
+    limits_when_trusted: Option<StreamLimits>,
 }
 
 impl Connection {
@@ -123,9 +126,25 @@ impl Connection {
             events: VecDeque::new(),
             handshake_unsent: false,
             qlog,
+            limits_when_trusted: None,
         };
         connection.add_path(now, PathId(0));
         connection
+    }
+
+    /// Sets the peer's limits from [`Self::trust`] on, where they are lower until then.
+    pub(crate) fn set_limits_when_trusted(&mut self, limits: Option<StreamLimits>) {
+        self.limits_when_trusted = limits;
+    }
+
+    /// The peer has shown who it is: allows it the streams and the window of a user. The frames that say so leave with what is
+    /// written next, so they arrive together with the answer to the peer's first request.
+    pub fn trust(&mut self) {
+        let Some(StreamLimits { requests, window }) = self.limits_when_trusted.take() else { return };
+        self.guarded(|inner| {
+            inner.set_max_concurrent_streams(noq_proto::Dir::Bi, VarInt::from_u32(requests));
+            inner.set_receive_window(VarInt::from_u32(window));
+        });
     }
 
     /// The connection's number at the endpoint.

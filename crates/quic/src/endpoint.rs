@@ -205,14 +205,21 @@ impl Endpoint {
             return Handled::Nothing;
         }
         let remote = incoming.remote_address();
-        let config = self.server.as_ref().map(|setup| setup.config(remote).clone());
+        let (config, limits) = match self.server.as_ref().map(|setup| setup.config(remote)) {
+            Some((config, limits)) => (Some(config.clone()), limits),
+            None => (None, None),
+        };
         let accepted = self.guarded(remote, |inner, scratch| inner.accept(incoming, now, scratch, config));
         match accepted {
             None => Handled::Nothing,
             Some(Ok((handle, inner))) => {
                 self.handshaking += 1;
                 let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
-                Handled::New(self.insert(now, handle, inner, local, qlog))
+                let id = self.insert(now, handle, inner, local, qlog);
+                if let Some(connection) = self.get(id) {
+                    connection.set_limits_when_trusted(limits);
+                }
+                Handled::New(id)
             }
             Some(Err(error)) => {
                 tracing::debug!(cause = %error.cause, "a connection attempt was refused");

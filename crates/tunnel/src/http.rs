@@ -3,7 +3,7 @@
 //! In: streams that are readable, and their bytes. Out: HTTP/3 events in the order of arrival. Always holds: a request
 //! is not read before the peer's SETTINGS have arrived, and the streams of relays are never read here.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use mpvpn_masque::h3::{Event, H3, H3Error, Settings, Side};
@@ -20,8 +20,9 @@ const MAX_TRACKED_STREAMS: usize = 20_000;
 pub(crate) struct Http {
     h3: H3,
     /// Request streams that arrived before the peer's SETTINGS, which decide what may be answered. They are not read
-    /// until then, so flow control bounds their bytes.
-    before_settings: Vec<StreamId>,
+    /// until then, so flow control bounds their bytes, and the transport's limit of streams bounds their number. A set,
+    /// because a stream may become readable often.
+    before_settings: BTreeSet<StreamId>,
     /// Readable streams. Each is read up to its next event only: bytes after it may belong to a relay, which reads at
     /// its own pace.
     unread: VecDeque<StreamId>,
@@ -36,16 +37,15 @@ impl Http {
             let stream = connection.open_uni()?;
             connection.write(stream, preface);
         }
-        Ok(Self { h3, before_settings: Vec::new(), unread: VecDeque::new() })
+        Ok(Self { h3, before_settings: BTreeSet::new(), unread: VecDeque::new() })
     }
 
     /// Marks a stream as readable.
     pub(crate) fn readable(&mut self, id: StreamId) {
-        let waits = self.h3.peer_settings().is_none() && id.is_multiple_of(4);
-        if !waits {
+        if self.h3.peer_settings().is_none() && id.is_multiple_of(4) {
+            self.before_settings.insert(id);
+        } else {
             self.unread.push_back(id);
-        } else if !self.before_settings.contains(&id) {
-            self.before_settings.push(id);
         }
     }
 
@@ -63,7 +63,7 @@ impl Http {
                 return Ok(Some(event));
             }
             if self.h3.peer_settings().is_some() {
-                self.unread.extend(self.before_settings.drain(..));
+                self.unread.extend(std::mem::take(&mut self.before_settings));
             }
             let Some(id) = self.unread.front().copied() else { return Ok(None) };
             let read = if relays.has(id) { Read::Blocked } else { connection.read(id) };

@@ -242,6 +242,7 @@ impl AuthenticatedPeer {
         user: String,
         stream: Option<StreamId>,
     ) -> Self {
+        connection.trust();
         let mut multipath = MultipathConnection::new(now, Role::Server, stream, Scheduler::default());
         for path in connection.paths().collect::<Vec<PathId>>() {
             multipath.path_opened(now, connection, path);

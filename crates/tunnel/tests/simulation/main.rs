@@ -25,6 +25,7 @@ mod relays;
 mod scenarios;
 mod shards;
 mod stalls;
+mod strangers;
 mod streams;
 mod trace;
 mod udp;

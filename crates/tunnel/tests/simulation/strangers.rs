@@ -1,0 +1,278 @@
+//! Clients of a server before they are authenticated, and many at once.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+};
+
+use bytes::BytesMut;
+use mpvpn_masque::{
+    connect_mpvpn,
+    h3::{self, Event as HttpEvent, H3, Settings, Side},
+    headers::Headers,
+};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{Connection, ConnectionHandle, Endpoint, Event, LocalAddress, Read, StreamId};
+use mpvpn_tunnel::Server;
+use mpvpn_types::{CongestionControl, Duration, Instant, LinkId};
+
+use crate::world::{MS, SERVER, TOKEN, World};
+
+const LINK: LinkId = LinkId(0);
+
+/// A client with one connection, which does what the test says.
+struct Peer {
+    endpoint: Endpoint,
+    id: ConnectionHandle,
+    address: SocketAddr,
+    http: H3,
+    /// Requests that it sends as soon as it is connected.
+    requests: VecDeque<Headers>,
+    /// The responses, in the order of arrival.
+    responses: Vec<(StreamId, u16)>,
+    connected: bool,
+    lost: Option<String>,
+}
+
+impl Peer {
+    fn new(world: &World, now: Instant, address: &str) -> Self {
+        let setup = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr).setup;
+        let mut endpoint = Endpoint::client(&setup);
+        let id = endpoint
+            .connect(now, &setup, LocalAddress::link(LINK), SERVER.parse().unwrap(), "mpvpn")
+            .unwrap();
+        Self {
+            endpoint,
+            id,
+            address: address.parse().unwrap(),
+            http: H3::new(Side::Client, Settings::default()),
+            requests: VecDeque::new(),
+            responses: Vec::new(),
+            connected: false,
+            lost: None,
+        }
+    }
+
+    fn request(mut self, request: Headers) -> Self {
+        self.requests.push_back(request);
+        self
+    }
+
+    fn connection(&mut self) -> &mut Connection {
+        self.endpoint.get(self.id).expect("a connection")
+    }
+
+    /// Sends SETTINGS.
+    fn send_settings(&mut self) {
+        let preface = self.http.control_preface();
+        let connection = self.connection();
+        let control = connection.open_uni().expect("a control stream");
+        connection.write(control, preface);
+    }
+
+    /// Handles events and timers, and returns the UDP payloads to send and when it wants to be called again.
+    fn poll(&mut self, now: Instant) -> (Vec<BytesMut>, Option<Instant>) {
+        let Some(connection) = self.endpoint.get(self.id) else { return (Vec::new(), None) };
+        if connection.poll_timeout().is_some_and(|at| at <= now) {
+            connection.handle_timeout(now);
+        }
+        let mut readable = Vec::new();
+        while let Some(event) = connection.poll_event(now) {
+            match event {
+                Event::Connected => self.connected = true,
+                Event::Lost(reason) => self.lost = Some(reason.to_string()),
+                Event::StreamReadable(stream) => readable.push(stream),
+                _ => {}
+            }
+        }
+        for stream in readable {
+            while let Read::Data(data) = connection.read(stream) {
+                self.http.handle_stream(stream, data, false).unwrap();
+            }
+        }
+        while let Some(event) = self.http.poll() {
+            if let HttpEvent::Headers { stream, headers } = event {
+                self.responses.push((stream, headers.status().unwrap()));
+            }
+        }
+        while self.connected && !self.requests.is_empty() {
+            let Ok(stream) = connection.open_bi() else { break };
+            let request = self.requests.pop_front().expect("it is not empty");
+            connection.write(stream, h3::encode_headers(&request));
+        }
+        let (mut packets, mut buffer) = (Vec::new(), Vec::new());
+        while let Some(transmit) = connection.poll_transmit(now, &mut buffer) {
+            packets.extend(buffer.chunks(transmit.segment_size.unwrap_or(transmit.size)).map(BytesMut::from));
+            buffer.clear();
+        }
+        let next = connection.poll_timeout();
+        self.endpoint.process_endpoint_events(self.id);
+        (packets, next)
+    }
+}
+
+/// A server and its peers, with a link without limits between them.
+struct Net {
+    now: Instant,
+    server: Server,
+    delay: Duration,
+    peers: Vec<Peer>,
+    /// When each peer wants to be called.
+    due: Vec<Option<Instant>>,
+    /// UDP payloads on the way, by arrival: from a peer, or to it.
+    to_server: BTreeMap<(Instant, usize), (usize, BytesMut)>,
+    to_peers: BTreeMap<(Instant, usize), (usize, BytesMut)>,
+    sent: usize,
+}
+
+impl Net {
+    fn new(world: &mut World, delay: Duration) -> Self {
+        let server = world.servers.remove(0);
+        let (to_server, to_peers) = (BTreeMap::new(), BTreeMap::new());
+        Self {
+            now: world.now,
+            server,
+            delay,
+            peers: Vec::new(),
+            due: Vec::new(),
+            to_server,
+            to_peers,
+            sent: 0,
+        }
+    }
+
+    fn add(&mut self, peer: Peer) -> usize {
+        self.peers.push(peer);
+        self.due.push(Some(self.now));
+        self.peers.len() - 1
+    }
+
+    /// Polls this peer, whose connection the test has used.
+    fn wake(&mut self, peer: usize) {
+        self.due[peer] = Some(self.now);
+    }
+
+    /// Lets time pass, a millisecond at a time.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += MS;
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let now = self.now;
+        while let Some(entry) = self.to_peers.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (peer, data) = entry.remove();
+            let at = Some(LocalAddress::link(LINK));
+            self.peers[peer].endpoint.handle(now, at, SERVER.parse().unwrap(), 0, data);
+            self.due[peer] = Some(now);
+        }
+        for (number, peer) in self.peers.iter_mut().enumerate() {
+            if self.due[number].is_none_or(|at| at > now) {
+                continue;
+            }
+            let (packets, next) = peer.poll(now);
+            self.due[number] = next;
+            for data in packets {
+                self.sent += 1;
+                self.to_server.insert((now + self.delay, self.sent), (number, data));
+            }
+        }
+        let local = Some(SERVER.parse::<SocketAddr>().unwrap().ip());
+        while let Some(entry) = self.to_server.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (peer, data) = entry.remove();
+            self.server.handle_datagram(now, local, self.peers[peer].address, 0, data);
+        }
+        self.server.handle_batch(now);
+        if self.server.poll_timeout().is_some_and(|at| at <= now) {
+            self.server.handle_timeout(now);
+        }
+        let by_address: BTreeMap<_, _> =
+            self.peers.iter().enumerate().map(|(number, peer)| (peer.address, number)).collect();
+        let mut buffer = Vec::new();
+        while let Some(transmit) = self.server.poll_transmit(now, &mut buffer) {
+            let peer = by_address[&transmit.remote];
+            for data in buffer.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
+                self.sent += 1;
+                self.to_peers.insert((now + self.delay, self.sent), (peer, BytesMut::from(data)));
+            }
+            buffer.clear();
+        }
+    }
+}
+
+/// A request that authenticates its connection.
+fn authenticated() -> Headers {
+    connect_mpvpn::request("mpvpn", Some(&format!("Bearer {TOKEN}")), Vec::new())
+}
+
+fn get() -> Headers {
+    let mut get = Headers::new();
+    for (name, value) in [(":method", "GET"), (":scheme", "https"), (":authority", "mpvpn"), (":path", "/")] {
+        get.push(name, value);
+    }
+    get
+}
+
+/// How many streams a peer can open now, and how many bytes leave on the last of them.
+fn allowance(net: &mut Net, peer: usize) -> (usize, usize) {
+    const BYTES: usize = 4 << 20;
+    let connection = net.peers[peer].connection();
+    let streams: Vec<_> = std::iter::from_fn(|| connection.open_bi().ok()).collect();
+    let last = *streams.last().expect("a stream");
+    connection.write(last, vec![0x21; BYTES].into());
+    net.wake(peer);
+    net.run(2000 * MS);
+    let connection = net.peers[peer].connection();
+    (streams.len(), BYTES - connection.unsent(last))
+}
+
+#[test]
+fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
+    let mut world = World::new();
+    let mut net = Net::new(&mut world, 10 * MS);
+    let stranger = net.add(Peer::new(&world, net.now, "198.51.100.1:1000"));
+    let user = net.add(Peer::new(&world, net.now, "198.51.100.2:1000").request(authenticated()));
+    let relay = net.add(Peer::new(&world, net.now, "127.0.0.1:1000"));
+    net.run(30 * MS);
+    net.peers[user].send_settings();
+    net.wake(user);
+    net.run(100 * MS);
+    assert_eq!(net.peers[user].responses, [(0, 200)]);
+    let (streams, bytes) = allowance(&mut net, stranger);
+    assert_eq!((streams, bytes), (8, 128 << 10), "of a stranger");
+    // One stream has its request.
+    let (streams, bytes) = allowance(&mut net, user);
+    assert!(streams == 16_383 && bytes >= 2304 << 10, "of a user: {streams} streams, {bytes} bytes");
+    // It comes from this machine, where only valid credentials open a way to the server's own QUIC.
+    let (streams, bytes) = allowance(&mut net, relay);
+    assert!(streams == 16_384 && bytes >= 2304 << 10, "of a relay: {streams} streams, {bytes} bytes");
+}
+
+#[test]
+fn requests_before_settings_are_answered_once_each_after_them() {
+    let mut world = World::new();
+    let mut net = Net::new(&mut world, 10 * MS);
+    let mut peer = Peer::new(&world, net.now, "198.51.100.1:1000");
+    peer.requests.extend(std::iter::repeat_n(get(), 7));
+    peer.requests.push_back(authenticated());
+    let peer = net.add(peer);
+    net.run(200 * MS);
+    assert!(net.peers[peer].connected);
+    assert_eq!(net.peers[peer].responses, [], "its SETTINGS are missing");
+    // More frames for the same streams.
+    for stream in [0, 4, 8] {
+        net.peers[peer].connection().finish(stream);
+        net.wake(peer);
+        net.run(50 * MS);
+    }
+    net.peers[peer].send_settings();
+    net.wake(peer);
+    net.run(200 * MS);
+    let mut responses = net.peers[peer].responses.clone();
+    responses.sort_unstable();
+    let expected: Vec<_> = (0..7).map(|number| (4 * number, 404)).chain([(28, 200)]).collect();
+    assert_eq!(responses, expected);
+}
