@@ -62,6 +62,10 @@ const MAX_STRANGER_REQUESTS: u32 = 8;
 /// The receive window of a connection before its client is authenticated (bytes): some requests with the largest header
 /// sections. Larger: memory that a stranger can demand; smaller: requests that wait for credit.
 const STRANGER_RECEIVE_WINDOW: u32 = 128 << 10;
+/// Packets that are kept for an attempt to connect while it waits for its handshake (bytes), and for all that wait: the rest of
+/// a ClientHello is one packet. More: memory that strangers can demand; less: clients repeat that packet.
+const WAITING_BYTES: u64 = 8 << 10;
+const ALL_WAITING_BYTES: u64 = 2 << 20;
 /// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and long paths; larger:
 /// memory.
 const SEND_WINDOW: u64 = 16 << 20;
@@ -292,6 +296,7 @@ impl ServerSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
+        config.incoming_buffer_size(WAITING_BYTES).incoming_buffer_size_total(ALL_WAITING_BYTES);
         let limits = options.stream_limits();
         let mut config = |largest, limits: StreamLimits| {
             let mut transport = options.transport(largest);
@@ -318,6 +323,11 @@ impl ServerSetup {
         let mut endpoint = EndpointConfig::clone(&self.endpoint);
         set_cids(&mut endpoint, shard, self.cid_key);
         Self { endpoint: Arc::new(endpoint), shard, ..self.clone() }
+    }
+
+    /// The secret that makes unpredictable which sources share their limits.
+    pub(crate) fn source_key(&self) -> u64 {
+        self.cid_key
     }
 
     /// The configuration of a connection from `remote`, and its limits for streams once the client is authenticated, if they

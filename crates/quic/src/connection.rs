@@ -45,6 +45,7 @@ use crate::{
     gate::{GateState, PathLabel, gate_state_of},
     qlog::ConnectionQlog,
     sent_datagrams::{Outcome, TrackedDatagram},
+    strangers::StrangerId,
 };
 
 /// Received datagrams that are taken from noq at a time. Fewer: more calls; more: a larger array on the stack.
@@ -102,6 +103,8 @@ pub struct Connection {
     qlog: Option<Arc<dyn QlogSink>>,
     /// The peer's limits once it is authenticated, if they are lower until then.
     limits_when_trusted: Option<StreamLimits>,
+    /// Its entry among the strangers, until the endpoint removes it.
+    stranger: Option<StrangerId>,
 }
 
 impl Connection {
@@ -127,14 +130,20 @@ impl Connection {
             handshake_unsent: false,
             qlog,
             limits_when_trusted: None,
+            stranger: None,
         };
         connection.add_path(now, PathId(0));
         connection
     }
 
-    /// Sets the peer's limits from [`Self::trust`] on, where they are lower until then.
-    pub(crate) fn set_limits_when_trusted(&mut self, limits: Option<StreamLimits>) {
-        self.limits_when_trusted = limits;
+    /// Its peer is a stranger until [`Self::trust`], and has these limits from then on.
+    pub(crate) fn set_stranger(&mut self, id: StrangerId, limits_when_trusted: StreamLimits) {
+        (self.stranger, self.limits_when_trusted) = (Some(id), Some(limits_when_trusted));
+    }
+
+    /// Its entry among the strangers, once, when its peer is none any more or the connection has ended.
+    pub(crate) fn take_stranger(&mut self, ended: bool) -> Option<StrangerId> {
+        self.stranger.take_if(|_| ended || self.limits_when_trusted.is_none())
     }
 
     /// The peer has shown who it is: allows it the streams and the window of a user. The frames that say so leave with what is

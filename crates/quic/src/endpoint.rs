@@ -12,16 +12,26 @@ use noq_proto::{
 };
 
 use crate::{
-    ClientSetup, Connection, QlogSink, ServerSetup, Transmit, config::QUIC_VERSION,
+    ClientSetup, Connection, QlogSink, ServerSetup, Transmit,
+    config::{QUIC_VERSION, is_local},
     connection::fault::catch_panic,
+    strangers::{Strangers, Verdict},
 };
 
 /// Handshakes in progress, in all shards together, from which on clients have to validate their address by a Retry packet
 /// (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when many clients reconnect.
 const RETRY_ABOVE: usize = 256;
+/// Handshakes that a server begins at one moment, that is, in one iteration of its event loop; the others wait. Each takes about
+/// as long as the batch of packets that an iteration receives. More: connected clients feel a flood of handshakes; fewer: many
+/// clients connect slowly.
+const HANDSHAKES_AT_ONCE: u32 = 4;
+/// Attempts to connect that wait for their handshake, about 4 KB each; more are dropped, and clients repeat them. More: memory,
+/// and clients that gave up before; fewer: many clients that connect at once come in late.
+const MAX_WAITING: usize = 512;
 /// Packets without a connection (Retry, Version Negotiation, stateless reset) that wait to be sent at most; they are sent after
-/// each batch of received packets. More: memory; fewer: some clients have to repeat their first packet.
-const MAX_STATELESS: usize = 64;
+/// the received packets are handled, which may be several batches. More: memory; fewer: when many clients connect at once, some
+/// have to repeat their first packet, after half a second.
+const MAX_STATELESS: usize = 512;
 /// The least size (bytes) of a UDP payload with a client's Initial packet (RFC 9000 §14.1). Smaller ones of an unknown version
 /// get no Version Negotiation packet (RFC 9000 §6.1), so that the server sends strangers no more bytes than it received.
 const MIN_INITIAL_PAYLOAD: usize = 1200;
@@ -87,6 +97,12 @@ pub struct Endpoint {
     connections: Vec<Option<Box<Connection>>>,
     handshaking: usize,
     retry_above: usize,
+    /// The limits of clients that are not authenticated, at a server.
+    strangers: Option<Strangers>,
+    /// Accepted attempts to connect that wait for their handshake, with the local address.
+    waiting: VecDeque<(Option<LocalAddress>, Incoming)>,
+    /// When handshakes began last, and how many then.
+    begun: Option<(Instant, u32)>,
     stateless: VecDeque<(Transmit, Vec<u8>)>,
     scratch: Vec<u8>,
 }
@@ -105,12 +121,16 @@ impl Endpoint {
 
     fn new(config: Arc<EndpointConfig>, server: Option<ServerSetup>, retry_above: usize) -> Self {
         let accepts = server.as_ref().map(|setup| setup.over_udp.clone());
+        let strangers = server.as_ref().map(|setup| Strangers::new(setup.source_key(), setup.shard.count()));
         Self {
             inner: noq_proto::Endpoint::new(config, accepts, true),
             server,
             connections: Vec::new(),
             handshaking: 0,
             retry_above,
+            strangers,
+            waiting: VecDeque::new(),
+            begun: None,
             stateless: VecDeque::new(),
             scratch: Vec::new(),
         }
@@ -186,7 +206,7 @@ impl Endpoint {
                 connection.guarded(|inner| inner.handle_event(event));
                 Handled::Connection(ConnectionHandle(handle.0))
             }
-            Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, local, incoming),
+            Some(DatagramEvent::NewConnection(incoming)) => self.admit(now, local, incoming),
             Some(DatagramEvent::Response(transmit)) => {
                 self.answer(local, &transmit);
                 Handled::Nothing
@@ -195,15 +215,64 @@ impl Endpoint {
         }
     }
 
-    fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
-        if self.handshaking >= self.retry_above && incoming.may_retry() {
-            let remote = incoming.remote_address();
-            let retried = self.guarded(remote, |inner, scratch| inner.retry(incoming, scratch));
-            if let Some(Ok(transmit)) = retried {
-                self.answer(local, &transmit);
+    /// Decides about an attempt to connect.
+    fn admit(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
+        let (remote, validated) = (incoming.remote_address(), incoming.remote_address_validated());
+        let busy = self.handshaking + self.waiting.len() >= self.retry_above;
+        let verdict = match &mut self.strangers {
+            Some(strangers) if !is_local(remote) => strangers.judge(now, remote.ip(), validated, busy),
+            _ if busy && !validated => Verdict::Retry,
+            _ => Verdict::Accept,
+        };
+        tracing::trace!(%remote, validated, busy, waiting = self.waiting.len(), ?verdict, "a connection attempt");
+        match verdict {
+            Verdict::Retry => {
+                let retried = self.guarded(remote, |inner, scratch| inner.retry(incoming, scratch));
+                if let Some(Ok(transmit)) = retried {
+                    self.answer(local, &transmit);
+                }
             }
-            return Handled::Nothing;
+            Verdict::Accept if self.waiting.is_empty() && self.may_begin(now) => {
+                return self.accept(now, local, incoming);
+            }
+            Verdict::Accept if self.waiting.len() < MAX_WAITING => self.waiting.push_back((local, incoming)),
+            Verdict::Accept | Verdict::Drop => {
+                self.guarded(remote, |inner, _| inner.ignore(incoming));
+            }
         }
+        Handled::Nothing
+    }
+
+    /// Whether another handshake may begin at this moment.
+    fn may_begin(&self, now: Instant) -> bool {
+        self.begun.is_none_or(|(at, count)| at != now || count < HANDSHAKES_AT_ONCE)
+    }
+
+    /// Begins handshakes that had to wait: returns the next new connection.
+    pub fn accept_waiting(&mut self, now: Instant) -> Option<ConnectionHandle> {
+        while self.may_begin(now) {
+            let (local, incoming) = self.waiting.pop_front()?;
+            if let Handled::New(id) = self.accept(now, local, incoming) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// When [`Self::accept_waiting`] has to be called: at once if any wait.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.begun.filter(|_| !self.waiting.is_empty()).map(|(at, _)| at)
+    }
+
+    /// The next connection to close because too many are not authenticated.
+    pub fn excess_stranger(&mut self) -> Option<ConnectionHandle> {
+        self.strangers.as_mut()?.excess()
+    }
+
+    fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
+        let count = self.begun.filter(|(at, _)| *at == now).map_or(0, |(_, count)| count);
+        self.begun = Some((now, count + 1));
+        let validated = incoming.remote_address_validated();
         let remote = incoming.remote_address();
         let (config, limits) = match self.server.as_ref().map(|setup| setup.config(remote)) {
             Some((config, limits)) => (Some(config.clone()), limits),
@@ -216,8 +285,11 @@ impl Endpoint {
                 self.handshaking += 1;
                 let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
                 let id = self.insert(now, handle, inner, local, qlog);
-                if let Some(connection) = self.get(id) {
-                    connection.set_limits_when_trusted(limits);
+                if let (Some(strangers), Some(limits)) = (&mut self.strangers, limits) {
+                    let stranger = strangers.insert(now, id, remote.ip(), validated);
+                    if let Some(connection) = self.get(id) {
+                        connection.set_stranger(stranger, limits);
+                    }
                 }
                 Handled::New(id)
             }
@@ -266,6 +338,10 @@ impl Endpoint {
     pub fn process_endpoint_events(&mut self, id: ConnectionHandle) -> bool {
         loop {
             let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };
+            if let (Some(strangers), Some(stranger)) = (&mut self.strangers, connection.take_stranger(false))
+            {
+                strangers.remove(stranger);
+            }
             let next = connection.guarded(noq_proto::Connection::poll_endpoint_events);
             let Some(event) = next.unwrap_or_else(|| Some(EndpointEvent::drained())) else { return true };
             let drained = event.is_drained();
@@ -279,9 +355,23 @@ impl Endpoint {
                 Err(reason) => connection.on_endpoint_panic(reason),
             }
             if drained {
+                if let (Some(strangers), Some(stranger)) =
+                    (&mut self.strangers, connection.take_stranger(true))
+                {
+                    strangers.remove(stranger);
+                }
                 self.connections[id.0] = None;
                 return false;
             }
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // noq warns about attempts that are dropped without a word.
+        for (_, incoming) in std::mem::take(&mut self.waiting) {
+            self.guarded(incoming.remote_address(), |inner, _| inner.ignore(incoming));
         }
     }
 }
@@ -518,6 +608,34 @@ mod tests {
         let mut later = Client::new(now, &setup, 3);
         later.exchange(&mut now, &mut server, 20);
         assert!(later.connected);
+    }
+
+    #[test]
+    fn handshakes_beyond_a_few_at_one_moment_wait_for_the_next() {
+        let (mut server, setup) = server(&Arc::default());
+        let now = Instant::now();
+        let handled = |server: &mut Endpoint, host| {
+            let mut client = Client::new(now, &setup, host);
+            let packets = client.sent_by_client(now);
+            let handled = packets.into_iter().map(|data| server.handle(now, None, client.address, 0, data));
+            handled.filter(|handled| matches!(handled, Handled::New(_))).count()
+        };
+        assert_eq!((1..=10).map(|host| handled(&mut server, host)).sum::<usize>(), 4);
+        assert_eq!((server.accept_waiting(now), server.poll_timeout()), (None, Some(now)));
+        let later = now + Duration::from_micros(10);
+        let accepted = |server: &mut Endpoint, now| std::iter::from_fn(|| server.accept_waiting(now)).count();
+        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (4, Some(later)));
+        // Those that come now do not overtake those that wait.
+        assert_eq!(handled(&mut server, 11), 0);
+        let later = later + Duration::from_micros(10);
+        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (3, None));
+        assert_eq!(server.handshaking, 11);
+        // The queue has an end.
+        server.retry_above = usize::MAX;
+        server.begun = Some((now, HANDSHAKES_AT_ONCE));
+        (0..MAX_WAITING + 10)
+            .for_each(|number| assert_eq!(handled(&mut server, (number % 100 + 20) as u8), 0));
+        assert_eq!(server.waiting.len(), MAX_WAITING);
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod qlog;
 mod queue_probe;
 mod random_loss;
 mod sent_datagrams;
+mod strangers;
 mod streams;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};

@@ -139,8 +139,15 @@ impl Server {
 
     /// Must be called after each batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
+        while let Some(id) = self.endpoint.accept_waiting(now) {
+            self.peers.insert(id, Peer::new(now));
+            self.peers.mark_received(id);
+        }
         while let Some(id) = self.peers.next_received() {
             self.drive(now, id);
+        }
+        while let Some(id) = self.endpoint.excess_stranger() {
+            self.close_peer(now, id, h3::code::EXCESSIVE_LOAD, "too many connections without a request");
         }
     }
 
@@ -343,11 +350,13 @@ impl Server {
 
     /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.peers.poll_timeout()
+        self.peers.poll_timeout().into_iter().chain(self.endpoint.poll_timeout()).min()
     }
 
     /// Handles timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
+        // Handshakes that waited may begin now.
+        self.handle_batch(now);
         while let Some(id) = self.peers.next_due(now) {
             let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else {
                 continue;

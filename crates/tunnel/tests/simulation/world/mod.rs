@@ -248,8 +248,8 @@ impl World {
         )
     }
 
-    /// The configuration of the next client.
-    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: CongestionControl) -> ClientConfig {
+    /// TLS and transport of a client with these random numbers.
+    pub fn client_setup(&self, options: &TransportOptions, secret: [u8; 32]) -> ClientSetup {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -257,13 +257,14 @@ impl World {
             .with_custom_certificate_verifier(Arc::new(AnyCertificate))
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h3".to_vec()];
+        ClientSetup::new(Arc::new(tls), options, &secret).unwrap()
+    }
+
+    /// The configuration of the next client.
+    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: CongestionControl) -> ClientConfig {
         let number = self.machines.len() as u8;
-        let setup = ClientSetup::new(
-            Arc::new(tls),
-            &TransportOptions { cc, ..options(10 + number, self.servers.len() as u8) },
-            &[100 + number; 32],
-        )
-        .unwrap();
+        let options = TransportOptions { cc, ..options(10 + number, self.servers.len() as u8) };
+        let setup = self.client_setup(&options, [100 + number; 32]);
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         ClientConfig {
             mode: self.mode,
