@@ -168,12 +168,12 @@ impl Connection {
 
     /// Whether multipath was negotiated.
     pub fn is_multipath(&self) -> bool {
-        self.inner.is_multipath_negotiated()
+        self.ask(noq_proto::Connection::is_multipath_negotiated).unwrap_or(false)
     }
 
     /// Whether the connection has ended or is ending.
     pub fn is_closed(&self) -> bool {
-        self.guard.has_panicked() || self.inner.is_closed()
+        self.ask(noq_proto::Connection::is_closed).unwrap_or(true)
     }
 
     /// Sets the congestion controller of all paths, including future ones.
@@ -200,12 +200,11 @@ impl Connection {
         if self.paths.get(id).is_some() {
             return;
         }
-        let Some(gate) = self.inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(gate_state_of)
-        else {
-            return;
-        };
+        let gate =
+            self.ask(|inner| inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(gate_state_of));
+        let Some(gate) = gate.flatten() else { return };
         self.gates.apply(&gate, id);
-        self.gates.record_path(now, id, &self.inner);
+        let _ = self.ask(|inner| self.gates.record_path(now, id, inner));
         let allowed = self.paths.insert(Path::new(now, id, gate));
         if let Some(count) = allowed.and_then(NonZeroU32::new) {
             // noq refuses this without multipath, where there is one path.
@@ -216,12 +215,13 @@ impl Connection {
     /// The next event.
     pub fn poll_event(&mut self, now: Instant) -> Option<Event> {
         self.translate_all(now);
+        self.guard.report(&mut self.events);
         self.events.pop_front()
     }
 
     /// Whether [`Self::poll_event`] returns an event without asking noq.
     pub fn has_events(&self) -> bool {
-        !self.events.is_empty()
+        !self.events.is_empty() || self.guard.is_unreported()
     }
 
     /// Opens a path from `local` to `remote`; it can carry data after [`Event::PathOpened`].
@@ -236,7 +236,9 @@ impl Connection {
         status: PathStatus,
     ) -> Result<PathId, PathError> {
         let tuple = FourTuple::new(remote, Some(local.ip()));
-        let id = path_id_of(self.inner.open_path(tuple, status, now)?);
+        let opened = self.guarded(|inner| inner.open_path(tuple, status, now));
+        // A connection that is lost has no path IDs.
+        let id = path_id_of(opened.unwrap_or(Err(PathError::MaxPathIdReached))?);
         self.add_path(now, id);
         Ok(id)
     }
@@ -244,7 +246,7 @@ impl Connection {
     /// Abandons a path; its path ID is never used again. The last path stays.
     pub fn close_path(&mut self, now: Instant, id: PathId) {
         // noq refuses this for the last path and for an abandoned one, which is fine.
-        let _ = self.inner.close_path(now, noq_proto::PathId::from(id.0), VarInt::from_u32(0));
+        self.guarded(|inner| inner.close_path(now, noq_proto::PathId::from(id.0), VarInt::from_u32(0)).ok());
     }
 
     /// The paths that can carry data.
@@ -255,9 +257,10 @@ impl Connection {
     /// The measurements of a path.
     pub fn path_stats(&mut self, now: Instant, id: PathId) -> Option<PathStats> {
         let noq = noq_proto::PathId::from(id.0);
-        let stats = self.inner.path_stats(noq)?;
-        let tuple = self.inner.network_path(noq).ok()?;
-        let observed = self.inner.path_observed_address(noq).ok().flatten();
+        let (stats, tuple, observed) = self.guarded(|inner| {
+            let observed = inner.path_observed_address(noq).ok().flatten();
+            Some((inner.path_stats(noq)?, inner.network_path(noq).ok()?, observed))
+        })??;
         let second = now.saturating_duration_since(self.origin).as_secs();
         let head = self.paths.get(id).map_or(id, |path| path.head);
         let (initial_local, together) = (self.initial_local, self.paths.group(head).count().max(1) as u64);
@@ -293,24 +296,24 @@ impl Connection {
 
     /// The smoothed round-trip time of a path.
     pub fn rtt(&self, id: PathId) -> Option<Duration> {
-        self.inner.rtt(noq_proto::PathId::from(id.0))
+        self.ask(|inner| inner.rtt(noq_proto::PathId::from(id.0)))?
     }
 
     /// The local end of a path.
     pub fn local_of(&self, id: PathId) -> Option<LocalAddress> {
-        let tuple = self.inner.network_path(noq_proto::PathId::from(id.0)).ok()?;
+        let tuple = self.ask(|inner| inner.network_path(noq_proto::PathId::from(id.0)).ok())??;
         tuple.local_ip().map(LocalAddress::from).or(self.initial_local)
     }
 
     /// The remote address of a path.
     pub fn remote_of(&self, id: PathId) -> Option<SocketAddr> {
-        self.inner.network_path(noq_proto::PathId::from(id.0)).ok().map(|tuple| tuple.remote())
+        self.ask(|inner| inner.network_path(noq_proto::PathId::from(id.0)).ok())?.map(|tuple| tuple.remote())
     }
 
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram_size(&mut self) -> Option<usize> {
-        self.inner.datagrams().max_size()
+        self.guarded(|inner| inner.datagrams().max_size())?
     }
 
     /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.
@@ -332,7 +335,7 @@ impl Connection {
 
     /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.poll_timeout().filter(|_| !self.guard.has_panicked())
+        self.ask(noq_proto::Connection::poll_timeout)?
     }
 
     /// When a path that its pacer holds back may send again.

@@ -352,7 +352,7 @@ impl Endpoint {
                 }
                 Ok(None) => {}
                 // The next iteration removes the connection.
-                Err(reason) => connection.on_endpoint_panic(reason),
+                Err(reason) => connection.on_panic(reason),
             }
             if drained {
                 if let (Some(strangers), Some(stranger)) =

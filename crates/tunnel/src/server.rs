@@ -30,7 +30,7 @@ use mpvpn_masque::{
     template::{Template, TemplateError},
 };
 use mpvpn_packet::GroCoalescer;
-use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit};
+use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit, isolate};
 use mpvpn_types::Instant;
 
 use crate::{
@@ -147,11 +147,35 @@ impl Server {
             self.drive(now, id);
         }
         while let Some(id) = self.endpoint.excess_stranger() {
-            self.close_peer(now, id, h3::code::EXCESSIVE_LOAD, "too many connections without a request");
+            let why = "too many connections without a request";
+            self.isolated(id, |server| server.close_peer(now, id, h3::code::EXCESSIVE_LOAD, why));
         }
     }
 
+    /// Handles one connection. If that panics, this connection ends, and nothing else.
+    fn isolated<T>(&mut self, id: ConnectionHandle, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        isolate(|| work(self)).map_err(|reason| self.on_panic(id, reason)).ok()
+    }
+
+    /// Ends a connection whose handling panicked.
+    fn on_panic(&mut self, id: ConnectionHandle, reason: String) {
+        if let Some(connection) = self.endpoint.get(id).filter(|connection| !connection.has_panicked()) {
+            connection.on_panic(reason);
+            // In its turn to send it is lost.
+            return self.peers.mark_sends(id);
+        }
+        // Its end panicked, too: what is left of it is dropped.
+        if self.peers.remove(id).is_some_and(|peer| peer.handshaking) {
+            self.endpoint.on_handshake_ended();
+        }
+        self.endpoint.process_endpoint_events(id);
+    }
+
     fn drive(&mut self, now: Instant, id: ConnectionHandle) {
+        self.isolated(id, |server| server.drive_connection(now, id));
+    }
+
+    fn drive_connection(&mut self, now: Instant, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
         if let Some(multipath) = peer.multipath() {
@@ -305,32 +329,42 @@ impl Server {
             return Some(transmit);
         }
         while let Some(id) = self.peers.sender() {
-            let connection = self.endpoint.get(id);
-            let mut has_events = false;
-            if let (Some(peer), Some(connection)) = (self.peers.get_mut(id), connection) {
-                let transmit = match peer.multipath() {
-                    Some(multipath) => multipath.poll_transmit(now, connection, buf),
-                    None => connection.poll_transmit(now, buf),
-                };
-                if let Some(transmit) = transmit {
-                    let dscp = peer.dscp().unwrap_or(transmit.dscp);
-                    self.peers.pass_turn();
-                    return Some(Transmit { dscp, ..transmit });
-                }
-                // Streams become writable as their bytes leave.
-                has_events = connection.has_events();
+            match self.isolated(id, |server| server.poll_sender(now, id, buf)) {
+                Some(None) => {}
+                Some(transmit) => return transmit,
+                None => buf.clear(),
             }
-            self.peers.end_turn();
-            if has_events {
-                self.drive(now, id);
-                continue;
+        }
+        None
+    }
+
+    /// The next UDP payload of the connection whose turn it is; its turn ends if it has none.
+    fn poll_sender(&mut self, now: Instant, id: ConnectionHandle, buf: &mut Vec<u8>) -> Option<Transmit> {
+        let connection = self.endpoint.get(id);
+        let mut has_events = false;
+        if let (Some(peer), Some(connection)) = (self.peers.get_mut(id), connection) {
+            let transmit = match peer.multipath() {
+                Some(multipath) => multipath.poll_transmit(now, connection, buf),
+                None => connection.poll_transmit(now, buf),
+            };
+            if let Some(transmit) = transmit {
+                let dscp = peer.dscp().unwrap_or(transmit.dscp);
+                self.peers.pass_turn();
+                return Some(Transmit { dscp, ..transmit });
             }
-            self.take_path_events(id);
-            if self.endpoint.process_endpoint_events(id) {
-                self.arm(now, id);
-            } else {
-                self.forget(now, id);
-            }
+            // Streams become writable as their bytes leave.
+            has_events = connection.has_events();
+        }
+        self.peers.end_turn();
+        if has_events {
+            self.drive(now, id);
+            return None;
+        }
+        self.take_path_events(id);
+        if self.endpoint.process_endpoint_events(id) {
+            self.arm(now, id);
+        } else {
+            self.forget(now, id);
         }
         None
     }
@@ -358,25 +392,30 @@ impl Server {
         // Handshakes that waited may begin now.
         self.handle_batch(now);
         while let Some(id) = self.peers.next_due(now) {
-            let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else {
-                continue;
-            };
-            connection.handle_timeout(now);
-            if let Some(multipath) = peer.multipath() {
-                if let Some(at) = self.stalled_until {
-                    multipath.on_local_stall(at);
-                }
-                multipath.handle_timeout(now, connection);
-                let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
-                multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
-            }
-            if peer.tunnel().is_some_and(|tunnel| tunnel.has_missed_address_request(now)) {
-                self.address(now, id, &[]);
-            } else if peer.is_idle(now) && !connection.is_closed() {
-                self.close_peer(now, id, h3::code::NO_ERROR, "no request came");
-            }
-            self.drive(now, id);
+            self.isolated(id, |server| server.handle_timers(now, id));
         }
+    }
+
+    /// Handles the timers of a connection that have expired.
+    fn handle_timers(&mut self, now: Instant, id: ConnectionHandle) {
+        let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else {
+            return;
+        };
+        connection.handle_timeout(now);
+        if let Some(multipath) = peer.multipath() {
+            if let Some(at) = self.stalled_until {
+                multipath.on_local_stall(at);
+            }
+            multipath.handle_timeout(now, connection);
+            let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
+            multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
+        }
+        if peer.tunnel().is_some_and(|tunnel| tunnel.has_missed_address_request(now)) {
+            self.address(now, id, &[]);
+        } else if peer.is_idle(now) && !connection.is_closed() {
+            self.close_peer(now, id, h3::code::NO_ERROR, "no request came");
+        }
+        self.drive(now, id);
     }
 
     /// Counts the MTU of a client instead of its previous one.
@@ -394,7 +433,7 @@ impl Server {
     /// Ends all sessions; [`Self::poll_transmit`] still returns the CONNECTION_CLOSE frames.
     pub fn close(&mut self, now: Instant, reason: &str) {
         for id in self.peers.ids() {
-            self.close_peer(now, id, h3::code::NO_ERROR, reason);
+            self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
         }
     }
 

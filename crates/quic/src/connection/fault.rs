@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::OnceCell,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
 };
@@ -21,10 +22,22 @@ fn describe(panic: &(dyn Any + Send)) -> String {
     format!("a fault in the QUIC library: {}", panic_text(panic))
 }
 
-/// Whether noq has panicked in a connection.
+/// Handles one peer; `Err` is the message of a panic in that. The caller must then drop the peer, whose state may be
+/// inconsistent, and call [`Connection::on_panic`]. Pure crates have no unsafe code, so memory stays valid.
+///
+/// # Errors
+/// If `work` panicked.
+pub fn isolate<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| format!("a fault: {}", panic_text(&*panic)))
+}
+
+/// Whether noq, or what handles its connection, has panicked.
 #[derive(Debug, Default)]
 pub(super) struct PanicGuard {
-    panicked: bool,
+    /// The message of the first panic.
+    reason: OnceCell<String>,
+    /// Whether there is an event about it.
+    reported: bool,
 }
 
 impl PanicGuard {
@@ -35,28 +48,50 @@ impl PanicGuard {
         events: &mut VecDeque<Event>,
         work: impl FnOnce() -> T,
     ) -> Option<T> {
-        if self.panicked {
+        if self.has_panicked() {
             return None;
         }
-        catch_panic(work).map_err(|reason| self.note(id, events, reason)).ok()
+        let done = catch_panic(work).map_err(|reason| self.note(id, reason)).ok();
+        self.report(events);
+        done
+    }
+
+    /// Asks noq about the connection `id`, as [`Connection::ask`] does, while other parts of the connection are in use.
+    pub(super) fn ask<T>(&self, id: ConnectionHandle, work: impl FnOnce() -> T) -> Option<T> {
+        if self.has_panicked() {
+            return None;
+        }
+        catch_panic(work).map_err(|reason| self.note(id, reason)).ok()
     }
 
     /// Records a panic with this message: the connection is lost.
-    fn note(&mut self, id: ConnectionHandle, events: &mut VecDeque<Event>, reason: String) {
-        if std::mem::replace(&mut self.panicked, true) {
-            return;
+    fn note(&self, id: ConnectionHandle, reason: String) {
+        if self.reason.set(reason.clone()).is_ok() {
+            tracing::error!(
+                connection = id.0,
+                reason,
+                "a panic: this connection is lost, other connections continue"
+            );
         }
-        tracing::error!(
-            connection = id.0,
-            reason,
-            "noq panicked: this connection is lost, other connections continue"
-        );
-        events.push_back(Event::Lost(LostReason::Transport(reason)));
     }
 
-    /// Whether noq has panicked.
+    /// Adds the event about a panic, once.
+    pub(super) fn report(&mut self, events: &mut VecDeque<Event>) {
+        if let Some(reason) = self.reason.get()
+            && !std::mem::replace(&mut self.reported, true)
+        {
+            events.push_back(Event::Lost(LostReason::Transport(reason.clone())));
+        }
+    }
+
+    /// Whether there was a panic.
     pub(super) fn has_panicked(&self) -> bool {
-        self.panicked
+        self.reason.get().is_some()
+    }
+
+    /// Whether there was a panic about which there is no event yet.
+    pub(super) fn is_unreported(&self) -> bool {
+        self.has_panicked() && !self.reported
     }
 }
 
@@ -68,9 +103,29 @@ impl Connection {
         guard.call(*id, events, || work(inner))
     }
 
-    /// Records that noq's endpoint panicked, with this message, while it handled an event of this connection.
-    pub(crate) fn on_endpoint_panic(&mut self, reason: String) {
-        self.guard.note(self.id, &mut self.events, reason);
+    /// As [`Self::guarded`], for a part of this connection that calls noq in many places.
+    pub(super) fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if self.guard.has_panicked() {
+            return None;
+        }
+        catch_panic(|| work(self)).map_err(|reason| self.on_panic(reason)).ok()
+    }
+
+    /// As [`Self::guarded`], for a question that changes nothing. [`Event::Lost`] follows a panic.
+    pub(crate) fn ask<T>(&self, work: impl FnOnce(&noq_proto::Connection) -> T) -> Option<T> {
+        self.guard.ask(self.id, || work(&self.inner))
+    }
+
+    /// Whether noq, or what handles this connection, has panicked.
+    pub fn has_panicked(&self) -> bool {
+        self.guard.has_panicked()
+    }
+
+    /// Records that what handles this connection panicked with this message: noq is not called any more, and the connection
+    /// is lost.
+    pub fn on_panic(&mut self, reason: String) {
+        self.guard.note(self.id, reason);
+        self.guard.report(&mut self.events);
     }
 }
 
@@ -78,7 +133,7 @@ impl Connection {
 mod tests {
     use std::sync::Arc;
 
-    use mpvpn_types::{Instant, LinkId};
+    use mpvpn_types::{Instant, LinkId, PathId};
 
     use super::*;
     use crate::{ClientSetup, Endpoint, LocalAddress, TransportOptions};
@@ -99,9 +154,10 @@ mod tests {
         let setup = setup();
         let mut endpoint = Endpoint::client(&setup);
         let (now, remote) = (Instant::now(), "192.0.2.1:443".parse().unwrap());
-        let mut connect =
-            || endpoint.connect(now, &setup, LocalAddress::link(LinkId(0)), remote, "mpvpn").unwrap();
-        let (doomed, other) = (connect(), connect());
+        let connect = |endpoint: &mut Endpoint| {
+            endpoint.connect(now, &setup, LocalAddress::link(LinkId(0)), remote, "mpvpn").unwrap()
+        };
+        let (doomed, other) = (connect(&mut endpoint), connect(&mut endpoint));
 
         let connection = endpoint.get(doomed).unwrap();
         assert_eq!(connection.guarded(|_| panic!("no room for a frame")), None::<()>);
@@ -115,6 +171,16 @@ mod tests {
         assert_eq!((connection.poll_timeout(), connection.poll_event(now)), (None, None));
         assert!(!endpoint.process_endpoint_events(doomed));
         assert!(endpoint.get(doomed).is_none());
+
+        // A question that panics has its event later.
+        let asked = connect(&mut endpoint);
+        let connection = endpoint.get(asked).unwrap();
+        assert_eq!(connection.ask(|_| panic!("no round-trip time")), None::<()>);
+        assert!(connection.is_closed() && connection.has_events());
+        assert_eq!((connection.rtt(PathId(0)), connection.remote_of(PathId(0))), (None, None));
+        assert!(matches!(connection.poll_event(now), Some(Event::Lost(_))));
+        assert_eq!((connection.poll_event(now), connection.has_events()), (None, false));
+        assert!(!endpoint.process_endpoint_events(asked));
 
         let survivor = endpoint.get(other).unwrap();
         assert!(survivor.poll_transmit(now, &mut out).is_some_and(|hello| hello.size >= 1200));

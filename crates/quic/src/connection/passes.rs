@@ -87,6 +87,16 @@ impl Connection {
 
     /// The next UDP payload to send, written to the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        match self.contained(|connection| connection.next_transmit(now, buf)) {
+            Some(transmit) => transmit,
+            None => {
+                buf.clear();
+                None
+            }
+        }
+    }
+
+    fn next_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.translate_all(now);
         self.handshake_unsent = false;
         loop {
@@ -94,10 +104,7 @@ impl Connection {
                 self.begin_pass(now);
             }
             let segments = self.passes.max_segments(self.inner.current_mtu());
-            let Some(transmit) = self.guarded(|inner| inner.poll_transmit(now, segments, buf)) else {
-                buf.clear();
-                return None;
-            };
+            let transmit = self.inner.poll_transmit(now, segments, buf);
             if let Some(transmit) = transmit {
                 return Some(self.outgoing(&transmit));
             }

@@ -73,13 +73,19 @@ impl Connection {
     /// The totals of what a path has sent.
     fn sent(&mut self, id: PathId) -> Option<SentTotals> {
         let noq = noq_proto::PathId::from(id.0);
-        let sent = self.inner.path_stats(noq)?.udp_tx;
-        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+        let (sent, v4) = self.guarded(|inner| {
+            let v4 = inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+            Some((inner.path_stats(noq)?.udp_tx, v4))
+        })??;
         Some(SentTotals { v4, bytes: sent.bytes, datagrams: sent.datagrams })
     }
 
     /// The available window of a path's group: bytes of datagrams, framing included, that may be queued now.
     pub fn available_window(&mut self, now: Instant, id: PathId) -> u64 {
+        self.contained(|connection| connection.window_of_group(now, id)).unwrap_or(0)
+    }
+
+    fn window_of_group(&mut self, now: Instant, id: PathId) -> u64 {
         let mtu = self.inner.current_mtu();
         let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
         for path in self.paths.group_mut(id) {
@@ -178,7 +184,7 @@ impl Connection {
 
     /// Bytes of UDP payloads that a path has sent and received.
     pub fn udp_bytes_carried(&mut self, id: PathId) -> u64 {
-        let stats = self.inner.path_stats(noq_proto::PathId::from(id.0));
+        let stats = self.guarded(|inner| inner.path_stats(noq_proto::PathId::from(id.0))).flatten();
         stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
     }
 
@@ -189,8 +195,9 @@ impl Connection {
 
     /// The path of a group whose turn it is.
     pub(super) fn next_of_group(&mut self, head: PathId) -> Option<&mut Path> {
-        let inner = &self.inner;
-        self.paths.next_of_group(head, |id| inner.rtt(noq_proto::PathId::from(id.0)).unwrap_or_default())
+        let Self { inner, guard, id: own, paths, .. } = self;
+        let rtt = |id: PathId| guard.ask(*own, || inner.rtt(noq_proto::PathId::from(id.0))).flatten();
+        paths.next_of_group(head, |id| rtt(id).unwrap_or_default())
     }
 
     /// Takes the bytes that a path group has sent out of its pacer. Small datagrams share packets, so this is less than was

@@ -116,7 +116,7 @@ impl Connection {
 
     /// Bytes of a stream that were read in order.
     fn bytes_read(&mut self, id: StreamId) -> u64 {
-        self.inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0)
+        self.guarded(|inner| inner.recv_stream(to_noq(id)).bytes_read().ok()).flatten().unwrap_or(0)
     }
 
     /// Ends reading and writing of a bulk stream; written data still leaves.
@@ -172,7 +172,8 @@ impl Connection {
     /// Writes to a stream of this end without a quota. The first bytes of the stream were reinjected, and this data lets the
     /// peer's noq open the stream.
     pub fn write_past_quota(&mut self, id: StreamId, data: Bytes) {
-        if self.streams.send.write_past_quota(&mut self.inner, id, data).dropped {
+        let write = |it: &mut Self| it.streams.send.write_past_quota(&mut it.inner, id, data);
+        if self.contained(write).is_some_and(|written| written.dropped) {
             self.streams.reinjection.forget(id);
         }
     }
@@ -192,7 +193,7 @@ impl Connection {
 
     /// How far ahead of their readers streams may be sent now.
     pub(super) fn read_ahead(&self) -> ReadAhead {
-        let rtts = self.paths.iter().filter_map(|path| self.inner.rtt(noq_proto::PathId::from(path.id.0)));
+        let rtts = self.paths.iter().filter_map(|path| self.rtt(path.id));
         ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams())
     }
 
@@ -227,19 +228,27 @@ impl Connection {
         if self.streams.open_bulk == 0 {
             return;
         }
-        for path in self.paths.iter_mut() {
-            let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { continue };
-            self.streams.note_lost(path.losses.newly_lost(stats.lost_bytes));
-        }
+        self.contained(|connection| {
+            for path in connection.paths.iter_mut() {
+                let Some(stats) = connection.inner.path_stats(noq_proto::PathId::from(path.id.0)) else {
+                    continue;
+                };
+                connection.streams.note_lost(path.losses.newly_lost(stats.lost_bytes));
+            }
+        });
     }
 
     /// Takes reinjected data of a bulk stream. It is dropped if too much is kept, because noq delivers it as well.
     pub fn receive_reinjected(&mut self, piece: StreamChunk) {
+        self.contained(|connection| connection.take_reinjected(&piece));
+    }
+
+    fn take_reinjected(&mut self, piece: &StreamChunk) {
         let id = piece.stream;
         let own = self.inner.side().is_client() == id.is_multiple_of(2);
         let inner = &mut self.inner;
         let read = || inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0);
-        if self.streams.receive.take_reinjected(&piece, own, read) {
+        if self.streams.receive.take_reinjected(piece, own, read) {
             self.events.push_back(Event::StreamReadable(id));
         }
     }
@@ -270,6 +279,10 @@ impl Connection {
 
     /// Delivers the next bytes of a bulk stream in order, about `max`.
     pub fn read_bulk(&mut self, id: StreamId, max: usize, out: impl FnMut(Bytes)) -> ReadStatus {
+        self.contained(|connection| connection.read_unordered(id, max, out)).unwrap_or(ReadStatus::Blocked)
+    }
+
+    fn read_unordered(&mut self, id: StreamId, max: usize, out: impl FnMut(Bytes)) -> ReadStatus {
         if !self.streams.receive.contains(id) {
             return ReadStatus::Blocked;
         }

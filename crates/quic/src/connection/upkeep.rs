@@ -16,13 +16,13 @@ impl Connection {
             path.stall.set_status(status);
         }
         // noq refuses this without multipath.
-        let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
+        self.guarded(|inner| inner.set_path_status(noq_proto::PathId::from(id.0), status).ok());
     }
 
     /// Sends a PING on a path with the next control pass.
     pub fn heartbeat(&mut self, id: PathId) {
         // An abandoned path needs none.
-        let _ = self.inner.ping_path(noq_proto::PathId::from(id.0));
+        self.guarded(|inner| inner.ping_path(noq_proto::PathId::from(id.0)).ok());
     }
 
     /// Sets whether losses on this path are ignored as signs of congestion, because the path is dead.
@@ -42,8 +42,7 @@ impl Connection {
 
     /// Whether the peer's address is a loopback one, as of paths inside TCP at a server.
     pub fn is_loopback_peer(&self, id: PathId) -> bool {
-        let tuple = self.inner.network_path(noq_proto::PathId::from(id.0));
-        tuple.is_ok_and(|tuple| tuple.remote().ip().to_canonical().is_loopback())
+        self.remote_of(id).is_some_and(|remote| remote.ip().to_canonical().is_loopback())
     }
 
     /// Marks a path as one inside TCP, which controls congestion itself.
@@ -59,7 +58,11 @@ impl Connection {
     }
 
     /// Calls `each` for every path on which something arrived since the last call.
-    pub fn drain_paths_with_arrivals(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
+    pub fn drain_paths_with_arrivals(&mut self, now: Instant, each: impl FnMut(PathId)) {
+        self.contained(|connection| connection.note_arrivals(now, each));
+    }
+
+    fn note_arrivals(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
         for path in self.paths.iter_mut() {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
 use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
-use mpvpn_quic::ConnectionHandle;
+use mpvpn_quic::{ConnectionHandle, isolate};
 use mpvpn_types::Instant;
 
 use super::{Peer, Server, TunOutcome, peer::AuthenticatedPeer};
@@ -139,9 +139,13 @@ impl Server {
         let Some(id) = group.and_then(|group| group.downlink(now, &view, works)) else { return false };
         let gateway = self.routes.gateway();
         let Some(multipath) = self.peers.get_mut(id).and_then(Peer::multipath) else { return false };
-        let answer = multipath.send_packet(now, hdr, packet, gateway, None);
-        self.answer(answer);
-        self.peers.mark_sends(id);
+        match isolate(|| multipath.send_packet(now, hdr, packet, gateway, None)) {
+            Ok(answer) => {
+                self.answer(answer);
+                self.peers.mark_sends(id);
+            }
+            Err(reason) => self.on_panic(id, reason),
+        }
         true
     }
 

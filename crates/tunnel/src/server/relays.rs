@@ -55,10 +55,12 @@ impl Server {
         relay: RelayId,
         work: impl FnOnce(&mut Peer, &mut Connection) -> T,
     ) -> Option<T> {
-        let (peer, connection) = self.relay(relay)?;
-        let done = work(peer, connection);
-        self.peers.mark_sends(relay.connection);
-        Some(done)
+        self.isolated(relay.connection, |server| {
+            let (peer, connection) = server.relay(relay)?;
+            let done = work(peer, connection);
+            server.peers.mark_sends(relay.connection);
+            Some(done)
+        })?
     }
 
     /// The edge has connected to the target.

@@ -1,6 +1,6 @@
 //! Status reports of a server's connections, and final reports of closed ones.
 
-use mpvpn_quic::Connection;
+use mpvpn_quic::{Connection, isolate};
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
 use super::Server;
@@ -59,7 +59,13 @@ impl Server {
             let Some(authenticated) = &peer.authenticated else { continue };
             let (tunnel, multipath) = (authenticated.tunnel.as_ref(), &authenticated.multipath);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
-            let paths = multipath.report(now, connection);
+            let paths = match isolate(|| multipath.report(now, connection)) {
+                Ok(paths) => paths,
+                Err(reason) => {
+                    connection.on_panic(reason);
+                    continue;
+                }
+            };
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 connection: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.number),

@@ -17,7 +17,7 @@ use mpvpn_quic::{
 use mpvpn_tunnel::Server;
 use mpvpn_types::{Duration, Instant, LinkId};
 
-use crate::world::{MS, SERVER, TOKEN, World};
+use crate::world::{MS, SERVER, TOKEN, TOKEN_THAT_PANICS, World};
 
 const LINK: LinkId = LinkId(0);
 
@@ -340,4 +340,36 @@ fn strangers_who_complete_the_handshake_and_stop_there_do_not_keep_a_client_out(
     }
     net.run(Duration::from_secs(3));
     assert_eq!(net.peers[client].lost, None);
+}
+
+#[test]
+fn a_panic_while_a_client_is_handled_ends_its_connection_and_nothing_else() {
+    let mut world = World::new();
+    let mut net = Net::new(&mut world, 10 * MS);
+    let panics = connect_mpvpn::request("mpvpn", Some(&format!("Bearer {TOKEN_THAT_PANICS}")), Vec::new());
+    let other = net.add(Peer::new(&world, net.now, "198.51.100.1:1000").request(authenticated()));
+    let doomed = net.add(Peer::new(&world, net.now, "198.51.100.2:1000").request(panics));
+    net.run(50 * MS);
+    net.peers[other].send_settings();
+    net.peers[doomed].send_settings();
+    (net.wake(other), net.wake(doomed));
+    net.run(100 * MS);
+    // The server forgot the connection; its next packet is answered with a stateless reset.
+    let stream = net.peers[doomed].connection().open_bi().expect("a stream");
+    net.peers[doomed].connection().write(stream, vec![0; 100].into());
+    net.wake(doomed);
+    net.run(500 * MS);
+    assert_eq!(net.peers[doomed].responses, []);
+    assert!(
+        net.peers[doomed].lost.as_ref().is_some_and(|reason| reason.contains("reset")),
+        "{:?}",
+        net.peers[doomed].lost
+    );
+
+    assert_eq!((&net.peers[other].responses[..], &net.peers[other].lost), (&[(0, 200)][..], &None));
+    let stream = net.peers[other].connection().open_bi().expect("a stream");
+    net.peers[other].connection().write(stream, h3::encode_headers(&get()));
+    net.wake(other);
+    net.run(100 * MS);
+    assert_eq!(net.peers[other].responses, [(0, 200), (stream, 404)]);
 }

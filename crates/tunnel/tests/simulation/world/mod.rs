@@ -41,6 +41,8 @@ use self::{
 
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
+/// The server panics when it checks this one.
+pub const TOKEN_THAT_PANICS: &str = "a token that panics";
 pub const SERVER: &str = "192.0.2.1:443";
 /// Resolvers that the server suggests.
 pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];

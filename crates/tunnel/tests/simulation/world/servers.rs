@@ -8,7 +8,7 @@ use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
-use super::{DNS, TOKEN};
+use super::{DNS, TOKEN, TOKEN_THAT_PANICS};
 
 /// What a server proves who it is with.
 #[derive(Clone)]
@@ -39,6 +39,7 @@ impl Authenticate for Users {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
         match authorization {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
+            Some(value) if value == format!("Bearer {TOKEN_THAT_PANICS}") => panic!("the test wants it"),
             _ => Err("unknown token".to_owned()),
         }
     }
