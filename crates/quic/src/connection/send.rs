@@ -120,6 +120,8 @@ pub(super) struct SendStreams {
     waiting: u64,
     /// The number of streams that are not known to be read completely.
     unread_streams: u64,
+    /// The data of ordinary streams that waits for flow control credit (bytes).
+    ordinary_bytes: usize,
 }
 
 impl SendStreams {
@@ -131,6 +133,11 @@ impl SendStreams {
     /// The number of streams that are not known to be read completely.
     pub(super) fn unread_streams(&self) -> u64 {
         self.unread_streams
+    }
+
+    /// The data of ordinary streams that waits for flow control credit (bytes).
+    pub(super) fn ordinary_bytes(&self) -> usize {
+        self.ordinary_bytes
     }
 
     /// The bulk stream whose turn is next, and the offset of its next byte.
@@ -151,6 +158,7 @@ impl SendStreams {
         let stream = self.streams.entry(id).or_default();
         let new = !std::mem::replace(&mut stream.bulk, true);
         if new {
+            self.ordinary_bytes -= stream.bytes;
             self.make_ready(id);
         }
         new
@@ -170,6 +178,9 @@ impl SendStreams {
     pub(super) fn push(&mut self, id: StreamId, data: Bytes) {
         let stream = self.streams.entry(id).or_default();
         stream.bytes += data.len();
+        if !stream.bulk {
+            self.ordinary_bytes += data.len();
+        }
         if stream.ready {
             self.waiting += data.len() as u64;
         }
@@ -277,6 +288,9 @@ impl SendStreams {
     fn forget(&mut self, id: StreamId) -> Option<SendStream> {
         let stream = self.streams.remove(&id)?;
         self.unread_streams -= u64::from(stream.unread);
+        if !stream.bulk {
+            self.ordinary_bytes -= stream.bytes;
+        }
         Some(stream)
     }
 
@@ -300,6 +314,9 @@ impl SendStreams {
                 Ok(n) => {
                     done.bytes += n as u64;
                     stream.bytes -= n;
+                    if !stream.bulk {
+                        self.ordinary_bytes -= n;
+                    }
                     each(StreamChunk { stream: id, offset: stream.at, data: bytes.slice(..n), fin: false });
                     stream.at += n as u64;
                     if n == some {

@@ -197,6 +197,11 @@ impl Connection {
         ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams())
     }
 
+    /// Bytes that were written to streams other than bulk streams, and for which the peer has granted no credit yet.
+    pub fn unsent_replies(&self) -> usize {
+        self.streams.send.ordinary_bytes()
+    }
+
     /// Bytes that were written, but not passed to noq yet.
     pub fn unsent(&self, id: StreamId) -> usize {
         self.streams.send.unsent(id)

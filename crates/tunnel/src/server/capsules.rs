@@ -10,7 +10,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
-use super::Server;
+use super::{Server, peer::MAX_UNSENT_REPLIES};
 
 /// The stream of an accepted CONNECT-IP or `connect-mpvpn` request.
 #[derive(Debug)]
@@ -61,9 +61,11 @@ impl Server {
     }
 
     fn take_capsules(&mut self, now: Instant, id: ConnectionHandle) -> Result<(), CapsuleError> {
-        // Looked up anew each time: without a free address the connection is closed.
+        // Looked up anew each time: without a free address the connection is closed. Where too many answers wait, it is
+        // closed before the next event.
         while let Some(peer) = self.peers.get_mut(id)
             && let Some(request) = peer.request_mut()
+            && self.endpoint.get(id).is_some_and(|it| it.unsent_replies() <= MAX_UNSENT_REPLIES)
         {
             match request.capsules.next()? {
                 None => break,

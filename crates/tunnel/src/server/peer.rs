@@ -24,6 +24,10 @@ use crate::{
 /// A connection without an authenticated request after this time is closed. Chosen. Larger: connections of strangers
 /// take memory; smaller: fails over links with round trips of seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Answers that wait for flow control credit of the client at most (bytes); beyond them its connection is closed. Chosen:
+/// the answers to many requests at once. More: memory that a client can demand; fewer: a client that grants credit late
+/// loses its connection.
+pub(super) const MAX_UNSENT_REPLIES: usize = 256 << 10;
 /// A client that sends no ADDRESS_REQUEST (RFC 9484 §4.7.2) gets an address of each family after this time. Chosen:
 /// requests follow CONNECT-IP in the same packet or the next. Larger: such clients wait; smaller: a client whose
 /// request is late gets addresses that it does not want.

@@ -15,7 +15,7 @@ use mpvpn_types::Instant;
 
 use super::{
     Server,
-    peer::{AuthenticatedPeer, Peer, PendingGrant, Tunnel},
+    peer::{AuthenticatedPeer, MAX_UNSENT_REPLIES, Peer, PendingGrant, Tunnel},
 };
 use crate::{
     ConnectionNumber, SessionSecret, TunnelMode,
@@ -30,6 +30,9 @@ impl Server {
         loop {
             let Some(peer) = self.peers.get_mut(id) else { return };
             let (Some(http), Some(connection)) = (&mut peer.http, self.endpoint.get(id)) else { return };
+            if connection.unsent_replies() > MAX_UNSENT_REPLIES {
+                return self.close_peer(now, id, h3::code::EXCESSIVE_LOAD, "the client takes no answers");
+            }
             let event = match http.poll_event(connection, &peer.relays) {
                 Ok(Some(event)) => event,
                 Ok(None) => return,

@@ -7,6 +7,8 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_masque::{
+    capsule::{Capsule, Family, RequestedAddress},
+    connect_ip::ConnectIpRequest,
     connect_mpvpn,
     h3::{self, Event as HttpEvent, H3, Settings, Side},
     headers::Headers,
@@ -32,6 +34,8 @@ struct Peer {
     /// The responses, in the order of arrival.
     responses: Vec<(StreamId, u16)>,
     connected: bool,
+    /// Whether it reads what arrives, and so grants credit.
+    reads: bool,
     lost: Option<String>,
 }
 
@@ -54,6 +58,7 @@ impl Peer {
             requests: VecDeque::new(),
             responses: Vec::new(),
             connected: false,
+            reads: true,
             lost: None,
         }
     }
@@ -86,7 +91,7 @@ impl Peer {
             match event {
                 Event::Connected => self.connected = true,
                 Event::Lost(reason) => self.lost = Some(reason.to_string()),
-                Event::StreamReadable(stream) => readable.push(stream),
+                Event::StreamReadable(stream) if self.reads => readable.push(stream),
                 _ => {}
             }
         }
@@ -372,4 +377,35 @@ fn a_panic_while_a_client_is_handled_ends_its_connection_and_nothing_else() {
     net.wake(other);
     net.run(100 * MS);
     assert_eq!(net.peers[other].responses, [(0, 200), (stream, 404)]);
+}
+
+#[test]
+fn a_client_that_takes_no_answers_loses_its_connection_before_they_take_memory() {
+    let mut world = World::new();
+    let mut net = Net::new(&mut world, 10 * MS);
+    let mut connect = ConnectIpRequest::new("mpvpn", "/.well-known/masque/ip/*/*/");
+    connect.authorization = Some(format!("Bearer {TOKEN}"));
+    let mut client = Peer::new(&world, net.now, "198.51.100.1:1000").request(connect.headers());
+    client.reads = false;
+    let client = net.add(client);
+    net.run(50 * MS);
+    net.peers[client].send_settings();
+    net.wake(client);
+    net.run(50 * MS);
+    // Requests for 32 addresses each; the client's windows hold 2304 KiB of answers, and it reads none.
+    let asked = (1..=32).map(|request_id| RequestedAddress::any(request_id, Family::V4)).collect();
+    let mut capsule = BytesMut::new();
+    Capsule::AddressRequest(asked).encode(&mut capsule);
+    let mut sent = 0;
+    while net.peers[client].lost.is_none() {
+        net.peers[client].connection().write(0, h3::encode_data(&capsule.repeat(100)));
+        sent += 100 * capsule.len();
+        net.wake(client);
+        net.run(10 * MS);
+        assert!(sent < 8 << 20, "still connected after {sent} bytes of requests");
+    }
+    let reason = net.peers[client].lost.as_ref().unwrap();
+    assert!(reason.contains("the client takes no answers"), "{reason}");
+    // Not before its windows were full: a client may read late.
+    assert!(sent > 1 << 20, "closed after {sent} bytes");
 }
