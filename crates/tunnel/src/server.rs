@@ -377,6 +377,10 @@ impl Server {
         let mtu = peer.multipath().map(|multipath| multipath.announced_mtu());
         let counted = peer.tunnel_mut().map(|tunnel| std::mem::replace(&mut tunnel.counted_mtu, mtu));
         self.peers.arm(id, own.into_iter().chain(connection.poll_timeout()).min());
+        if connection.has_events() {
+            // Only after a panic in these questions.
+            self.peers.mark_sends(id);
+        }
         if let Some(counted) = counted {
             self.count_mtu(counted, mtu);
         }
