@@ -216,6 +216,8 @@ fn set_cids(config: &mut EndpointConfig, shard: Shard, key: u64) {
 #[derive(Clone)]
 pub struct ClientSetup {
     cc: CongestionControl,
+    /// The key from which those of endpoints are derived.
+    secret: Arc<hmac::Key>,
     over_udp: noq_proto::ClientConfig,
     inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
@@ -242,6 +244,7 @@ impl ClientSetup {
         };
         Ok(Self {
             cc: options.cc,
+            secret: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)),
             over_udp: config(options.max_udp_payload),
             inside_tcp: config(options.max_udp_payload_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
@@ -253,6 +256,18 @@ impl ClientSetup {
     #[must_use]
     pub fn cc(&self) -> CongestionControl {
         self.cc
+    }
+
+    /// The same configuration for one of several endpoints of a process, each with sockets of its own. Its key for stateless
+    /// resets is its own: an endpoint answers a packet with an unknown connection ID by the reset token of that ID, and with a
+    /// shared key anybody could get the token of another endpoint's connection so, and end it (RFC 9000 §21.11).
+    #[must_use]
+    pub fn for_endpoint(mut self, number: u8) -> Self {
+        let key = hmac::sign(&self.secret, &[b"stateless reset".as_slice(), &[number]].concat());
+        let mut endpoint = EndpointConfig::clone(&self.endpoint);
+        endpoint.reset_key(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, key.as_ref())));
+        self.endpoint = Arc::new(endpoint);
+        self
     }
 
     /// The same configuration for connections to one shard of the server: number `value` (0 to 15) modulo its shards.

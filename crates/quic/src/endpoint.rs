@@ -611,6 +611,29 @@ mod tests {
     }
 
     #[test]
+    fn endpoints_of_a_client_do_not_tell_reset_tokens_of_each_other() {
+        let (_, setup) = server(&Arc::default());
+        // The answer of an endpoint that knows no connection to a short header with this ID: the token is at the end.
+        let token = |number: u8, id: &[u8]| {
+            let mut endpoint = Endpoint::client(&setup.clone().for_endpoint(number));
+            let mut packet = BytesMut::from(&[0x40][..]);
+            packet.extend_from_slice(id);
+            packet.resize(100, 7);
+            let remote = "192.0.2.9:9".parse().unwrap();
+            assert_eq!(endpoint.handle(Instant::now(), None, remote, 0, packet), Handled::Nothing);
+            let (_, reset) = endpoint.poll_stateless().expect("a stateless reset");
+            reset[reset.len() - 16..].to_vec()
+        };
+        let now = Instant::now();
+        let initial = Client::new(now, &setup.clone().for_endpoint(0), 1).sent_by_client(now).remove(0);
+        // First byte, version, destination and source connection ID (RFC 8999 §5.1).
+        let source_at = 6 + usize::from(initial[5]);
+        let id = &initial[source_at + 1..][..usize::from(initial[source_at])];
+        assert_eq!(token(0, id), token(0, id));
+        assert_ne!(token(0, id), token(1, id), "of another class or thread");
+    }
+
+    #[test]
     fn handshakes_beyond_a_few_at_one_moment_wait_for_the_next() {
         let (mut server, setup) = server(&Arc::default());
         let now = Instant::now();

@@ -94,6 +94,7 @@ impl ClassConnections {
             self.shapers.set_share(now, id, class.share);
         }
         let member = ConnectionNumber::of(self.shard, id).unwrap_or_default();
+        let config = ClientConfig { setup: config.setup.for_endpoint(member.number()), ..config };
         let mut client = match member == ConnectionNumber::INITIAL {
             true => Client::new(now, config),
             false => Client::joining(now, config, member),
