@@ -48,6 +48,7 @@ use crate::{
     status,
 };
 use data_plane::{DataPlane, FirstShard, ServerMessage};
+use events::Refusals;
 use handover::handovers;
 use machine::Machine;
 use packet_filter::UserProfiles;
@@ -145,6 +146,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             filter: filter.clone(),
             shards: first_shard.outboxes(),
             departed: Vec::new(),
+            refusals: Refusals::default(),
             events: slow.events(),
         });
     }

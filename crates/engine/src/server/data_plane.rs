@@ -7,11 +7,13 @@ use mpvpn_control::{
     events::EventSender,
     status::{Class, FlowList, Role, Status},
 };
-use mpvpn_tunnel::{ConnectionSlot, FilterRequest, Server, ServerEvent, SessionReport, TunOutcome};
+use mpvpn_tunnel::{
+    ConnectionSlot, FilterRequest, Server, ServerChange, ServerEvent, SessionReport, TunOutcome,
+};
 
 use super::{
     client_relays::{ClientRelays, RelayKey},
-    events::event_of,
+    events::{MAX_REFUSALS, Refusals, event_of},
     handover::Handover,
     packet_filter::FilterMessage,
     sockets::Sockets,
@@ -76,6 +78,8 @@ pub(crate) struct DataPlane {
     pub(super) shards: Vec<Outbox<ShardMessage>>,
     /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
+    /// Which refused requests are reported.
+    pub(super) refusals: Refusals,
     pub(super) events: EventSender,
 }
 
@@ -236,7 +240,16 @@ impl DataPlane {
         }
         write_received_packets(&mut self.server, &self.tun);
         while let Some(change) = self.server.poll_change() {
+            if matches!(change, ServerChange::Refused(..)) && !self.refusals.is_reported(now) {
+                continue;
+            }
             event_of(change).into_iter().for_each(|event| self.events.report(event));
+        }
+        if let Some(count) = self.refusals.take_summary(now) {
+            tracing::info!(
+                count,
+                "more requests were refused; in each minute the first {MAX_REFUSALS} are reported"
+            );
         }
         mtu
     }

@@ -3,6 +3,8 @@
 //! Always holds: a client with several connections is reported as one client: shard 0's connection of the default
 //! class is the client, shard 0's other connections are its classes, and other shards' connections are not reported.
 
+use std::time::{Duration, Instant};
+
 use mpvpn_control::events::{ClientName, Event, PathName};
 use mpvpn_tunnel::{ClientTag, ServerChange};
 use mpvpn_types::ClassId;
@@ -11,6 +13,41 @@ use crate::{
     events::path_event,
     status::{DEFAULT_CLASS, path_name},
 };
+
+/// Refused requests of each shard that are reported one by one in [`REFUSAL_INTERVAL`]. More: guesses of tokens fill the log;
+/// fewer: a client that is refused is missing there.
+pub(super) const MAX_REFUSALS: u32 = 10;
+/// The time after which refused requests are reported again.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Which refused requests are reported: some in each interval. The others are counted, for one line at its end.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    /// When the interval began, if one is under way.
+    since: Option<Instant>,
+    reported: u32,
+    hidden: u64,
+}
+
+impl Refusals {
+    /// Counts a refused request; returns whether it is reported.
+    pub(super) fn is_reported(&mut self, now: Instant) -> bool {
+        self.since.get_or_insert(now);
+        let reported = self.reported < MAX_REFUSALS;
+        match reported {
+            true => self.reported += 1,
+            false => self.hidden += 1,
+        }
+        reported
+    }
+
+    /// Ends the interval if its time is over; returns how many requests were not reported in it, if any.
+    pub(super) fn take_summary(&mut self, now: Instant) -> Option<u64> {
+        self.since.filter(|since| now.saturating_duration_since(*since) >= REFUSAL_INTERVAL)?;
+        let Self { hidden, .. } = std::mem::take(self);
+        (hidden > 0).then_some(hidden)
+    }
+}
 
 /// The event for a change, if it is reported.
 pub(super) fn event_of(change: ServerChange) -> Option<Event> {
@@ -68,6 +105,21 @@ mod tests {
             connection: ConnectionNumber::of(shard, ClassId(class)).unwrap(),
             class: if class == 0 { String::new() } else { "bulk".to_owned() },
         }
+    }
+
+    #[test]
+    fn refused_requests_are_reported_until_there_are_many_and_the_rest_is_one_line() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let reported = |refusals: &mut Refusals, now| (0..5000).filter(|_| refusals.is_reported(now)).count();
+        assert_eq!((reported(&mut refusals, at(0)), reported(&mut refusals, at(30))), (10, 0));
+        assert_eq!(refusals.take_summary(at(59)), None);
+        assert_eq!((refusals.take_summary(at(60)), refusals.take_summary(at(61))), (Some(9990), None));
+        assert_eq!(reported(&mut refusals, at(100)), 10);
+        assert_eq!(refusals.take_summary(at(160)), Some(4990));
+        // A few are all reported, without a summary.
+        assert!(refusals.is_reported(at(200)));
+        assert_eq!(refusals.take_summary(at(300)), None);
     }
 
     #[test]
