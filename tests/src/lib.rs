@@ -15,6 +15,7 @@ mod failure_logs;
 pub mod fallible_iperf;
 pub mod files;
 pub mod firewall;
+pub mod flood;
 pub mod guide;
 pub mod hostile;
 pub mod http;

@@ -107,6 +107,11 @@ impl Testbed {
         Self::build(Lab::builder().link(LinkSpec::unlimited()))
     }
 
+    /// The same, and a second client.
+    pub fn unlimited_with_other() -> Self {
+        Self::build(Lab::builder().link(LinkSpec::unlimited()).other_client(true))
+    }
+
     fn build(builder: LabBuilder) -> Self {
         remove_labs_when_interrupted();
         let machine = MachineShare::take(Share::LIGHT);

@@ -8,6 +8,7 @@
 mod against;
 mod classes;
 mod figure;
+mod flood;
 mod mptcp;
 mod options;
 mod parts;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_scenarios::{FlowMode, Scenario};
-use mpvpn_tests::{machine_share::MachineShare, many_connections, quic_bulk, tun_copy};
+use mpvpn_tests::{flood as generator, machine_share::MachineShare, many_connections, quic_bulk, tun_copy};
 
 use crate::{
     figure::{Figure, table},
@@ -35,7 +36,7 @@ use crate::{
 /// Name, description and function of a rig.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 13] = [
+const RIGS: [Rig; 14] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same links: link 1 fails under load and recovers", rigs::cut),
     ("latency", "plain veth: round-trip time added by the tunnel", rigs::latency),
@@ -61,6 +62,11 @@ const RIGS: [Rig; 13] = [
         classes::run,
     ),
     (
+        "flood",
+        "floods of strangers beside a busy client: garbage, Initials, handshakes, TCP; also wireguard-go",
+        flood::run,
+    ),
+    (
         "mptcp",
         "networks that block UDP: links inside TCP, alone and beside QUIC, cuts, blocking in mid-flow; other VPNs over TCP",
         mptcp::run,
@@ -73,6 +79,7 @@ fn main() -> ExitCode {
         Some(tun_copy::SUBCOMMAND) => return end_of(tun_copy::run(&args[1..]), 1),
         Some(quic_bulk::SUBCOMMAND) => return end_of(quic_bulk::run(&args[1..]), 1),
         Some(many_connections::SUBCOMMAND) => return end_of(many_connections::run(&args[1..]), 1),
+        Some(generator::SUBCOMMAND) => return end_of(generator::run(&args[1..]), 1),
         _ => {}
     }
     let options = match Options::parse(&args, &RIGS.map(|(name, ..)| name)) {

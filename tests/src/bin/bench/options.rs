@@ -18,7 +18,8 @@ pub(crate) const HELP: &str = "
 --settings A,B    `peers`: only these links: veth, plain, gigabit, slow
 SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
 --quick           `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, 3 cuts, 15 random cuts;
-                  `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions
+                  `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions;
+                  `flood`: one round of 2 s instead of three of 5 s, less than a minute
 --cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
 --runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
 --inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr

@@ -8,7 +8,7 @@
 use std::{
     collections::BTreeSet,
     io::ErrorKind,
-    net::{SocketAddr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -25,12 +25,17 @@ use mpvpn_control::{
 };
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions};
-use mpvpn_tests::testbed::{Host, Testbed};
+use mpvpn_tests::{
+    flood::{SOURCES, own_addresses, source},
+    testbed::{Host, Testbed},
+};
 use mpvpn_tunnel::{
     ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, TunnelMode,
 };
 use mpvpn_types::{ClassId, LinkId};
 
+/// The address of [`Host::Inet`] towards the server.
+const HOST: &str = "198.51.100.2";
 /// The only link of a client.
 const LINK: LinkId = LinkId(0);
 /// Maximum wait for events: how soon the stop flag is noticed.
@@ -53,7 +58,8 @@ struct SharedCounters {
 }
 
 impl Crowd {
-    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time.
+    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time. Each has an address of its own in
+    /// [`SOURCES`], because a server limits how fast connections come from one address.
     pub(crate) fn start(
         testbed: &Testbed,
         host: Host,
@@ -61,8 +67,12 @@ impl Crowd {
         count: usize,
         at_once: usize,
     ) -> Self {
-        let own = || class_ids().into_iter().map(|class| (class, socket(server))).collect();
-        let sockets = testbed.in_namespace(host, || (0..count).map(|_| own()).collect::<Vec<_>>());
+        own_addresses(testbed, host, SOURCES, HOST);
+        let own = |number: usize| {
+            let from = source(number as u32, 1 << 16);
+            class_ids().into_iter().map(|class| (class, socket(from, server))).collect()
+        };
+        let sockets = testbed.in_namespace(host, || (0..count).map(own).collect::<Vec<_>>());
         let counters = Arc::new(SharedCounters::default());
         let shared = counters.clone();
         let began = Instant::now();
@@ -110,8 +120,8 @@ impl Drop for Crowd {
     }
 }
 
-fn socket(server: SocketAddr) -> UdpSocket {
-    let socket = UdpSocket::bind("0.0.0.0:0");
+fn socket(from: Ipv4Addr, server: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind((from, 0));
     let socket = socket.unwrap_or_else(|error| panic!("a socket for each client: {error} (see ulimit -n)"));
     socket.connect(server).expect("a way to the server");
     socket.set_nonblocking(true).expect("a socket that does not block");
