@@ -23,10 +23,10 @@ const CELLS: usize = 1024;
 /// Attempts of a source whose address is not validated. Beyond them a Retry is demanded (RFC 9000 §8.1.2). A household
 /// connects at once. More: work for forged packets; less: one more round trip for clients behind one address.
 const UNVALIDATED: Rate = Rate { burst: 16, interval: Duration::from_nanos(1_000_000_000 / 16) };
-/// Attempts of a source whose address is validated; more are dropped, and clients repeat them. 200 clients behind one
-/// address, with four connections each, return within 5 s. More: processor time for one source; less: many clients behind one
+/// Attempts of a source whose address is validated; more are dropped, and clients repeat them after 1, 3, 7 and 15 s. 200
+/// clients behind one address, with four connections each, are taken without waiting. More: processor time for one source; less: many clients behind one
 /// address return late.
-const VALIDATED: Rate = Rate { burst: 512, interval: Duration::from_nanos(1_000_000_000 / 64) };
+const VALIDATED: Rate = Rate { burst: 1024, interval: Duration::from_nanos(1_000_000_000 / 64) };
 /// Connections of a source that are not authenticated, with a validated address, in each shard. More: memory for one source;
 /// fewer: many clients behind one address return late.
 const MAX_OF_SOURCE: u16 = 256;
@@ -228,23 +228,23 @@ mod tests {
         assert_eq!(count(&mut strangers, now, SOURCE, false, Verdict::Accept), 16);
         assert_eq!(count(&mut strangers, now, SOURCE, false, Verdict::Retry), 2000);
         // Those were forged. The source itself can still validate its address.
-        assert_eq!(count(&mut strangers, now, SOURCE, true, Verdict::Accept), 512);
+        assert_eq!(count(&mut strangers, now, SOURCE, true, Verdict::Accept), 1024);
         assert_eq!(count(&mut strangers, now, SOURCE, true, Verdict::Drop), 2000);
         let later = now + Duration::from_secs(1);
         assert_eq!(count(&mut strangers, later, SOURCE, false, Verdict::Accept), 16);
         assert_eq!(count(&mut strangers, later, SOURCE, true, Verdict::Accept), 64);
         let much_later = now + Duration::from_secs(3600);
-        assert_eq!(count(&mut strangers, much_later, SOURCE, true, Verdict::Accept), 512, "not more");
+        assert_eq!(count(&mut strangers, much_later, SOURCE, true, Verdict::Accept), 1024, "not more");
     }
 
     #[test]
     fn a_source_is_an_ipv4_address_or_an_ipv6_network_of_a_customer() {
         let (mut strangers, now) = (Strangers::new(1, 1), Instant::now());
         let mut left = |text: &str| count(&mut strangers, now, ip(text), true, Verdict::Accept);
-        assert_eq!((left("198.51.100.1"), left("198.51.100.2")), (512, 512));
-        assert_eq!((left("::ffff:198.51.100.1"), left("2001:db8:0:a::1")), (0, 512));
+        assert_eq!((left("198.51.100.1"), left("198.51.100.2")), (1024, 1024));
+        assert_eq!((left("::ffff:198.51.100.1"), left("2001:db8:0:a::1")), (0, 1024));
         // Bits 57 to 128 belong to the customer.
-        assert_eq!((left("2001:db8:0:ff:1:2:3:4"), left("2001:db8:0:100::1")), (0, 512));
+        assert_eq!((left("2001:db8:0:ff:1:2:3:4"), left("2001:db8:0:100::1")), (0, 1024));
     }
 
     #[test]
