@@ -8,6 +8,9 @@ use crate::label::{Label, Part};
 /// Packets with missing parts that are kept at most: what a path of 100 Mbit/s has in flight in 100 ms. Fewer: packets are
 /// lost; more: memory.
 const MAX_INCOMPLETE_PACKETS: usize = 1 << 10;
+/// Parts of such packets that are kept at most: most packets have two parts. Each takes about 60 bytes beside its own. Fewer: packets
+/// are lost; more: memory of hostile peers with tiny parts.
+const MAX_INCOMPLETE_PARTS: usize = 2 << 10;
 /// Bytes of parts that are kept at most. Fewer: packets are lost; more: memory of hostile peers.
 const MAX_INCOMPLETE_BYTES: usize = 4 << 20;
 
@@ -17,14 +20,16 @@ pub struct PartReassembler {
     open: FxHashMap<(u16, u32), Parts>,
     /// All packets in `open`, and some that are complete or were dropped, the oldest first.
     order: VecDeque<(u16, u32)>,
+    /// Bytes and number of the parts in `open`.
     bytes: usize,
+    parts: usize,
 }
 
 #[derive(Debug)]
 struct Parts {
     last: u8,
-    /// Empty where the part is missing.
-    parts: Vec<Bytes>,
+    /// The parts that have arrived, each with its index, in order.
+    parts: Vec<(u8, Bytes)>,
 }
 
 impl PartReassembler {
@@ -41,23 +46,31 @@ impl PartReassembler {
             return None;
         }
         let key = (label.bucket, label.number);
-        let fresh = || Parts { last, parts: vec![Bytes::new(); usize::from(last) + 1] };
+        let fresh = || Parts { last, parts: Vec::new() };
         if !self.open.contains_key(&key) {
             self.order.push_back(key);
         }
         let packet = self.open.entry(key).or_insert_with(fresh);
-        let part = packet.parts.get_mut(usize::from(index))?;
-        if packet.last != last || !part.is_empty() {
+        if packet.last != last || index > last {
             return None;
         }
+        let Err(at) = packet.parts.binary_search_by_key(&index, |(index, _)| *index) else { return None };
         // A copy: the received slice would keep its whole receive buffer alive.
-        *part = Bytes::copy_from_slice(&bytes);
+        packet.parts.insert(at, (index, Bytes::copy_from_slice(&bytes)));
         self.bytes += bytes.len();
-        let complete = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat().into());
-        if complete.is_some() {
+        self.parts += 1;
+        let is_complete = packet.parts.len() > usize::from(last);
+        let complete = is_complete.then(|| {
+            let parts: Vec<&[u8]> = packet.parts.iter().map(|(_, part)| &part[..]).collect();
+            parts.concat().into()
+        });
+        if is_complete {
             self.forget(key);
         }
-        while self.order.len() > MAX_INCOMPLETE_PACKETS || self.bytes > MAX_INCOMPLETE_BYTES {
+        while self.order.len() > MAX_INCOMPLETE_PACKETS
+            || self.bytes > MAX_INCOMPLETE_BYTES
+            || self.parts > MAX_INCOMPLETE_PARTS
+        {
             let Some(oldest) = self.order.pop_front() else { break };
             self.forget(oldest);
         }
@@ -66,7 +79,8 @@ impl PartReassembler {
 
     fn forget(&mut self, key: (u16, u32)) {
         if let Some(packet) = self.open.remove(&key) {
-            self.bytes -= packet.parts.iter().map(Bytes::len).sum::<usize>();
+            self.bytes -= packet.parts.iter().map(|(_, part)| part.len()).sum::<usize>();
+            self.parts -= packet.parts.len();
         }
     }
 }
@@ -129,5 +143,11 @@ mod tests {
                     && join.order.len() <= MAX_INCOMPLETE_PACKETS
             );
         }
+        for number in 0..20_000 {
+            push(&mut join, number / 15, Part { index: (number % 15) as u8, last: 15 }, &[1]);
+            assert!(join.parts <= MAX_INCOMPLETE_PARTS);
+        }
+        let kept: usize = join.open.values().map(|packet| packet.parts.len()).sum();
+        assert_eq!(kept, join.parts);
     }
 }
