@@ -38,9 +38,7 @@ pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{
     ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, ServerSetup, SetupError, TransportOptions,
 };
-pub use connection::{
-    Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk, fault::isolate,
-};
+pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
 pub use endpoint::{ConnectionHandle, Endpoint, Handled, LocalAddress};
 pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};

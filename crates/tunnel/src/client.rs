@@ -12,6 +12,7 @@ mod connector;
 mod events;
 mod flow_table;
 mod flows;
+mod isolation;
 mod join;
 mod links;
 mod packets;
@@ -183,13 +184,13 @@ impl Client {
             if let Some(handshake) = self.connector.handshake(id) {
                 handshake.last_received = Some(now);
             }
-            self.drive_handshake(now, id);
+            self.isolated(now, |client| client.drive_handshake(now, id));
         }
     }
 
     /// To be called after every batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
-        self.drive_session(now);
+        self.isolated(now, |client| client.drive_session(now));
     }
 
     fn use_connection(&mut self, now: Instant, id: ConnectionHandle) {
@@ -408,6 +409,14 @@ impl Client {
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the
     /// token of a link.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        let transmit = self.isolated(now, |client| client.transmit(now, buf));
+        if transmit.is_none() {
+            buf.clear();
+        }
+        transmit
+    }
+
+    fn transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.drive_app_tcp(now);
         if let Some(transmit) = self.links.poll_transmit(buf) {
             return Some(transmit);
@@ -467,6 +476,10 @@ impl Client {
 
     /// Handles timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.isolated(now, |client| client.on_timeout(now));
+    }
+
+    fn on_timeout(&mut self, now: Instant) {
         self.apps.tcp.handle_timeout(now);
         self.expire_udp(now);
         if self.may_connect()

@@ -8,6 +8,7 @@ mod capsules;
 mod client_mtus;
 mod config;
 mod connect_mpvpn;
+mod isolation;
 mod packets;
 mod peer;
 mod peers;
@@ -30,7 +31,7 @@ use mpvpn_masque::{
     template::{Template, TemplateError},
 };
 use mpvpn_packet::GroCoalescer;
-use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit, isolate};
+use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit};
 use mpvpn_types::Instant;
 
 use crate::{
@@ -42,7 +43,7 @@ use crate::{
 
 use client_mtus::ClientMtus;
 pub use config::{Authenticate, FilterRequest, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
-use peer::Peer;
+use peer::{AuthenticatedPeer, Peer};
 use peers::Peers;
 pub use report::{ClosedConnection, SessionReport};
 use routes::Routes;
@@ -69,6 +70,8 @@ pub struct Server {
     /// The end of the last local stall: silence until then says nothing about paths. Passed to each connection before
     /// its timers.
     stalled_until: Option<Instant>,
+    /// The time of the last call that had one, for the end of a tunnel by a panic in a call without a time.
+    last_time: Option<Instant>,
 }
 
 impl Server {
@@ -105,6 +108,7 @@ impl Server {
             udp_in: PayloadInbox::default(),
             mtus: ClientMtus::default(),
             stalled_until: None,
+            last_time: None,
         })
     }
 
@@ -139,12 +143,13 @@ impl Server {
 
     /// Must be called after each batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
+        self.last_time = Some(now);
         while let Some(id) = self.endpoint.accept_waiting(now) {
             self.peers.insert(id, Peer::new(now));
             self.peers.mark_received(id);
         }
         while let Some(id) = self.peers.next_received() {
-            self.drive(now, id);
+            self.isolated(id, |server| server.drive(now, id));
         }
         while let Some(id) = self.endpoint.excess_stranger() {
             let why = "too many connections without a request";
@@ -152,30 +157,7 @@ impl Server {
         }
     }
 
-    /// Handles one connection. If that panics, this connection ends, and nothing else.
-    fn isolated<T>(&mut self, id: ConnectionHandle, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        isolate(|| work(self)).map_err(|reason| self.on_panic(id, reason)).ok()
-    }
-
-    /// Ends a connection whose handling panicked.
-    fn on_panic(&mut self, id: ConnectionHandle, reason: String) {
-        if let Some(connection) = self.endpoint.get(id).filter(|connection| !connection.has_panicked()) {
-            connection.on_panic(reason);
-            // In its turn to send it is lost.
-            return self.peers.mark_sends(id);
-        }
-        // Its end panicked, too: what is left of it is dropped.
-        if self.peers.remove(id).is_some_and(|peer| peer.handshaking) {
-            self.endpoint.on_handshake_ended();
-        }
-        self.endpoint.process_endpoint_events(id);
-    }
-
     fn drive(&mut self, now: Instant, id: ConnectionHandle) {
-        self.isolated(id, |server| server.drive_connection(now, id));
-    }
-
-    fn drive_connection(&mut self, now: Instant, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
         if let Some(multipath) = peer.multipath() {
@@ -249,6 +231,11 @@ impl Server {
     /// Ends the tunnel, relays and UDP flows of a connection.
     fn end_all(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.end_tunnel(now, id, reason);
+        self.end_flows(id);
+    }
+
+    /// Ends the relays and UDP flows of a connection.
+    fn end_flows(&mut self, id: ConnectionHandle) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let relays = std::mem::take(&mut peer.relays).ids().into_iter();
         self.events.extend(relays.map(|stream| ServerEvent::RelayGone(RelayId::new(id, stream))));
@@ -259,16 +246,26 @@ impl Server {
     /// Ends the tunnel of a connection; the session ends with its last tunnel.
     fn end_tunnel(&mut self, now: Instant, id: ConnectionHandle, reason: &str) {
         self.take_path_events(id);
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let Some(authenticated) = peer.authenticated.take_if(|authenticated| authenticated.tunnel.is_some())
-        else {
-            return;
-        };
-        self.closed.push_back(authenticated.closed_report());
-        let client = authenticated.tag();
-        let Some(tunnel) = authenticated.tunnel else { return };
+        let ended =
+            self.peers.get_mut(id).and_then(|peer| peer.authenticated.take_if(|own| own.tunnel.is_some()));
+        if let Some(authenticated) = ended {
+            self.remove_tunnel(now, id, &authenticated, reason);
+            self.closed.push_back(authenticated.closed_report());
+        }
+    }
+
+    /// Removes a tunnel that has ended from its session.
+    fn remove_tunnel(
+        &mut self,
+        now: Instant,
+        id: ConnectionHandle,
+        authenticated: &AuthenticatedPeer,
+        reason: &str,
+    ) {
+        let Some(tunnel) = &authenticated.tunnel else { return };
         // A replaced connection is reported as resumed, and one without addresses was not reported as connected.
         if tunnel.addresses.is_some() && !tunnel.replaced {
+            let client = authenticated.tag();
             self.changes.push(ServerChange::Left { client, reason: reason.to_owned() });
         }
         self.sessions.remove(tunnel.secret, tunnel.number, id);

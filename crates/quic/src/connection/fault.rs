@@ -22,15 +22,6 @@ fn describe(panic: &(dyn Any + Send)) -> String {
     format!("a fault in the QUIC library: {}", panic_text(panic))
 }
 
-/// Handles one peer; `Err` is the message of a panic in that. The caller must then drop the peer, whose state may be
-/// inconsistent, and call [`Connection::on_panic`]. Pure crates have no unsafe code, so memory stays valid.
-///
-/// # Errors
-/// If `work` panicked.
-pub fn isolate<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| format!("a fault: {}", panic_text(&*panic)))
-}
-
 /// Whether noq, or what handles its connection, has panicked.
 #[derive(Debug, Default)]
 pub(super) struct PanicGuard {
@@ -122,7 +113,7 @@ impl Connection {
     }
 
     /// Records that what handles this connection panicked with this message: noq is not called any more, and the connection
-    /// is lost.
+    /// is lost without a CONNECTION_CLOSE frame. Its peer learns it by a stateless reset (RFC 9000 §10.3).
     pub fn on_panic(&mut self, reason: String) {
         self.guard.note(self.id, reason);
         self.guard.report(&mut self.events);

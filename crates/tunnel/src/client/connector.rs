@@ -162,6 +162,13 @@ impl Connector {
         lost.into_iter().for_each(|handshake| self.close(now, endpoint, handshake.connection, reason));
     }
 
+    /// Forgets all handshakes and connections that are closing; returns them.
+    pub(super) fn take_all(&mut self) -> Vec<ConnectionHandle> {
+        let handshakes =
+            std::mem::take(&mut self.handshakes).into_iter().map(|handshake| handshake.connection);
+        handshakes.chain(std::mem::take(&mut self.closing)).collect()
+    }
+
     /// Lets the endpoint drop a connection that is over.
     pub(super) fn reap(&mut self, endpoint: &mut Endpoint, id: ConnectionHandle) {
         if !endpoint.process_endpoint_events(id) {

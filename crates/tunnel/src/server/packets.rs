@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
 use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
-use mpvpn_quic::{ConnectionHandle, isolate};
+use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
 use super::{Peer, Server, TunOutcome, peer::AuthenticatedPeer};
@@ -138,14 +138,13 @@ impl Server {
         let group = self.sessions.session_at(view.dst());
         let Some(id) = group.and_then(|group| group.downlink(now, &view, works)) else { return false };
         let gateway = self.routes.gateway();
-        let Some(multipath) = self.peers.get_mut(id).and_then(Peer::multipath) else { return false };
-        match isolate(|| multipath.send_packet(now, hdr, packet, gateway, None)) {
-            Ok(answer) => {
-                self.answer(answer);
-                self.peers.mark_sends(id);
-            }
-            Err(reason) => self.on_panic(id, reason),
-        }
+        let queued = self.isolated(id, |server| {
+            let multipath = server.peers.get_mut(id).and_then(Peer::multipath)?;
+            Some(multipath.send_packet(now, hdr, packet, gateway, None))
+        });
+        let Some(Some(answer)) = queued else { return false };
+        self.answer(answer);
+        self.peers.mark_sends(id);
         true
     }
 

@@ -55,12 +55,12 @@ impl Server {
         relay: RelayId,
         work: impl FnOnce(&mut Peer, &mut Connection) -> T,
     ) -> Option<T> {
-        self.isolated(relay.connection, |server| {
+        let done = self.isolated(relay.connection, |server| {
             let (peer, connection) = server.relay(relay)?;
-            let done = work(peer, connection);
-            server.peers.mark_sends(relay.connection);
-            Some(done)
-        })?
+            Some(work(peer, connection))
+        });
+        self.peers.mark_sends(relay.connection);
+        done.flatten()
     }
 
     /// The edge has connected to the target.

@@ -1,9 +1,9 @@
 //! Status reports of a server's connections, and final reports of closed ones.
 
-use mpvpn_quic::{Connection, isolate};
+use mpvpn_quic::Connection;
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
-use super::Server;
+use super::{Server, isolation::catch_panic};
 use crate::{AddressSet, ConnectionNumber, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
 
 /// Status of one connection of a client.
@@ -54,15 +54,15 @@ pub struct ClosedConnection {
 impl Server {
     /// The status of all connections.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
-        let mut reports = Vec::new();
+        let (mut reports, mut panicked) = (Vec::new(), Vec::new());
         for (id, peer) in self.peers.iter_mut() {
             let Some(authenticated) = &peer.authenticated else { continue };
             let (tunnel, multipath) = (authenticated.tunnel.as_ref(), &authenticated.multipath);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
-            let paths = match isolate(|| multipath.report(now, connection)) {
+            let paths = match catch_panic(|| multipath.report(now, connection)) {
                 Ok(paths) => paths,
                 Err(reason) => {
-                    connection.on_panic(reason);
+                    panicked.push((id, reason));
                     continue;
                 }
             };
@@ -82,6 +82,7 @@ impl Server {
                 paths,
             });
         }
+        panicked.into_iter().for_each(|(id, reason)| self.on_panic(id, reason));
         reports
     }
 

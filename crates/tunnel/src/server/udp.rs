@@ -99,12 +99,12 @@ impl Server {
 
     /// Runs `work` on a flow, if it exists, and marks its connection as having data to send.
     fn on_udp<T>(&mut self, udp: UdpId, work: impl FnOnce(&mut Peer, &mut Connection) -> T) -> Option<T> {
-        self.isolated(udp.connection, |server| {
+        let done = self.isolated(udp.connection, |server| {
             let peer = server.peers.get_mut(udp.connection).filter(|peer| peer.udp.has(udp.stream))?;
-            let done = work(peer, server.endpoint.get(udp.connection)?);
-            server.peers.mark_sends(udp.connection);
-            Some(done)
-        })?
+            Some(work(peer, server.endpoint.get(udp.connection)?))
+        });
+        self.peers.mark_sends(udp.connection);
+        done.flatten()
     }
 
     /// The edge has a socket for the flow: accepts the request.
