@@ -45,16 +45,16 @@ pub(crate) const MAX_PATHS: u32 = 32;
 /// The buffers of datagrams inside noq (bytes): far more than one pass hands over, so that noq never drops datagrams.
 const DATAGRAM_BUFFER_BYTES: usize = 16 << 20;
 
-/// Bidirectional streams (HTTP/3 requests, and so TCP connections) that a peer may have open at a time; they cost nothing until
-/// they are opened. More: memory that a peer can demand; fewer: apps wait for connections.
-const MAX_REQUESTS: u32 = 16_384;
+/// Bidirectional streams (HTTP/3 requests, and so TCP connections) that a peer may have open at a time beside those that were
+/// granted ([`Connection::set_granted_requests`](crate::Connection::set_granted_requests)). One that is opened and left takes 0.6 KB.
+/// More: memory that a peer can demand; fewer: apps that open many connections at once wait a round trip.
+pub(crate) const SPARE_REQUESTS: u32 = 512;
+/// Bidirectional streams that a peer may have open at a time.
+pub(crate) const MAX_REQUESTS: u32 = 16_384;
 /// The receive window of a stream (bytes): 1024 gaps of two packets with 1150 bytes of stream data each, because noq closes a
 /// connection whose stream has more than 1024 gaps. It allows 31 Mbit/s a stream at a round trip of 600 ms. Larger:
 /// connections end under loss; smaller: slow over satellites. An mpvpn peer sends less to readers that do not read.
 const STREAM_WINDOW: u32 = 2304 << 10;
-/// The receive window of a connection (bytes): 42 unread streams do not stop the others. Larger: memory that a peer can demand;
-/// smaller: unread streams stop others.
-const RECEIVE_WINDOW: u32 = 96 << 20;
 /// Bidirectional streams that a client may have open at a server before it is authenticated. Chosen: a browser asks a site for
 /// some files at a time. More: memory and work that a stranger can demand; fewer: a slow site, and requests of a client's apps
 /// that wait one more round trip while it connects.
@@ -66,6 +66,9 @@ const STRANGER_RECEIVE_WINDOW: u32 = 128 << 10;
 /// a ClientHello is one packet. More: memory that strangers can demand; less: clients repeat that packet.
 const WAITING_BYTES: u64 = 8 << 10;
 const ALL_WAITING_BYTES: u64 = 2 << 20;
+/// The receive window of a connection (bytes): 2 Gbit/s at 100 ms, and 10 unread streams do not stop the others; of an mpvpn peer,
+/// which sends less to readers that do not read, 64. Larger: memory that a peer can demand; smaller: unread streams stop others.
+const RECEIVE_WINDOW: u32 = 24 << 20;
 /// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and long paths; larger:
 /// memory.
 const SEND_WINDOW: u64 = 16 << 20;
@@ -180,7 +183,7 @@ impl TransportOptions {
             .default_path_max_idle_timeout(None)
             .default_path_keep_alive_interval(None)
             .max_concurrent_multipath_paths(INITIAL_MAX_PATHS)
-            .max_concurrent_bidi_streams(VarInt::from_u32(MAX_REQUESTS))
+            .max_concurrent_bidi_streams(VarInt::from_u32(SPARE_REQUESTS))
             .max_concurrent_uni_streams(VarInt::from_u32(16))
             .stream_receive_window(VarInt::from_u32(self.windows.stream))
             .receive_window(VarInt::from_u32(self.windows.connection))

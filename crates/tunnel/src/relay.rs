@@ -18,6 +18,10 @@ use crate::http::Http;
 /// Maximum bytes read from the QUIC stream at a time. Smaller: more calls. Larger: more memory for each relay.
 const MAX_READ_BYTES: usize = 64 << 10;
 
+/// Contents of DATA frames below this size (bytes) are joined up to eight times this size, so that a place in the list (32 bytes)
+/// costs little beside its bytes. Larger: copies; smaller: memory for hostile peers with tiny frames.
+const SMALL_CONTENT_BYTES: usize = 128;
+
 /// Identifies a relay: a request stream that carries the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayId {
@@ -66,6 +70,15 @@ struct Relay {
     write_ended: bool,
 }
 
+impl Relay {
+    fn push_content(&mut self, data: Bytes) {
+        match self.content.back_mut().filter(|last| last.len() < 8 * SMALL_CONTENT_BYTES) {
+            Some(last) if data.len() < SMALL_CONTENT_BYTES => *last = [&last[..], &data].concat().into(),
+            _ => self.content.push_back(data),
+        }
+    }
+}
+
 /// The relays of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
@@ -82,6 +95,11 @@ impl Relays {
     /// Whether a stream is a relay.
     pub(crate) fn has(&self, id: StreamId) -> bool {
         self.relays.contains_key(&id)
+    }
+
+    /// Returns the number of relays.
+    pub(crate) fn len(&self) -> usize {
+        self.relays.len()
     }
 
     /// Whether the peer has reset a stream.
@@ -114,7 +132,7 @@ impl Relays {
         match event {
             HttpEvent::Data { stream, data } => {
                 if let Some(relay) = self.relays.get_mut(&stream) {
-                    relay.content.push_back(data);
+                    relay.push_content(data);
                 }
             }
             HttpEvent::Headers { stream, headers } => {

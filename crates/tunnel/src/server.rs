@@ -337,11 +337,14 @@ impl Server {
 
     /// The next UDP payload of the connection whose turn it is; its turn ends if it has none.
     fn poll_sender(&mut self, now: Instant, id: ConnectionHandle, buf: &mut Vec<u8>) -> Option<Transmit> {
-        let connection = self.endpoint.get(id);
         let mut has_events = false;
-        if let (Some(peer), Some(connection)) = (self.peers.get_mut(id), connection) {
+        if let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) {
+            let granted = peer.relays.len() + peer.udp.len();
             let transmit = match peer.multipath() {
-                Some(multipath) => multipath.poll_transmit(now, connection, buf),
+                Some(multipath) => {
+                    connection.set_granted_requests(granted);
+                    multipath.poll_transmit(now, connection, buf)
+                }
                 None => connection.poll_transmit(now, buf),
             };
             if let Some(transmit) = transmit {

@@ -11,6 +11,10 @@ use std::{
 use mpvpn_class::{Shaper, ShaperHandle, Share};
 use mpvpn_types::{BitRate, ClassId, Instant};
 
+/// Links from which on those that no connection uses are forgotten: a client has at most 16 links, each with its number. Fewer: what
+/// was measured of a link is forgotten while none of its paths is open; more: memory of a client that makes numbers up (1 KB each).
+const MAX_UNUSED_LINKS: usize = 32;
+
 #[derive(Debug, Default)]
 struct Inner {
     shares: BTreeMap<ClassId, Share>,
@@ -46,6 +50,9 @@ impl Shapers {
         capacity: Option<BitRate>,
     ) -> ShaperHandle {
         let inner = &mut *self.lock();
+        if inner.links.len() >= MAX_UNUSED_LINKS && !inner.links.contains_key(&link) {
+            inner.links.retain(|_, (_, shaper)| Arc::strong_count(shaper) > 1);
+        }
         let (given, shaper) = inner.links.entry(link).or_insert_with(|| {
             let mut shaper = Shaper::new(now, capacity).with_link_number(link);
             for (class, share) in &inner.shares {
@@ -74,5 +81,18 @@ mod tests {
         assert!(!one.is_same(&shapers.handle(now, 4, ClassId(0), None)));
         assert_eq!(one.shaper().capacity(), rate(20), "the last capacity applies");
         assert_eq!(two.shaper().capacity(), rate(20));
+    }
+
+    #[test]
+    fn link_numbers_that_are_made_up_are_forgotten_and_links_in_use_are_kept() {
+        let (shapers, now) = (Shapers::default(), Instant::now());
+        let used: Vec<_> = (0..5).map(|link| shapers.handle(now, link, ClassId(0), None)).collect();
+        for link in 5..10_000 {
+            drop(shapers.handle(now, link, ClassId(0), None));
+            assert!(shapers.lock().links.len() <= MAX_UNUSED_LINKS);
+        }
+        for (link, handle) in (0..).zip(&used) {
+            assert!(handle.is_same(&shapers.handle(now, link, ClassId(0), None)), "link {link}");
+        }
     }
 }

@@ -20,6 +20,9 @@ use crate::multipath::{FlowMeter, MultipathConnection};
 /// Maximum size of a DATAGRAM capsule that is read (bytes): a jumbo frame. Larger: memory, as each stream may hold an
 /// incomplete capsule. Smaller: large payloads in capsules are errors.
 const MAX_CAPSULE_BYTES: usize = 9216;
+/// Maximum bytes of incomplete capsules of all flows of a connection; most clients send payloads in QUIC DATAGRAM frames only.
+/// Smaller: clients with large payloads in capsules on many flows lose flows. Larger: memory for hostile clients.
+const MAX_INCOMPLETE_BYTES: usize = 1 << 20;
 /// Maximum number of payloads that wait for the edge, which takes them once in each event-loop iteration. Smaller: bursts
 /// are dropped. Larger: memory in a flood. Value: chosen.
 const MAX_WAITING_PAYLOADS: usize = 16_384;
@@ -50,10 +53,26 @@ struct Flow {
     capsules: CapsuleReader,
 }
 
+impl Flow {
+    fn take_capsules(&mut self, out: &mut impl FnMut(Bytes)) -> Result<(), u64> {
+        while let Some(capsule) = self.capsules.next().map_err(|error| error.code())? {
+            let Capsule::Datagram(value) = capsule else { continue };
+            let (context, at) = varint::decode(&value).ok_or(code::DATAGRAM_ERROR)?;
+            // Payloads of contexts that were not registered are dropped (RFC 9298 §4).
+            if context == datagram::CONTEXT_PAYLOAD {
+                out(value.slice(at..));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The UDP flows of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct UdpFlows {
     flows: BTreeMap<StreamId, Flow>,
+    /// Bytes of incomplete capsules.
+    incomplete: usize,
 }
 
 impl UdpFlows {
@@ -76,7 +95,9 @@ impl UdpFlows {
 
     /// Removes a flow; returns whether it existed.
     pub(crate) fn remove(&mut self, stream: StreamId) -> bool {
-        self.flows.remove(&stream).is_some()
+        let removed = self.flows.remove(&stream);
+        self.incomplete -= removed.as_ref().map_or(0, |flow| flow.capsules.buffered());
+        removed.is_some()
     }
 
     /// Returns the number of flows.
@@ -116,7 +137,7 @@ impl UdpFlows {
     /// Takes bytes of a stream, and passes the payloads of DATAGRAM capsules to `out`.
     ///
     /// # Errors
-    /// The HTTP/3 error code to abort the stream with, if a capsule is malformed.
+    /// The HTTP/3 error code to abort the stream with, if a capsule is malformed, or too many are incomplete.
     pub(crate) fn take_capsules(
         &mut self,
         stream: StreamId,
@@ -124,16 +145,14 @@ impl UdpFlows {
         mut out: impl FnMut(Bytes),
     ) -> Result<(), u64> {
         let Some(flow) = self.flows.get_mut(&stream) else { return Ok(()) };
+        let others = self.incomplete - flow.capsules.buffered();
         flow.capsules.push(data);
-        while let Some(capsule) = flow.capsules.next().map_err(|error| error.code())? {
-            let Capsule::Datagram(value) = capsule else { continue };
-            let (context, at) = varint::decode(&value).ok_or(code::DATAGRAM_ERROR)?;
-            // Payloads of contexts that were not registered are dropped (RFC 9298 §4).
-            if context == datagram::CONTEXT_PAYLOAD {
-                out(value.slice(at..));
-            }
+        let taken = flow.take_capsules(&mut out);
+        self.incomplete = others + flow.capsules.buffered();
+        match self.incomplete > MAX_INCOMPLETE_BYTES {
+            true => taken.and(Err(code::EXCESSIVE_LOAD)),
+            false => taken,
         }
-        Ok(())
     }
 
     /// Checks whether a stream may end now.

@@ -94,7 +94,6 @@ impl CapsuleReader {
         if self.skip > 0 || !self.bytes.is_empty() { Err(CapsuleError::Truncated) } else { Ok(()) }
     }
 
-    #[cfg(test)]
     /// Number of buffered bytes of an incomplete capsule.
     #[must_use]
     pub fn buffered(&self) -> usize {

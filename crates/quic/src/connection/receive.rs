@@ -14,6 +14,10 @@ use crate::StreamId;
 /// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round trip, but not what
 /// arrives while a packet is lost repeatedly. Smaller: reinjected data is dropped; larger: memory.
 const MAX_OUT_OF_ORDER_BYTES: usize = 8 << 20;
+/// Out-of-order chunks of all bulk streams together: 6 MB in packets of full size. Each takes about 80 bytes beside its own, and 16
+/// in noq, which compares each new chunk with all of its stream. Fewer: as above; more: memory and processor time of hostile peers
+/// with tiny chunks.
+const MAX_OUT_OF_ORDER_CHUNKS: usize = 5 << 10;
 /// Streams whose first bytes may be reinjected before noq has opened the stream. Fewer: requests wait for retransmissions; more:
 /// memory of hostile peers.
 const MAX_EARLY_STREAMS: usize = 256;
@@ -70,8 +74,11 @@ impl ReceiveStream {
 
     /// Keeps out-of-order data, if it is new.
     fn hold(&mut self, at: u64, bytes: &Bytes) {
-        let longer = self.held.get(&at).is_none_or(|held| held.len() < bytes.len());
-        if at + bytes.len() as u64 > self.next && longer {
+        // Without what was delivered, so that pieces which begin before the next byte take one place and not each their own.
+        let known = usize::try_from(self.next.saturating_sub(at)).unwrap_or(usize::MAX);
+        let Some(bytes) = bytes.get(known..).filter(|bytes| !bytes.is_empty()) else { return };
+        let at = at.max(self.next);
+        if self.held.get(&at).is_none_or(|held| held.len() < bytes.len()) {
             // A copy: the received slice would keep a buffer of many packets alive.
             let before = self.held.insert(at, Bytes::copy_from_slice(bytes));
             self.bytes +=
@@ -141,8 +148,9 @@ pub(super) struct ReceiveStreams {
     read_in_order: BTreeSet<StreamId>,
     /// The number of bidirectional streams that the peer has opened.
     opened: u64,
-    /// Memory of out-of-order data of all streams (bytes).
+    /// Memory of out-of-order data of all streams (bytes), and its chunks.
     held: usize,
+    chunks: usize,
     /// Whether both ends send DataAck reports.
     sends_data_acks: bool,
     /// Streams with a pending DataAck, and whether any is urgent.
@@ -185,6 +193,7 @@ impl ReceiveStreams {
     fn forget(&mut self, id: StreamId) -> Option<ReceiveStream> {
         let stream = self.streams.remove(&id)?;
         self.held -= stream.bytes;
+        self.chunks -= stream.held.len();
         self.early.remove(&id);
         Some(stream)
     }
@@ -219,15 +228,17 @@ impl ReceiveStreams {
             self.early.insert(id);
         }
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if piece.offset > stream.next && self.held > MAX_OUT_OF_ORDER_BYTES {
+        let is_full = self.held > MAX_OUT_OF_ORDER_BYTES || self.chunks >= MAX_OUT_OF_ORDER_CHUNKS;
+        if piece.offset > stream.next && is_full {
             return false;
         }
         if piece.fin {
             stream.end = Some(piece.offset + piece.data.len() as u64);
         }
-        let before = stream.bytes;
+        let before = (stream.bytes, stream.held.len());
         stream.hold(piece.offset, &piece.data);
-        self.held = self.held + stream.bytes - before;
+        self.held = self.held + stream.bytes - before.0;
+        self.chunks = self.chunks + stream.held.len() - before.1;
         true
     }
 
@@ -249,7 +260,7 @@ impl ReceiveStreams {
         mut out: impl FnMut(Bytes),
     ) -> ReadStatus {
         let Some(stream) = self.streams.get_mut(&id) else { return ReadStatus::Blocked };
-        let (before, others) = (stream.bytes, self.held - stream.bytes);
+        let (others, other_chunks) = (self.held - stream.bytes, self.chunks - stream.held.len());
         let waited = stream.reader_waits;
         let mut read = stream.deliver_held(max, &mut out);
         let end = loop {
@@ -260,7 +271,9 @@ impl ReceiveStreams {
                 break ReadStatus::More;
             }
             // Reading 0 bytes returns the offset of the next chunk.
-            if stream.bytes + others > MAX_OUT_OF_ORDER_BYTES
+            let is_full = stream.bytes + others > MAX_OUT_OF_ORDER_BYTES
+                || stream.held.len() + other_chunks >= MAX_OUT_OF_ORDER_CHUNKS;
+            if is_full
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > stream.next))
             {
                 break ReadStatus::Blocked;
@@ -275,7 +288,8 @@ impl ReceiveStreams {
                 Err(noq_proto::ReadError::Reset(code)) => break ReadStatus::Reset(code.into()),
             }
         };
-        self.held = self.held + stream.bytes - before;
+        self.held = others + stream.bytes;
+        self.chunks = other_chunks + stream.held.len();
         stream.reader_waits = end == ReadStatus::Blocked;
         self.urgent |= stream.next >= stream.last_acked + URGENT_REPORT_BYTES;
         if read > 0 || stream.reader_waits && (!waited || !stream.held.is_empty()) {
@@ -369,6 +383,18 @@ mod tests {
     }
 
     #[test]
+    fn pieces_that_begin_before_the_next_byte_take_one_place() {
+        let mut streams = ReceiveStreams::default();
+        streams.make_bulk(0, 1000);
+        for at in 0..1000 {
+            streams.take_reinjected(&piece(0, at, &[7; 1200]), false, || 0);
+        }
+        assert_eq!(streams.chunks, 1);
+        let (got, _) = read(&mut streams, &[]);
+        assert_eq!((got.len(), streams.chunks, streams.held), (1199, 0, 0), "the longest of them");
+    }
+
+    #[test]
     fn out_of_order_data_is_bounded() {
         let mut streams = ReceiveStreams::default();
         for stream in [0, 4] {
@@ -377,15 +403,21 @@ mod tests {
                 streams.take_reinjected(&piece(stream, 1 + 2 * at, b"x"), false, || 0);
             }
         }
-        assert!(streams.held <= MAX_OUT_OF_ORDER_BYTES + 1 + CHUNK_OVERHEAD, "{} bytes", streams.held);
         let pieces: usize = streams.streams.values().map(|stream| stream.held.len()).sum();
-        assert!((10_000..100_000).contains(&pieces), "{pieces} pieces");
+        assert_eq!((pieces, streams.chunks), (MAX_OUT_OF_ORDER_CHUNKS, MAX_OUT_OF_ORDER_CHUNKS));
         // What is next is taken all the same.
         assert!(streams.take_reinjected(&piece(4, 0, b"first"), false, || 0));
         assert_eq!(streams.streams[&4].held[&0], &b"first"[..]);
         // All memory is given back.
         assert!(!streams.end_bulk(0) && !streams.end_bulk(4));
-        assert_eq!(streams.held, 0);
+        assert_eq!((streams.held, streams.chunks), (0, 0));
+        // Large chunks are bounded by their bytes.
+        streams.make_bulk(8, 0);
+        for at in 0..5_000 {
+            streams.take_reinjected(&piece(8, 1 + 8000 * at, &[7; 4000]), false, || 0);
+        }
+        assert!(streams.held <= MAX_OUT_OF_ORDER_BYTES + 4000 + CHUNK_OVERHEAD, "{} bytes", streams.held);
+        assert!(streams.chunks > 1500, "{} chunks", streams.chunks);
     }
 
     #[test]

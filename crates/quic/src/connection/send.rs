@@ -21,6 +21,14 @@ use crate::StreamId;
 /// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger: memory of readers that
 /// stop. No measurement (docs/design/streams.md).
 const MAX_BULK_QUEUE: usize = 256 << 10;
+/// The queues of all bulk streams (bytes). Each takes at most an eighth of what is left of it (dynamic thresholds, Choudhury and Hahne
+/// 1998), so 40 streams may have full queues, and what thousands that stand leave is shared. Smaller: slow transfers beside many that
+/// stand; larger: memory that a peer can demand by reading nothing.
+const MAX_BULK_QUEUES: usize = 12 << 20;
+const BULK_QUEUE_SHARE: usize = 8;
+/// What the queue of each bulk stream takes in any case (bytes), so that no stream starves: a few packets. Smaller: such streams are
+/// slow; larger: memory of thousands of them.
+const MIN_BULK_QUEUE: usize = 4 << 10;
 /// Bytes that a bulk stream may send before the next one has its turn. Smaller: overhead; larger: others wait. No measurement.
 const TURN_BYTES: u64 = 16 << 10;
 /// Streams that are searched for long transfers. More: processor time; fewer: paths with a large delay difference stay unused.
@@ -122,6 +130,8 @@ pub(super) struct SendStreams {
     unread_streams: u64,
     /// The data of ordinary streams that waits for flow control credit (bytes).
     ordinary_bytes: usize,
+    /// The queues of all streams (bytes).
+    queued: usize,
 }
 
 impl SendStreams {
@@ -181,6 +191,7 @@ impl SendStreams {
         if !stream.bulk {
             self.ordinary_bytes += data.len();
         }
+        self.queued += data.len();
         if stream.ready {
             self.waiting += data.len() as u64;
         }
@@ -217,6 +228,7 @@ impl SendStreams {
         }
         let max = data.len();
         stream.bytes += max;
+        self.queued += max;
         stream.queue.push_back(data);
         let flushed = self.flush(writer, id, max as u64, |_| {});
         self.make_ready(id);
@@ -255,7 +267,9 @@ impl SendStreams {
     /// Bytes that can be written to a bulk stream now; after 0, [`Self::end_turn`] reports when it is writable again.
     pub(super) fn writable_bytes(&mut self, id: StreamId) -> usize {
         let Some(stream) = self.streams.get_mut(&id) else { return 0 };
-        let writable_bytes = MAX_BULK_QUEUE.saturating_sub(stream.bytes);
+        let left = MAX_BULK_QUEUES.saturating_sub(self.queued);
+        let limit = (left / BULK_QUEUE_SHARE).clamp(MIN_BULK_QUEUE, MAX_BULK_QUEUE);
+        let writable_bytes = limit.saturating_sub(stream.bytes);
         stream.full |= writable_bytes == 0;
         writable_bytes
     }
@@ -291,6 +305,7 @@ impl SendStreams {
         if !stream.bulk {
             self.ordinary_bytes -= stream.bytes;
         }
+        self.queued -= stream.bytes;
         Some(stream)
     }
 
@@ -317,6 +332,7 @@ impl SendStreams {
                     if !stream.bulk {
                         self.ordinary_bytes -= n;
                     }
+                    self.queued -= n;
                     each(StreamChunk { stream: id, offset: stream.at, data: bytes.slice(..n), fin: false });
                     stream.at += n as u64;
                     if n == some {
@@ -540,6 +556,24 @@ mod tests {
         assert_eq!(pass(&mut streams, &mut peer, now, half - TURN_BYTES, None).1, []);
         assert_eq!(pass(&mut streams, &mut peer, now, TURN_BYTES, None).1, [0]);
         assert_eq!(streams.writable_bytes(0), MAX_BULK_QUEUE / 2);
+    }
+
+    #[test]
+    fn the_queues_of_all_streams_are_bounded_and_no_stream_starves() {
+        let mut streams = SendStreams::default();
+        let fill = |streams: &mut SendStreams, id| {
+            streams.make_bulk(id);
+            let writable = streams.writable_bytes(id);
+            bulk(streams, id, writable);
+            writable
+        };
+        for id in 0..40 {
+            assert_eq!(fill(&mut streams, id), MAX_BULK_QUEUE, "stream {id}");
+        }
+        assert!((40..2000).all(|id| fill(&mut streams, id) >= MIN_BULK_QUEUE));
+        assert!(streams.queued < MAX_BULK_QUEUES + 2000 * MIN_BULK_QUEUE, "{} bytes", streams.queued);
+        (0..2000).for_each(|id| streams.remove(id));
+        assert_eq!(streams.queued, 0);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     Read, StreamError, StreamId,
+    config::{MAX_REQUESTS, SPARE_REQUESTS},
     streams::{from_noq, to_noq},
 };
 
@@ -58,6 +59,8 @@ pub(super) struct Streams {
     pub(super) limits_read_ahead: bool,
     /// The number of open bulk streams.
     open_bulk: usize,
+    /// Bidirectional streams that the peer may have open, once set.
+    max_requests: u32,
 }
 
 impl Streams {
@@ -103,6 +106,17 @@ impl Connection {
     fn open(&mut self, dir: noq_proto::Dir) -> Result<StreamId, StreamError> {
         let opened = self.guarded(|inner| inner.streams().open(dir)).flatten();
         opened.map(from_noq).ok_or(StreamError::Limit)
+    }
+
+    /// Allows the peer a number of bidirectional streams beside the `granted` ones that it has open: at least [`SPARE_REQUESTS`],
+    /// and a quarter of the granted ones, because noq announces a new limit only when an eighth of it is new.
+    pub fn set_granted_requests(&mut self, granted: usize) {
+        let granted = u32::try_from(granted).unwrap_or(u32::MAX).min(MAX_REQUESTS);
+        let max = (granted + granted / 4 + SPARE_REQUESTS).min(MAX_REQUESTS);
+        if std::mem::replace(&mut self.streams.max_requests, max) != max {
+            let max = noq_proto::VarInt::from_u32(max);
+            self.guarded(|inner| inner.set_max_concurrent_streams(noq_proto::Dir::Bi, max));
+        }
     }
 
     /// Makes a stream a bulk stream until [`Self::end_bulk`]: its data leaves by send quotas ([`Self::grant_quota`]), and is read

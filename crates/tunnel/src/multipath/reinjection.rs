@@ -37,6 +37,8 @@ pub(super) struct Reinjection {
     prefix: DatagramPrefix,
     /// Datagrams that wait for a path, each with the path to avoid.
     waiting: VecDeque<(Option<PathId>, TrackedDatagram)>,
+    /// Bytes of `waiting`.
+    waiting_bytes: u64,
     /// Pieces that the peer has reinjected, for local streams.
     received: Vec<StreamChunk>,
 }
@@ -44,7 +46,12 @@ pub(super) struct Reinjection {
 impl Reinjection {
     /// Creates the reinjection of the datagram context `context` of a request stream.
     pub(super) fn new(stream: u64, context: u64) -> Self {
-        Self { prefix: datagram::prefix(stream, context), waiting: VecDeque::new(), received: Vec::new() }
+        Self {
+            prefix: datagram::prefix(stream, context),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            received: Vec::new(),
+        }
     }
 
     /// Whether a datagram, sent or received, contains reinjected bytes.
@@ -65,6 +72,16 @@ impl Reinjection {
     /// Whether datagrams wait for a path.
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Returns the bytes of the datagrams that wait for a path.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+
+    fn wait(&mut self, avoid: Option<PathId>, datagram: TrackedDatagram) {
+        self.waiting_bytes += datagram.data.len() as u64;
+        self.waiting.push_back((avoid, datagram));
     }
 
     /// Queues a chunk as datagrams of at most `max` bytes, for any path other than `avoid` if there is one.
@@ -88,7 +105,7 @@ impl Reinjection {
                 has_copy: false,
                 ack_token: None,
             };
-            self.waiting.push_back((avoid, data));
+            self.wait(avoid, data);
             if is_last {
                 return;
             }
@@ -97,7 +114,7 @@ impl Reinjection {
 
     /// Queues a lost datagram again, as often as needed, since its stream waits for it.
     pub(super) fn on_lost(&mut self, lost: TrackedDatagram) {
-        self.waiting.push_back((None, lost));
+        self.wait(None, lost);
     }
 
     /// Returns the next datagram of at most `max` bytes, and the index of the candidate on which it arrives first; `None`
@@ -114,6 +131,7 @@ impl Reinjection {
             let may = |candidate: &PathCandidate| !(others && Some(candidate.id) == avoid);
             let at = first_to_arrive_if(candidates, may)?;
             let (avoid, datagram) = self.waiting.pop_front()?;
+            self.waiting_bytes -= datagram.data.len() as u64;
             if datagram.data.len() <= max {
                 return Some((at, datagram));
             }
@@ -248,7 +266,9 @@ mod tests {
         );
         let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("a path has an available window");
         assert_eq!(at, 1);
+        assert_eq!(reinjection.waiting_bytes(), 0);
         reinjection.on_lost(lost.clone());
+        assert_eq!(reinjection.waiting_bytes(), lost.data.len() as u64);
         assert_eq!(reinjection.next(now, 100, &[quick, slow]), Some((0, lost.clone())), "lost there, too");
         reinjection.push(now, &chunk(0, b"abc", false), 100, Some(PathId(1)));
         assert_eq!(reinjection.next(now, 100, &[quick]).map(|(at, _)| at), Some(0), "no other path");
