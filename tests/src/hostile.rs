@@ -89,6 +89,101 @@ pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Ran
     sent
 }
 
+/// Connects to the server at `remote`, agrees on every extension of ours, and misuses all of them for `time`: far numbers, groups
+/// that are never complete, reports of what was never sent, links that do not exist, and streams that are left.
+pub fn misuse(testbed: &Testbed, remote: SocketAddr, time: Duration) -> SentCounts {
+    let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
+    let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
+        .expect("a QUIC configuration");
+    let local = LocalAddress::link(LinkId(0));
+    let mut driver =
+        EndpointDriver::new(testbed, Host::Inet, "[::]:0", Endpoint::client(&setup), Some(local));
+    let connect = driver.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
+    connect.expect("a name and an address that can be connected to");
+    let mut sent = SentCounts::default();
+    let (mut request, mut number) = (None, 0);
+    let end = Instant::now() + time;
+    while Instant::now() < end
+        && driver.drive_once(&mut |_, connection, event| match (event, request) {
+            (Some(Event::Connected), _) => {
+                sent.connections += 1;
+                for bytes in
+                    [[vec![0x00], frame(SETTINGS, &[0x08, 1, 0x33, 1])].concat(), vec![0x02], vec![0x03]]
+                {
+                    let stream = connection.open_uni().expect("the server allows some");
+                    connection.write(stream, bytes.into());
+                }
+                let stream = connection.open_bi().expect("the server allows some");
+                connection.write(stream, request_for_every_extension().into());
+                request = Some(stream);
+            }
+            (None, Some(stream)) => misuse_once(connection, stream, &mut number, &mut sent),
+            _ => {}
+        })
+    {}
+    sent
+}
+
+/// A CONNECT-IP request that asks for every extension of docs/protocol.md.
+fn request_for_every_extension() -> Vec<u8> {
+    let all = fields(&[
+        (":method", "CONNECT"),
+        (":protocol", "connect-ip"),
+        (":scheme", "https"),
+        (":authority", "mpvpn"),
+        (":path", "/.well-known/masque/ip/*/*/"),
+        ("capsule-protocol", "?1"),
+        ("mpvpn-class", "\"rogue\""),
+        ("mpvpn-clocks", "12"),
+        ("mpvpn-copies", "4"),
+        ("mpvpn-order", "2"),
+        ("mpvpn-fec-policy", "1+32"),
+        ("mpvpn-fec", "10"),
+        ("mpvpn-member", "0"),
+        ("mpvpn-heartbeats", "4"),
+        ("mpvpn-rescue", "6"),
+        ("mpvpn-progress", "8"),
+        ("mpvpn-links", "?1"),
+    ]);
+    frame(HEADERS, &all)
+}
+
+/// Some units of each misuse, unless those of before still wait.
+fn misuse_once(connection: &mut Connection, stream: u64, number: &mut u32, sent: &mut SentCounts) {
+    const UNITS: u32 = 100;
+    let Some(path) = connection.paths().next() else { return };
+    for _ in 0..UNITS {
+        *number += 1;
+        let far = number.wrapping_mul(2_654_435_761);
+        // Ordered, in one of 4096 buckets, waits 1 s, far number.
+        let label = [&[0x80 | (far >> 8) as u8 & 0x0f, far as u8, 250][..], &far.to_be_bytes()[..3]].concat();
+        let group = number.to_be_bytes();
+        let ids: [(u64, Vec<u8>); 6] = [
+            (2, [&label[..], &[0x45; 20]].concat()),
+            (10, [&group[2..], &[group[3] & 0x3f], &label[..]].concat()),
+            (10, [&group[2..], &[0x80, 63], &[7; 20][..]].concat()),
+            (6, [varint(4 * u64::from(far % 4000)), varint(u64::from(far)), vec![1]].concat()),
+            (8, [varint(u64::from(far)), varint(1 << 40), varint(0)].concat()),
+            (4, [&[0x03][..], &group[..], &varint(u64::from(*number % 8))].concat()),
+        ];
+        for (context, payload) in ids {
+            connection.queue_datagram(path, [varint(stream / 4), varint(context), payload].concat().into());
+            sent.datagrams += 1;
+        }
+    }
+    if connection.unsent(stream) < 10_000 {
+        // LINK of path 0: primary, no cap, weight 1, alone, another link each time.
+        let link =
+            [vec![0, 0], varint(0), varint(1), varint(0), varint(u64::from(*number % 65_000) + 1)].concat();
+        connection.write(stream, frame(DATA, &frame(0x2d70_766c, &link)).into());
+        sent.frames += 1;
+    }
+    if let Ok(left) = connection.open_bi() {
+        connection.write(left, Bytes::from_static(&[0x01, 0x44]));
+        sent.frames += 1;
+    }
+}
+
 /// Called with every event of a connection, and with `None` once per iteration.
 type Listener<'a> = &'a mut dyn FnMut(ConnectionHandle, &mut Connection, Option<&Event>);
 

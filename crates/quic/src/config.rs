@@ -161,7 +161,7 @@ impl TransportOptions {
 
     /// The limits of streams for a peer that is trusted.
     fn stream_limits(&self) -> StreamLimits {
-        StreamLimits { requests: MAX_REQUESTS, window: self.windows.connection }
+        StreamLimits { requests: SPARE_REQUESTS, window: self.windows.connection }
     }
 
     /// For connections that send UDP payloads of at most `largest` bytes.

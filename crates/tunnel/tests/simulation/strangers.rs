@@ -19,7 +19,7 @@ use mpvpn_quic::{
 use mpvpn_tunnel::Server;
 use mpvpn_types::{Duration, Instant, LinkId};
 
-use crate::world::{MS, SERVER, TOKEN, TOKEN_THAT_PANICS, World};
+use crate::world::{MS, SERVER, TOKEN, World};
 
 const LINK: LinkId = LinkId(0);
 
@@ -255,10 +255,10 @@ fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
     assert_eq!((streams, bytes), (8, 128 << 10), "of a stranger");
     // One stream has its request.
     let (streams, bytes) = allowance(&mut net, user);
-    assert!(streams == 16_383 && bytes >= 2304 << 10, "of a user: {streams} streams, {bytes} bytes");
+    assert!(streams == 511 && bytes >= 2304 << 10, "of a user: {streams} streams, {bytes} bytes");
     // It comes from this machine, where only valid credentials open a way to the server's own QUIC.
     let (streams, bytes) = allowance(&mut net, relay);
-    assert!(streams == 16_384 && bytes >= 2304 << 10, "of a relay: {streams} streams, {bytes} bytes");
+    assert!(streams == 512 && bytes >= 2304 << 10, "of a relay: {streams} streams, {bytes} bytes");
 }
 
 #[test]
@@ -311,6 +311,9 @@ fn two_hundred_clients_behind_one_address_are_back_within_10_s_of_a_restart() {
             }
         }
     }
+    for (number, peer) in net.peers.iter_mut().enumerate().filter(|(_, p)| p.responses != [(0, 200)]) {
+        eprintln!("{number}: connected {} lost {:?} responses {:?} timeout {:?}", peer.connected, peer.lost, peer.responses, peer.connection().poll_timeout());
+    }
     let back = net.peers.iter().filter(|peer| peer.responses == [(0, 200)]).count();
     assert_eq!(back, CONNECTIONS, "after {:?}", net.now - start);
 }
@@ -345,39 +348,6 @@ fn strangers_who_complete_the_handshake_and_stop_there_do_not_keep_a_client_out(
     }
     net.run(Duration::from_secs(3));
     assert_eq!(net.peers[client].lost, None);
-}
-
-#[test]
-fn a_panic_while_a_client_is_handled_ends_its_connection_and_nothing_else() {
-    let mut world = World::new();
-    let mut net = Net::new(&mut world, 10 * MS);
-    let panics = connect_mpvpn::request("mpvpn", Some(&format!("Bearer {TOKEN_THAT_PANICS}")), Vec::new());
-    let other = net.add(Peer::new(&world, net.now, "198.51.100.1:1000").request(authenticated()));
-    let doomed = net.add(Peer::new(&world, net.now, "198.51.100.2:1000").request(panics));
-    net.run(50 * MS);
-    net.peers[other].send_settings();
-    net.peers[doomed].send_settings();
-    net.wake(other);
-    net.wake(doomed);
-    net.run(100 * MS);
-    // The server has forgotten the connection, and answers its next packet with a stateless reset.
-    net.run(500 * MS);
-    assert_eq!(net.peers[doomed].responses, []);
-    assert!(
-        net.peers[doomed]
-            .lost
-            .as_ref()
-            .is_some_and(|reason| reason.contains("does not know this connection")),
-        "{:?}",
-        net.peers[doomed].lost
-    );
-
-    assert_eq!((&net.peers[other].responses[..], &net.peers[other].lost), (&[(0, 200)][..], &None));
-    let stream = net.peers[other].connection().open_bi().expect("a stream");
-    net.peers[other].connection().write(stream, h3::encode_headers(&get()));
-    net.wake(other);
-    net.run(100 * MS);
-    assert_eq!(net.peers[other].responses, [(0, 200), (stream, 404)]);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions, shard_of};
+use mpvpn_quic::{ClientSetup, FlowControlWindows, LocalAddress, ServerSetup, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     AddressesInUse, Assignment, ClassConnections, ClassProfile, ClassSetup, Client, ClientConfig,
     ClientError, ClientEvent, ClientState, ConnectionNumber, FilterRequest, Server, ServerEvent, TunOutcome,
@@ -35,7 +35,7 @@ use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, L
 pub use self::wire::{Link, pipe_of};
 use self::{
     record::{End, Record},
-    servers::{AnyCertificate, EVERYWHERE, Identity, Users, new_servers, options, provider},
+    servers::{AnyCertificate, EVERYWHERE, Identity, Users, new_servers, options, provider, server_setup},
     wire::{HEADERS, Wire, way_of},
 };
 
@@ -121,6 +121,9 @@ pub struct Target {
     pub gone: bool,
 }
 
+/// UDP payloads, each with the address that it was sent to.
+pub type Unclaimed = Vec<(SocketAddr, Vec<u8>)>;
+
 pub struct World {
     pub now: Instant,
     /// Pipes of each link of clients that are added.
@@ -163,6 +166,8 @@ pub struct World {
     pub targets: Vec<Target>,
     /// The record of datagrams and deliveries, if one is kept.
     pub record: Option<Record>,
+    /// What the server sent to addresses of no client, if somebody wants it.
+    pub unclaimed: Option<Unclaimed>,
     identity: Identity,
     secrets: u8,
 }
@@ -214,6 +219,7 @@ impl World {
             destinations: Vec::new(),
             targets: Vec::new(),
             record: None,
+            unclaimed: None,
             identity,
             secrets: 0,
         }
@@ -264,8 +270,19 @@ impl World {
 
     /// The configuration of the next client.
     pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: CongestionControl) -> ClientConfig {
+        self.client_config_with(token, scheduler, cc, FlowControlWindows::default())
+    }
+
+    /// The same with receive windows of its own.
+    pub fn client_config_with(
+        &self,
+        token: &str,
+        scheduler: Scheduler,
+        cc: CongestionControl,
+        windows: FlowControlWindows,
+    ) -> ClientConfig {
         let number = self.machines.len() as u8;
-        let options = TransportOptions { cc, ..options(10 + number, self.servers.len() as u8) };
+        let options = TransportOptions { cc, windows, ..options(10 + number, self.servers.len() as u8) };
         let setup = self.client_setup(&options, [100 + number; 32]);
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         ClientConfig {
@@ -284,6 +301,11 @@ impl World {
             flow_rules: self.flow_rules.clone(),
             isn_secret: [1, 2],
         }
+    }
+
+    /// TLS and transport of a server with the identity of this world's.
+    pub fn server_setup(&self, windows: FlowControlWindows) -> ServerSetup {
+        server_setup(&self.identity, windows)
     }
 
     /// Adds a client over the links of `links`.
@@ -410,7 +432,8 @@ impl World {
         let mut buf = Vec::new();
         for (shard, server) in self.servers.iter_mut().enumerate() {
             let from = End::Shard(shard);
-            Self::send_from(from, server, &mut self.machines, now, &mut buf, &mut self.record);
+            let sinks = (&mut self.record, &mut self.unclaimed);
+            Self::send_from(from, server, &mut self.machines, now, &mut buf, sinks);
         }
         for (number, machine) in self.machines.iter_mut().enumerate() {
             loop {
@@ -435,7 +458,7 @@ impl World {
         machines: &mut [Machine],
         now: Instant,
         buf: &mut Vec<u8>,
-        record: &mut Option<Record>,
+        (record, unclaimed): (&mut Option<Record>, &mut Option<Unclaimed>),
     ) {
         loop {
             buf.clear();
@@ -455,8 +478,10 @@ impl World {
                 if let Some(record) = record {
                     record.datagram(now, (from, to), path, &transmit, datagram.len());
                 }
-                if let Some((_, _, pipe, link)) = &mut found {
-                    link.down.push(now, *pipe, datagram, HEADERS);
+                match (&mut found, &mut *unclaimed) {
+                    (Some((_, _, pipe, link)), _) => link.down.push(now, *pipe, datagram, HEADERS),
+                    (None, Some(unclaimed)) => unclaimed.push((transmit.remote, datagram.to_vec())),
+                    (None, None) => {}
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
-use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
+use mpvpn_quic::{FlowControlWindows, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
@@ -106,6 +106,20 @@ pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
 /// Where packets of clients may go unless a test says otherwise.
 pub(super) const EVERYWHERE: &[&str] = &["0.0.0.0/0", "::/0"];
 
+/// TLS and transport of a server with these windows.
+pub(super) fn server_setup(identity: &Identity, windows: FlowControlWindows) -> ServerSetup {
+    let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.cert.clone()], key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"h3".to_vec()];
+    let options = TransportOptions { max_udp_payload: 65_000, windows, ..options(1, 1) };
+    ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap()
+}
+
 /// The shards of a server whose secrets begin with this one.
 pub(super) fn new_servers(
     identity: &Identity,
@@ -115,16 +129,7 @@ pub(super) fn new_servers(
     users: Users,
     routes: &[&str],
 ) -> Vec<Server> {
-    let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![identity.cert.clone()], key)
-        .unwrap();
-    tls.alpn_protocols = vec![b"h3".to_vec()];
-    let options = TransportOptions { max_udp_payload: 65_000, ..options(1, 1) };
-    let setup = ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap();
+    let setup = server_setup(identity, FlowControlWindows::default());
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
     let registry = Registry::new(subnet, subnet6, 200);
     let server = |shard: Shard| {

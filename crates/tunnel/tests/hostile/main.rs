@@ -1,0 +1,23 @@
+//! Peers that authenticate, agree on every extension, and then misuse each: a rogue client at a real server, and a rogue
+//! server at a real client, in simulated time. What the attacked end holds is counted by the allocator of this program.
+
+#![allow(
+    unreachable_pub,
+    clippy::disallowed_methods,
+    reason = "a world is a library for its tests, and needs an instant to begin with"
+)]
+
+mod beside;
+mod client;
+mod heap;
+mod panics;
+mod rogue;
+mod rogue_server;
+mod server;
+#[path = "../simulation/world/mod.rs"]
+mod world;
+
+/// What the bookkeeping (places, entries, timers) of one connection may take over the baseline, bytes.
+const MAX_BOOKKEEPING: usize = 512 << 10;
+/// What a session may hold with packets and bytes of streams, bytes.
+const MAX_HELD: usize = 64 << 20;
