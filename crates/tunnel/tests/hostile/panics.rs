@@ -22,7 +22,7 @@ use crate::{
     rogue::{Rogue, context, every_extension},
     rogue_server::RogueServer,
     server::packet_down,
-    world::{MS, TOKEN_THAT_PANICS, TOKEN, World},
+    world::{MS, TOKEN, TOKEN_THAT_PANICS, World},
 };
 
 /// See `decisions.rs` of the simulation: with one subscriber only, an event may be off for everybody.
