@@ -121,13 +121,6 @@ impl ConnectIpRequest {
     }
 }
 
-/// The path for `target` and `ipproto` (`None`: all protocols) from `template`.
-#[must_use]
-pub fn path(template: &Template, target: &Target, ipproto: Option<u8>) -> String {
-    let ipproto = ipproto.map_or_else(|| "*".to_owned(), |ipproto| ipproto.to_string());
-    template.expand(&[("target", &target.to_string()), ("ipproto", &ipproto)])
-}
-
 /// A well-formed request; the server decides whether to grant it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectIp {
@@ -283,12 +276,6 @@ impl RefusalDetail {
         let value = headers.value("proxy-status").unwrap_or_default();
         let printable = value.iter().filter(|byte| (b' '..=b'~').contains(*byte)).take(Self::MAX);
         Self(printable.map(|byte| char::from(*byte)).collect())
-    }
-
-    /// The text without the leading colon of its [`Display`](fmt::Display) form.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 

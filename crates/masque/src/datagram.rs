@@ -68,19 +68,10 @@ pub enum DatagramError {
 }
 
 impl DatagramError {
-    /// The HTTP/3 error code: of a connection error, or of a stream error if [`DatagramError::stream`] is set.
+    /// The HTTP/3 error code: of a stream error for [`DatagramError::NoContextId`], else of a connection error.
     #[must_use]
     pub fn code(&self) -> u64 {
         code::DATAGRAM_ERROR
-    }
-
-    /// The request stream to abort; `None` if the connection must be closed.
-    #[must_use]
-    pub fn stream(&self) -> Option<u64> {
-        match self {
-            Self::NoContextId { stream_id } => Some(*stream_id),
-            _ => None,
-        }
     }
 }
 
@@ -166,15 +157,14 @@ mod tests {
         illegal.push(0);
         let error = parse(&illegal).unwrap_err();
         assert_eq!(error, DatagramError::StreamIdTooLarge { quarter: 1 << 60 });
-        assert_eq!((error.code(), error.stream()), (0x33, None));
+        assert_eq!(error.code(), 0x33);
     }
 
     #[test]
     fn a_short_frame_breaks_the_connection_and_a_missing_context_only_the_stream() {
         assert_eq!(parse(&[]), Err(DatagramError::NoStreamId { len: 0 }));
         assert_eq!(parse(&[0x40]), Err(DatagramError::NoStreamId { len: 1 }));
-        let error = parse(&[2]).unwrap_err();
-        assert_eq!(error.stream(), Some(8));
+        assert_eq!(parse(&[2]), Err(DatagramError::NoContextId { stream_id: 8 }));
     }
 
     #[test]
@@ -184,10 +174,10 @@ mod tests {
                 let payload = hex(&bytes[payload_at..]);
                 Ok(json!({ "stream_id": stream_id, "context_id": context_id, "payload": payload }))
             }
-            Err(error) => Err(match error.stream() {
-                Some(stream) => json!({ "code": error.code(), "stream_id": stream }),
-                None => json!({ "code": error.code() }),
-            }),
+            Err(error @ DatagramError::NoContextId { stream_id }) => {
+                Err(json!({ "code": error.code(), "stream_id": stream_id }))
+            }
+            Err(error) => Err(json!({ "code": error.code() })),
         };
         let encode = |fields: &Value| {
             let prefix = prefix(number(&fields["stream_id"]), number(&fields["context_id"]));

@@ -152,18 +152,6 @@ impl Headers {
         self.fields.iter()
     }
 
-    /// Number of fields.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.fields.len()
-    }
-
-    /// Whether there are no fields.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.fields.is_empty()
-    }
-
     /// The first value of field `name` (lowercase; pseudo-headers with their colon).
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&[u8]> {
@@ -194,18 +182,6 @@ impl Headers {
     #[must_use]
     pub fn method(&self) -> Option<&str> {
         self.text(":method")
-    }
-
-    /// `:protocol` of an extended CONNECT (RFC 9220).
-    #[must_use]
-    pub fn protocol(&self) -> Option<&str> {
-        self.text(":protocol")
-    }
-
-    /// `:scheme`.
-    #[must_use]
-    pub fn scheme(&self) -> Option<&str> {
-        self.text(":scheme")
     }
 
     /// `:authority`, or `host` where a request has only that.

@@ -49,12 +49,6 @@ impl Rejection {
         Self::new(401, reason)
     }
 
-    /// 502 with `dns_error`: the target's name did not resolve (RFC 9484 §4.6).
-    #[must_use]
-    pub fn dns_error(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { error: Some("dns_error"), ..Self::new(502, reason) }
-    }
-
     /// The header section of the response. The reason is in `proxy-status` (RFC 9209); 401 has `www-authenticate`
     /// (RFC 6750 §3) and 405 has `allow` (RFC 9110 §15.5.6).
     #[must_use]
@@ -213,8 +207,6 @@ mod tests {
         let headers = Rejection::unauthorized("wrong \"token\"\n").headers();
         assert_eq!(headers.text("www-authenticate"), Some("Bearer"));
         assert_eq!(headers.text("proxy-status"), Some(r#"mpvpn; details="wrong \"token\"""#));
-        let headers = Rejection::dns_error("no such name").headers();
-        assert_eq!(headers.text("proxy-status"), Some("mpvpn; error=dns_error; details=\"no such name\""));
         assert_eq!(headers.validate(crate::headers::Section::Response), Ok(()));
     }
 }

@@ -14,15 +14,7 @@ const MAX_LEN: usize = 4096;
 /// A checked template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    origin: Option<Origin>,
     parts: Vec<Part>,
-}
-
-/// Scheme and authority of an absolute template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Origin {
-    scheme: String,
-    authority: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,23 +95,10 @@ impl Template {
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(TemplateError::Characters);
         }
-        let (origin, path) = split_origin(text)?;
-        let parts = parse_parts(path)?;
+        let parts = parse_parts(path_of(text)?)?;
         check_names(&parts)?;
         check_borders(&parts)?;
-        Ok(Self { origin, parts })
-    }
-
-    /// The scheme, for example `https`; `None` if the template is only a path.
-    #[must_use]
-    pub fn scheme(&self) -> Option<&str> {
-        self.origin.as_ref().map(|origin| &origin.scheme[..])
-    }
-
-    /// Host and optional port; `None` if the template is only a path.
-    #[must_use]
-    pub fn authority(&self) -> Option<&str> {
-        self.origin.as_ref().map(|origin| &origin.authority[..])
+        Ok(Self { parts })
     }
 
     /// Whether the template has variable `name`.
@@ -180,9 +159,10 @@ impl Part {
     }
 }
 
-fn split_origin(text: &str) -> Result<(Option<Origin>, &str), TemplateError> {
+/// Returns the path and query of a template, which may begin with scheme and authority.
+fn path_of(text: &str) -> Result<&str, TemplateError> {
     if text.starts_with('/') {
-        return Ok((None, text));
+        return Ok(text);
     }
     let (scheme, rest) = text.split_once("://").ok_or(TemplateError::NotAbsolute)?;
     let path_at = rest.find(['/', '?', '#']).ok_or(TemplateError::NotAbsolute)?;
@@ -195,8 +175,7 @@ fn split_origin(text: &str) -> Result<(Option<Origin>, &str), TemplateError> {
     if !is_scheme || authority.is_empty() || !path.starts_with('/') {
         return Err(TemplateError::NotAbsolute);
     }
-    let origin = Origin { scheme: scheme.to_ascii_lowercase(), authority: authority.to_owned() };
-    Ok((Some(origin), path))
+    Ok(path)
 }
 
 fn parse_parts(path: &str) -> Result<Vec<Part>, TemplateError> {
@@ -392,7 +371,6 @@ mod tests {
         assert_eq!(template.expand(&[("target", "x")]), "/?user=bob");
         assert_eq!(template.matches("/?user=bob"), Some(vec![]));
         assert_eq!(template.matches("/?user=eve"), None);
-        assert_eq!((template.scheme(), template.authority()), (Some("https"), Some("masque.example.org")));
     }
 
     #[test]

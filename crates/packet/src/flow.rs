@@ -52,11 +52,6 @@ impl FlowKey {
         Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..self }
     }
 
-    /// The same key for both directions of a flow: the smaller of the two ends is the source.
-    pub fn undirected(self) -> Self {
-        if (self.src, self.src_port) <= (self.dst, self.dst_port) { self } else { self.reversed() }
-    }
-
     /// A stable, well mixed hash of all fields. It has no key, so an attacker who can choose addresses can produce
     /// collisions: use it to spread load and to compare quickly, never as an identity.
     #[inline]
@@ -106,13 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_share_the_undirected_key() {
+    fn the_key_of_the_other_direction_is_the_reversed_one() {
         for there in [Packet::v4(), Packet::v6()] {
             let back = Packet { src: there.dst, dst: there.src, ..there.clone() };
             let (there, back) = (key(&there.tcp(b"")), key(&back.tcp(b"")));
             assert_ne!(there, back);
             assert_eq!(there.reversed(), back);
-            assert_eq!(there.undirected(), back.undirected());
         }
     }
 

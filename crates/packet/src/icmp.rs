@@ -28,8 +28,6 @@ pub enum Unreachable {
     AddressUnreachable,
     /// No process listens on the port.
     PortUnreachable,
-    /// The source address failed the ingress or egress policy (RFC 4443 §3.1 code 5).
-    SourcePolicy,
 }
 
 /// Type, code and second header word of an ICMP error, for IPv4 and IPv6.
@@ -54,7 +52,6 @@ pub fn unreachable(original: &[u8], reason: Unreachable, from: IpAddr) -> Option
         Unreachable::Prohibited => (13, 1),
         Unreachable::AddressUnreachable => (1, 3),
         Unreachable::PortUnreachable => (3, 4),
-        Unreachable::SourcePolicy => (13, 5),
     };
     error_about(original, from, &Message { v4: (3, v4), v6: (1, v6), word: 0, answers_multicast: false })
 }
@@ -162,7 +159,6 @@ mod tests {
             (Unreachable::Prohibited, 13, 1),
             (Unreachable::AddressUnreachable, 1, 3),
             (Unreachable::PortUnreachable, 3, 4),
-            (Unreachable::SourcePolicy, 13, 5),
         ];
         for (reason, code4, code6) in reasons {
             let error = unreachable(&Packet::v4().tcp(b""), reason, V4).unwrap();

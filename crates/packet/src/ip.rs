@@ -201,14 +201,6 @@ impl<'a> IpPacket<'a> {
         }
     }
 
-    /// Time to live, or hop limit.
-    pub fn ttl(&self) -> u8 {
-        match self.version {
-            Version::V4 => self.bytes[8],
-            Version::V6 => self.bytes[7],
-        }
-    }
-
     /// Type of service, or traffic class: DSCP and ECN.
     pub fn tos(&self) -> u8 {
         match self.version {
@@ -220,11 +212,6 @@ impl<'a> IpPacket<'a> {
     /// Differentiated services code point (RFC 2474), 0 to 63.
     pub fn dscp(&self) -> u8 {
         self.tos() >> 2
-    }
-
-    /// Explicit congestion notification field (RFC 3168), 0 to 3.
-    pub fn ecn(&self) -> u8 {
-        self.tos() & 3
     }
 
     /// Whether routers must not fragment the packet; always true for IPv6.
@@ -393,7 +380,7 @@ mod tests {
         assert_eq!(packet.version(), Version::V4);
         assert_eq!(packet.src(), "10.1.0.1".parse::<IpAddr>().unwrap());
         assert_eq!(packet.dst(), "10.2.0.2".parse::<IpAddr>().unwrap());
-        assert_eq!((packet.ttl(), packet.tos(), packet.dscp(), packet.ecn()), (9, 0xb9, 46, 1));
+        assert_eq!((packet.tos(), packet.dscp()), (0xb9, 46));
         assert_eq!((packet.protocol(), packet.transport_offset(), packet.total_len()), (17, 20, 33));
         assert_eq!(packet.ports(), Some((40_000, 443)));
         assert!(packet.dont_fragment());

@@ -8,8 +8,6 @@ pub const VNET_HDR_LEN: usize = 10;
 
 /// `flags`: the checksum at `csum_start + csum_offset` holds only the sum of the pseudo header.
 pub const NEEDS_CSUM: u8 = 1;
-/// `flags`: the checksum was verified.
-pub const DATA_VALID: u8 = 2;
 
 /// `gso_type`: not a super-packet.
 pub const GSO_NONE: u8 = 0;
@@ -25,7 +23,7 @@ pub const GSO_ECN: u8 = 0x80;
 /// A virtio network header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHdr {
-    /// [`NEEDS_CSUM`], [`DATA_VALID`].
+    /// [`NEEDS_CSUM`], and 2 if the kernel has verified the checksum.
     pub flags: u8,
     /// [`GSO_NONE`], [`GSO_TCPV4`], [`GSO_TCPV6`] or [`GSO_UDP_L4`], perhaps with [`GSO_ECN`].
     pub gso_type: u8,

@@ -105,11 +105,6 @@ impl Dispatcher {
         self.scheduler
     }
 
-    /// Changes the scheduler for packets still to come.
-    pub fn set_scheduler(&mut self, scheduler: Scheduler) {
-        self.scheduler = scheduler;
-    }
-
     /// Sets how many bytes may wait in the shared queue and in each path's own queue, and the FQ-CoDel quantum: the bytes
     /// that a flow may send in a turn.
     pub fn set_limits(&mut self, waiting: usize, turn: usize) {

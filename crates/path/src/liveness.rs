@@ -109,8 +109,6 @@ const LN_IMPROBABLE: f64 = -11.5;
 pub enum StateReason {
     /// It works.
     Works,
-    /// It was just opened.
-    Opening,
     /// The kernel reports that the link has no carrier or no address, or was removed.
     NoCarrier,
     /// Too many consecutive heartbeats are missing.
@@ -126,7 +124,6 @@ impl fmt::Display for StateReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Works => Ok(()),
-            Self::Opening => f.write_str("opening"),
             Self::NoCarrier => f.write_str("no carrier"),
             Self::Silent { missed } => write!(f, "{missed} heartbeats lost"),
             Self::Probing => f.write_str("heard again, being tried"),

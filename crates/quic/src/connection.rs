@@ -156,16 +156,6 @@ impl Connection {
         });
     }
 
-    /// The connection's number at the endpoint.
-    pub fn id(&self) -> ConnectionHandle {
-        self.id
-    }
-
-    /// The local end from which the connection was started.
-    pub fn initial_local(&self) -> Option<LocalAddress> {
-        self.initial_local
-    }
-
     /// Whether multipath was negotiated.
     pub fn is_multipath(&self) -> bool {
         self.ask(noq_proto::Connection::is_multipath_negotiated).unwrap_or(false)
@@ -319,8 +309,8 @@ impl Connection {
     /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.
     pub fn drain_outcomes(&mut self, mut each: impl FnMut(PathId, Outcome)) {
         for path in self.paths.iter() {
-            if let Some(mut ledger) = path.gate.tracked().filter(|ledger| ledger.has_outcomes()) {
-                ledger.drain_outcomes(|fate| each(path.id, fate));
+            if let Some(mut sent) = path.gate.tracked().filter(|sent| sent.has_outcomes()) {
+                sent.drain_outcomes(|outcome| each(path.id, outcome));
             }
         }
     }

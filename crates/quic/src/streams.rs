@@ -22,9 +22,6 @@ pub enum StreamError {
     /// The peer allows no more streams now.
     #[error("the peer allows no more streams")]
     Limit,
-    /// The stream was finished, reset or stopped.
-    #[error("stream {0} is closed")]
-    Closed(StreamId),
 }
 
 /// noq's type of a stream ID.

@@ -172,16 +172,6 @@ impl ClassConnections {
         &self.all[0].client
     }
 
-    /// Returns the number of classes.
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Whether there are no classes, which never happens after [`Self::new`] with at least one.
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     fn connection_of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
         let connection = self.all.iter_mut().find(|connection| connection.id == link.class())?;
         Some((&mut connection.client, link.with_class(ClassId::DEFAULT)))

@@ -35,7 +35,7 @@ use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, 
 use mpvpn_types::Instant;
 
 use crate::{
-    AddressSet, Addresses, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
+    AddressSet, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
     client::clamp_received,
     events::{Changes, ServerChange},
     udp::PayloadInbox,
@@ -110,11 +110,6 @@ impl Server {
             stalled_until: None,
             last_time: None,
         })
-    }
-
-    /// The server's own addresses in the tunnel.
-    pub fn own_addresses(&self) -> Addresses {
-        self.routes.server_addresses()
     }
 
     /// Whether both addresses belong to clients: such packets are written to the TUN and come back through it.

@@ -99,13 +99,6 @@ impl RequestedAddress {
     pub fn any(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
     }
-
-    /// Whether any address of the family will do: "If the IP address is all-zero (0.0.0.0 or ::), this
-    /// indicates that the sender ... does not have a preference for a specific address" (RFC 9484 §4.7.2).
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        self.net.addr().is_unspecified()
-    }
 }
 
 /// An IP version.
@@ -238,19 +231,6 @@ impl CapsuleError {
 }
 
 impl Capsule {
-    /// The capsule type.
-    #[must_use]
-    pub fn kind(&self) -> u64 {
-        match self {
-            Self::Datagram(_) => DATAGRAM,
-            Self::AddressAssign(_) => ADDRESS_ASSIGN,
-            Self::AddressRequest(_) => ADDRESS_REQUEST,
-            Self::RouteAdvertisement(_) => ROUTE_ADVERTISEMENT,
-            Self::Link(_) => LINK,
-            Self::Unknown { kind } => *kind,
-        }
-    }
-
     /// Maximum length of the value in bytes; `None` for unknown types.
     fn size_limit(kind: u64) -> Option<usize> {
         match kind {

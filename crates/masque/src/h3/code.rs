@@ -4,8 +4,6 @@
 pub const DATAGRAM_ERROR: u64 = 0x33;
 /// Nothing went wrong.
 pub const NO_ERROR: u64 = 0x100;
-/// A violation that no other code describes.
-pub const GENERAL_PROTOCOL_ERROR: u64 = 0x101;
 /// A fault of this side.
 pub const INTERNAL_ERROR: u64 = 0x102;
 /// A stream that must not be opened.
@@ -24,8 +22,6 @@ pub const ID_ERROR: u64 = 0x108;
 pub const SETTINGS_ERROR: u64 = 0x109;
 /// The control stream does not start with SETTINGS.
 pub const MISSING_SETTINGS: u64 = 0x10a;
-/// The server did nothing with the request.
-pub const REQUEST_REJECTED: u64 = 0x10b;
 /// The request or its response is no longer wanted.
 pub const REQUEST_CANCELLED: u64 = 0x10c;
 /// The client's stream ended before the request was complete.
@@ -34,8 +30,6 @@ pub const REQUEST_INCOMPLETE: u64 = 0x10d;
 pub const MESSAGE_ERROR: u64 = 0x10e;
 /// The TCP connection behind a CONNECT was reset or failed.
 pub const CONNECT_ERROR: u64 = 0x10f;
-/// The request must be made again over HTTP/1.1.
-pub const VERSION_FALLBACK: u64 = 0x110;
 /// A field section cannot be decoded.
 pub const QPACK_DECOMPRESSION_FAILED: u64 = 0x200;
 /// An illegal instruction on the peer's QPACK encoder stream.

@@ -31,11 +31,6 @@ impl Routes {
         Self { own, networks, ranges }
     }
 
-    /// The server's own addresses.
-    pub(super) fn server_addresses(&self) -> Addresses {
-        self.own
-    }
-
     /// The networks of clients' addresses.
     pub(super) fn networks(&self) -> (Ipv4Net, Option<Ipv6Net>) {
         self.networks
