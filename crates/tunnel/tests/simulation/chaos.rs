@@ -22,7 +22,7 @@ const RECONNECT_WITHIN: Duration = Duration::from_secs(4);
 const BUSY: Duration = Duration::from_secs(4);
 /// Between two pings.
 const STEP: Duration = Duration::from_millis(100);
-/// What a delay of at most 200 ms and a queue of 60 ms leave of an answer's time.
+/// The round trip at a delay of at most 200 ms and a queue of 60 ms.
 const ANSWER: Duration = Duration::from_millis(600);
 /// Until then everything has been as large as it gets, histories of the links included.
 const WARM: Duration = Duration::from_secs(5400);
@@ -105,13 +105,13 @@ impl Chaos {
         let end = self.start + time;
         let mut warm = None;
         while self.world.now < end {
-            self.harm();
+            self.impair();
             let idle = match self.below(4) {
                 0 => Duration::from_millis(self.below(1000)),
                 1..=2 => SECOND * self.below(15) as u32,
                 _ => SECOND * self.below(60) as u32,
             };
-            self.chat(BUSY.min(idle.max(STEP)));
+            self.send_both_ways(BUSY.min(idle.max(STEP)));
             self.world.run(idle.saturating_sub(BUSY));
             self.forget();
             if self.world.now > self.start + WARM {
@@ -122,7 +122,7 @@ impl Chaos {
         for index in 0..LINKS {
             self.heal(index);
         }
-        self.chat(RECOVER_WITHIN + SECOND);
+        self.send_both_ways(RECOVER_WITHIN + SECOND);
         let grown = resident().saturating_sub(warm.unwrap_or_else(resident));
         assert!(grown < GROWTH, "seed {}: {grown} bytes more than after {WARM:?}", self.seed);
         println!(
@@ -132,7 +132,7 @@ impl Chaos {
     }
 
     fn below(&mut self, limit: u64) -> u64 {
-        // xorshift, so that a seed says everything.
+        // xorshift: the seed determines all numbers.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -140,7 +140,7 @@ impl Chaos {
     }
 
     /// Something happens to one link.
-    fn harm(&mut self) {
+    fn impair(&mut self) {
         let index = self.below(LINKS as u64) as usize;
         let usual = [(50, 10), (20, 25), (100, 5)][index];
         match self.below(10) {
@@ -161,7 +161,7 @@ impl Chaos {
                 (self.health[index].spec.up.delay, self.health[index].spec.down.delay) = (delay, delay);
             }
             8 => {
-                // The NAT on the way gives the link another address and port, and tells nobody.
+                // The NAT on the way gives the link another address and port, without notice.
                 self.addresses += 1;
                 let (number, other_ip) = (self.addresses, self.below(2) == 0);
                 let link = self.link(index);
@@ -213,7 +213,7 @@ impl Chaos {
             (up.loss, down.loss) = (1.0, 1.0);
         }
         let is_healthy = up.loss.max(down.loss) < 0.1;
-        // A change of address, and whatever else changes, is a new beginning.
+        // A change of address or of a link restarts the measurement.
         self.health[index].healthy =
             is_healthy.then_some(now).filter(|_| is_healthy).or(healthy.filter(|_| is_healthy));
         let link = self.link(index);
@@ -235,23 +235,23 @@ impl Chaos {
     }
 
     /// Pings for `time`, now and then with a burst of data, and holds the tunnel to its promise.
-    fn chat(&mut self, time: Duration) {
+    fn send_both_ways(&mut self, time: Duration) {
         let began = self.world.now;
         let burst = self.below(4) == 0;
         let mut first_unanswered: Option<Instant> = None;
-        // Silence is watched to its end, whatever the time was.
+        // A silence that has begun is measured to its end.
         while self.world.now < began + time || first_unanswered.is_some() && self.is_any_healthy() {
             self.sent += 1;
-            let ping = self.world.outward(self.client, &self.sent.to_be_bytes());
+            let ping = self.world.packet_to_target(self.client, &self.sent.to_be_bytes());
             self.world.client_sends(self.client, ping);
             for _ in 0..if burst { 20 } else { 0 } {
-                let data = self.world.inward(self.client, &[7; 1200]);
+                let data = self.world.packet_to_client(self.client, &[7; 1200]);
                 self.world.server_sends(data);
             }
             first_unanswered.get_or_insert(self.world.now);
             self.world.run(STEP / 2);
-            let came = !std::mem::take(&mut self.world.at_server).is_empty();
-            if came {
+            let arrived = !std::mem::take(&mut self.world.received_by_server).is_empty();
+            if arrived {
                 // Another flow than the burst, which may wait for its turn.
                 let to = SocketAddr::new(self.world.address(self.client, true), 4000);
                 let answer =
@@ -305,9 +305,9 @@ impl Chaos {
         );
     }
 
-    /// What the world keeps for other tests would grow.
+    /// Clears the lists that the world keeps for other tests, which would grow.
     fn forget(&mut self) {
-        self.world.at_server.clear();
+        self.world.received_by_server.clear();
         self.world.machines[self.client].received.clear();
         if self.events.len() > 100 {
             self.events.drain(..50);

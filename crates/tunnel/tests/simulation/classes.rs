@@ -23,13 +23,13 @@ const WEB: u16 = 12_000;
 const FRAME: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Up,
     Down,
     Both,
 }
 
-/// What happened to the packets of a call.
+/// The packets of a call: lost ones and delays.
 #[derive(Debug, Default)]
 struct Call {
     sent: usize,
@@ -90,12 +90,12 @@ impl Site {
             for (link, class) in
                 (0..links.len() as u16).flat_map(|link| (0..3).map(move |class| (link, class)))
             {
-                let way = LinkId(link).with_class(ClassId(class));
-                world.machines[client].client.0.set_link(world.now, way, policy);
+                let path = LinkId(link).with_class(ClassId(class));
+                world.machines[client].client.0.set_link(world.now, path, policy);
             }
         }
         world.up(client);
-        // Nobody has used the class of backups yet.
+        // The class of backups has no traffic yet.
         let own = SocketAddr::new(world.address(client, true), BACKUP);
         world.client_sends(client, Packet::between(own, ([203, 0, 113, 9], 9).into()).udp(b"wake"));
         world.run(1000 * MS);
@@ -103,12 +103,12 @@ impl Site {
     }
 
     /// Connections from these ports that take all they can get.
-    fn begin(&mut self, count: u16, from: u16, way: Way) {
-        let sends = if way == Way::Down { 0 } else { 60_000_000_000 };
+    fn begin(&mut self, count: u16, from: u16, direction: Direction) {
+        let sends = if direction == Direction::Down { 0 } else { 60_000_000_000 };
         for number in 0..count {
             let own = SocketAddr::new(self.world.address(self.client, true), from + number);
-            // Which is told from the other by the megabytes, or kilobytes, that it would send.
-            let port = 60_000 + u16::from(from == WEB) + if way == Way::Up { 1000 } else { 0 };
+            // The two are distinguished by the megabytes or kilobytes that they would send.
+            let port = 60_000 + u16::from(from == WEB) + if direction == Direction::Up { 1000 } else { 0 };
             self.apps.push(App::new(own, ([203, 0, 113, 9], port).into(), sends));
         }
     }
@@ -118,7 +118,7 @@ impl Site {
         let own = self.apps.iter().filter(|app| app.port() / 1000 == from / 1000);
         let theirs =
             self.world.destinations.iter().filter(|other| other.port % 1000 == u16::from(from == WEB));
-        [theirs.map(|other| other.got).sum(), own.map(|app| app.got).sum()]
+        [theirs.map(|other| other.received_bytes).sum(), own.map(|app| app.received_bytes).sum()]
     }
 
     /// Lets all of them talk for so long, and a call beside them.
@@ -126,8 +126,8 @@ impl Site {
         let (end, mut next) = (self.world.now + time, self.world.now);
         let mut call = Call::default();
         let mut sent: Vec<Instant> = Vec::new();
-        self.world.at_server.clear();
-        // What is on its way at the end arrives.
+        self.world.received_by_server.clear();
+        // Packets in flight at the end arrive.
         while self.world.now < end + 500 * MS {
             if self.world.now >= next && self.world.now < end {
                 self.speak(sent.len() as u32);
@@ -135,7 +135,7 @@ impl Site {
                 next += FRAME;
             }
             let received = std::mem::take(&mut self.world.machines[self.client].received);
-            let heard = std::mem::take(&mut self.world.at_server);
+            let heard = std::mem::take(&mut self.world.received_by_server);
             for (at, packet) in &received {
                 match frame(packet) {
                     Some(number) => call.delays[1].push(*at - sent[number as usize]),
@@ -184,12 +184,17 @@ const LINK: &str = "50mbit,6.5ms,queue=60ms";
 
 /// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle link, and
 /// the rates (Mbit/s) of the backup and of the others; the least of both ways.
-fn beside_a_backup(link: &str, given: Option<u64>, others: u16, way: Way) -> (usize, Duration, f64, f64) {
+fn beside_a_backup(
+    link: &str,
+    given: Option<u64>,
+    others: u16,
+    direction: Direction,
+) -> (usize, Duration, f64, f64) {
     let mut site = Site::new(&[link], FlowMode::Auto, given);
     let idle = site.play(4000 * MS);
     assert_eq!(idle.lost(), 0);
-    site.begin(16, BACKUP, way);
-    site.begin(others, WEB, way);
+    site.begin(16, BACKUP, direction);
+    site.begin(others, WEB, direction);
     site.play(4000 * MS);
     let before = [BACKUP, WEB].map(|from| site.moved(from));
     let call = site.play(TIME);
@@ -197,17 +202,17 @@ fn beside_a_backup(link: &str, given: Option<u64>, others: u16, way: Way) -> (us
     let rates =
         [0, 1].map(|class| [0, 1].map(|at| mbit(after[class][at] - before[class][at], TIME + 500 * MS)));
     println!(
-        "{link}, {given:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {:.1?}, others {:.1?}",
+        "{link}, {given:?} {direction:?}: {} lost, p99 {:?} and {:?}, backup {:.1?}, others {:.1?}",
         call.lost(),
         idle.p99(),
         call.p99(),
         rates[0],
         rates[1]
     );
-    let [backup, others] = rates.map(|rates| match way {
-        Way::Up => rates[0],
-        Way::Down => rates[1],
-        Way::Both => rates[0].min(rates[1]),
+    let [backup, others] = rates.map(|rates| match direction {
+        Direction::Up => rates[0],
+        Direction::Down => rates[1],
+        Direction::Both => rates[0].min(rates[1]),
     });
     (call.lost(), call.p99().saturating_sub(idle.p99()), backup, others)
 }
@@ -218,8 +223,8 @@ const MAX_ADDED_DELAY: Duration = Duration::from_millis(5);
 #[test]
 fn a_call_does_not_feel_a_backup() {
     for given in [Some(50), None] {
-        for way in [Way::Up, Way::Down, Way::Both] {
-            let (lost, later, rate, _) = beside_a_backup(LINK, given, 0, way);
+        for direction in [Direction::Up, Direction::Down, Direction::Both] {
+            let (lost, later, rate, _) = beside_a_backup(LINK, given, 0, direction);
             assert_eq!(lost, 0);
             assert!(later <= MAX_ADDED_DELAY, "{later:?}");
             assert!(rate > 0.92 * 0.95 * 50.0, "{rate:.1}");
@@ -228,8 +233,8 @@ fn a_call_does_not_feel_a_backup() {
 }
 
 /// Two classes, one of weight 4 and one of weight 1, fill a link of 50 Mbit/s beside a call.
-fn assert_shared(link: &str, given: Option<u64>, way: Way) {
-    let (lost, later, backup, others) = beside_a_backup(link, given, 8, way);
+fn assert_shared(link: &str, given: Option<u64>, direction: Direction) {
+    let (lost, later, backup, others) = beside_a_backup(link, given, 8, direction);
     assert_eq!(lost, 0);
     assert!(later <= MAX_ADDED_DELAY, "{later:?}");
     let share = others / (others + backup);
@@ -241,8 +246,8 @@ fn assert_shared(link: &str, given: Option<u64>, way: Way) {
 #[ignore = "long: ./dev soak plays it"]
 fn classes_share_a_link_by_their_weights() {
     for given in [Some(50), None] {
-        for way in [Way::Up, Way::Down, Way::Both] {
-            assert_shared(LINK, given, way);
+        for direction in [Direction::Up, Direction::Down, Direction::Both] {
+            assert_shared(LINK, given, direction);
         }
     }
 }
@@ -251,15 +256,15 @@ fn classes_share_a_link_by_their_weights() {
 #[ignore = "long: ./dev soak plays it"]
 fn a_link_that_is_full_both_ways_is_used_whatever_its_delay() {
     for link in ["50mbit,3ms,queue=60ms", "50mbit,6.63ms,queue=60ms", "50mbit,11ms,queue=60ms"] {
-        assert_shared(link, None, Way::Both);
+        assert_shared(link, None, Direction::Both);
     }
 }
 
-/// What was found on a link of 150 Mbit/s that three classes share.
+/// The results on a link of 150 Mbit/s that three classes share.
 struct Shared {
     /// Of a call's packets on their way down, sorted.
     delays: Vec<Duration>,
-    /// What arrived of the class `bulk`, Mbit/s.
+    /// Received rate of the class `bulk`, Mbit/s.
     bulk: f64,
 }
 
@@ -273,15 +278,15 @@ impl Shared {
 #[derive(Clone, Copy)]
 struct Phase {
     time: Duration,
-    /// Of the class `bulk`: what is lost of it, both ways, per cent, and what is to be sent, Mbit/s.
+    /// Class `bulk`: loss in both directions in per cent, and the offered rate in Mbit/s.
     loss: u32,
     offered: u128,
-    /// What is to be sent in each of the two other classes, Mbit/s.
+    /// The offered rate in each of the two other classes, Mbit/s.
     others: u128,
 }
 
-/// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. What was found in the last phase, after `unseen`.
-fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
+/// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. Returns the results of the last phase, without its first `unmeasured`.
+fn down_beside_losses(phases: &[Phase], unmeasured: Duration) -> Shared {
     let mut site = Site::new(&["150mbit,6.5ms,queue=60ms"], FlowMode::Datagram, None);
     let ours = |site: &Site, port| SocketAddr::new(site.world.address(site.client, true), port);
     let theirs = SocketAddr::from(([203, 0, 113, 9], 9));
@@ -297,13 +302,14 @@ fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
         let start = site.world.now;
         let link = site.world.machines[site.client].links.get_mut(&LinkId(0)).unwrap();
         for wire in [&mut link.up, &mut link.down] {
-            wire.loses = Some((pipe_of(LinkId(0).with_class(BULK)), f64::from(phase.loss) / 100.0));
+            wire.loss_behind_link =
+                Some((pipe_of(LinkId(0).with_class(BULK)), f64::from(phase.loss) / 100.0));
         }
         let mut counts = [0; 3];
         while site.world.now < start + phase.time {
             let now = site.world.now;
             let elapsed = now - start;
-            let counts_now = number == phases.len() && elapsed >= unseen;
+            let counts_now = number == phases.len() && elapsed >= unmeasured;
             if !counts_now {
                 seen = sent.len();
             }
@@ -329,13 +335,13 @@ fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
                     _ => {}
                 }
             }
-            site.world.at_server.clear();
+            site.world.received_by_server.clear();
         }
     }
     let meant = sent.len() - seen;
     assert!(delays.len() + 2 >= meant, "{} of {meant}", delays.len());
     delays.sort_unstable();
-    Shared { delays, bulk: mbit(bulk, phases.last().unwrap().time - unseen) }
+    Shared { delays, bulk: mbit(bulk, phases.last().unwrap().time - unmeasured) }
 }
 
 const STEADY: Phase = Phase { time: TIME, loss: 0, offered: 40, others: 40 };
@@ -364,7 +370,7 @@ fn losses_of_a_class_do_not_affect_others() {
 
 #[test]
 fn retransmissions_of_a_class_that_fill_the_link_do_not_affect_others() {
-    // With what is sent again it is 1 to 3 % more than the link carries.
+    // With retransmissions it is 1 to 3 % more than the link carries.
     for rate in [42, 43] {
         let phase = Phase { loss: 30, offered: rate, others: rate, ..STEADY };
         let calm = Phase { time: BEFORE.time, loss: 0, ..phase };
@@ -401,7 +407,7 @@ fn a_class_on_a_lossy_link_is_as_quick_after_a_pause() {
 fn a_class_says_which_controller_the_server_uses_for_it() {
     let rate = |cc| {
         let mut site = Site::with_cc(&["50mbit,15ms,loss=3%"], FlowMode::Auto, None, cc);
-        site.begin(1, BACKUP, Way::Down);
+        site.begin(1, BACKUP, Direction::Down);
         site.play(2000 * MS);
         let before = site.moved(BACKUP)[1];
         site.play(4000 * MS);

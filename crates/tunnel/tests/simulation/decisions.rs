@@ -35,7 +35,7 @@ impl Write for Log {
 }
 
 impl Log {
-    /// What is logged while `work` runs, with this filter, a line each.
+    /// Returns the log lines of `work` with this filter.
     fn of(filter: &str, work: impl FnOnce()) -> Vec<String> {
         LazyLock::force(&SECOND_SUBSCRIBER);
         let log = Self::default();
@@ -65,7 +65,7 @@ fn two_links() -> (World, usize) {
     let mut world = World::new();
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 12 * MS); 2]);
     world.up(client);
-    world.chat(client, 2 * SECOND);
+    world.send_both_ways(client, 2 * SECOND);
     (world, client)
 }
 
@@ -79,9 +79,9 @@ fn a_cut_can_be_followed_in_the_log() {
     let (mut world, client) = two_links();
     let lines = Log::of("mpvpn::liveness=debug,mpvpn::scheduler=debug", || {
         lose(&mut world, client, 1, 1.0);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
         lose(&mut world, client, 1, 0.0);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
     });
     // The handshake over the second link was the first to succeed.
     let (path, other) = ("path=0", "paths=[(1, ");
@@ -112,10 +112,10 @@ fn a_link_that_loses_and_regains_its_carrier_is_logged() {
     let lines = Log::of("mpvpn::liveness=debug", || {
         let now = world.now;
         world.machines[client].link_down(now, LinkId(0));
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
         let now = world.now;
         world.machines[client].link_up(now, LinkId(0));
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
     });
     assert_logged(
         &lines,
@@ -134,7 +134,7 @@ fn a_stall_of_the_server_is_logged_once() {
     let lines = Log::of("mpvpn::liveness=debug", || {
         let now = world.now;
         world.servers[0].on_local_stall(now);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
     });
     assert_eq!(lines.iter().filter(|line| line.contains("did not run")).count(), 1, "{lines:?}");
 }
@@ -145,10 +145,10 @@ fn repair_and_numbering_are_logged_with_the_loss_that_causes_them() {
     world.fec = Fec::Auto;
     let client = world.add(TOKEN, Scheduler::Auto, &[(20, 15 * MS)]);
     world.up(client);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     let lines = Log::of("mpvpn::fec=debug,mpvpn::reorder=debug", || {
         lose(&mut world, client, 0, 0.06);
-        world.chat(client, 4 * SECOND);
+        world.send_both_ways(client, 4 * SECOND);
     });
     assert_logged(
         &lines,
@@ -162,7 +162,7 @@ fn decisions_are_not_logged_above_debug() {
     let (mut world, client) = two_links();
     let lines = Log::of("warn,mpvpn=info", || {
         lose(&mut world, client, 1, 1.0);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
     });
     assert_eq!(lines, Vec::<String>::new());
 }

@@ -47,15 +47,15 @@ fn fec(world: &mut World, client: usize) -> [FecCounters; 2] {
     lanes(world, client).map(|lane| lane.fec.expect("groups"))
 }
 
-/// What became of the packets of one direction.
+/// The packets of one direction.
 #[derive(Default)]
 struct Heard {
     sent: usize,
     /// How long each was under way.
     took: Vec<Duration>,
     twice: usize,
-    /// Whatever came.
-    came: BTreeSet<u32>,
+    /// All received packets.
+    arrived: BTreeSet<u32>,
 }
 
 impl Heard {
@@ -68,18 +68,19 @@ impl Heard {
     }
 }
 
-/// Sends `each` numbered packets a millisecond both ways; what came at the server, and at the client.
+/// Sends `each` numbered packets a millisecond in both directions; returns those received by the server and by the client.
 fn talk(world: &mut World, client: usize, time: Duration, each: u32) -> [Heard; 2] {
     let end = world.now + time;
     world.machines[client].received.clear();
-    world.at_server.clear();
+    world.received_by_server.clear();
     let mut sent: BTreeMap<u32, Instant> = BTreeMap::new();
     while world.now < end {
         for _ in 0..each {
             let number = NUMBERS.fetch_add(1, Relaxed);
             let payload = [&number.to_be_bytes()[..], &[7; PAYLOAD - 4]].concat();
             sent.insert(number, world.now);
-            let (out, back) = (world.outward(client, &payload), world.inward(client, &payload));
+            let (out, back) =
+                (world.packet_to_target(client, &payload), world.packet_to_client(client, &payload));
             world.client_sends(client, out);
             world.server_sends(back);
         }
@@ -90,17 +91,17 @@ fn talk(world: &mut World, client: usize, time: Duration, each: u32) -> [Heard; 
         let mut heard = Heard { sent: sent.len(), ..Heard::default() };
         // Without a connection the server answers with ICMP.
         for (at, packet) in arrivals.iter().filter(|(_, packet)| packet[9] == protocol::UDP) {
-            // What came in order is one packet with several payloads.
+            // Packets in order arrive as one packet with several payloads.
             for payload in packet[28..].chunks(PAYLOAD) {
                 let number = u32::from_be_bytes(*payload.first_chunk().unwrap());
-                let fresh = heard.came.insert(number);
+                let fresh = heard.arrived.insert(number);
                 heard.twice += usize::from(!fresh);
                 heard.took.extend(sent.get(&number).filter(|_| fresh).map(|sent| *at - *sent));
             }
         }
         heard
     };
-    [judge(&world.at_server), judge(&world.machines[client].received)]
+    [judge(&world.received_by_server), judge(&world.machines[client].received)]
 }
 
 #[test]
@@ -110,16 +111,16 @@ fn packets_that_a_lossy_link_drops_are_restored_by_repair() {
     let before = fec(&mut world, client);
     let heard = talk(&mut world, client, Duration::from_secs(5), 1);
     let after = fec(&mut world, client);
-    for (way, heard) in heard.iter().enumerate() {
+    for (direction, heard) in heard.iter().enumerate() {
         assert!(heard.share() >= 0.995, "{} of the packets came", heard.share());
         assert_eq!(heard.twice, 0);
-        // What is sent again needs 90 ms.
+        // A retransmission takes 90 ms.
         let soon = heard.share_within(60 * MS);
         assert!(soon >= 0.97, "{soon} of the packets came without being sent again");
-        let bytes = after[way].repair_bytes - before[way].repair_bytes;
+        let bytes = after[direction].repair_bytes - before[direction].repair_bytes;
         let share = bytes as f64 / (heard.sent * (PAYLOAD + 28)) as f64;
         assert!((0.05..=0.32).contains(&share), "{share} of the data is repair");
-        let (here, there) = (after[way], after[1 - way]);
+        let (here, there) = (after[direction], after[1 - direction]);
         assert!(there.recovered > 400, "{} were restored", there.recovered);
         assert!(
             here.recovered_by_peer > 400 && here.recovered_by_peer <= there.recovered,
@@ -207,7 +208,7 @@ fn download(world: &mut World, client: usize, flows: u16, warm: Duration, time: 
                 world.client_sends(client, answer);
             }
         }
-        for (_, packet) in std::mem::take(&mut world.at_server) {
+        for (_, packet) in std::mem::take(&mut world.received_by_server) {
             if let Some(flow) = flows.iter_mut().find(|flow| flow.is_mine(&packet).is_some()) {
                 flow.acknowledged(world.now, &packet);
             }
@@ -231,7 +232,7 @@ fn tcp_keeps_what_loss_and_repair_leave_of_several_links() {
     let mbit = download(&mut world, client, 4, Duration::from_secs(6), Duration::from_secs(6));
     let [_, fec] = fec(&mut world, client);
     assert!(fec.repair_packets > 1000, "{fec:?}");
-    // Less what the framing takes.
+    // Without the framing.
     let bar = 90.0 * 0.94 * (1.0 - 0.12 - 0.3) * 0.9;
     assert!(mbit >= bar, "{mbit} Mbit/s, expected {bar}");
 }
@@ -254,7 +255,7 @@ fn a_full_path_gets_less_repair_and_keeps_its_mtu() {
     let mtu = world.machines[client].mtu;
     let mbit = download(&mut world, client, 8, Duration::from_secs(5), Duration::from_secs(2));
     let [_, fec] = fec(&mut world, client);
-    // 330 less what is lost and what the framing takes would be 265.
+    // 330 without losses and framing is 265.
     assert!(mbit >= 220.0, "{mbit} Mbit/s, {fec:?}");
     assert_eq!(world.machines[client].mtu, mtu);
     let each = |bytes: u64, packets: u64| bytes as f64 / packets as f64;
@@ -288,7 +289,7 @@ fn cubic_is_spared_the_losses_that_are_made_good() {
         let mut before = 0;
         for n in 0..12_000 {
             while world.machines[client].client.backlog() < 100_000 {
-                let packet = world.outward(client, &[0; 1300]);
+                let packet = world.packet_to_target(client, &[0; 1300]);
                 world.client_sends(client, packet);
             }
             world.run(MS);
@@ -364,13 +365,13 @@ fn more_copies_than_links_are_as_many_as_there_are_links() {
 fn no_packet_comes_twice_where_a_connection_is_made_anew() {
     let (mut world, client) = world(Fec::Auto, 2, &[(20, 15 * MS), (20, 45 * MS)], 0.05);
     talk(&mut world, client, Duration::from_secs(2), 1);
-    let mut came = [BTreeSet::new(), BTreeSet::new()];
+    let mut arrived = [BTreeSet::new(), BTreeSet::new()];
     let mut hear = |world: &mut World, time| {
-        for (came, heard) in came.iter_mut().zip(talk(world, client, time, 1)) {
+        for (arrived, heard) in arrived.iter_mut().zip(talk(world, client, time, 1)) {
             assert_eq!(heard.twice, 0, "within a few seconds");
-            let before = came.len() + heard.came.len();
-            came.extend(heard.came);
-            assert_eq!(came.len(), before, "what came before came again");
+            let before = arrived.len() + heard.arrived.len();
+            arrived.extend(heard.arrived);
+            assert_eq!(arrived.len(), before, "what came before came again");
         }
     };
     for _ in 0..4 {
@@ -381,12 +382,12 @@ fn no_packet_comes_twice_where_a_connection_is_made_anew() {
         hear(&mut world, Duration::from_secs(2));
         let now = world.now;
         for link in world.machines[client].links.values_mut() {
-            link.up.let_go(now);
-            link.down.let_go(now);
+            link.up.release_held(now);
+            link.down.release_held(now);
         }
         hear(&mut world, Duration::from_secs(3));
     }
     let resumed = world.machines[client].client.report(world.now).resumed;
     assert!(resumed >= 3, "{resumed} times the session was taken up again");
-    assert!(came.iter().all(|came| came.len() > 8000));
+    assert!(arrived.iter().all(|arrived| arrived.len() > 8000));
 }

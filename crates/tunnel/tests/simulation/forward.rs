@@ -55,7 +55,7 @@ impl Inside {
     fn turn(&mut self) {
         self.forwarder.handle_timeout(self.world.now);
         self.world.servers[0].handle_timeout(self.world.now);
-        // Both ends are on one machine: what is sent has come, and is answered.
+        // Both ends are on one machine: sent packets arrive at once.
         for _ in 0..20 {
             self.exchange();
         }
@@ -67,7 +67,7 @@ impl Inside {
         }
     }
 
-    /// Carries what each end has to send to the other.
+    /// Exchanges the packets of both ends.
     fn exchange(&mut self) {
         self.send_up();
         let datagrams = self.sent_down();
@@ -170,7 +170,7 @@ pub(super) fn bearer() -> String {
 
 #[test]
 fn an_end_that_is_slow_in_the_middle_of_the_handshake_goes_on_with_it() {
-    // Of what the server sends first so many datagrams come before the others.
+    // So many datagrams of the server arrive before the others.
     for early in 0..4 {
         let mut inside = Inside::begun();
         inside.send_up();
@@ -181,7 +181,7 @@ fn an_end_that_is_slow_in_the_middle_of_the_handshake_goes_on_with_it() {
                 inside.send_up();
             }
         }
-        // TLS is done here, and the server not told yet: what was sent before should have been answered long ago.
+        // TLS is complete here, and the server does not know yet: earlier packets should have been answered long ago.
         inside.world.now += 2000 * MS;
         inside.run(50 * MS);
         assert_eq!(inside.events, [ForwardEvent::Ready], "{early}");
@@ -275,9 +275,9 @@ fn payloads_travel_in_datagrams_and_those_too_large_are_reported() {
     let capsule = Capsule::Datagram(Bytes::from(vec![0; 5001])).to_bytes();
     inside.forwarder.write(request, capsule);
     inside.run(5 * MS);
-    let came: Vec<_> = std::iter::from_fn(|| inside.world.servers[0].poll_udp()).collect();
+    let arrived: Vec<_> = std::iter::from_fn(|| inside.world.servers[0].poll_udp()).collect();
     assert_eq!(
-        came.iter().map(|(of, payload)| (*of, payload.len())).collect::<Vec<_>>(),
+        arrived.iter().map(|(of, payload)| (*of, payload.len())).collect::<Vec<_>>(),
         [(udp, 4), (udp, 5000)]
     );
     inside.world.servers[0].udp_send(inside.world.now, udp, b"pong");
@@ -336,8 +336,8 @@ fn packets_and_the_capsules_of_their_request_pass() {
     let back = mpvpn_packets::Packet::between(to, from).udp(b"back");
     inside.world.server_sends(back.clone());
     inside.run(5 * MS);
-    let came = inside.forwarder.next_datagram(inside.world.now, request).expect("a packet");
-    assert_eq!((came[0], &came[1..]), (0, &back[..]));
+    let arrived = inside.forwarder.next_datagram(inside.world.now, request).expect("a packet");
+    assert_eq!((arrived[0], &arrived[1..]), (0, &back[..]));
 }
 
 #[test]

@@ -8,9 +8,9 @@ use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId, Tier, Weight};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Which way the load goes.
+/// The direction of the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum Direction {
     Up,
     Down,
 }
@@ -19,7 +19,7 @@ fn tier(tier: Tier) -> LinkPolicy {
     LinkPolicy { tier, ..LinkPolicy::default() }
 }
 
-/// A client with a link of 20 Mbit/s and others of 50, which are used as told; it is up.
+/// A client with a link of 20 Mbit/s and others of 50 with these policies, whose tunnel is up.
 fn with_links(scheduler: Scheduler, policies: &[LinkPolicy]) -> (World, usize) {
     let mut world = World::new();
     let mut links = vec![(50, 15 * MS); policies.len()];
@@ -38,11 +38,12 @@ fn set(world: &mut World, client: usize, link: u16, policy: LinkPolicy) {
     world.machines[client].client.set_link(now, LinkId(link), policy);
 }
 
-/// Offers `mbps` of large UDP packets one way for a while; what each link carried that way (Mbit/s, IP packets).
-fn flood(world: &mut World, client: usize, way: Way, mbps: f64, time: Duration) -> Vec<f64> {
+/// Offers `mbps` of large UDP packets in one direction; returns the rate of each link in it (Mbit/s of IP packets).
+fn flood(world: &mut World, client: usize, direction: Direction, mbps: f64, time: Duration) -> Vec<f64> {
     let carried = |world: &World| -> Vec<u64> {
-        let wire =
-            |link: &crate::world::Link| if way == Way::Up { link.up.carried } else { link.down.carried };
+        let wire = |link: &crate::world::Link| {
+            if direction == Direction::Up { link.up.carried } else { link.down.carried }
+        };
         world.machines[client].links.values().map(wire).collect()
     };
     let before = carried(world);
@@ -50,13 +51,13 @@ fn flood(world: &mut World, client: usize, way: Way, mbps: f64, time: Duration) 
     let (start, mut sent) = (world.now, 0.0);
     while world.now < end {
         while sent < mbps * (world.now - start).as_secs_f64() * 1e6 / 8.0 {
-            match way {
-                Way::Up => {
-                    let packet = world.outward(client, &payload);
+            match direction {
+                Direction::Up => {
+                    let packet = world.packet_to_target(client, &payload);
                     world.client_sends(client, packet);
                 }
-                Way::Down => {
-                    let packet = world.inward(client, &payload);
+                Direction::Down => {
+                    let packet = world.packet_to_client(client, &payload);
                     world.server_sends(packet);
                 }
             }
@@ -85,11 +86,11 @@ const QUIET: f64 = 0.2;
 
 #[test]
 fn overflow_is_used_while_the_primary_link_is_full_and_given_back() {
-    for way in [Way::Up, Way::Down] {
+    for direction in [Direction::Up, Direction::Down] {
         let policies = [tier(Tier::Primary), tier(Tier::Overflow), tier(Tier::Backup)];
         let (mut world, client) = with_links(Scheduler::Auto, &policies);
-        let rates = flood(&mut world, client, way, 10.0, 3 * SECOND);
-        assert!(rates[1] < QUIET && rates[2] < QUIET, "{way:?}: {rates:?} where the primary is enough");
+        let rates = flood(&mut world, client, direction, 10.0, 3 * SECOND);
+        assert!(rates[1] < QUIET && rates[2] < QUIET, "{direction:?}: {rates:?} where the primary is enough");
         assert_eq!(
             states(&mut world, client)[1..],
             [
@@ -97,14 +98,14 @@ fn overflow_is_used_while_the_primary_link_is_full_and_given_back() {
                 (2, PathState::Standby, "a better link works".to_owned())
             ]
         );
-        flood(&mut world, client, way, 40.0, 3 * SECOND);
-        let rates = flood(&mut world, client, way, 40.0, 2 * SECOND);
-        assert!(rates[0] > 17.0, "{way:?}: {rates:?}: the primary is not filled first");
-        assert!((17.0..27.0).contains(&rates[1]), "{way:?}: {rates:?}: what is too much overflows");
-        assert!(rates[2] < QUIET, "{way:?}: {rates:?}: no backup while a better link works");
-        flood(&mut world, client, way, 10.0, 9 * SECOND);
-        let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
-        assert!(rates[1] < QUIET, "{way:?}: {rates:?}: not given back");
+        flood(&mut world, client, direction, 40.0, 3 * SECOND);
+        let rates = flood(&mut world, client, direction, 40.0, 2 * SECOND);
+        assert!(rates[0] > 17.0, "{direction:?}: {rates:?}: the primary is not filled first");
+        assert!((17.0..27.0).contains(&rates[1]), "{direction:?}: {rates:?}: what is too much overflows");
+        assert!(rates[2] < QUIET, "{direction:?}: {rates:?}: no backup while a better link works");
+        flood(&mut world, client, direction, 10.0, 9 * SECOND);
+        let rates = flood(&mut world, client, direction, 10.0, 2 * SECOND);
+        assert!(rates[1] < QUIET, "{direction:?}: {rates:?}: not given back");
         assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
     }
 }
@@ -112,7 +113,7 @@ fn overflow_is_used_while_the_primary_link_is_full_and_given_back() {
 #[test]
 fn an_idle_tunnel_gives_overflow_back_too() {
     let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), tier(Tier::Overflow)]);
-    flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    flood(&mut world, client, Direction::Up, 40.0, 2 * SECOND);
     assert_eq!(states(&mut world, client)[1].1, PathState::Active);
     world.run(10 * SECOND);
     assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
@@ -123,28 +124,28 @@ fn backup_is_used_only_while_nothing_better_works() {
     for metered in [false, true] {
         let backup = LinkPolicy { tier: Tier::Backup, metered, ..LinkPolicy::default() };
         let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), backup]);
-        for way in [Way::Up, Way::Down] {
-            let rates = flood(&mut world, client, way, 40.0, 3 * SECOND);
-            assert!(rates[1] < QUIET, "{way:?}: {rates:?} with a primary that is full, but works");
+        for direction in [Direction::Up, Direction::Down] {
+            let rates = flood(&mut world, client, direction, 40.0, 3 * SECOND);
+            assert!(rates[1] < QUIET, "{direction:?}: {rates:?} with a primary that is full, but works");
         }
         // Queues that the load left make round trips long, and patience with them.
-        world.chat(client, 3 * SECOND);
+        world.send_both_ways(client, 3 * SECOND);
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (1.0, 1.0);
-        let (a, b) = world.chat(client, 3 * SECOND);
+        let (a, b) = world.send_both_ways(client, 3 * SECOND);
         assert!(a.max(b) <= 300 * MS, "gaps of {a:?} and {b:?}, metered: {metered}");
-        for way in [Way::Up, Way::Down] {
-            let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
-            assert!(rates[1] > 9.0, "{way:?}: {rates:?} without the primary");
+        for direction in [Direction::Up, Direction::Down] {
+            let rates = flood(&mut world, client, direction, 10.0, 2 * SECOND);
+            assert!(rates[1] > 9.0, "{direction:?}: {rates:?} without the primary");
         }
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (0.0, 0.0);
-        world.chat(client, 2 * SECOND);
-        for way in [Way::Up, Way::Down] {
-            let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
-            assert!(rates[1] < QUIET, "{way:?}: {rates:?} with the primary back");
+        world.send_both_ways(client, 2 * SECOND);
+        for direction in [Direction::Up, Direction::Down] {
+            let rates = flood(&mut world, client, direction, 10.0, 2 * SECOND);
+            assert!(rates[1] < QUIET, "{direction:?}: {rates:?} with the primary back");
         }
-        assert_eq!(world.machines[client].downs, 0);
+        assert_eq!(world.machines[client].down_count, 0);
     }
 }
 
@@ -155,33 +156,33 @@ fn never_carries_nothing_and_may_become_another_tier() {
         let link = &world.machines[client].links[&LinkId(link)];
         link.up.passed + link.down.passed
     };
-    // The world switches links on before it is told about them.
+    // The world switches links on before the test sets their policies.
     let before = packets(&world, 1);
     assert!(before <= 2, "{before} packets at the start");
-    flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    flood(&mut world, client, Direction::Up, 40.0, 2 * SECOND);
     assert_eq!(packets(&world, 1), before, "not even a question on a link that is never to be used");
 
     set(&mut world, client, 1, tier(Tier::Primary));
     world.run(2 * SECOND);
-    let rates = flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    let rates = flood(&mut world, client, Direction::Up, 40.0, 2 * SECOND);
     assert!(rates[1] > 10.0, "{rates:?}");
 
     set(&mut world, client, 1, tier(Tier::Never));
     world.run(SECOND);
     let before = packets(&world, 1);
-    let rates = flood(&mut world, client, Way::Down, 40.0, 2 * SECOND);
-    assert_eq!((packets(&world, 1), world.machines[client].downs), (before, 0), "{rates:?}");
+    let rates = flood(&mut world, client, Direction::Down, 40.0, 2 * SECOND);
+    assert_eq!((packets(&world, 1), world.machines[client].down_count), (before, 0), "{rates:?}");
     assert_eq!(states(&mut world, client).len(), 1);
 
     // The first path of the connection too, and back again.
     set(&mut world, client, 1, tier(Tier::Primary));
     world.run(2 * SECOND);
     set(&mut world, client, 0, tier(Tier::Never));
-    let (a, b) = world.chat(client, SECOND);
+    let (a, b) = world.send_both_ways(client, SECOND);
     assert!(a.max(b) <= 100 * MS, "{a:?} {b:?}");
     let before = packets(&world, 0);
-    flood(&mut world, client, Way::Down, 40.0, SECOND);
-    assert_eq!((packets(&world, 0), world.machines[client].downs), (before, 0));
+    flood(&mut world, client, Direction::Down, 40.0, SECOND);
+    assert_eq!((packets(&world, 0), world.machines[client].down_count), (before, 0));
     set(&mut world, client, 0, tier(Tier::Primary));
     world.run(3 * SECOND);
     assert_eq!(states(&mut world, client).len(), 2);
@@ -197,7 +198,7 @@ fn the_only_link_is_left_when_it_is_never_to_be_used() {
     let before = link.up.passed;
     world.run(30 * SECOND);
     assert_eq!(world.machines[client].links[&LinkId(0)].up.passed, before);
-    assert_eq!(world.machines[client].downs, 1);
+    assert_eq!(world.machines[client].down_count, 1);
     set(&mut world, client, 0, tier(Tier::Primary));
     world.up(client);
     assert_eq!(world.address(client, true), address);
@@ -208,24 +209,24 @@ fn a_cap_is_kept_to_and_can_be_lifted() {
     let mbit = |n: u64| Some(BitRate::from_bps(n * 1_000_000));
     let capped = LinkPolicy { up: mbit(6), down: mbit(8), ..LinkPolicy::default() };
     let (mut world, client) = with_links(Scheduler::Auto, &[capped]);
-    for (way, cap) in [(Way::Up, 6.0), (Way::Down, 8.0), (Way::Up, 6.0)] {
-        flood(&mut world, client, way, 30.0, SECOND);
-        let rates = flood(&mut world, client, way, 30.0, 4 * SECOND);
-        assert!((cap * 0.95..=cap * 1.02).contains(&rates[0]), "{way:?}: {rates:?} at a cap of {cap}");
+    for (direction, cap) in [(Direction::Up, 6.0), (Direction::Down, 8.0), (Direction::Up, 6.0)] {
+        flood(&mut world, client, direction, 30.0, SECOND);
+        let rates = flood(&mut world, client, direction, 30.0, 4 * SECOND);
+        assert!((cap * 0.95..=cap * 1.02).contains(&rates[0]), "{direction:?}: {rates:?} at a cap of {cap}");
     }
     let states = states(&mut world, client);
     assert_eq!(states[0].1, PathState::Active);
     set(&mut world, client, 0, LinkPolicy::default());
-    for way in [Way::Up, Way::Down] {
-        flood(&mut world, client, way, 30.0, 2 * SECOND);
-        let rates = flood(&mut world, client, way, 30.0, 2 * SECOND);
-        assert!(rates[0] > 18.0, "{way:?}: {rates:?} without the cap");
+    for direction in [Direction::Up, Direction::Down] {
+        flood(&mut world, client, direction, 30.0, 2 * SECOND);
+        let rates = flood(&mut world, client, direction, 30.0, 2 * SECOND);
+        assert!(rates[0] > 18.0, "{direction:?}: {rates:?} without the cap");
     }
     set(&mut world, client, 0, LinkPolicy { up: mbit(2), down: mbit(100), ..LinkPolicy::default() });
-    for (way, rate) in [(Way::Up, 1.9..2.04), (Way::Down, 18.0..20.1)] {
-        flood(&mut world, client, way, 30.0, SECOND);
-        let rates = flood(&mut world, client, way, 30.0, 4 * SECOND);
-        assert!(rate.contains(&rates[0]), "{way:?}: {rates:?}, expected {rate:?}");
+    for (direction, rate) in [(Direction::Up, 1.9..2.04), (Direction::Down, 18.0..20.1)] {
+        flood(&mut world, client, direction, 30.0, SECOND);
+        let rates = flood(&mut world, client, direction, 30.0, 4 * SECOND);
+        assert!(rate.contains(&rates[0]), "{direction:?}: {rates:?}, expected {rate:?}");
     }
 }
 
@@ -234,8 +235,8 @@ fn packets_beyond_the_cap_of_a_link_use_other_links() {
     let cap = BitRate::from_bps(5_000_000);
     let capped = LinkPolicy { up: Some(cap), ..LinkPolicy::default() };
     let (mut world, client) = with_links(Scheduler::Auto, &[capped, tier(Tier::Overflow)]);
-    flood(&mut world, client, Way::Up, 20.0, SECOND);
-    let rates = flood(&mut world, client, Way::Up, 20.0, 4 * SECOND);
+    flood(&mut world, client, Direction::Up, 20.0, SECOND);
+    let rates = flood(&mut world, client, Direction::Up, 20.0, 4 * SECOND);
     assert!((4.7..=5.1).contains(&rates[0]) && (14.0..=17.0).contains(&rates[1]), "{rates:?}");
 }
 
@@ -247,11 +248,14 @@ fn both_ends_send_over_links_by_weight() {
         for (link, weight) in (0..).zip(weights) {
             set(&mut world, client, link, weighs(weight));
         }
-        for way in [Way::Up, Way::Down] {
-            flood(&mut world, client, way, 8.0, SECOND);
-            let rates = flood(&mut world, client, way, 8.0, 4 * SECOND);
+        for direction in [Direction::Up, Direction::Down] {
+            flood(&mut world, client, direction, 8.0, SECOND);
+            let rates = flood(&mut world, client, direction, 8.0, 4 * SECOND);
             let ratio = rates[0] / rates[1];
-            assert!((expected * 0.85..expected * 1.15).contains(&ratio), "{way:?}, {weights:?}: {rates:?}");
+            assert!(
+                (expected * 0.85..expected * 1.15).contains(&ratio),
+                "{direction:?}, {weights:?}: {rates:?}"
+            );
         }
     }
 }
@@ -270,11 +274,11 @@ fn an_idle_metered_link_carries_few_packets() {
     let after = passed(&world);
     let (up, down) = (after.0 - before.0, after.1 - before.1);
     assert!((4..=12).contains(&up) && (4..=12).contains(&down), "{up} up, {down} down in 100 idle seconds");
-    let (a, b) = world.chat(client, 3 * SECOND);
+    let (a, b) = world.send_both_ways(client, 3 * SECOND);
     assert!(a.max(b) < 50 * MS, "{a:?} {b:?} after the rest");
     let now = world.now;
     assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
-    assert_eq!(world.machines[client].downs, 0);
+    assert_eq!(world.machines[client].down_count, 0);
 }
 
 #[test]
@@ -287,7 +291,7 @@ fn a_metered_backup_is_left_alone_while_the_primary_is_busy() {
         link.up.carried + link.down.carried
     };
     let before = carried(&world);
-    world.chat(client, 60 * SECOND);
+    world.send_both_ways(client, 60 * SECOND);
     let bytes = carried(&world) - before;
     assert!(bytes < 4000, "{bytes} bytes in a minute on a link that nobody needs");
     assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
@@ -298,7 +302,7 @@ fn failover_goes_through_the_tiers() {
     let policies = [tier(Tier::Backup), tier(Tier::Primary), tier(Tier::Primary)];
     let (mut world, client) = with_links(Scheduler::Failover, &policies);
     let used = |world: &mut World| {
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
         let states = states(world, client);
         let active: Vec<_> = states
             .iter()
@@ -381,7 +385,7 @@ fn the_server_marks_its_packets_as_the_link_says_and_those_of_a_class_as_that_sa
             for link in world.machines[client].links.values_mut() {
                 link.down.marks.clear();
             }
-            flood(world, client, Way::Down, 20.0, SECOND);
+            flood(world, client, Direction::Down, 20.0, SECOND);
             let links = world.machines[client].links.values();
             links.map(|link| link.down.marks.keys().copied().collect::<Vec<_>>()).collect::<Vec<_>>()
         };

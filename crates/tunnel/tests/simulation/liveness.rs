@@ -16,7 +16,7 @@ fn with_links(count: usize) -> (World, usize) {
     (world, client)
 }
 
-/// Sets what is lost on a link (0 to 1) up and down.
+/// Sets the loss of a link (0 to 1) up and down.
 fn lose(world: &mut World, client: usize, link: u16, up: f64, down: f64) {
     let link = world.machines[client].links.get_mut(&LinkId(link)).expect("a link");
     (link.up.loss, link.down.loss) = (up, down);
@@ -37,9 +37,9 @@ fn active(world: &mut World, client: usize) -> [usize; 2] {
 fn a_path_that_was_lost_is_found_again_while_nothing_moves() {
     for (up, down) in [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] {
         let (mut world, client) = with_links(2);
-        world.chat(client, 2 * SECOND);
+        world.send_both_ways(client, 2 * SECOND);
         lose(&mut world, client, 0, up, down);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
         world.run(60 * SECOND);
         assert_eq!(active(&mut world, client), [1; 2], "loss {up} up, {down} down");
         lose(&mut world, client, 0, 0.0, 0.0);
@@ -54,9 +54,9 @@ fn a_metered_path_that_was_lost_is_found_again_with_few_packets() {
     let now = world.now;
     let metered = LinkPolicy { metered: true, ..LinkPolicy::default() };
     world.machines[client].client.set_link(now, LinkId(0), metered);
-    world.chat(client, 2 * SECOND);
+    world.send_both_ways(client, 2 * SECOND);
     lose(&mut world, client, 0, 1.0, 1.0);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     world.run(120 * SECOND);
     lose(&mut world, client, 0, 0.0, 0.0);
     world.run(30 * SECOND);
@@ -66,9 +66,9 @@ fn a_metered_path_that_was_lost_is_found_again_with_few_packets() {
 #[test]
 fn an_idle_tunnel_with_a_lost_link_sends_little() {
     let (mut world, client) = with_links(2);
-    world.chat(client, 2 * SECOND);
+    world.send_both_ways(client, 2 * SECOND);
     lose(&mut world, client, 0, 1.0, 1.0);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     world.run(60 * SECOND);
     let carried = |world: &World| {
         let link = &world.machines[client].links[&LinkId(1)];
@@ -83,53 +83,53 @@ fn an_idle_tunnel_with_a_lost_link_sends_little() {
 #[test]
 fn an_idle_client_does_not_take_its_idle_time_for_silence() {
     let (mut world, client) = with_links(1);
-    // What is due while nothing moves hides it after most times.
+    // After most durations, heartbeats of the idle time hide it.
     for idle in (20..60).map(|tenths| tenths * 100 * MS) {
         for _ in 0..100 {
-            let packet = world.outward(client, &[1; 100]);
+            let packet = world.packet_to_target(client, &[1; 100]);
             world.client_sends(client, packet);
             world.run(7 * MS);
-            let packet = world.inward(client, &[2; 100]);
+            let packet = world.packet_to_client(client, &[2; 100]);
             world.server_sends(packet);
             world.run(13 * MS);
         }
         world.run(idle);
         let carried = |world: &World| world.machines[client].links[&LinkId(0)].up.carried;
         let before = carried(&world);
-        let packet = world.outward(client, &[1; 100]);
+        let packet = world.packet_to_target(client, &[1; 100]);
         world.client_sends(client, packet);
         world.run(40 * MS);
         let bytes = carried(&world) - before;
         assert!(bytes < 1000, "{bytes} bytes for one packet after {idle:?}: a new connection is made");
-        let (a, b) = world.chat(client, SECOND);
+        let (a, b) = world.send_both_ways(client, SECOND);
         assert!(a.max(b) <= 30 * MS, "gaps of {a:?} and {b:?} after {idle:?}");
     }
 }
 
 #[test]
 fn both_ends_find_the_only_path_that_works_both_ways() {
-    // What is lost up and down on the links that do not work.
+    // The loss up and down of the failed links.
     let harms = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)];
     for good in 0..3 {
         for turn in 0..3 {
             for idle in [Duration::ZERO, 5 * SECOND, 40 * SECOND] {
                 let (mut world, client) = with_links(3);
-                world.chat(client, SECOND);
+                world.send_both_ways(client, SECOND);
                 // At first nothing works both ways.
                 for link in 0..3 {
                     let (up, down) = harms[(usize::from(link) + turn) % 3];
                     lose(&mut world, client, link, up, down);
                 }
-                world.chat(client, 2 * SECOND);
+                world.send_both_ways(client, 2 * SECOND);
                 world.run(idle);
                 lose(&mut world, client, good, 0.0, 0.0);
-                world.chat(client, 1500 * MS);
-                let (a, b) = world.chat(client, SECOND);
+                world.send_both_ways(client, 1500 * MS);
+                let (a, b) = world.send_both_ways(client, SECOND);
                 assert!(
                     a.max(b) <= 100 * MS,
                     "link {good}, turn {turn}, {idle:?} idle: gaps of {a:?} and {b:?}"
                 );
-                assert_eq!(world.machines[client].downs, 0, "link {good}, turn {turn}, {idle:?} idle");
+                assert_eq!(world.machines[client].down_count, 0, "link {good}, turn {turn}, {idle:?} idle");
             }
         }
     }
@@ -139,21 +139,21 @@ fn both_ends_find_the_only_path_that_works_both_ways() {
 fn an_address_that_changes_on_the_way_is_followed() {
     for (ip, links) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
         let (mut world, client) = with_links(links);
-        world.chat(client, 2 * SECOND);
+        world.send_both_ways(client, 2 * SECOND);
         let link = world.machines[client].links.get_mut(&LinkId(0)).expect("a link");
         link.address.set_port(6000);
         if ip {
             link.address.set_ip([203, 0, 113, 77].into());
         }
-        let (a, b) = world.chat(client, 2 * SECOND);
+        let (a, b) = world.send_both_ways(client, 2 * SECOND);
         assert!(a.max(b) <= 300 * MS, "another IP: {ip}, {links} links: gaps of {a:?} and {b:?}");
-        assert_eq!(world.machines[client].downs, 0);
+        assert_eq!(world.machines[client].down_count, 0);
         assert_eq!(active(&mut world, client), [links; 2]);
-        // Congestion control goes on: what is offered arrives, and no more than that is in flight.
+        // Congestion control continues: the offered packets arrive, and no more are in flight.
         world.machines[client].received.clear();
         for _ in 0..1000 {
             for _ in 0..2 {
-                let packet = world.inward(client, &[7; 1000]);
+                let packet = world.packet_to_client(client, &[7; 1000]);
                 world.server_sends(packet);
             }
             world.run(MS);
@@ -170,16 +170,16 @@ fn an_address_that_changes_on_the_way_is_followed() {
 #[test]
 fn a_path_whose_new_address_could_not_be_validated_is_opened_anew() {
     let (mut world, client) = with_links(2);
-    world.chat(client, 2 * SECOND);
+    world.send_both_ways(client, 2 * SECOND);
     lose(&mut world, client, 0, 0.0, 1.0);
     let link = world.machines[client].links.get_mut(&LinkId(0)).expect("a link");
     link.address.set_port(6000);
-    world.chat(client, 10 * SECOND);
+    world.send_both_ways(client, 10 * SECOND);
     lose(&mut world, client, 0, 0.0, 0.0);
-    world.chat(client, 8 * SECOND);
+    world.send_both_ways(client, 8 * SECOND);
     assert_eq!(active(&mut world, client), [2; 2]);
     lose(&mut world, client, 1, 1.0, 1.0);
-    let (a, b) = world.chat(client, 3 * SECOND);
+    let (a, b) = world.send_both_ways(client, 3 * SECOND);
     assert!(a.max(b) <= 200 * MS, "gaps of {a:?} and {b:?}");
-    assert_eq!(world.machines[client].downs, 0);
+    assert_eq!(world.machines[client].down_count, 0);
 }

@@ -69,7 +69,7 @@ fn stands_still(on_local_stall: bool) -> bool {
     let mut world = World::new();
     let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
     world.up(client);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     // Nothing may arrive afterwards that proves the opposite.
     let link = world.machines[client].links.get_mut(&LinkId(0)).expect("its link");
     (link.up.loss, link.down.loss) = (1.0, 1.0);

@@ -1,4 +1,4 @@
-//! What a server answers to the header fields of a request: docs/vectors/negotiation.json.
+//! The response of a server to the header fields of a request: docs/vectors/negotiation.json.
 
 use mpvpn_masque::{connect_ip::ConnectIpRequest, connect_mpvpn};
 use serde_json::Value;

@@ -11,7 +11,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_scenarios::{Change, Scenario};
 use mpvpn_types::{CongestionControl, Duration, LinkId};
 
-/// What TCP needs to find its rate is not counted.
+/// Time for TCP to find its rate, which is not measured.
 const START_UP: Duration = Duration::from_secs(2);
 
 /// How long goodput is counted where nothing happens to the links.
@@ -20,14 +20,14 @@ const TIME: Duration = Duration::from_secs(8);
 /// How many of the random cuts are played.
 const CUTS: u32 = 8;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 struct Found {
     mbit: f64,
     gap: Duration,
 }
 
-fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Found {
+fn play(scenario: &Scenario, flows: u32, direction: Direction, time: Duration) -> Found {
     let mut world = World::new();
     world.pipes = scenario.client.pipes.map_or(1, |pipes| pipes as u8);
     let scheduler =
@@ -44,7 +44,7 @@ fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Foun
         .map(|number| {
             let (near, far) =
                 (SocketAddr::new(near, 40_000 + number), SocketAddr::from(([203, 0, 113, 9], 5201)));
-            if way == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
+            if direction == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
         })
         .collect();
     let start = world.now + START_UP;
@@ -52,9 +52,9 @@ fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Foun
     let mut events = scenario.event.iter().peekable();
     while world.now < start + time {
         while let Some(event) = events.next_if(|event| world.now >= start + event.at()) {
-            harm(&mut world, client, scenario, event.link - 1, &event.change);
+            impair(&mut world, client, scenario, event.link - 1, &event.change);
         }
-        let moved = exchange(&mut world, client, &mut all, way);
+        let moved = exchange(&mut world, client, &mut all, direction);
         if world.now >= start {
             counted.get_or_insert_with(|| all.iter().map(Flow::delivered).sum::<u64>());
             if moved {
@@ -68,13 +68,13 @@ fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Foun
     Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), gap }
 }
 
-/// Hands over what arrived, and sends what is to be sent; whether data arrived.
-fn exchange(world: &mut World, client: usize, flows: &mut [Flow], way: Direction) -> bool {
+/// Delivers received packets and sends new ones; returns whether data arrived.
+fn exchange(world: &mut World, client: usize, flows: &mut [Flow], direction: Direction) -> bool {
     let now = world.now;
     let at_client = std::mem::take(&mut world.machines[client].received);
-    let at_server = std::mem::take(&mut world.at_server);
+    let received_by_server = std::mem::take(&mut world.received_by_server);
     let mut moved = false;
-    for (_, packet) in at_client.into_iter().chain(at_server) {
+    for (_, packet) in at_client.into_iter().chain(received_by_server) {
         let Some((flow, data)) =
             flows.iter_mut().find_map(|flow| flow.is_mine(&packet).map(|data| (flow, data)))
         else {
@@ -84,7 +84,7 @@ fn exchange(world: &mut World, client: usize, flows: &mut [Flow], way: Direction
             flow.acknowledged(now, &packet);
         } else if let Some(answer) = flow.receive(&packet) {
             moved = true;
-            match way {
+            match direction {
                 Direction::Up => world.server_sends(answer),
                 _ => world.client_sends(client, answer),
             }
@@ -92,7 +92,7 @@ fn exchange(world: &mut World, client: usize, flows: &mut [Flow], way: Direction
     }
     for flow in flows {
         for packet in flow.send(now) {
-            match way {
+            match direction {
                 Direction::Up => world.client_sends(client, packet),
                 _ => world.server_sends(packet),
             }
@@ -101,7 +101,7 @@ fn exchange(world: &mut World, client: usize, flows: &mut [Flow], way: Direction
     moved
 }
 
-fn harm(world: &mut World, client: usize, scenario: &Scenario, index: usize, change: &Change) {
+fn impair(world: &mut World, client: usize, scenario: &Scenario, index: usize, change: &Change) {
     let (now, id) = (world.now, LinkId(index as u16));
     let mut spec = scenario.links[index].clone();
     let machine = &mut world.machines[client];
@@ -135,14 +135,14 @@ fn hold(name: &str) {
     }
     let time = if scenario.event.is_empty() { TIME } else { Duration::from_secs(scenario.seconds.into()) };
     let mut missed = Vec::new();
-    for &way in &scenario.directions {
+    for &direction in &scenario.directions {
         let played =
             |index: usize, flows: u32| flows <= 4 || index == 0 && scenario.flows.iter().all(|n| *n > 4);
         for (index, &flows) in scenario.flows.iter().enumerate().filter(|(index, n)| played(*index, **n)) {
-            let found = play(&scenario, flows, way, time);
-            let share = found.mbit * 1e6 / scenario.reference_rate(way).bps() as f64;
+            let found = play(&scenario, flows, direction, time);
+            let share = found.mbit * 1e6 / scenario.reference_rate(direction).bps() as f64;
             let row = format!(
-                "{name}, {flows} TCP {way:?}: {:.1} Mbit/s, share {share:.2}, gap {:?}",
+                "{name}, {flows} TCP {direction:?}: {:.1} Mbit/s, share {share:.2}, gap {:?}",
                 found.mbit, found.gap
             );
             println!("{row}");

@@ -30,7 +30,7 @@ fn from_app(world: &World, client: usize, port: u16, to: &str) -> Packet {
     Packet::between(SocketAddr::new(world.address(client, to.is_ipv4()), port), to)
 }
 
-/// What came for apps since the last call: the protocol, and what is behind the IP header.
+/// Packets for apps since the last call: protocol and IP payload.
 fn received(world: &mut World, client: usize) -> Vec<(u8, Vec<u8>)> {
     let packets = std::mem::take(&mut world.machines[client].received);
     let view = |packet: &[u8]| {
@@ -70,7 +70,7 @@ fn udp_of_apps_goes_there_and_back() {
     // A query of the DNS is soon forgotten, at both ends.
     world.run(30 * S);
     assert_eq!(world.machines[client].client.report(world.now).udp_flows, 0);
-    assert!(world.targets.iter().all(|target| target.gone));
+    assert!(world.targets.iter().all(|target| target.closed));
 }
 
 #[test]
@@ -78,20 +78,20 @@ fn protocols_that_cannot_travel_get_an_icmp_error() {
     const PROHIBITED: [u8; 2] = [3, 13];
     let (mut world, client) = world();
     let forbidden = "10.9.9.9:53";
-    world.refuses = [(forbidden.parse().unwrap(), ProxyError::Prohibited)].into();
+    world.refused_targets = [(forbidden.parse().unwrap(), ProxyError::Prohibited)].into();
     let ping = from_app(&world, client, 1, DNS).echo(7, 1, b"ping");
     world.client_sends(client, ping);
     world.run(MS);
-    let told = received(&mut world, client);
-    assert!(matches!(&told[..], [(protocol::ICMP, error)] if error[..2] == PROHIBITED), "{told:?}");
+    let reported = received(&mut world, client);
+    assert!(matches!(&reported[..], [(protocol::ICMP, error)] if error[..2] == PROHIBITED), "{reported:?}");
     for _ in 0..3 {
         let packet = from_app(&world, client, 4000, forbidden).udp(b"hello");
         world.client_sends(client, packet);
         world.run(100 * MS);
     }
-    let told = received(&mut world, client);
-    assert_eq!(told.len(), 3, "{told:?}");
-    assert!(told.iter().all(|(number, error)| *number == protocol::ICMP && error[..2] == PROHIBITED));
+    let reported = received(&mut world, client);
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(reported.iter().all(|(number, error)| *number == protocol::ICMP && error[..2] == PROHIBITED));
     assert_eq!(world.targets.len(), 0, "what was refused is not asked for again at once");
 }
 

@@ -21,18 +21,18 @@ fn start(pipes: u8, scheduler: Scheduler, cc: CongestionControl, links: &[&str])
     (world, client)
 }
 
-/// What TCP flows got, and how long small packets took beside them.
+/// The goodput of TCP flows, and the delay of small packets beside them.
 struct Found {
     mbit: f64,
     ping: Duration,
 }
 
-fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Duration) -> Found {
+fn carry(world: &mut World, client: usize, flows: u16, direction: Direction, time: Duration) -> Found {
     let mtu = world.machines[client].mtu.unwrap();
     let (near, far) = (world.address(client, true), SocketAddr::from(([203, 0, 113, 9], 5201)));
     let flow = |number| {
         let near = SocketAddr::new(near, 40_000 + number);
-        if way == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
+        if direction == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
     };
     let mut flows: Vec<Flow> = (0..flows).map(flow).collect();
     let start = world.now + 2 * SECOND;
@@ -43,11 +43,11 @@ fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Dur
             break;
         }
         let arrived = std::mem::take(&mut world.machines[client].received);
-        for (at, packet) in arrived.into_iter().chain(std::mem::take(&mut world.at_server)) {
+        for (at, packet) in arrived.into_iter().chain(std::mem::take(&mut world.received_by_server)) {
             let flow = flows.iter_mut().find_map(|flow| flow.is_mine(&packet).map(|data| (flow, data)));
             match flow {
                 Some((flow, false)) => flow.acknowledged(now, &packet),
-                Some((flow, true)) => match (flow.receive(&packet), way) {
+                Some((flow, true)) => match (flow.receive(&packet), direction) {
                     (None, _) => {}
                     (Some(answer), Direction::Up) => world.server_sends(answer),
                     (Some(answer), _) => world.client_sends(client, answer),
@@ -62,14 +62,14 @@ fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Dur
         if step % 10 == 0 {
             let number = (sent.len() as u32).to_be_bytes();
             sent.push(now);
-            packets.push(if way == Direction::Up {
-                world.outward(client, &number)
+            packets.push(if direction == Direction::Up {
+                world.packet_to_target(client, &number)
             } else {
-                world.inward(client, &number)
+                world.packet_to_client(client, &number)
             });
         }
         for packet in packets {
-            match way {
+            match direction {
                 Direction::Up => world.client_sends(client, packet),
                 _ => world.server_sends(packet),
             }
@@ -81,16 +81,16 @@ fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Dur
     }
     let bytes = flows.iter().map(Flow::delivered).sum::<u64>() - before.unwrap_or(0);
     delays.sort_unstable();
-    // What is still under way belongs to nothing that comes later.
+    // Packets that are still in flight belong to this measurement.
     world.run(SECOND);
     world.machines[client].received.clear();
-    world.at_server.clear();
+    world.received_by_server.clear();
     Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), ping: delays[delays.len() / 2] }
 }
 
 #[test]
 fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
-    for (cc, flows, way) in [
+    for (cc, flows, direction) in [
         (CongestionControl::Bbr, 1, Direction::Down),
         (CongestionControl::Bbr, 8, Direction::Down),
         (CongestionControl::Bbr, 8, Direction::Up),
@@ -98,10 +98,10 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
     ] {
         let [one, four] = [1, 4].map(|pipes| {
             let (mut world, client) = start(pipes, Scheduler::Auto, cc, &["100mbit,10ms,queue=60ms"]);
-            carry(&mut world, client, flows, way, 3 * SECOND)
+            carry(&mut world, client, flows, direction, 3 * SECOND)
         });
         println!(
-            "{cc}, {flows} flows {way:?}: {:.1} and {:.1} Mbit/s, {:?} and {:?}",
+            "{cc}, {flows} flows {direction:?}: {:.1} and {:.1} Mbit/s, {:?} and {:?}",
             one.mbit, four.mbit, one.ping, four.ping
         );
         // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over paths: more
@@ -110,37 +110,37 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
             if cc == CongestionControl::Bbr { (0.97, one.ping + 4 * MS) } else { (0.94, 70 * MS) };
         assert!(
             four.mbit >= least * one.mbit,
-            "{cc}, {flows}, {way:?}: {} of {} Mbit/s",
+            "{cc}, {flows}, {direction:?}: {} of {} Mbit/s",
             four.mbit,
             one.mbit
         );
-        assert!(four.ping <= most, "{cc}, {flows}, {way:?}: {:?}, {:?}", four.ping, one.ping);
+        assert!(four.ping <= most, "{cc}, {flows}, {direction:?}: {:?}, {:?}", four.ping, one.ping);
     }
 }
 
 #[test]
 fn four_paths_get_past_a_shaper_of_single_flows() {
-    let rate = |pipes, way| {
+    let rate = |pipes, direction| {
         let link = ["50mbit,10ms,queue=60ms,session_rate=13mbit"];
         let (mut world, client) = start(pipes, Scheduler::Auto, CongestionControl::Bbr, &link);
-        carry(&mut world, client, 8, way, 3 * SECOND).mbit
+        carry(&mut world, client, 8, direction, 3 * SECOND).mbit
     };
-    for way in [Direction::Down, Direction::Up] {
-        let (one, four) = (rate(1, way), rate(4, way));
-        println!("{way:?}: {one:.1} and {four:.1} Mbit/s");
+    for direction in [Direction::Down, Direction::Up] {
+        let (one, four) = (rate(1, direction), rate(4, direction));
+        println!("{direction:?}: {one:.1} and {four:.1} Mbit/s");
         assert!(one < 13.0, "{one} Mbit/s");
-        assert!(four > 0.9 * 0.92 * 50.0, "{four} Mbit/s {way:?}");
+        assert!(four > 0.9 * 0.92 * 50.0, "{four} Mbit/s {direction:?}");
     }
 }
 
 #[test]
 fn a_pipe_that_falls_silent_is_hardly_missed() {
     let (mut world, client) = start(4, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms"]);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     for silent in [0, 2] {
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.silent, link.down.silent) = (Some(silent), Some(silent));
-        let (down, up) = world.chat(client, 2 * SECOND);
+        let (down, up) = world.send_both_ways(client, 2 * SECOND);
         println!("pipe {silent}: gaps {down:?} and {up:?}");
         assert!(down.max(up) <= 150 * MS, "pipe {silent}: {down:?} and {up:?}");
         let now = world.now;
@@ -150,7 +150,7 @@ fn a_pipe_that_falls_silent_is_hardly_missed() {
         };
         let works = (0..4).filter(|pipe| of(*pipe).state == PathState::Active).collect::<Vec<_>>();
         assert_eq!(works, (0..4).filter(|pipe| *pipe != silent).collect::<Vec<_>>());
-        assert_eq!(world.machines[client].downs, 0);
+        assert_eq!(world.machines[client].down_count, 0);
     }
 }
 
@@ -184,17 +184,17 @@ fn pipes_share_the_caps_of_their_link_and_go_with_it() {
     };
     say(&mut world, 1, LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() });
     say(&mut world, 0, LinkPolicy { up: cap, down: cap, ..LinkPolicy::default() });
-    for way in [Direction::Up, Direction::Down] {
-        let found = carry(&mut world, client, 8, way, 2 * SECOND);
-        println!("{way:?}: {:.2} Mbit/s at a cap of 10", found.mbit);
-        assert!((7.8..10.0).contains(&found.mbit), "{way:?}: {} Mbit/s at a cap of 10", found.mbit);
+    for direction in [Direction::Up, Direction::Down] {
+        let found = carry(&mut world, client, 8, direction, 2 * SECOND);
+        println!("{direction:?}: {:.2} Mbit/s at a cap of 10", found.mbit);
+        assert!((7.8..10.0).contains(&found.mbit), "{direction:?}: {} Mbit/s at a cap of 10", found.mbit);
     }
     say(&mut world, 0, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     let now = world.now;
     let report = world.machines[client].client.report(now);
     assert!(report.paths.iter().all(|path| path.link.is_some_and(|link| link.uplink() == LinkId(1))));
-    assert_eq!((report.paths.len(), world.machines[client].downs), (4, 0));
+    assert_eq!((report.paths.len(), world.machines[client].down_count), (4, 0));
 }
 
 #[test]
@@ -226,7 +226,8 @@ fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
             for _ in 0..2 {
                 let mut payload = vec![0; 1000];
                 payload[..4].copy_from_slice(&sent.to_be_bytes());
-                let (up, down) = (world.outward(client, &payload), world.inward(client, &payload));
+                let (up, down) =
+                    (world.packet_to_target(client, &payload), world.packet_to_client(client, &payload));
                 world.client_sends(client, up);
                 world.server_sends(down);
                 sent += 1;
@@ -249,23 +250,23 @@ fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
         numbers
     };
     let down = all(std::mem::take(&mut world.machines[client].received));
-    let up = all(std::mem::take(&mut world.at_server));
+    let up = all(std::mem::take(&mut world.received_by_server));
     assert!(down == up && up == (0..sent).collect::<Vec<_>>(), "{} and {} of {sent}", down.len(), up.len());
 }
 
 #[test]
 fn a_second_path_shows_its_gain_within_seconds() {
     let link = ["50mbit,20ms,queue=60ms,session_rate=13mbit"];
-    for way in [Direction::Down, Direction::Up] {
+    for direction in [Direction::Down, Direction::Up] {
         let (mut world, client) = start(2, Scheduler::Auto, CongestionControl::Bbr, &link);
         let mut rates = Vec::new();
         for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Primary] {
             let (now, policy) = (world.now, LinkPolicy { tier, ..LinkPolicy::default() });
             world.machines[client].client.set_link(now, LinkId(0).with_path_index(1), policy);
-            rates.push(carry(&mut world, client, 8, way, 3 * SECOND).mbit);
+            rates.push(carry(&mut world, client, 8, direction, 3 * SECOND).mbit);
         }
-        println!("{way:?}: {rates:.1?} Mbit/s");
+        println!("{direction:?}: {rates:.1?} Mbit/s");
         let ratio = (rates[1] + rates[3]) / (rates[0] + rates[2]);
-        assert!(ratio > 1.8, "{way:?}: {rates:?}");
+        assert!(ratio > 1.8, "{direction:?}: {rates:?}");
     }
 }

@@ -41,7 +41,7 @@ fn a_pool_that_is_exhausted_again_and_again_takes_back_the_longest_unused_each_t
         let before: Vec<_> =
             (0..room).map(|n| pool.resume(&secret((round - 1) * room + n), "a").unwrap()).collect();
         for n in 0..room {
-            // The last comes first to be the longest unused.
+            // Released in reverse order, so that the last one is unused for longest.
             let at = now + Duration::from_millis((round * room + room - n).into());
             pool.release(at, &secret((round - 1) * room + n));
         }

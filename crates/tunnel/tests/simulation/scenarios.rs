@@ -33,11 +33,11 @@ fn states(world: &mut World, client: usize) -> Vec<PathState> {
 fn a_tunnel_comes_up_with_both_families_and_carries_packets_both_ways() {
     let (mut world, client) = two_links();
     assert!(world.address(client, true).is_ipv4() && world.address(client, false).is_ipv6());
-    let (there, back) = (world.outward(client, b"ping"), world.inward(client, b"pong"));
+    let (there, back) = (world.packet_to_target(client, b"ping"), world.packet_to_client(client, b"pong"));
     world.client_sends(client, there.clone());
     world.server_sends(back.clone());
     world.run(50 * MS);
-    assert_eq!(world.at_server.iter().map(|(_, packet)| packet).collect::<Vec<_>>(), [&there]);
+    assert_eq!(world.received_by_server.iter().map(|(_, packet)| packet).collect::<Vec<_>>(), [&there]);
     let received: Vec<_> = world.machines[client].received.iter().map(|(_, packet)| packet).collect();
     assert_eq!(received, [&back]);
     assert_eq!(states(&mut world, client), [PathState::Active; 2]);
@@ -74,7 +74,7 @@ fn flows_that_keep_their_paths_wait_for_no_other() {
         let packet = mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[1; 1000]);
         world.client_sends(client, packet);
         world.run(30 * MS);
-        assert_eq!(world.at_server.drain(..).count(), 1, "a packet of port {port} arrives at once");
+        assert_eq!(world.received_by_server.drain(..).count(), 1, "a packet of port {port} arrives at once");
     }
     for (before, after) in before.into_iter().zip(sent(&mut world, client)) {
         assert!(after > before + 5_000, "both paths were used: {} bytes", after - before);
@@ -89,7 +89,8 @@ fn packets_that_outgrow_their_paths_travel_in_parts() {
         link.up.limit_mtu(now, 1290);
         link.down.limit_mtu(now, 1290);
     }
-    let packet = |world: &World, n: u16| world.outward(client, &[&n.to_be_bytes()[..], &[7; 1378]].concat());
+    let packet =
+        |world: &World, n: u16| world.packet_to_target(client, &[&n.to_be_bytes()[..], &[7; 1378]].concat());
     let mut sent = Vec::new();
     for n in 0..1500 {
         let large = packet(&world, n);
@@ -98,7 +99,7 @@ fn packets_that_outgrow_their_paths_travel_in_parts() {
         world.run(MS);
     }
     // Until path MTU discovery notices, larger packets than the link takes are lost.
-    let arrived: Vec<&Vec<u8>> = world.at_server.iter().map(|(_, packet)| packet).collect();
+    let arrived: Vec<&Vec<u8>> = world.received_by_server.iter().map(|(_, packet)| packet).collect();
     let late = &sent[500..1400];
     let missing = late.iter().filter(|packet| !arrived.contains(packet)).count();
     assert_eq!(missing, 0, "of {} packets that the paths do not take whole", late.len());
@@ -113,38 +114,38 @@ fn sent(world: &mut World, client: usize) -> Vec<u64> {
 fn silent_loss_of_a_link_costs_less_than_a_tenth_of_a_second_and_it_comes_back() {
     for (up, down) in [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] {
         let (mut world, client) = two_links();
-        let (a, b) = world.chat(client, Duration::from_secs(3));
+        let (a, b) = world.send_both_ways(client, Duration::from_secs(3));
         assert!(a.max(b) < 20 * MS, "{a:?} {b:?} without a cut");
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (up, down);
-        let (a, b) = world.chat(client, Duration::from_secs(2));
+        let (a, b) = world.send_both_ways(client, Duration::from_secs(2));
         assert!(a.max(b) <= 130 * MS, "gaps of {a:?} and {b:?} with loss {up} up, {down} down");
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (0.0, 0.0);
-        let (a, b) = world.chat(client, Duration::from_secs(1));
+        let (a, b) = world.send_both_ways(client, Duration::from_secs(1));
         assert!(a.max(b) < 30 * MS, "{a:?} {b:?} at the return");
         assert_eq!(states(&mut world, client), [PathState::Active; 2], "loss {up} up, {down} down");
-        assert_eq!(world.machines[client].downs, 0);
+        assert_eq!(world.machines[client].down_count, 0);
     }
 }
 
 #[test]
 fn carrier_loss_is_hardly_noticed_and_the_link_is_used_again() {
     let (mut world, client) = two_links();
-    world.chat(client, Duration::from_secs(2));
+    world.send_both_ways(client, Duration::from_secs(2));
     let now = world.now;
     let machine = &mut world.machines[client];
     machine.client.link_down(now, LinkId(0));
     let link = machine.links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (1.0, 1.0);
-    let (a, b) = world.chat(client, Duration::from_secs(2));
+    let (a, b) = world.send_both_ways(client, Duration::from_secs(2));
     assert!(a.max(b) <= 60 * MS, "{a:?} {b:?}");
     let now = world.now;
     let machine = &mut world.machines[client];
     let link = machine.links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (0.0, 0.0);
     machine.client.link_up(now, LinkId(0), crate::world::SERVER.parse().unwrap());
-    world.chat(client, Duration::from_secs(1));
+    world.send_both_ways(client, Duration::from_secs(1));
     assert_eq!(states(&mut world, client), [PathState::Active; 2]);
 }
 
@@ -152,14 +153,14 @@ fn carrier_loss_is_hardly_noticed_and_the_link_is_used_again() {
 fn a_restarted_server_gives_the_same_addresses() {
     let (mut world, client) = two_links();
     let before = world.address(client, true);
-    world.chat(client, Duration::from_secs(1));
+    world.send_both_ways(client, Duration::from_secs(1));
     world.restart_server();
-    world.chat(client, Duration::from_secs(3));
+    world.send_both_ways(client, Duration::from_secs(3));
     let now = world.now;
     assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
     assert_eq!(world.address(client, true), before);
-    assert_eq!(world.machines[client].downs, 1);
-    let (a, b) = world.chat(client, Duration::from_secs(1));
+    assert_eq!(world.machines[client].down_count, 1);
+    let (a, b) = world.send_both_ways(client, Duration::from_secs(1));
     assert!(a.max(b) < 50 * MS, "{a:?} {b:?}");
 }
 
@@ -174,11 +175,11 @@ fn all_links_gone_for_a_minute_keep_the_addresses() {
     for link in world.machines[client].links.values_mut() {
         (link.up.loss, link.down.loss) = (0.0, 0.0);
     }
-    world.chat(client, Duration::from_secs(6));
+    world.send_both_ways(client, Duration::from_secs(6));
     let now = world.now;
     assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
     assert_eq!(world.address(client, true), before);
-    let (a, b) = world.chat(client, Duration::from_secs(1));
+    let (a, b) = world.send_both_ways(client, Duration::from_secs(1));
     assert!(a.max(b) < 50 * MS, "{a:?} {b:?}");
 }
 
@@ -254,15 +255,15 @@ fn clients_get_addresses_of_their_own_and_cannot_use_each_others() {
     world.up(b);
     assert_ne!(world.address(a, true), world.address(b, true));
     assert_ne!(world.address(a, false), world.address(b, false));
-    let own = world.outward(a, b"mine");
+    let own = world.packet_to_target(a, b"mine");
     world.client_sends(a, own.clone());
     world.run(50 * MS);
-    assert_eq!(world.at_server.len(), 1);
+    assert_eq!(world.received_by_server.len(), 1);
     // A client that forges addresses must get past its own check first: ask the server directly.
-    let forged = world.outward(b, b"forged");
+    let forged = world.packet_to_target(b, b"forged");
     world.client_sends(a, forged);
     world.run(50 * MS);
-    assert_eq!(world.at_server.len(), 1, "a packet with a foreign source got through");
+    assert_eq!(world.received_by_server.len(), 1, "a packet with a foreign source got through");
 }
 
 #[test]
@@ -272,7 +273,7 @@ fn packets_that_are_too_big_are_answered() {
     let packet = mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[0; 1472]);
     world.client_sends(client, packet);
     world.run(50 * MS);
-    assert!(world.at_server.is_empty());
+    assert!(world.received_by_server.is_empty());
     let answer = &world.machines[client].received[0].1;
     let view = ip::parse(answer).unwrap();
     assert_eq!((view.protocol(), answer[20], answer[21]), (1, 3, 4), "fragmentation needed");
@@ -288,21 +289,21 @@ fn failover_uses_the_second_link_only_when_the_first_is_lost() {
     let client = world.add(TOKEN, Scheduler::Failover, &[(100, 30 * MS), (100, 5 * MS)]);
     world.up(client);
     world.run(Duration::from_secs(2));
-    world.chat(client, Duration::from_secs(2));
+    world.send_both_ways(client, Duration::from_secs(2));
     assert_eq!(states(&mut world, client).iter().filter(|s| **s == PathState::Standby).count(), 1);
     let passed = |world: &World, id| {
         let link = &world.machines[client].links[&LinkId(id)];
         (link.up.passed, link.down.passed)
     };
     let (before, standby) = (passed(&world, 0), passed(&world, 1));
-    world.chat(client, Duration::from_secs(2));
+    world.send_both_ways(client, Duration::from_secs(2));
     let (after, standby_after) = (passed(&world, 0), passed(&world, 1));
     assert!(after.0 - before.0 > 1000 && after.1 - before.1 > 1000, "the first link carries nothing");
     let carried = (standby_after.0 - standby.0, standby_after.1 - standby.1);
     assert!(carried.0 < 300 && carried.1 < 300, "standby carries data: {carried:?}");
     let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (1.0, 1.0);
-    let (a, b) = world.chat(client, Duration::from_secs(2));
+    let (a, b) = world.send_both_ways(client, Duration::from_secs(2));
     assert!(a.max(b) <= 250 * MS, "{a:?} {b:?}");
 }
 
@@ -339,9 +340,9 @@ fn junk_harms_nobody() {
             world.run(MS);
         }
     }
-    let (a, b) = world.chat(client, Duration::from_secs(1));
+    let (a, b) = world.send_both_ways(client, Duration::from_secs(1));
     assert!(a.max(b) < 30 * MS, "{a:?} {b:?}");
-    assert_eq!(world.machines[client].downs, 0);
+    assert_eq!(world.machines[client].down_count, 0);
     assert_eq!(world.servers[0].sessions(), 1);
 }
 
@@ -354,7 +355,7 @@ fn a_tunnel_that_was_idle_fills_its_link_within_a_quarter_of_a_second() {
     let mut carried = Vec::new();
     for _ in 0..500 {
         while world.machines[client].client.backlog() < 300_000 {
-            let packet = world.outward(client, &[0; 1300]);
+            let packet = world.packet_to_target(client, &[0; 1300]);
             world.client_sends(client, packet);
         }
         world.run(MS);
@@ -369,7 +370,8 @@ fn a_tunnel_that_was_idle_fills_its_link_within_a_quarter_of_a_second() {
 fn the_counters_of_a_departed_client_are_reported_once() {
     let (mut world, client) = two_links();
     for n in 0..20 {
-        let (there, back) = (world.outward(client, &[n; 100]), world.inward(client, &[n; 200]));
+        let (there, back) =
+            (world.packet_to_target(client, &[n; 100]), world.packet_to_client(client, &[n; 200]));
         world.client_sends(client, there);
         world.server_sends(back);
         world.run(5 * MS);

@@ -1,8 +1,8 @@
-//! Streams over a path that stalls: for a while nothing comes through, and nothing is lost.
+//! Streams over a path that stalls: for a while no packet passes, and none is lost.
 
 use crate::world::{
     MS, TOKEN, World,
-    talk::{Talk, step, streams},
+    talk::{RelayedConnection, step, streams},
 };
 use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_path::Scheduler;
@@ -11,7 +11,7 @@ use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId};
 
 const S: Duration = Duration::from_secs(1);
 
-/// What happens to a direction of a link.
+/// The impairment of a direction of a link.
 type Change = fn(&mut ChannelParams);
 
 fn slow(params: &mut ChannelParams) {
@@ -24,17 +24,17 @@ fn none(_: &mut ChannelParams) {}
 /// and is as before 2 s later; the longest of them.
 fn longest(links: &[(u64, Duration)], (down, up): (u16, u64), after: Duration, change: Change) -> Duration {
     let (mut world, client) = streams(links);
-    // What finding the rates takes is not counted.
-    let mut warm = [Talk::new(4, 4_000_000)];
+    // Time to find the rates, which is not measured.
+    let mut warm = [RelayedConnection::new(4, 4_000_000)];
     run(&mut world, client, &mut warm);
     let start = world.now;
     let mut longest = Duration::ZERO;
     let mut stage = 0;
     while world.now < start + after + 3 * S {
         let began = world.now;
-        let mut talks = [Talk::new(61_000 + down, up)];
-        while !is_done(&world, &talks[0]) {
-            assert!(world.now < began + 10 * S, "{} bytes down", talks[0].got);
+        let mut connections = [RelayedConnection::new(61_000 + down, up)];
+        while !is_done(&world, &connections[0]) {
+            assert!(world.now < began + 10 * S, "{} bytes down", connections[0].received_bytes);
             if stage == 0 && world.now >= start + after {
                 set(&mut world, client, change);
                 stage = 1;
@@ -43,7 +43,7 @@ fn longest(links: &[(u64, Duration)], (down, up): (u16, u64), after: Duration, c
                 restore(&mut world, client, links[0]);
                 stage = 2;
             }
-            step(&mut world, client, &mut talks);
+            step(&mut world, client, &mut connections);
         }
         longest = longest.max(world.now - began);
         world.destinations.clear();
@@ -51,16 +51,19 @@ fn longest(links: &[(u64, Duration)], (down, up): (u16, u64), after: Duration, c
     longest
 }
 
-fn is_done(world: &World, talk: &Talk) -> bool {
-    let got = world.destinations.last().is_some_and(|other| other.ended && other.got == talk.sends);
-    talk.is_over() && got
+fn is_done(world: &World, connection: &RelayedConnection) -> bool {
+    let got = world
+        .destinations
+        .last()
+        .is_some_and(|other| other.ended && other.received_bytes == connection.sends);
+    connection.is_over() && got
 }
 
-fn run(world: &mut World, client: usize, talks: &mut [Talk; 1]) {
+fn run(world: &mut World, client: usize, connections: &mut [RelayedConnection; 1]) {
     let start = world.now;
-    while !is_done(world, &talks[0]) {
+    while !is_done(world, &connections[0]) {
         assert!(world.now < start + 10 * S);
-        step(world, client, talks);
+        step(world, client, connections);
     }
     world.destinations.clear();
 }
@@ -100,11 +103,11 @@ fn repeated(links: &[LinkSpec]) -> f64 {
     let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, links);
     world.up(client);
     world.run(S);
-    let mut talks = [Talk::new(15, 15_000_000)];
+    let mut connections = [RelayedConnection::new(15, 15_000_000)];
     let start = world.now;
-    while !is_done(&world, &talks[0]) {
+    while !is_done(&world, &connections[0]) {
         assert!(world.now < start + 60 * S);
-        step(&mut world, client, &mut talks);
+        step(&mut world, client, &mut connections);
     }
     let here = world.machines[client].client.report(world.now).counters.reinjected_bytes;
     let there: u64 =

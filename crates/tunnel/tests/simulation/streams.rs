@@ -29,7 +29,7 @@ fn apps(world: &World, client: usize, count: u16, mb: u16, sends: u64) -> Vec<Ap
     (0..count).map(|number| App::new(from(number), ([203, 0, 113, 9], mb).into(), sends)).collect()
 }
 
-/// Lets apps talk until all have what they want, or for `most`; how long that took.
+/// Runs apps until all have ended, or for `most`; returns the duration.
 fn play(world: &mut World, client: usize, apps: &mut [App], most: Duration) -> Duration {
     let start = world.now;
     while world.now < start + most && !apps.iter().all(App::is_over) {
@@ -64,7 +64,7 @@ fn one_download_fills_two_links() {
     let (mut world, client) = world(&[(100, 10 * MS), (50, 20 * MS)]);
     let mut apps = apps(&world, client, 1, 100, 0);
     let time = play(&mut world, client, &mut apps, Duration::from_secs(20));
-    assert_eq!((apps[0].got, apps[0].ended, apps[0].reset), (100_000_000, true, false));
+    assert_eq!((apps[0].received_bytes, apps[0].ended, apps[0].reset), (100_000_000, true, false));
     let rate = mbit(100_000_000, time);
     assert!(rate > 0.9 * 150.0, "{rate:.1} Mbit/s");
 }
@@ -75,7 +75,7 @@ fn a_long_transfer_takes_a_satellite_along_and_a_short_one_does_not() {
         let (mut world, client) = world(&[(50, 7 * MS), (20, 150 * MS)]);
         let mut long = apps(&world, client, count, 200, 0);
         play(&mut world, client, &mut long, Duration::from_secs(5));
-        let got = |apps: &[App]| apps.iter().map(|app| app.got).sum::<u64>();
+        let got = |apps: &[App]| apps.iter().map(|app| app.received_bytes).sum::<u64>();
         let before = got(&long);
         play(&mut world, client, &mut long, Duration::from_secs(10));
         let rate = mbit(got(&long) - before, Duration::from_secs(10));
@@ -85,7 +85,7 @@ fn a_long_transfer_takes_a_satellite_along_and_a_short_one_does_not() {
         let (mut world, client) = world(links);
         let mut short = apps(&world, client, 1, mb, 0);
         let time = play(&mut world, client, &mut short, Duration::from_secs(5));
-        assert!(short[0].is_over() && short[0].got == u64::from(mb) * 1_000_000);
+        assert!(short[0].is_over() && short[0].received_bytes == u64::from(mb) * 1_000_000);
         time
     };
     for mb in [1, 4, 7, 10] {
@@ -104,7 +104,7 @@ fn four_uploads_fill_two_links_and_share_them() {
         step(&mut world, client, &mut apps);
     }
     let time = world.now - start;
-    let got: Vec<_> = world.destinations.iter().map(|other| other.got).collect();
+    let got: Vec<_> = world.destinations.iter().map(|other| other.received_bytes).collect();
     assert_eq!(got, [20_000_000; 4]);
     let rate = mbit(80_000_000, time);
     assert!(rate > 0.88 * 150.0, "{rate:.1} Mbit/s");
@@ -119,23 +119,23 @@ fn loss_on_both_links_costs_no_byte_and_little_rate() {
     }
     let mut apps = apps(&world, client, 2, 30, 1_000_000);
     let time = play(&mut world, client, &mut apps, Duration::from_secs(20));
-    assert!(apps.iter().all(|app| app.got == 30_000_000 && app.ended));
-    assert!(world.destinations.iter().all(|other| other.got == 1_000_000 && other.ended));
+    assert!(apps.iter().all(|app| app.received_bytes == 30_000_000 && app.ended));
+    assert!(world.destinations.iter().all(|other| other.received_bytes == 1_000_000 && other.ended));
     let rate = mbit(60_000_000, time);
     assert!(rate > 0.8 * 100.0, "{rate:.1} Mbit/s");
 }
 
 /// The longest time without a byte for a connection while a link dies without a word.
-fn gap_when_a_link_falls_silent(way: Direction, lost: f64) -> Duration {
+fn gap_when_a_link_falls_silent(direction: Direction, lost: f64) -> Duration {
     let delay = Duration::from_micros(12_500);
     let (mut world, client) = world(&[(100, delay), (100, delay)]);
-    let (down, up) = if way == Direction::Down { (100, 1000) } else { (1, 100_000_000) };
+    let (down, up) = if direction == Direction::Down { (100, 1000) } else { (1, 100_000_000) };
     let mut apps = apps(&world, client, 1, down, up);
     let moved = |world: &World, apps: &[App]| {
-        if way == Direction::Down {
-            apps[0].got
+        if direction == Direction::Down {
+            apps[0].received_bytes
         } else {
-            world.destinations.first().map_or(0, |other| other.got)
+            world.destinations.first().map_or(0, |other| other.received_bytes)
         }
     };
     let (mut last, mut longest) = (world.now, Duration::ZERO);
@@ -159,24 +159,24 @@ fn gap_when_a_link_falls_silent(way: Direction, lost: f64) -> Duration {
     }
     assert!(is_over(&world, &apps) && !apps[0].reset);
     assert_eq!(moved(&world, &apps), 100_000_000);
-    println!("{way:?}: longest gap {longest:?}, {:?} in all", world.now - start);
+    println!("{direction:?}: longest gap {longest:?}, {:?} in all", world.now - start);
     longest
 }
 
 #[test]
 fn a_link_that_falls_silent_is_hardly_felt() {
-    for way in [Direction::Down, Direction::Up] {
-        let gap = gap_when_a_link_falls_silent(way, 0.0);
-        assert!(gap < 250 * MS, "{way:?}: {gap:?}");
+    for direction in [Direction::Down, Direction::Up] {
+        let gap = gap_when_a_link_falls_silent(direction, 0.0);
+        assert!(gap < 250 * MS, "{direction:?}: {gap:?}");
     }
 }
 
-/// What was lost and sent again on the link that dies is missed before the path is closed.
+/// Bytes that were lost and retransmitted on the dying link are missing until the path is closed.
 #[test]
 fn a_lossy_link_that_falls_silent_is_felt_for_a_moment() {
-    for way in [Direction::Down, Direction::Up] {
-        let gap = gap_when_a_link_falls_silent(way, 0.05);
-        assert!(gap < 700 * MS, "{way:?}: {gap:?}");
+    for direction in [Direction::Down, Direction::Up] {
+        let gap = gap_when_a_link_falls_silent(direction, 0.05);
+        assert!(gap < 700 * MS, "{direction:?}: {gap:?}");
     }
 }
 
@@ -192,29 +192,34 @@ fn pause_after_an_outage(time: Duration) -> Duration {
         for link in world.machines[client].links.values_mut() {
             (link.up.loss, link.down.loss) = if silent { (1.0, 1.0) } else { (0.0, 0.0) };
         }
-        let before: u64 = apps.iter().map(|app| app.got).sum();
+        let before: u64 = apps.iter().map(|app| app.received_bytes).sum();
         if silent {
             back = Some(world.now);
         }
         step(&mut world, client, &mut apps);
-        let moved = apps.iter().map(|app| app.got).sum::<u64>() > before;
+        let moved = apps.iter().map(|app| app.received_bytes).sum::<u64>() > before;
         if moved && !silent && back.is_some() {
             seen.get_or_insert(world.now);
         }
     }
-    let ends: Vec<_> = apps.iter().map(|app| (app.got, app.ended, app.reset)).collect();
-    assert_eq!(ends, [(20_000_000, true, false); 2], "{time:?}, {} times down", world.machines[client].downs);
+    let ends: Vec<_> = apps.iter().map(|app| (app.received_bytes, app.ended, app.reset)).collect();
+    assert_eq!(
+        ends,
+        [(20_000_000, true, false); 2],
+        "{time:?}, {} times down",
+        world.machines[client].down_count
+    );
     seen.unwrap() - back.unwrap()
 }
 
 #[test]
 fn a_path_inside_tcp_that_is_given_up_counts_as_dead() {
     let (mut world, client) = world(&[(10, 10 * MS), (10, 10 * MS)]);
-    let way = LinkId(0).with_path_index(LinkId::TCP_PATH_INDEX);
+    let path = LinkId(0).with_path_index(LinkId::TCP_PATH_INDEX);
     let now = world.now;
-    let heard = |world: &World| world.machines[client].client.heard_on(way);
+    let heard = |world: &World| world.machines[client].client.heard_on(path);
     assert_eq!(heard(&world), TransportHealth::Unknown);
-    world.machines[client].client.link_up(now, way, SERVER.parse().unwrap());
+    world.machines[client].client.link_up(now, path, SERVER.parse().unwrap());
     assert_eq!(heard(&world), TransportHealth::Answering, "there is no path yet");
     world.run(500 * MS);
     assert_eq!(heard(&world), TransportHealth::Working);
@@ -222,7 +227,7 @@ fn a_path_inside_tcp_that_is_given_up_counts_as_dead() {
     play(&mut world, client, &mut apps, 1000 * MS);
     let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (1.0, 1.0);
-    // What a stream waits for is freed by closing the path.
+    // Closing the path makes QUIC retransmit the bytes that a stream waits for.
     play(&mut world, client, &mut apps, 2500 * MS);
     assert_eq!(heard(&world), TransportHealth::Dead);
 }
@@ -236,36 +241,36 @@ fn connections_survive_when_all_links_are_gone_for_a_while() {
     }
 }
 
-/// What TCP needs to find its rate is not counted.
+/// Time for TCP to find its rate, which is not measured.
 const START_UP: Duration = Duration::from_secs(2);
 const TIME: Duration = Duration::from_secs(8);
 
-/// Goodput of connections over the links of a scenario, as a share of what the links carry together.
-fn share(name: &str, count: u16, way: Direction) -> f64 {
+/// Goodput of connections over the links of a scenario, as a share of the links' rates.
+fn share(name: &str, count: u16, direction: Direction) -> f64 {
     let scenario = Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
     let mut world = World::new();
     let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &scenario.links);
     world.up(client);
     world.run(Duration::from_secs(1));
-    let (down, up) = if way == Direction::Down { (60_000, 0) } else { (1, 60_000_000_000) };
+    let (down, up) = if direction == Direction::Down { (60_000, 0) } else { (1, 60_000_000_000) };
     let mut apps = apps(&world, client, count, down, up);
-    let moved = |world: &World, apps: &[App]| match way {
-        Direction::Down => apps.iter().map(|app| app.got).sum::<u64>(),
-        _ => world.destinations.iter().map(|other| other.got).sum(),
+    let moved = |world: &World, apps: &[App]| match direction {
+        Direction::Down => apps.iter().map(|app| app.received_bytes).sum::<u64>(),
+        _ => world.destinations.iter().map(|other| other.received_bytes).sum(),
     };
     play(&mut world, client, &mut apps, START_UP);
     let before = moved(&world, &apps);
     let time = play(&mut world, client, &mut apps, TIME);
     let rate = mbit(moved(&world, &apps) - before, time);
-    let share = rate * 1e6 / scenario.reference_rate(way).bps() as f64;
-    println!("{name}, {count} {way:?}: {rate:.1} Mbit/s, share {share:.3}");
+    let share = rate * 1e6 / scenario.reference_rate(direction).bps() as f64;
+    println!("{name}, {count} {direction:?}: {rate:.1} Mbit/s, share {share:.3}");
     share
 }
 
 /// Random numbers (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, most: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -281,7 +286,7 @@ impl Dice {
 fn connections_over_links_that_come_and_go_bring_every_byte() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let (count, seed) = (number("MPVPN_STREAMS").unwrap_or(120), number("MPVPN_STREAMS_SEED").unwrap_or(1));
-    let mut dice = Dice(seed);
+    let mut random = Random(seed);
     let (mut world, client) = world(&[(80, 8 * MS), (50, 25 * MS)]);
     let mut apps: Vec<App> = Vec::new();
     let (mut begun, mut done, mut broken) = (0u64, 0u64, 0u64);
@@ -292,43 +297,44 @@ fn connections_over_links_that_come_and_go_bring_every_byte() {
         if begun < count && apps.len() < 8 {
             let from = SocketAddr::new(world.address(client, true), 20_000 + begun as u16 % 30_000);
             // From nothing to 50 MB, most of them small.
-            let (up, down) = (4 + dice.below(18), dice.below(3));
-            let (up, megabytes) = match dice.below(100) {
-                0 => (dice.below(50_000_000), 1),
-                1 => (0, 1 + dice.below(50) as u16),
-                _ => (dice.below(1 << up), 1 + dice.below(1 << down) as u16),
+            let (up, down) = (4 + random.below(18), random.below(3));
+            let (up, megabytes) = match random.below(100) {
+                0 => (random.below(50_000_000), 1),
+                1 => (0, 1 + random.below(50) as u16),
+                _ => (random.below(1 << up), 1 + random.below(1 << down) as u16),
             };
             apps.push(App::new(from, ([203, 0, 113, 9], megabytes).into(), up));
             begun += 1;
         }
         for (at, link) in world.machines[client].links.values_mut().enumerate() {
-            if world.now > silent[at] + Duration::from_secs(2) && dice.below(1000) == 0 {
-                silent[at] = world.now + Duration::from_millis(dice.below(2000));
+            if world.now > silent[at] + Duration::from_secs(2) && random.below(1000) == 0 {
+                silent[at] = world.now + Duration::from_millis(random.below(2000));
             }
             let loss = if world.now < silent[at] { 1.0 } else { 0.01 };
             (link.up.loss, link.down.loss) = (loss, loss);
         }
         step(&mut world, client, &mut apps);
-        if !apps.is_empty() && dice.below(2000) == 0 {
-            let at = dice.below(apps.len() as u64) as usize;
-            apps[at].break_off();
+        if !apps.is_empty() && random.below(2000) == 0 {
+            let at = random.below(apps.len() as u64) as usize;
+            apps[at].reset_connection();
             step(&mut world, client, &mut apps);
             apps.remove(at);
             broken += 1;
         }
-        let ups = world.machines[client].ups;
+        let up_count = world.machines[client].up_count;
         apps.retain(|app| {
-            assert!(!app.reset, "a connection was reset, the tunnel came up {ups} times");
+            assert!(!app.reset, "a connection was reset, the tunnel came up {up_count} times");
             let over = app.is_over();
             if over {
-                assert_eq!(app.got % 1_000_000, 0);
+                assert_eq!(app.received_bytes % 1_000_000, 0);
                 done += 1;
             }
             !over
         });
     }
-    assert_eq!(world.machines[client].downs, 0);
-    let reference_rate = world.destinations.iter().filter(|other| other.ended && !other.gone).count() as u64;
+    assert_eq!(world.machines[client].down_count, 0);
+    let reference_rate =
+        world.destinations.iter().filter(|other| other.ended && !other.closed).count() as u64;
     assert!(reference_rate >= done, "{reference_rate} destinations got all, {done} connections ended well");
 }
 
@@ -339,9 +345,9 @@ macro_rules! fills {
         $($(#[$attribute])*
         #[test]
         fn $name() {
-            for way in [Direction::Down, Direction::Up] {
-                let share = share(stringify!($name), 1, way);
-                assert!(share > $least, "{way:?}: {share:.3}");
+            for direction in [Direction::Down, Direction::Up] {
+                let share = share(stringify!($name), 1, direction);
+                assert!(share > $least, "{direction:?}: {share:.3}");
             }
         })*
     };
@@ -357,29 +363,29 @@ fills! {
     loss_10 0.92
 }
 
-/// Which way each flow of a machine goes, and why, in the order of their ports there.
-fn ways(world: &World, client: usize) -> Vec<(u16, FlowTransport, FlowModeReason, u64, u64)> {
+/// The transport of each flow of a machine and the reason, by port.
+fn transports(world: &World, client: usize) -> Vec<(u16, FlowTransport, FlowModeReason, u64, u64)> {
     let flows = world.machines[client].client.flows(world.now);
-    let mut ways: Vec<_> = flows
+    let mut transports: Vec<_> = flows
         .iter()
         .map(|flow| (flow.key.src_port, flow.transport, flow.why, flow.up_bytes, flow.down_bytes))
         .collect();
-    ways.sort_by_key(|way| way.0);
-    ways
+    transports.sort_by_key(|flow| flow.0);
+    transports
 }
 
 #[test]
 fn a_client_knows_of_each_flow_how_it_travels_and_why() {
     let (mut world, client) = world(&[(100, 10 * MS)]);
-    assert_eq!(ways(&world, client), []);
+    assert_eq!(transports(&world, client), []);
     let refused = SocketAddr::from(([203, 0, 113, 9], 7));
-    world.refuses = vec![(refused.into(), ProxyError::Prohibited)];
+    world.refused_targets = vec![(refused.into(), ProxyError::Prohibited)];
     let mut apps = apps(&world, client, 1, 2, 1000);
     apps.push(App::new(SocketAddr::new(world.address(client, true), 50_000), refused, 0));
     for _ in 0..120 {
         step(&mut world, client, &mut apps);
     }
-    let all = ways(&world, client);
+    let all = transports(&world, client);
     let [
         (
             40_000,
@@ -396,12 +402,12 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
     // The app asks again, and now as packets.
     apps[1] = App::new(SocketAddr::new(world.address(client, true), 50_000), refused, 0);
     step(&mut world, client, &mut apps);
-    let asks = world.outward(client, &[0; 72]);
+    let asks = world.packet_to_target(client, &[0; 72]);
     world.client_sends(client, asks);
-    let answers = world.inward(client, &[0; 172]);
+    let answers = world.packet_to_client(client, &[0; 172]);
     world.server_sends(answers);
     world.run(100 * MS);
-    let all = ways(&world, client);
+    let all = transports(&world, client);
     assert_eq!(all[0], (4000, FlowTransport::Packets, FlowModeReason::NotTcp, 100, 200));
     assert!(
         matches!(all[2], (50_000, FlowTransport::Packets, FlowModeReason::ServerRefused, 40.., 0)),

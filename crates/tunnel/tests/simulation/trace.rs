@@ -5,9 +5,9 @@
 //! records must be equal. Always holds: nothing of a record depends on the real clock, on the order of threads or on
 //! random bytes of this process.
 //!
-//! What decides over times, paths and sizes is seeded: the QUIC library by `TransportOptions::rng_seed` (packet numbers that
+//! All randomness that changes times, paths and sizes is seeded: the QUIC library by `TransportOptions::rng_seed` (packet numbers that
 //! are skipped, the length of a reserved transport parameter, key phases, resets), links by their numbers, session
-//! secrets by a counter. What cannot be seeded has a fixed length: TLS randoms and key shares (aws-lc), signatures
+//! secrets by a counter. Values that cannot be seeded have a fixed length: TLS randoms and key shares (aws-lc), signatures
 //! (Ed25519, where those of ECDSA vary in length), connection IDs and the keys of tokens (thread-local generators of the
 //! library). The library iterates over no map whose order is random. `ln` and `cbrt` come from the C library of the
 //! machine, so records of machines with different ones may differ; both sides of a comparison run on one machine.
@@ -79,7 +79,7 @@ fn assert_equal(name: &str, one: &Record, other: &Record) {
 fn a_world_repeats_to_the_microsecond_and_the_byte() {
     for play in [short_bonding, short_streams, short_restart] {
         let first = played(play);
-        // A thread of its own: another state of whatever is random for a thread.
+        // A separate thread has another state of thread-local random numbers.
         let second = std::thread::spawn(move || played(play)).join().unwrap();
         assert_equal("short", &first, &second);
         assert!(first.datagrams() > 500, "{} datagrams", first.datagrams());
@@ -102,7 +102,7 @@ fn short_streams(world: &mut World) {
 fn short_restart(world: &mut World) {
     let client = start(world, Scheduler::Redundant, CongestionControl::Bbr, &UNEQUAL);
     world.restart_server();
-    world.chat(client, 3 * SECOND);
+    world.send_both_ways(client, 3 * SECOND);
 }
 
 /// A client over links, which is up for a second.
@@ -120,7 +120,7 @@ fn start_with_streams(world: &mut World, links: &[&str]) -> usize {
     start(world, Scheduler::Auto, CongestionControl::Bbr, links)
 }
 
-/// Sets what is lost (0 to 1) up and down on links.
+/// Sets the loss (0 to 1) up and down of links.
 fn lose(world: &mut World, client: usize, losses: &[(u16, f64, f64)]) {
     for (id, up, down) in losses {
         let link = world.machines[client].links.get_mut(&LinkId(*id)).expect("a link");
@@ -139,16 +139,16 @@ fn datagrams(world: &mut World, client: usize, [up, down]: [u32; 2], bytes: usiz
     let (start, mut sent) = (world.now, [0u64; 2]);
     while world.now < start + time {
         let elapsed = (world.now - start).as_micros() as u64;
-        for (way, rate) in [up, down].into_iter().enumerate() {
-            while sent[way] * (bytes as u64 + 28) * 8 < elapsed * u64::from(rate) {
-                let near = SocketAddr::new(own, 4000 + (sent[way] % FLOWS) as u16);
+        for (direction, rate) in [up, down].into_iter().enumerate() {
+            while sent[direction] * (bytes as u64 + 28) * 8 < elapsed * u64::from(rate) {
+                let near = SocketAddr::new(own, 4000 + (sent[direction] % FLOWS) as u16);
                 let far = SocketAddr::from(([203, 0, 113, 9], 53));
-                let payload = vec![way as u8; bytes];
-                match way {
+                let payload = vec![direction as u8; bytes];
+                match direction {
                     0 => world.client_sends(client, Packet::between(near, far).udp(&payload)),
                     _ => world.server_sends(Packet::between(far, near).udp(&payload)),
                 }
-                sent[way] += 1;
+                sent[direction] += 1;
             }
         }
         world.run(MS);
@@ -174,7 +174,7 @@ fn tcp(world: &mut World, client: usize, flows: &mut Flows, time: Duration) {
     while world.now < end {
         let now = world.now;
         let at_client = std::mem::take(&mut world.machines[client].received);
-        for (_, packet) in at_client.into_iter().chain(std::mem::take(&mut world.at_server)) {
+        for (_, packet) in at_client.into_iter().chain(std::mem::take(&mut world.received_by_server)) {
             for (is_up, flow) in flows.iter_mut() {
                 match flow.is_mine(&packet) {
                     None => continue,

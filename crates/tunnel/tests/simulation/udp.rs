@@ -31,14 +31,14 @@ fn send(world: &mut World, client: usize, udp: UdpId, payload: &[u8]) {
     world.machines[client].client.udp_send(world.now, udp, payload);
 }
 
-/// What was told about flows since the last call.
+/// Events of flows since the last call.
 fn news(world: &mut World, client: usize) -> Vec<(UdpId, UdpFlowEvent)> {
     let events = std::mem::take(&mut world.machines[client].streams);
-    let told = events.into_iter().filter_map(|event| match event {
+    let reported = events.into_iter().filter_map(|event| match event {
         ClientEvent::Udp(udp, news) => Some((udp, news)),
         _ => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn failures_of_the_server_are_reported() {
     for mode in BOTH {
         let (mut world, client) = world(mode, &[(50, 10 * MS)]);
         let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Unroutable, ProxyError::Busy];
-        world.refuses = (1..).map(target).zip(failures).collect();
+        world.refused_targets = (1..).map(target).zip(failures).collect();
         let flows: Vec<_> = (1..=4).map(|port| open(&mut world, client, port)).collect();
         send(&mut world, client, flows[0], b"in vain");
         world.run(S);
@@ -96,11 +96,11 @@ fn each_end_learns_that_the_other_has_closed_a_flow() {
     send(&mut world, client, mine, b"too late");
     world.run(100 * MS);
     assert_eq!(news(&mut world, client), [(theirs, UdpFlowEvent::Closed)]);
-    assert!(world.targets[0].gone && !world.targets[1].gone, "who closes is told nothing");
+    assert!(world.targets[0].closed && !world.targets[1].closed, "who closes is told nothing");
     assert_eq!(world.machines[client].client.udp_room(theirs), 0);
     send(&mut world, client, theirs, b"too late");
     world.run(100 * MS);
-    assert_eq!(world.targets[0].got + world.targets[1].got, 0);
+    assert_eq!(world.targets[0].received_payloads + world.targets[1].received_payloads, 0);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
         let mut number = 0_u32;
         while world.now < end {
             for udp in flows {
-                // 10 Mbit/s each: all of what one path has.
+                // 10 Mbit/s each: the whole rate of one path.
                 number += 1;
                 let mut payload = vec![0; 1200];
                 payload[..8].copy_from_slice(&quic);
@@ -203,12 +203,12 @@ fn a_thousand_flows_work_and_their_memory_is_bounded() {
     assert!(back.iter().all(|(udp, payload)| *payload == udp_name(*udp)));
     flows.iter().for_each(|udp| world.machines[client].client.udp_close(*udp));
     world.run(S);
-    assert!(world.targets.iter().all(|target| target.gone));
+    assert!(world.targets.iter().all(|target| target.closed));
     // Before the answer little may be sent.
     let udp = open(&mut world, client, 1);
     (0..1000).for_each(|_| send(&mut world, client, udp, &[0; 1000]));
     world.run(S);
-    assert!(world.targets[1000].got <= 33, "{}", world.targets[1000].got);
+    assert!(world.targets[1000].received_payloads <= 33, "{}", world.targets[1000].received_payloads);
 }
 
 fn udp_name(udp: UdpId) -> Vec<u8> {

@@ -35,7 +35,7 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
     (head.expect("a head comes first"), content)
 }
 
-/// Makes one request over a connection of its own, until `turn` says that it is over. That is called for each event on the
+/// Makes one request over a new connection, until `turn` returns that it is complete. That is called for each event on the
 /// request's stream, and once in each millisecond without one.
 fn converse(
     server: &mut Server,
@@ -170,16 +170,16 @@ fn a_new_route_advertisement_replaces_the_previous_one() {
     world.restart_server();
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, Duration::from_millis(10))]);
     world.up(client);
-    let told = |world: &World| {
+    let reported = |world: &World| {
         let assignment = world.machines[client].assignment.as_ref().expect("an assignment");
         assignment.routes.iter().flat_map(IpRange::to_nets).map(|net| net.to_string()).collect::<Vec<_>>()
     };
-    assert_eq!(told(&world), ["10.0.0.0/24", "203.0.113.0/24", "2001:db8::/32", "fd00::/64"]);
+    assert_eq!(reported(&world), ["10.0.0.0/24", "203.0.113.0/24", "2001:db8::/32", "fd00::/64"]);
     world.routes = &["198.51.100.0/24"];
     world.restart_server();
     // Its packets show the client that the server does not know it any more.
-    world.chat(client, Duration::from_secs(2));
-    assert_eq!(told(&world), ["10.0.0.0/24", "198.51.100.0/24", "fd00::/64"]);
+    world.send_both_ways(client, Duration::from_secs(2));
+    assert_eq!(reported(&world), ["10.0.0.0/24", "198.51.100.0/24", "fd00::/64"]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::{SECOND, UNEQUAL, apps, datagrams, flows, lose, set, start, start_wit
 use crate::world::{
     MS, SERVER, TOKEN, World,
     record::Record,
-    talk::{self, Talk},
+    talk::{self, RelayedConnection},
 };
 
 fn scheduled(world: &mut World, scheduler: Scheduler) {
@@ -29,7 +29,7 @@ fn scheduled(world: &mut World, scheduler: Scheduler) {
             LinkPolicy { weight: Weight::new(weight).unwrap(), ..LinkPolicy::default() },
         );
     }
-    world.chat(client, SECOND / 2);
+    world.send_both_ways(client, SECOND / 2);
     datagrams(world, client, [8, 16], 1000, SECOND);
     let mut all = flows(world, client, 40_000, 2, 2);
     tcp(world, client, &mut all, 3 * SECOND);
@@ -137,18 +137,18 @@ pub fn cut_without_a_word(world: &mut World) {
     tcp(world, client, &mut all, 2 * SECOND);
     // Nothing works at all, then both links do.
     lose(world, client, &[(1, 1.0, 1.0)]);
-    world.chat(client, 8 * SECOND);
+    world.send_both_ways(client, 8 * SECOND);
     lose(world, client, &[(0, 0.0, 0.0), (1, 0.0, 0.0)]);
-    world.chat(client, 3 * SECOND);
+    world.send_both_ways(client, 3 * SECOND);
     tcp(world, client, &mut all, SECOND);
 }
 
 pub fn one_direction_silent(world: &mut World) {
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for (up, down) in [(1.0, 0.0), (0.0, 1.0)] {
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
         lose(world, client, &[(0, up, down)]);
-        world.chat(client, 2 * SECOND);
+        world.send_both_ways(client, 2 * SECOND);
         world.run(20 * SECOND);
         lose(world, client, &[(0, 0.0, 0.0)]);
         world.run(8 * SECOND);
@@ -191,9 +191,13 @@ pub fn streams_over_a_dead_path(world: &mut World) {
 pub fn relays(world: &mut World) {
     world.mode = TunnelMode::RelaysOnly;
     let client = start_with_streams(world, &UNEQUAL);
-    let mut talks = [Talk::new(2, 1000), Talk::new(1, 2_000_000), Talk::new(61_050, 100)];
+    let mut talks = [
+        RelayedConnection::new(2, 1000),
+        RelayedConnection::new(1, 2_000_000),
+        RelayedConnection::new(61_050, 100),
+    ];
     talk::play(world, client, &mut talks, 6 * SECOND);
-    let mut slow = [Talk::new(20, 100)];
+    let mut slow = [RelayedConnection::new(20, 100)];
     slow[0].reads = false;
     talk::play(world, client, &mut slow, 2 * SECOND);
     slow[0].reads = true;
@@ -242,7 +246,7 @@ pub fn connect_udp_for_packets(world: &mut World) {
     world.run(40 * SECOND);
 }
 
-/// A client with the classes `default`, `critical` and `bulk`, told apart by ports.
+/// A client with the classes `default`, `critical` and `bulk`, distinguished by ports.
 fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
     world.flow_rules = Rules { mode, rules: Vec::new() };
     let class = |name: &str, share, dscp| ClassProfile {
@@ -287,14 +291,14 @@ pub fn classes_of_streams(world: &mut World) {
     for link in 0..2 {
         let rate = Some(BitRate::from_bps(10_000_000));
         for class in 0..3 {
-            let way = LinkId(link).with_class(ClassId(class));
+            let path = LinkId(link).with_class(ClassId(class));
             let policy = LinkPolicy { up: rate, down: rate, ..LinkPolicy::default() };
-            world.machines[client].client.0.set_link(world.now, way, policy);
+            world.machines[client].client.0.set_link(world.now, path, policy);
         }
     }
     apps(world, client, &[(40, 1000), (40, 1000), (1, 20_000_000)], 3 * SECOND);
     datagrams(world, client, [2, 2], 172, SECOND);
-    // Classes that nobody uses are put to sleep.
+    // Classes without traffic are put to sleep.
     world.run(700 * SECOND);
     datagrams(world, client, [2, 2], 172, SECOND);
 }
@@ -322,9 +326,9 @@ pub fn joined_connections(world: &mut World) {
     world.up(joined);
     for step in 0..1000_u32 {
         for queue in 0..2 {
-            let packet = world.inward(first, &[step as u8; 900]);
+            let packet = world.packet_to_client(first, &[step as u8; 900]);
             world.server_sends_through(queue, packet);
-            let packet = world.outward(first, &[step as u8; 900]);
+            let packet = world.packet_to_target(first, &[step as u8; 900]);
             world.client_sends([first, joined][queue], packet);
         }
         world.run(MS);
@@ -338,7 +342,7 @@ pub fn joined_connections(world: &mut World) {
         lose(world, machine, &[(0, 0.0, 0.0), (1, 0.0, 0.0)]);
     }
     world.run(10 * SECOND);
-    world.chat(first, SECOND);
+    world.send_both_ways(first, SECOND);
 }
 
 pub fn many_clients(world: &mut World) {
@@ -350,7 +354,8 @@ pub fn many_clients(world: &mut World) {
     }
     for _ in 0..200 {
         for client in 0..12 {
-            let (out, back) = (world.outward(client, &[1; 300]), world.inward(client, &[2; 600]));
+            let (out, back) =
+                (world.packet_to_target(client, &[1; 300]), world.packet_to_client(client, &[2; 600]));
             world.client_sends(client, out);
             world.server_sends(back);
         }
@@ -363,14 +368,14 @@ pub fn many_clients(world: &mut World) {
 /// UDP is blocked, and let through again later.
 pub fn inside_tcp(world: &mut World) {
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
-    let ways = [0, 1].map(|link| LinkId(link).with_path_index(LinkId::TCP_PATH_INDEX));
+    let paths = [0, 1].map(|link| LinkId(link).with_path_index(LinkId::TCP_PATH_INDEX));
     for link in world.machines[client].links.values_mut() {
         (link.up.blocks_udp, link.down.blocks_udp) = (true, true);
     }
     let mut all = flows(world, client, 40_000, 1, 1);
     tcp(world, client, &mut all, SECOND);
-    for way in ways {
-        world.machines[client].client.link_up(world.now, way, SERVER.parse().unwrap());
+    for path in paths {
+        world.machines[client].client.link_up(world.now, path, SERVER.parse().unwrap());
     }
     tcp(world, client, &mut all, 3 * SECOND);
     world.run(10 * SECOND);
@@ -378,8 +383,8 @@ pub fn inside_tcp(world: &mut World) {
         (link.up.blocks_udp, link.down.blocks_udp) = (false, false);
     }
     tcp(world, client, &mut all, 3 * SECOND);
-    for way in ways {
-        world.machines[client].client.link_down(world.now, way);
+    for path in paths {
+        world.machines[client].client.link_down(world.now, path);
     }
     tcp(world, client, &mut all, SECOND);
 }
@@ -400,7 +405,7 @@ pub fn mtu_change(world: &mut World) {
 
 pub fn idle(world: &mut World) {
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     world.run(400 * SECOND);
     lose(world, client, &[(0, 1.0, 1.0)]);
     world.run(100 * SECOND);
@@ -414,7 +419,7 @@ pub fn idle_metered(world: &mut World) {
     let backup = LinkPolicy { metered: true, tier: Tier::Backup, ..LinkPolicy::default() };
     set(world, client, 1, backup);
     world.run(300 * SECOND);
-    world.chat(client, 3 * SECOND);
+    world.send_both_ways(client, 3 * SECOND);
     world.run(100 * SECOND);
 }
 
@@ -425,8 +430,8 @@ pub fn server_restart(world: &mut World) {
     apps(world, client, &[(20, 1000)], SECOND);
     for _ in 0..2 {
         world.restart_server();
-        world.chat(client, 3 * SECOND);
-        world.chat(other, 2 * SECOND);
+        world.send_both_ways(client, 3 * SECOND);
+        world.send_both_ways(other, 2 * SECOND);
         world.run(3 * SECOND);
     }
     // No server for longer than a connection lasts.
@@ -440,7 +445,7 @@ pub fn server_restart(world: &mut World) {
         lose(world, machine, &(0..links).map(|link| (link, 0.0, 0.0)).collect::<Vec<_>>());
     }
     world.run(60 * SECOND);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
 }
 
 pub fn refused_token(world: &mut World) {
@@ -482,10 +487,10 @@ pub fn rate_caps(world: &mut World) {
     tcp(world, client, &mut all, 2 * SECOND);
 }
 
-/// Random numbers of which a seed says all (xorshift).
-struct Dice(u64);
+/// Random numbers that a seed determines (xorshift).
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -495,20 +500,20 @@ impl Dice {
 }
 
 fn harmed(world: &mut World, seed: u64, scheduler: Scheduler) {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let links = ["20mbit,10ms,mtu=1500", "10mbit,25ms,mtu=1500", "30mbit,5ms,mtu=1500"];
     let client = start(world, scheduler, CongestionControl::Bbr, &links);
     for step in 0..60 {
-        let (id, now) = (LinkId(dice.below(3) as u16), world.now);
+        let (id, now) = (LinkId(random.below(3) as u16), world.now);
         let machine = &mut world.machines[client];
-        match dice.below(7) {
+        match random.below(7) {
             0 => machine.link_down(now, id),
             1 | 2 => machine.link_up(now, id),
-            harm => {
+            choice => {
                 let link = machine.links.get_mut(&id).expect("a link");
-                let loss = [0.0, 0.0, 0.05, 1.0][dice.below(4) as usize];
-                let delay = Duration::from_millis(5 + dice.below(100));
-                match harm {
+                let loss = [0.0, 0.0, 0.05, 1.0][random.below(4) as usize];
+                let delay = Duration::from_millis(5 + random.below(100));
+                match choice {
                     3 => (link.up.loss, link.down.loss) = (loss, loss),
                     4 => (link.up.loss, link.down.loss) = (0.0, loss),
                     5 => link.up.adjust(now, |up| up.delay = delay),
@@ -516,12 +521,12 @@ fn harmed(world: &mut World, seed: u64, scheduler: Scheduler) {
                 }
             }
         }
-        let time = Duration::from_millis(dice.below(2000));
-        match dice.below(4) {
+        let time = Duration::from_millis(random.below(2000));
+        match random.below(4) {
             0 => world.run(4 * time),
             1 => datagrams(world, client, [10, 10], 1000, time / 4),
             _ => {
-                world.chat(client, time);
+                world.send_both_ways(client, time);
             }
         }
     }
@@ -580,7 +585,7 @@ pub fn packets_of_all_kinds(world: &mut World) {
             }
             world.run(20 * MS);
         }
-        // To nobody, and from somebody else.
+        // To an address without a client, and with a foreign source address.
         let stranger =
             SocketAddr::new(if v4 { [10, 0, 0, 77].into() } else { "fd00::77".parse().unwrap() }, 1);
         world.client_sends(client, Packet::between(stranger, far).udp(b"not mine"));
@@ -638,7 +643,7 @@ pub fn reconfigured(world: &mut World) {
         world.fec = fec;
         let (config, now) = (world.client_config(TOKEN, scheduler, cc), world.now);
         world.machines[client].client.reconfigure(now, config);
-        world.chat(client, SECOND);
+        world.send_both_ways(client, SECOND);
     }
     let now = world.now;
     world.machines[client].client.0.close(now, "at the end");
@@ -660,7 +665,7 @@ pub fn stalled_path_and_stalled_end(world: &mut World) {
     let now = world.now;
     world.servers[0].on_local_stall(now);
     world.machines[client].client.on_local_stall(now);
-    world.chat(client, SECOND);
+    world.send_both_ways(client, SECOND);
     let now = world.now;
     world.servers[0].close(now, "the server ends");
     world.run(10 * SECOND);

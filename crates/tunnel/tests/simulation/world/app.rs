@@ -13,13 +13,13 @@ use mpvpn_packets::{Packet, Tcp};
 use mpvpn_tunnel::{RelayId, RelayRead, Server};
 use mpvpn_types::Instant;
 
-/// By how many bits the app's window is scaled, and the window.
+/// The window scale of the app in bits, and its window in bytes.
 const SCALE: u8 = 7;
 const WINDOW: u32 = 1 << 20;
-/// Bytes of a segment of the app.
+/// The segment size of the app in bytes.
 const SEGMENT: u64 = 60_000;
 
-/// The bytes that everybody sends: `len` of them from the place `at` on.
+/// The bytes that all senders send: `len` of them from offset `at` on.
 pub fn pattern(at: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((at + i) % 251) as u8).collect()
 }
@@ -30,19 +30,19 @@ pub fn check(at: u64, bytes: &[u8]) {
     }
 }
 
-/// An app that sends some bytes and reads all that comes.
+/// An app that sends some bytes, and reads all bytes that arrive.
 pub struct App {
     packet: Packet,
     first: u32,
     theirs: Option<u32>,
-    /// Bytes that it sends, has sent, and that were acknowledged.
+    /// Bytes to send, sent bytes, and acknowledged bytes.
     pub sends: u64,
     sent: u64,
     acked: u64,
     window: u64,
     fin: bool,
-    /// Bytes that came.
-    pub got: u64,
+    /// Received bytes.
+    pub received_bytes: u64,
     pub ended: bool,
     pub reset: bool,
     out: Vec<Vec<u8>>,
@@ -59,7 +59,7 @@ impl App {
             acked: 0,
             window: 0,
             fin: false,
-            got: 0,
+            received_bytes: 0,
             ended: false,
             reset: false,
             out: Vec::new(),
@@ -68,14 +68,14 @@ impl App {
         app
     }
 
-    /// Its own port.
+    /// The app's own port.
     pub fn port(&self) -> u16 {
         self.packet.src.port()
     }
 
     fn send(&mut self, flags: u8, seq: u32, options: &[u8], payload: &[u8]) {
         let ended = u32::from(self.ended);
-        let ack = self.theirs.map_or(0, |theirs| theirs.wrapping_add(1 + self.got as u32 + ended));
+        let ack = self.theirs.map_or(0, |theirs| theirs.wrapping_add(1 + self.received_bytes as u32 + ended));
         let window = (WINDOW >> SCALE) as u16;
         let tcp = Tcp { seq, ack, flags, window, options: options.to_vec() };
         self.out.push(self.packet.tcp_with(&tcp, payload));
@@ -85,7 +85,7 @@ impl App {
         self.first.wrapping_add(1 + at as u32)
     }
 
-    /// A packet came for it.
+    /// Handles a packet from the tunnel.
     pub fn take(&mut self, packet: &[u8]) {
         let view = ip::parse(packet).unwrap();
         let Some(segment) = Segment::of(&view).filter(|_| view.dst() == self.packet.src.ip()) else { return };
@@ -105,9 +105,9 @@ impl App {
             self.acked += u64::from(acked).min(self.sent + u64::from(self.fin) - self.acked);
             if !segment.payload().is_empty() || segment.has(FIN) {
                 let theirs = self.theirs.expect("a connection");
-                assert_eq!(segment.seq(), theirs.wrapping_add(1 + self.got as u32), "in order");
-                check(self.got, segment.payload());
-                self.got += segment.payload().len() as u64;
+                assert_eq!(segment.seq(), theirs.wrapping_add(1 + self.received_bytes as u32), "in order");
+                check(self.received_bytes, segment.payload());
+                self.received_bytes += segment.payload().len() as u64;
                 self.ended |= segment.has(FIN);
             }
         }
@@ -125,33 +125,33 @@ impl App {
         }
     }
 
-    /// Its user ends it.
-    pub fn break_off(&mut self) {
+    /// Resets the connection, as when the user ends the app.
+    pub fn reset_connection(&mut self) {
         self.send(RST | ACK, self.seq(self.sent + u64::from(self.fin)), &[], b"");
     }
 
-    /// Nothing more will happen.
+    /// Whether the connection has ended.
     pub fn is_over(&self) -> bool {
         self.reset || self.ended && self.acked > self.sends
     }
 
-    /// What it sends.
+    /// Returns the packets to send.
     pub fn packets(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.out)
     }
 }
 
-/// What a client is connected to. It reads all that comes, and sends as many bytes as the port says: in MB, from 61,000
-/// on in kB.
+/// The destination of a client's connection. It reads all bytes, and sends as many as its port says: the port in MB, or for
+/// ports from 61,000 on the port minus 61,000 in kB.
 pub struct Destination {
     pub relay: RelayId,
     pub port: u16,
     pub shard: usize,
     sends: u64,
     pub sent: u64,
-    pub got: u64,
+    pub received_bytes: u64,
     pub ended: bool,
-    pub gone: bool,
+    pub closed: bool,
 }
 
 impl Destination {
@@ -160,22 +160,22 @@ impl Destination {
             port @ 61_000.. => (port - 61_000) * 1000,
             port => port * 1_000_000,
         };
-        Self { relay, port, shard, sends, sent: 0, got: 0, ended: false, gone: false }
+        Self { relay, port, shard, sends, sent: 0, received_bytes: 0, ended: false, closed: false }
     }
 
     pub fn run(&mut self, now: Instant, server: &mut Server) {
-        while !self.ended && !self.gone {
+        while !self.ended && !self.closed {
             match server.relay_read(now, self.relay) {
                 RelayRead::Data(data) => {
-                    check(self.got, &data);
-                    self.got += data.len() as u64;
+                    check(self.received_bytes, &data);
+                    self.received_bytes += data.len() as u64;
                 }
                 RelayRead::Finished => self.ended = true,
                 RelayRead::Blocked => break,
-                RelayRead::Broken => self.gone = true,
+                RelayRead::Broken => self.closed = true,
             }
         }
-        while self.sent < self.sends && !self.gone {
+        while self.sent < self.sends && !self.closed {
             let room = server.relay_room(self.relay).min((self.sends - self.sent) as usize).min(60_000);
             if room == 0 {
                 break;

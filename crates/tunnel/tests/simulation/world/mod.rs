@@ -34,9 +34,9 @@ use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, L
 
 pub use self::wire::{Link, pipe_of};
 use self::{
-    record::{End, Record},
-    servers::{AnyCertificate, EVERYWHERE, Identity, Users, new_servers, options, provider, server_setup},
-    wire::{HEADERS, Wire, way_of},
+    record::{Host, Record},
+    servers::{ALL_ROUTES, AnyCertificate, Identity, Users, new_servers, options, provider, server_setup},
+    wire::{HEADERS, Wire, path_of},
 };
 
 pub const MS: Duration = Duration::from_millis(1);
@@ -47,7 +47,7 @@ pub const SERVER: &str = "192.0.2.1:443";
 /// Resolvers that the server suggests.
 pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 
-/// The connections of a client. Dereferences to the one of the default class, which most clients have alone.
+/// The connections of a client. Dereferences to that of the default class, the only one of most clients.
 pub struct ClientConnections(pub ClassConnections);
 
 impl Deref for ClientConnections {
@@ -73,14 +73,14 @@ pub struct Machine {
     pub received: Vec<(Instant, Vec<u8>)>,
     pub assignment: Option<Assignment>,
     pub mtu: Option<usize>,
-    pub downs: usize,
-    pub ups: usize,
+    pub down_count: usize,
+    pub up_count: usize,
     pub fatal: Option<ClientError>,
     /// The secret with which connections may join the session.
     pub session_secret: Option<Vec<u8>>,
     /// Events of relays and UDP flows.
     pub streams: VecDeque<ClientEvent>,
-    /// UDP payloads that came back.
+    /// Received UDP payloads.
     pub payloads: Vec<(UdpId, Vec<u8>)>,
     /// The machine whose session this one joins.
     pub initial: Option<usize>,
@@ -88,24 +88,24 @@ pub struct Machine {
 
 impl Machine {
     /// The paths over a link: one for each class and pipe.
-    fn ways(&self, id: LinkId) -> impl Iterator<Item = LinkId> + use<> {
+    fn paths_over(&self, id: LinkId) -> impl Iterator<Item = LinkId> + use<> {
         let (classes, pipes) = (self.classes.clone(), self.pipes);
         classes
             .into_iter()
             .flat_map(move |class| (0..pipes).map(move |pipe| id.with_path_index(pipe).with_class(class)))
     }
 
-    /// The kernel reports that a link has its carrier.
+    /// The kernel reports that a link has a carrier.
     pub fn link_up(&mut self, now: Instant, id: LinkId) {
-        for way in self.ways(id) {
-            self.client.0.link_up(now, way, SERVER.parse().unwrap());
+        for path in self.paths_over(id) {
+            self.client.0.link_up(now, path, SERVER.parse().unwrap());
         }
     }
 
     /// The kernel reports that a link has no carrier.
     pub fn link_down(&mut self, now: Instant, id: LinkId) {
-        for way in self.ways(id) {
-            self.client.0.link_down(now, way);
+        for path in self.paths_over(id) {
+            self.client.0.link_down(now, path);
         }
     }
 }
@@ -117,8 +117,8 @@ pub struct Target {
     pub to: Authority,
     pub user: String,
     /// Payloads received.
-    pub got: usize,
-    pub gone: bool,
+    pub received_payloads: usize,
+    pub closed: bool,
 }
 
 /// UDP payloads, each with the address that it was sent to.
@@ -135,34 +135,34 @@ pub struct World {
     /// The routes of the next server that is started.
     pub routes: &'static [&'static str],
     /// Packets that one shard handed over to another.
-    pub handed: usize,
+    pub handed_over: usize,
     /// Sessions that wait until their packets are filtered.
     pub filter_requests: Vec<FilterRequest>,
     pub machines: Vec<Machine>,
-    pub at_server: Vec<(Instant, Vec<u8>)>,
+    pub received_by_server: Vec<(Instant, Vec<u8>)>,
     /// Which TCP connections of clients that are added travel as streams.
     pub flow_rules: Rules,
-    /// Repair of clients that are added.
+    /// FEC policy of clients that are added.
     pub fec: Fec,
     /// Copies of each packet of clients that are added.
     pub copies: u8,
-    /// The ECN bits (RFC 3168) that packets arrive with: 0 as where they are wiped out, 2 as they are sent.
+    /// The ECN bits (RFC 3168) of arriving packets: 0 if the network clears them, 2 as they are sent.
     pub ecn: u8,
-    /// How many addresses of each family they want beyond the first.
+    /// How many addresses of each family clients that are added request beyond the first.
     pub additional_addresses: usize,
     /// The addresses that the machines of clients have already.
     pub addresses_in_use: AddressesInUse,
-    /// The classes of clients that are added, the default one first; none: they have no classes.
+    /// The classes of clients that are added, the default class first; empty: clients without classes.
     pub classes: Vec<ClassProfile>,
     /// The rules that give flows their class.
     pub class_rules: mpvpn_class::Rules,
     /// The mode of clients that are added.
     pub mode: TunnelMode,
-    /// Destinations to which the server opens no connection, and why.
-    pub refuses: Vec<(Authority, ProxyError)>,
+    /// Targets that the server refuses, and the reason.
+    pub refused_targets: Vec<(Authority, ProxyError)>,
     /// The destinations of relays.
     pub destinations: Vec<Destination>,
-    /// UDP flows of clients, whose targets send back what comes.
+    /// Targets of the clients' UDP flows, which send payloads back.
     pub targets: Vec<Target>,
     /// The record of datagrams and deliveries, if one is kept.
     pub record: Option<Record>,
@@ -189,7 +189,7 @@ impl World {
 
     fn with_users(users: Users) -> Self {
         let mut world = Self::new();
-        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, EVERYWHERE);
+        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, ALL_ROUTES);
         world
     }
 
@@ -199,13 +199,13 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), EVERYWHERE),
-            routes: EVERYWHERE,
+            servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), ALL_ROUTES),
+            routes: ALL_ROUTES,
             server_mode: TunnelMode::Packets,
-            handed: 0,
+            handed_over: 0,
             filter_requests: Vec::new(),
             machines: Vec::new(),
-            at_server: Vec::new(),
+            received_by_server: Vec::new(),
             flow_rules: Rules::default(),
             fec: Fec::Off,
             copies: 1,
@@ -215,7 +215,7 @@ impl World {
             classes: Vec::new(),
             class_rules: mpvpn_class::Rules::default(),
             mode: TunnelMode::default(),
-            refuses: Vec::new(),
+            refused_targets: Vec::new(),
             destinations: Vec::new(),
             targets: Vec::new(),
             record: None,
@@ -231,8 +231,8 @@ impl World {
     }
 
     /// Adds a client that joins the session of another one, as connection `number`.
-    pub fn add_joined(&mut self, home: usize, number: u8, links: &[(u64, Duration)]) -> usize {
-        self.add_as(Some((home, ConnectionNumber::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
+    pub fn add_joined(&mut self, initial: usize, number: u8, links: &[(u64, Duration)]) -> usize {
+        self.add_as(Some((initial, ConnectionNumber::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
     }
 
     fn add_as(
@@ -338,8 +338,8 @@ impl World {
             received: Vec::new(),
             assignment: None,
             mtu: None,
-            downs: 0,
-            ups: 0,
+            down_count: 0,
+            up_count: 0,
             fatal: None,
             session_secret: None,
             streams: VecDeque::new(),
@@ -410,8 +410,8 @@ impl World {
                     self.servers[shard].handle_datagram(now, local, link.address_of(pipe), self.ecn, data);
                 }
                 while let Some((pipe, data)) = link.down.pop(now) {
-                    let (way, data) = (way_of(*id, pipe), BytesMut::from(&data[..]));
-                    machine.client.0.handle_datagram(now, way, server_address, self.ecn, data);
+                    let (path, data) = (path_of(*id, pipe), BytesMut::from(&data[..]));
+                    machine.client.0.handle_datagram(now, path, server_address, self.ecn, data);
                 }
             }
             machine.client.0.handle_batches(now);
@@ -431,7 +431,7 @@ impl World {
     fn send(&mut self, now: Instant) {
         let mut buf = Vec::new();
         for (shard, server) in self.servers.iter_mut().enumerate() {
-            let from = End::Shard(shard);
+            let from = Host::Shard(shard);
             let sinks = (&mut self.record, &mut self.unclaimed);
             Self::send_from(from, server, &mut self.machines, now, &mut buf, sinks);
         }
@@ -443,7 +443,7 @@ impl World {
                 let link = machine.links.get_mut(&id.uplink()).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                     if let Some(record) = &mut self.record {
-                        let ends = (End::Client(number), End::Server);
+                        let ends = (Host::Client(number), Host::Server);
                         record.datagram(now, ends, id, &transmit, datagram.len());
                     }
                     link.up.push(now, pipe_of(id), datagram, HEADERS);
@@ -453,7 +453,7 @@ impl World {
     }
 
     fn send_from(
-        from: End,
+        from: Host,
         server: &mut Server,
         machines: &mut [Machine],
         now: Instant,
@@ -464,13 +464,13 @@ impl World {
             buf.clear();
             let Some(transmit) = server.poll_transmit(now, buf) else { return };
             let mut links = machines.iter_mut().enumerate().flat_map(|(number, machine)| {
-                machine.links.iter_mut().map(move |(id, link)| (End::Client(number), *id, link))
+                machine.links.iter_mut().map(move |(id, link)| (Host::Client(number), *id, link))
             });
             let mut found = links.find_map(|(to, id, link)| {
                 let pipe = link.pipe_at(transmit.remote)?;
-                Some((to, way_of(id, pipe), pipe, link))
+                Some((to, path_of(id, pipe), pipe, link))
             });
-            let (to, path) = found.as_ref().map_or((End::Nobody, LinkId(0)), |(to, path, ..)| (*to, *path));
+            let (to, path) = found.as_ref().map_or((Host::Unknown, LinkId(0)), |(to, path, ..)| (*to, *path));
             if let Some((.., link)) = &mut found {
                 *link.down.marks.entry(transmit.dscp).or_default() += 1;
             }
@@ -492,23 +492,24 @@ impl World {
         for (shard, server) in self.servers.iter_mut().enumerate() {
             let mut delivered = |interface, bytes| {
                 if let Some(record) = &mut self.record {
-                    record.delivery(now, End::Shard(shard), interface, bytes);
+                    record.delivery(now, Host::Shard(shard), interface, bytes);
                 }
             };
             while let Some(joined) = server.poll_tun() {
                 let packet = joined.to_vec()[VNET_HDR_LEN..].to_vec();
                 delivered("tun", packet.len());
-                self.at_server.push((now, packet));
+                self.received_by_server.push((now, packet));
             }
             while let Some(event) = server.poll_event() {
                 let theirs =
-                    |relay| self.destinations.iter().position(|other| other.relay == relay && !other.gone);
+                    |relay| self.destinations.iter().position(|other| other.relay == relay && !other.closed);
                 match event {
-                    ServerEvent::Replaced(seat) => replaced.push(seat),
+                    ServerEvent::Replaced(slot) => replaced.push(slot),
                     ServerEvent::Mtu(_) => {}
                     ServerEvent::Filter(request) => self.filter_requests.push(*request),
                     ServerEvent::Connect { relay, to, .. }
-                        if let Some((_, failure)) = self.refuses.iter().find(|(other, _)| *other == to) =>
+                        if let Some((_, failure)) =
+                            self.refused_targets.iter().find(|(other, _)| *other == to) =>
                     {
                         server.relay_failed(relay, *failure, "as asked".to_owned());
                     }
@@ -521,47 +522,55 @@ impl World {
                     ServerEvent::RelayReadable(relay) | ServerEvent::RelayWritable(relay) => {
                         if let Some(at) = theirs(relay) {
                             let destination = &mut self.destinations[at];
-                            let before = destination.got;
+                            let before = destination.received_bytes;
                             destination.run(now, server);
-                            delivered("relay", (destination.got - before) as usize);
+                            delivered("relay", (destination.received_bytes - before) as usize);
                         }
                     }
                     ServerEvent::RelayGone(relay) => {
                         if let Some(at) = theirs(relay) {
-                            self.destinations[at].gone = true;
+                            self.destinations[at].closed = true;
                         }
                     }
                     ServerEvent::ConnectUdp { udp, to, .. }
-                        if let Some((_, failure)) = self.refuses.iter().find(|(other, _)| *other == to) =>
+                        if let Some((_, failure)) =
+                            self.refused_targets.iter().find(|(other, _)| *other == to) =>
                     {
                         server.udp_failed(udp, *failure, "as asked".to_owned());
                     }
                     ServerEvent::ConnectUdp { udp, user, to } => {
                         server.udp_opened(udp);
-                        self.targets.push(Target { shard, udp, to, user, got: 0, gone: false });
+                        self.targets.push(Target {
+                            shard,
+                            udp,
+                            to,
+                            user,
+                            received_payloads: 0,
+                            closed: false,
+                        });
                     }
                     ServerEvent::UdpGone(udp) => {
                         let own = |target: &&mut Target| target.shard == shard && target.udp == udp;
-                        self.targets.iter_mut().filter(own).for_each(|target| target.gone = true);
+                        self.targets.iter_mut().filter(own).for_each(|target| target.closed = true);
                     }
                 }
             }
             while let Some((udp, payload)) = server.poll_udp() {
                 delivered("udp", payload.len());
-                let own = |target: &&mut Target| target.shard == shard && target.udp == udp && !target.gone;
+                let own = |target: &&mut Target| target.shard == shard && target.udp == udp && !target.closed;
                 if let Some(target) = self.targets.iter_mut().find(own) {
-                    target.got += 1;
+                    target.received_payloads += 1;
                     server.udp_send(now, udp, &payload);
                 }
             }
         }
-        for seat in replaced {
-            self.servers[usize::from(seat.shard)].close_replaced(now, seat);
+        for slot in replaced {
+            self.servers[usize::from(slot.shard)].close_replaced(now, slot);
         }
         for (number, machine) in self.machines.iter_mut().enumerate() {
             let mut delivered = |interface, bytes| {
                 if let Some(record) = &mut self.record {
-                    record.delivery(now, End::Client(number), interface, bytes);
+                    record.delivery(now, Host::Client(number), interface, bytes);
                 }
             };
             while let Some(joined) = machine.client.0.poll_tun(now) {
@@ -577,10 +586,10 @@ impl World {
                 match event {
                     ClientEvent::Up(assignment) | ClientEvent::AssignmentChanged(assignment) => {
                         machine.assignment = Some(assignment);
-                        machine.ups += 1;
+                        machine.up_count += 1;
                     }
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
-                    ClientEvent::Down(_) => machine.downs += 1,
+                    ClientEvent::Down(_) => machine.down_count += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
                     ClientEvent::JoinsAllowed { secret, .. } => machine.session_secret = Some(secret),
                     event => machine.streams.push_back(event),
@@ -591,8 +600,8 @@ impl World {
 
     fn join(&mut self, now: Instant) {
         for at in 0..self.machines.len() {
-            let home = self.machines[at].initial;
-            if let Some(secret) = home.and_then(|home| self.machines[home].session_secret.clone()) {
+            let initial = self.machines[at].initial;
+            if let Some(secret) = initial.and_then(|initial| self.machines[initial].session_secret.clone()) {
                 self.machines[at].client.0.join(now, &secret);
             }
         }
@@ -630,31 +639,32 @@ impl World {
         let taken = self.servers[queue].handle_tun(self.now, VnetHdr::NONE, &mut packet);
         if let TunOutcome::ForShard(shard) = taken {
             let other = &mut self.servers[usize::from(shard)];
-            self.handed += usize::from(other.handle_handed_over(self.now, VnetHdr::NONE, &mut packet));
+            self.handed_over += usize::from(other.handle_handed_over(self.now, VnetHdr::NONE, &mut packet));
         }
     }
 
     /// A UDP packet from a client to somewhere behind the server.
-    pub fn outward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
+    pub fn packet_to_target(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
         let from = SocketAddr::new(self.address(machine, true), 4000);
         mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(payload)
     }
 
     /// A UDP packet from behind the server to a client.
-    pub fn inward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
+    pub fn packet_to_client(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
         let to = SocketAddr::new(self.address(machine, true), 4000);
         mpvpn_packets::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(payload)
     }
 
     /// Sends a packet each way every millisecond, and returns the longest time without an arrival
     /// at the client and at the server.
-    pub fn chat(&mut self, machine: usize, time: Duration) -> (Duration, Duration) {
+    pub fn send_both_ways(&mut self, machine: usize, time: Duration) -> (Duration, Duration) {
         let end = self.now + time;
         self.machines[machine].received.clear();
-        self.at_server.clear();
+        self.received_by_server.clear();
         let start = self.now;
         while self.now < end {
-            let (out, back) = (self.outward(machine, &[1; 100]), self.inward(machine, &[2; 100]));
+            let (out, back) =
+                (self.packet_to_target(machine, &[1; 100]), self.packet_to_client(machine, &[2; 100]));
             self.client_sends(machine, out);
             self.server_sends(back);
             self.run(MS);
@@ -663,6 +673,6 @@ impl World {
             let times = arrivals.iter().map(|(at, _)| *at).chain([end]);
             times.fold((start, Duration::ZERO), |(last, longest), at| (at, longest.max(at - last))).1
         };
-        (gap(&self.machines[machine].received), gap(&self.at_server))
+        (gap(&self.machines[machine].received), gap(&self.received_by_server))
     }
 }

@@ -16,52 +16,52 @@ pub const HEADER: &str = "# microseconds, sender, receiver, path (link.class.pip
 /// A client by its number in the world, or a server by its shard; packets to the server are recorded before it is known
 /// which shard they reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Host {
     Client(usize),
     Server,
     Shard(usize),
     /// An address that no link has, such as one that a link had before.
-    Nobody,
+    Unknown,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client(number) => write!(f, "client{number}"),
             Self::Server => f.write_str("server"),
             Self::Shard(number) => write!(f, "server{number}"),
-            Self::Nobody => f.write_str("nobody"),
+            Self::Unknown => f.write_str("nobody"),
         }
     }
 }
 
-/// What happened.
+/// The kind of a line, with the properties of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum LineKind {
     /// A UDP payload was sent over a path of a client.
-    Datagram { from: End, to: End, path: LinkId, ecn: u8, dscp: u8 },
+    Datagram { from: Host, to: Host, path: LinkId, ecn: u8, dscp: u8 },
     /// An application, or the kernel for it, got bytes through this interface.
-    Delivery { to: End, interface: &'static str },
+    Delivery { to: Host, interface: &'static str },
 }
 
-/// One line.
+/// A line of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// Since the world began.
+pub struct RecordLine {
+    /// Time since the world began.
     at: Duration,
     bytes: usize,
-    what: What,
+    kind: LineKind,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for RecordLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (at, bytes) = (self.at.as_micros(), self.bytes);
-        match self.what {
-            What::Datagram { from, to, path, ecn, dscp } => {
+        match self.kind {
+            LineKind::Datagram { from, to, path, ecn, dscp } => {
                 let (link, class, pipe) = (path.uplink().0, path.class().0, path.path_index());
                 write!(f, "{at} {from} {to} {link}.{class}.{pipe} {bytes} {ecn} {dscp}")
             }
-            What::Delivery { to, interface } => write!(f, "{at} {to} - {interface} {bytes}"),
+            LineKind::Delivery { to, interface } => write!(f, "{at} {to} - {interface} {bytes}"),
         }
     }
 }
@@ -70,7 +70,7 @@ impl fmt::Display for Line {
 #[derive(Debug)]
 pub struct Record {
     began: Instant,
-    pub lines: Vec<Line>,
+    pub lines: Vec<RecordLine>,
 }
 
 impl Record {
@@ -83,24 +83,28 @@ impl Record {
     pub(super) fn datagram(
         &mut self,
         now: Instant,
-        (from, to): (End, End),
+        (from, to): (Host, Host),
         path: LinkId,
         transmit: &Transmit,
         bytes: usize,
     ) {
         let (ecn, dscp) = (transmit.ecn.unwrap_or(0), transmit.dscp);
-        let what = What::Datagram { from, to, path, ecn, dscp };
-        self.lines.push(Line { at: now - self.began, bytes, what });
+        let kind = LineKind::Datagram { from, to, path, ecn, dscp };
+        self.lines.push(RecordLine { at: now - self.began, bytes, kind });
     }
 
     /// Bytes come out of the tunnel.
-    pub(super) fn delivery(&mut self, now: Instant, to: End, interface: &'static str, bytes: usize) {
-        self.lines.push(Line { at: now - self.began, bytes, what: What::Delivery { to, interface } });
+    pub(super) fn delivery(&mut self, now: Instant, to: Host, interface: &'static str, bytes: usize) {
+        self.lines.push(RecordLine {
+            at: now - self.began,
+            bytes,
+            kind: LineKind::Delivery { to, interface },
+        });
     }
 
     /// How many of the lines are datagrams.
     pub fn datagrams(&self) -> usize {
-        self.lines.iter().filter(|line| matches!(line.what, What::Datagram { .. })).count()
+        self.lines.iter().filter(|line| matches!(line.kind, LineKind::Datagram { .. })).count()
     }
 
     /// As it is written to a file.

@@ -10,7 +10,7 @@ use mpvpn_types::CongestionControl;
 
 use super::{DNS, TOKEN, TOKEN_THAT_PANICS};
 
-/// What a server proves who it is with.
+/// The certificate and key of a server.
 #[derive(Clone)]
 pub(super) struct Identity {
     cert: rustls::pki_types::CertificateDer<'static>,
@@ -103,8 +103,8 @@ pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
     }
 }
 
-/// Where packets of clients may go unless a test says otherwise.
-pub(super) const EVERYWHERE: &[&str] = &["0.0.0.0/0", "::/0"];
+/// The routes of a server, unless a test chooses others.
+pub(super) const ALL_ROUTES: &[&str] = &["0.0.0.0/0", "::/0"];
 
 /// TLS and transport of a server with these windows.
 pub(super) fn server_setup(identity: &Identity, windows: FlowControlWindows) -> ServerSetup {

@@ -1,4 +1,4 @@
-//! Helpers for relays of a client.
+//! Helpers for TCP connections of a client that are relayed as streams.
 
 use bytes::Bytes;
 use mpvpn_flow::rules::{FlowMode, Rules};
@@ -12,47 +12,47 @@ use super::{
     app::{check, pattern},
 };
 
-/// One connection as the edge sees it.
-pub struct Talk {
+/// A relayed connection, as the edge of a client sees it.
+pub struct RelayedConnection {
     pub to: Authority,
     pub relay: Option<RelayId>,
     pub opened: bool,
     pub failed: Option<ProxyError>,
-    pub gone: bool,
+    pub closed: bool,
     pub sends: u64,
     pub sent: u64,
-    pub got: u64,
+    pub received_bytes: u64,
     pub ended: bool,
-    /// It reads what comes.
+    /// Whether it reads.
     pub reads: bool,
 }
 
-impl Talk {
-    /// To a destination that sends what this port stands for (see [`Destination`]) and takes `sends` bytes.
+impl RelayedConnection {
+    /// A connection to a destination with this port (see [`Destination`](super::app::Destination)), which gets `sends` bytes.
     pub fn new(port: u16, sends: u64) -> Self {
         Self {
             to: format!("destination.example:{port}").parse().unwrap(),
             relay: None,
             opened: false,
             failed: None,
-            gone: false,
+            closed: false,
             sends,
             sent: 0,
-            got: 0,
+            received_bytes: 0,
             ended: false,
             reads: true,
         }
     }
 
     pub fn is_over(&self) -> bool {
-        self.failed.is_some() || self.gone || self.ended && self.sent == self.sends
+        self.failed.is_some() || self.closed || self.ended && self.sent == self.sends
     }
 
     pub fn take(&mut self, event: &ClientEvent) {
         match *event {
             ClientEvent::RelayOpened(id) if self.relay == Some(id) => self.opened = true,
             ClientEvent::RelayFailed(id, failure) if self.relay == Some(id) => self.failed = Some(failure),
-            ClientEvent::RelayGone(id) if self.relay == Some(id) => self.gone = true,
+            ClientEvent::RelayGone(id) if self.relay == Some(id) => self.closed = true,
             _ => {}
         }
     }
@@ -62,12 +62,12 @@ impl Talk {
         if self.relay.is_none() {
             self.relay = client.relay_open(&self.to);
         }
-        let Some(relay) = self.relay.filter(|_| self.opened && !self.gone) else { return };
+        let Some(relay) = self.relay.filter(|_| self.opened && !self.closed) else { return };
         while self.reads && !self.ended {
             match client.relay_read(world.now, relay) {
                 RelayRead::Data(data) => {
-                    check(self.got, &data);
-                    self.got += data.len() as u64;
+                    check(self.received_bytes, &data);
+                    self.received_bytes += data.len() as u64;
                 }
                 RelayRead::Finished => self.ended = true,
                 RelayRead::Blocked => break,
@@ -96,7 +96,7 @@ pub fn world(mode: TunnelMode, token: &str, links: &[(u64, Duration)]) -> (World
     (world, client)
 }
 
-/// A client without packets that is up.
+/// A client without packets whose tunnel is up.
 pub fn streams(links: &[(u64, Duration)]) -> (World, usize) {
     let (mut world, client) = world(TunnelMode::RelaysOnly, TOKEN, links);
     world.up(client);
@@ -104,19 +104,24 @@ pub fn streams(links: &[(u64, Duration)]) -> (World, usize) {
     (world, client)
 }
 
-/// Lets all talk until they are over, or for `most`; how long that took.
-pub fn play(world: &mut World, client: usize, talks: &mut [Talk], most: Duration) -> Duration {
+/// Runs the connections until all have ended, or for `timeout`; returns the duration.
+pub fn play(
+    world: &mut World,
+    client: usize,
+    connections: &mut [RelayedConnection],
+    timeout: Duration,
+) -> Duration {
     let start = world.now;
-    while world.now < start + most && !talks.iter().all(Talk::is_over) {
-        step(world, client, talks);
+    while world.now < start + timeout && !connections.iter().all(RelayedConnection::is_over) {
+        step(world, client, connections);
     }
     world.now - start
 }
 
-pub fn step(world: &mut World, client: usize, talks: &mut [Talk]) {
+pub fn step(world: &mut World, client: usize, connections: &mut [RelayedConnection]) {
     while let Some(event) = world.machines[client].streams.pop_front() {
-        talks.iter_mut().for_each(|talk| talk.take(&event));
+        connections.iter_mut().for_each(|connection| connection.take(&event));
     }
-    talks.iter_mut().for_each(|talk| talk.run(world, client));
+    connections.iter_mut().for_each(|connection| connection.run(world, client));
     world.run(MS);
 }

@@ -12,21 +12,21 @@ use mpvpn_types::{Duration, Instant};
 /// Bytes of IPv4 and TCP headers with the options of a data segment.
 const HEADERS: usize = 52;
 /// Segments in flight that a receive window of 6 MB allows.
-const MOST: f64 = 4000.0;
+const MAX_WINDOW: f64 = 4000.0;
 const MIN_RTO: Duration = Duration::from_millis(200);
 /// The timestamp option that nearly all TCP carries, padded.
 const TIMESTAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 1];
 
-/// A segment in flight, or one that was lost and is not sent again yet.
+/// A segment in flight, or one that was lost and not retransmitted yet.
 #[derive(Clone, Copy)]
 struct Sent {
     at: Instant,
     sacked: bool,
     lost: bool,
-    again: bool,
+    retransmitted: bool,
 }
 
-/// The round of slow start that is watched (Ha and Rhee, "Taming the elephants", 2011, as in Linux).
+/// The current round of slow start (HyStart, Ha and Rhee, "Taming the elephants", 2011, as in Linux).
 #[derive(Default)]
 struct HyStart {
     /// The segment whose arrival ends the round.
@@ -57,18 +57,18 @@ pub struct Flow {
     rack: Option<(Instant, Duration)>,
     /// The tolerance in quarters of the least RTT; 0 until reordering was seen.
     tolerance: u32,
-    /// While the segments before this one are repaired.
+    /// The end of the current recovery: the segments before this one are repaired.
     recovery: Option<u64>,
-    /// Whether a timer began the repair: the window grows again during it (RFC 5681, section 3.1).
+    /// Whether a timeout began the recovery: the window grows during it (RFC 5681, section 3.1).
     timed_out: bool,
     hystart: HyStart,
-    /// Segments sent again in this recovery of which nobody knows yet that they were needed, and the window before.
+    /// Retransmissions of this recovery that may be spurious, and the window and threshold before it.
     undo: (u64, f64, f64),
     timer: Option<Instant>,
     backoff: u32,
     // The receiver.
     expected: u64,
-    early: BTreeMap<u64, ()>,
+    out_of_order: BTreeMap<u64, ()>,
 }
 
 impl Flow {
@@ -79,7 +79,7 @@ impl Flow {
             back: Packet::between(to, from),
             payload: vec![0x5a; mtu - HEADERS],
             cwnd: 10.0,
-            ssthresh: MOST,
+            ssthresh: MAX_WINDOW,
             w_max: 0.0,
             epoch: None,
             next: 0,
@@ -97,11 +97,11 @@ impl Flow {
             timer: None,
             backoff: 0,
             expected: 0,
-            early: BTreeMap::new(),
+            out_of_order: BTreeMap::new(),
         }
     }
 
-    /// Bytes that the receiver could hand to its application so far.
+    /// Bytes that the receiver has delivered in order.
     pub fn delivered(&self) -> u64 {
         self.expected * self.payload.len() as u64
     }
@@ -116,7 +116,7 @@ impl Flow {
         }
     }
 
-    /// What the sender sends now.
+    /// Returns the packets that the sender sends now.
     pub fn send(&mut self, now: Instant) -> Vec<Vec<u8>> {
         if self.timer.is_some_and(|at| at <= now) {
             self.time_out(now);
@@ -126,15 +126,15 @@ impl Flow {
         let mut pipe = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count() as f64;
         let lost: Vec<u64> =
             self.sent.iter().filter(|(_, sent)| sent.lost).map(|(number, _)| *number).collect();
-        let room = (self.cwnd.min(MOST) - pipe).max(0.0) as usize;
+        let room = (self.cwnd.min(MAX_WINDOW) - pipe).max(0.0) as usize;
         for number in lost.into_iter().take(room) {
-            self.sent.insert(number, Sent { at: now, sacked: false, lost: false, again: true });
+            self.sent.insert(number, Sent { at: now, sacked: false, lost: false, retransmitted: true });
             self.undo.0 += 1;
             packets.push(self.segment(number));
             pipe += 1.0;
         }
-        while pipe + 1.0 <= self.cwnd && (self.next - self.una) as f64 <= MOST {
-            self.sent.insert(self.next, Sent { at: now, sacked: false, lost: false, again: false });
+        while pipe + 1.0 <= self.cwnd && (self.next - self.una) as f64 <= MAX_WINDOW {
+            self.sent.insert(self.next, Sent { at: now, sacked: false, lost: false, retransmitted: false });
             packets.push(self.segment(self.next));
             self.next += 1;
             pipe += 1.0;
@@ -145,7 +145,7 @@ impl Flow {
         packets
     }
 
-    /// The receiver gets a packet, which may be several segments joined: its answer.
+    /// Handles a packet at the receiver, which may be several merged segments; returns the acknowledgement.
     pub fn receive(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         let (tcp, payload) = transport(packet)?;
         let size = self.payload.len() as u64;
@@ -161,29 +161,30 @@ impl Flow {
         }
         let mut duplicate = None;
         for number in first..behind {
-            if number < self.expected || self.early.insert(number, ()).is_some() {
+            if number < self.expected || self.out_of_order.insert(number, ()).is_some() {
                 duplicate = Some(number);
             }
         }
-        while self.early.remove(&self.expected).is_some() {
+        while self.out_of_order.remove(&self.expected).is_some() {
             self.expected += 1;
         }
         Some(self.acknowledge(first, duplicate))
     }
 
-    /// An acknowledgement with up to three blocks: what came twice (RFC 2883), what came last, what else is early.
+    /// Returns an acknowledgement with up to three SACK blocks: the duplicate (RFC 2883), the newest segment, other segments out of
+    /// order.
     fn acknowledge(&self, newest: u64, duplicate: Option<u64>) -> Vec<u8> {
         let mut blocks: Vec<(u64, u64)> = duplicate.map(|number| (number, number + 1)).into_iter().collect();
-        let mut early: Vec<(u64, u64)> = Vec::new();
-        for number in self.early.keys() {
-            match early.last_mut() {
+        let mut out_of_order: Vec<(u64, u64)> = Vec::new();
+        for number in self.out_of_order.keys() {
+            match out_of_order.last_mut() {
                 Some(last) if last.1 == *number => last.1 += 1,
-                _ => early.push((*number, number + 1)),
+                _ => out_of_order.push((*number, number + 1)),
             }
         }
-        let with_newest = early.iter().position(|block| (block.0..block.1).contains(&newest));
-        blocks.extend(with_newest.map(|at| early.remove(at)));
-        blocks.extend(early.into_iter().rev());
+        let with_newest = out_of_order.iter().position(|block| (block.0..block.1).contains(&newest));
+        blocks.extend(with_newest.map(|at| out_of_order.remove(at)));
+        blocks.extend(out_of_order.into_iter().rev());
         blocks.truncate(3);
         let mut options = Vec::new();
         if !blocks.is_empty() {
@@ -198,7 +199,7 @@ impl Flow {
         self.back.tcp_with(&tcp, &[])
     }
 
-    /// The sender gets an acknowledgement.
+    /// Handles an acknowledgement at the sender.
     pub fn acknowledged(&mut self, now: Instant, packet: &[u8]) {
         let Some((tcp, _)) = transport(packet) else { return };
         let ack = self.number_of(&tcp[8..12]);
@@ -212,7 +213,8 @@ impl Flow {
         let rest = self.sent.split_off(&ack.max(self.una));
         for (number, sent) in std::mem::replace(&mut self.sent, rest) {
             if !sent.sacked {
-                reordered |= !sent.again && !sent.lost && highest.is_some_and(|highest| highest > number);
+                reordered |=
+                    !sent.retransmitted && !sent.lost && highest.is_some_and(|highest| highest > number);
                 arrive(&sent);
             }
         }
@@ -221,12 +223,12 @@ impl Flow {
             for block in options[4..].chunks_exact(8) {
                 let (from, to) = (self.number_of(&block[..4]), self.number_of(&block[4..]));
                 if to <= ack {
-                    self.sent_for_nothing();
+                    self.on_spurious_retransmission();
                     continue;
                 }
                 for (number, sent) in self.sent.range_mut(from..to).filter(|(_, sent)| !sent.sacked) {
                     reordered |=
-                        !sent.again && !sent.lost && highest.is_some_and(|highest| highest > *number);
+                        !sent.retransmitted && !sent.lost && highest.is_some_and(|highest| highest > *number);
                     arrive(sent);
                     (sent.sacked, sent.lost) = (true, false);
                 }
@@ -234,9 +236,9 @@ impl Flow {
         }
         self.tolerance = self.tolerance.max(u32::from(reordered));
         if let Some(newest) = newest {
-            if !newest.again {
+            if !newest.retransmitted {
                 self.measure(now - newest.at);
-                self.watch_start(now - newest.at, ack);
+                self.update_hystart(now - newest.at, ack);
             }
             if self.rack.is_none_or(|rack| rack.0 <= newest.at) {
                 self.rack = Some((newest.at, now - newest.at));
@@ -255,8 +257,9 @@ impl Flow {
         }
     }
 
-    /// What was sent again had arrived already: wait longer next time, and take the reduction back if all was so.
-    fn sent_for_nothing(&mut self) {
+    /// A retransmitted segment had arrived before (RFC 2883): increases the tolerance, and undoes the reduction of the window if
+    /// all retransmissions were spurious.
+    fn on_spurious_retransmission(&mut self) {
         self.tolerance = (self.tolerance + 1).min(64);
         if self.undo.0 > 0 {
             self.undo.0 -= 1;
@@ -267,8 +270,8 @@ impl Flow {
         }
     }
 
-    /// Ends slow start where a queue begins to stand.
-    fn watch_start(&mut self, rtt: Duration, ack: u64) {
+    /// Ends slow start when the round-trip time shows a queue.
+    fn update_hystart(&mut self, rtt: Duration, ack: u64) {
         if self.cwnd >= self.ssthresh || self.cwnd < 16.0 {
             return;
         }
@@ -296,7 +299,7 @@ impl Flow {
 
     fn grow(&mut self, now: Instant, arrived: f64) {
         if self.cwnd < self.ssthresh {
-            self.cwnd = (self.cwnd + arrived).min(MOST);
+            self.cwnd = (self.cwnd + arrived).min(MAX_WINDOW);
             return;
         }
         let since = now - *self.epoch.get_or_insert(now);
@@ -306,10 +309,10 @@ impl Flow {
         // As fast as Reno at least (RFC 9438, section 4.3).
         let reno = 0.53 / self.cwnd;
         let gain = ((cubic - self.cwnd) / self.cwnd).clamp(reno, 0.5);
-        self.cwnd = (self.cwnd + gain * arrived).min(MOST);
+        self.cwnd = (self.cwnd + gain * arrived).min(MAX_WINDOW);
     }
 
-    /// RFC 8985, section 6.2: lost is what was sent well before something that has arrived.
+    /// RFC 8985, section 6.2: a segment is lost if a segment that was sent clearly later has arrived.
     fn find_losses(&mut self, now: Instant) {
         let (Some((rack, rtt)), Some(srtt)) = (self.rack, self.srtt) else { return };
         let sacked = self.sent.values().filter(|sent| sent.sacked).count();
@@ -351,7 +354,7 @@ impl Flow {
     }
 
     fn rto(&self) -> Duration {
-        // As Linux reckons: the least is that of the variation, not of the sum.
+        // As in Linux: the minimum applies to the variation, not to the sum.
         let base = self.srtt.map_or(Duration::from_secs(1), |srtt| srtt + (self.rttvar * 4).max(MIN_RTO));
         (base * 2u32.pow(self.backoff)).min(Duration::from_secs(60))
     }

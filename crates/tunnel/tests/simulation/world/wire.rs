@@ -1,4 +1,4 @@
-//! Links between clients and the server: a channel a direction, with the pipes that share it.
+//! Links between clients and the server: a channel for each direction, shared by the paths (pipes) of the link.
 
 use std::{
     collections::BTreeMap,
@@ -8,11 +8,11 @@ use std::{
 use mpvpn_lab::{ByteCount, ChannelParams, UdpFlow, emulation::Channel};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
-/// IPv4 and UDP, bytes.
+/// Bytes of IPv4 and UDP headers.
 pub(super) const HEADERS: u32 = 28;
-/// IPv4, TCP with timestamps, and the length before each QUIC packet, bytes.
+/// Bytes of IPv4 and TCP headers with timestamps, and of the length before each QUIC packet.
 const HEADERS_INSIDE_TCP: u32 = 54;
-/// What waits in the buffers of a TCP connection, as time at its rate.
+/// The queue in the buffers of a TCP connection, as time at its rate.
 const QUEUE_INSIDE_TCP: Duration = Duration::from_millis(500);
 
 /// A direction of a link.
@@ -24,21 +24,21 @@ pub struct Wire {
     pub carried: u64,
     /// How many datagrams were sent with each mark (DSCP).
     pub marks: BTreeMap<u8, u64>,
-    /// A pipe of which nothing passes.
+    /// A pipe that loses all packets.
     pub silent: Option<u8>,
-    /// A pipe, and the share (0 to 1) of what has crossed the link on it that is lost behind it.
-    pub loses: Option<(u8, f64)>,
-    dice: u32,
-    /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
+    /// A pipe, and the share (0 to 1) of its packets that are lost after they crossed the link.
+    pub loss_behind_link: Option<(u8, f64)>,
+    random_state: u32,
+    /// Held packets with short headers, if such packets are held back; handshake packets pass.
     pub held: Option<Vec<(u8, Vec<u8>)>>,
-    /// Whether nothing passes but what is inside TCP.
+    /// Whether UDP is blocked, so that only packets inside TCP pass.
     pub blocks_udp: bool,
     channel: Channel<(u8, Vec<u8>)>,
     /// TCP connections, which lose nothing and keep the order. They have the rate of the link once more.
     inside_tcp: Channel<(u8, Vec<u8>)>,
 }
 
-/// What a TCP connection over a link is like.
+/// The parameters of a TCP connection over a link.
 fn inside_tcp(params: &ChannelParams) -> ChannelParams {
     ChannelParams { loss: 0.0, mtu: None, queue: QUEUE_INSIDE_TCP, session_rate: None, ..params.clone() }
 }
@@ -51,8 +51,8 @@ impl Wire {
             carried: 0,
             marks: BTreeMap::new(),
             silent: None,
-            loses: None,
-            dice: seed as u32 | 1,
+            loss_behind_link: None,
+            random_state: seed as u32 | 1,
             held: None,
             blocks_udp: false,
             channel: Channel::new(params.clone(), count, seed, now),
@@ -60,20 +60,20 @@ impl Wire {
         }
     }
 
-    /// Changes some of it.
+    /// Changes some parameters.
     pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut ChannelParams)) {
         self.channel.change(now, change);
         let params = inside_tcp(self.channel.params());
         self.inside_tcp.change(now, |own| *own = params);
     }
 
-    /// Changes everything at once.
+    /// Replaces all parameters.
     pub fn change(&mut self, now: Instant, params: &ChannelParams) {
         self.loss = params.loss;
         self.adjust(now, |own| *own = params.clone());
     }
 
-    /// Swallows IP packets of more than `bytes` from now on.
+    /// Drops IP packets of more than `bytes` from now on.
     pub fn limit_mtu(&mut self, now: Instant, bytes: u32) {
         self.channel.change(now, |own| own.mtu = Some(bytes));
     }
@@ -82,7 +82,7 @@ impl Wire {
     pub(super) fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);
         if pipe % 16 == LinkId::TCP_PATH_INDEX {
-            // A connection over a link that is cut waits; what it would bring later is of no use to anybody.
+            // A TCP connection over a cut link stalls; its late packets would have no use.
             if self.loss < 1.0 {
                 let bytes = data.len() as u32 + HEADERS_INSIDE_TCP;
                 self.inside_tcp.push(now, bytes, (pipe, data.to_vec()));
@@ -104,13 +104,14 @@ impl Wire {
 
     /// Whether the next packet of a pipe is lost behind the link.
     fn is_lost(&mut self, pipe: u8) -> bool {
-        self.dice = self.dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        self.loses
-            .is_some_and(|(own, share)| own == pipe && f64::from(self.dice >> 8) < share * f64::from(1 << 24))
+        self.random_state = self.random_state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.loss_behind_link.is_some_and(|(own, share)| {
+            own == pipe && f64::from(self.random_state >> 8) < share * f64::from(1 << 24)
+        })
     }
 
-    /// Lets go what was held back.
-    pub fn let_go(&mut self, now: Instant) {
+    /// Sends the held packets.
+    pub fn release_held(&mut self, now: Instant) {
         for (pipe, data) in self.held.take().into_iter().flatten() {
             self.push(now, pipe, &data, HEADERS);
         }
@@ -146,16 +147,16 @@ impl Wire {
     }
 }
 
-/// What is between a client and the server.
+/// A link between a client and the server.
 pub struct Link {
     pub up: Wire,
     pub down: Wire,
-    /// That of its first pipe; the others have other ports.
+    /// The address of the first pipe; the others have other ports.
     pub address: SocketAddr,
 }
 
 impl Link {
-    /// Between the ports of a link's pipes.
+    /// Distance between the ports of a link's pipes.
     const PIPE_PORTS: u16 = 100;
 
     pub(super) fn address_of(&self, pipe: u8) -> SocketAddr {
@@ -164,7 +165,7 @@ impl Link {
         SocketAddr::new(ip, port)
     }
 
-    /// Where what comes inside TCP comes from: the server's machine itself, which takes the connections.
+    /// The source address of packets inside TCP: the server's own machine, which accepts the TCP connections.
     fn relay(&self) -> IpAddr {
         match self.address.ip() {
             IpAddr::V4(ip) => {
@@ -182,12 +183,12 @@ impl Link {
     }
 }
 
-/// The number of a pipe on its link, those of each class apart.
-pub fn pipe_of(way: LinkId) -> u8 {
-    way.class().0 * 16 + way.path_index()
+/// The number of a path on its link: 16 for each class.
+pub fn pipe_of(path: LinkId) -> u8 {
+    path.class().0 * 16 + path.path_index()
 }
 
-/// The way over a link whose pipe has this number.
-pub(super) fn way_of(link: LinkId, pipe: u8) -> LinkId {
+/// The path over a link with this number.
+pub(super) fn path_of(link: LinkId, pipe: u8) -> LinkId {
     link.with_path_index(pipe % 16).with_class(ClassId(pipe / 16))
 }
