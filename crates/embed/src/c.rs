@@ -17,9 +17,9 @@ use serde_json::json;
 
 use crate::{Builder, Error, Event, Level, Link, Tunnel};
 
-/// Buffer for the addresses that an app resolves (bytes): about 25 IPv6 addresses. A smaller one would cut long lists; a
-/// larger one has no use, as a client tries few addresses.
-const ADDRESSES: usize = 1024;
+/// Buffer for the addresses that an app resolves (bytes): about 25 IPv6 addresses. Smaller: long lists are cut; larger: no use,
+/// because a client tries few addresses.
+const ADDRESS_BUFFER_BYTES: usize = 1024;
 
 /// A running tunnel.
 pub struct mpvpn_tunnel(Tunnel);
@@ -28,7 +28,7 @@ pub struct mpvpn_tunnel(Tunnel);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mpvpn_link {
-    /// The name of its interface, or any other that tells it from the rest.
+    /// The name of its interface, or another unique name.
     pub name: *const c_char,
     /// The address to send from; may be null.
     pub address: *const c_char,
@@ -36,39 +36,39 @@ pub struct mpvpn_link {
     pub mtu: u32,
 }
 
-/// What a tunnel is to do.
+/// The configuration of a tunnel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mpvpn_config {
-    /// Of this struct (bytes).
+    /// The size of this struct in bytes.
     pub size: usize,
-    /// The configuration.
+    /// The configuration as TOML.
     pub toml: *const c_char,
     /// The descriptor for packets, or -1.
     pub packet_fd: c_int,
-    /// The uplinks; null: the kernel tells them.
+    /// The uplinks; null: those that the kernel reports.
     pub links: *const mpvpn_link,
-    /// How many.
+    /// The number of uplinks.
     pub link_count: usize,
-    /// 0 (nothing) to 5 (packets).
+    /// 0 (no lines) to 5 (TRACE).
     pub log_level: c_int,
 }
 
-/// What a tunnel calls.
+/// The callbacks of a tunnel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mpvpn_callbacks {
-    /// Of this struct (bytes).
+    /// The size of this struct in bytes.
     pub size: usize,
     /// A packet for the app.
     pub packet: Option<unsafe extern "C" fn(*mut c_void, *const u8, usize)>,
-    /// Something happened.
+    /// An event.
     pub event: Option<unsafe extern "C" fn(*mut c_void, c_int, *const c_char)>,
-    /// A socket is about to be used.
+    /// A new socket, before its first use.
     pub protect: Option<unsafe extern "C" fn(*mut c_void, c_int, *const c_char) -> c_int>,
-    /// A name is to be resolved.
+    /// Resolves a name.
     pub resolve: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_char, usize) -> c_int>,
-    /// A line of the log.
+    /// A log line.
     pub log: Option<unsafe extern "C" fn(*mut c_void, c_int, *const c_char, *const c_char)>,
 }
 
@@ -78,11 +78,11 @@ struct Context(*mut c_void);
 
 // SAFETY: the header demands of the app that other threads can use what it points to.
 unsafe impl Send for Context {}
-// SAFETY: as above; here nothing ever looks behind the pointer.
+// SAFETY: as above; this library never dereferences the pointer.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// A method, so that closures take the whole value along.
+    /// A method, so that closures capture the whole value.
     fn pointer(self) -> *mut c_void {
         self.0
     }
@@ -91,7 +91,7 @@ impl Context {
 /// Starts a tunnel.
 ///
 /// # Safety
-/// As the header demands: pointers are null or valid, strings end, `context` can be used by other threads until the tunnel
+/// As the header demands: pointers are null or valid, strings end with NUL, `context` can be used by other threads until the tunnel
 /// has stopped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_start(
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn mpvpn_start(
     context: *mut c_void,
     error: *mut *mut c_char,
 ) -> *mut mpvpn_tunnel {
-    let started = guarded(Err("a panic".to_owned()), || {
+    let started = catch_panic(Err("a panic".to_owned()), || {
         // SAFETY: null or valid, by the contract of this function.
         let (config, callbacks) = unsafe { (config.as_ref(), callbacks.as_ref()) };
         let config = config.ok_or("config is NULL")?;
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn mpvpn_start(
         Ok(tunnel) => Box::into_raw(Box::new(mpvpn_tunnel(tunnel))),
         Err(reason) => {
             // SAFETY: null or valid, by the contract of this function.
-            unsafe { tell(error, reason) };
+            unsafe { set_error(error, reason) };
             ptr::null_mut()
         }
     }
@@ -132,7 +132,7 @@ unsafe fn start(
 ) -> Result<Tunnel, String> {
     // SAFETY: valid, by the contract.
     let toml = unsafe { text(config.toml, "toml") }?;
-    let mut builder = Builder::new(toml).map_err(explained)?;
+    let mut builder = Builder::new(toml).map_err(error_text)?;
     if !config.links.is_null() {
         // SAFETY: valid, by the contract.
         builder = builder.links(unsafe { links(config.links, config.link_count) }?);
@@ -146,7 +146,7 @@ unsafe fn start(
     }
     if let Some(resolve) = callbacks.resolve {
         builder = builder.resolve(move |host| {
-            let mut found = [0_u8; ADDRESSES];
+            let mut found = [0_u8; ADDRESS_BUFFER_BYTES];
             let (host, room) = (c_string(host), found.len() - 1);
             // SAFETY: the app's function, with the context that it gave; strings and room outlive the call.
             if unsafe { resolve(context.pointer(), host.as_ptr(), found.as_mut_ptr().cast(), room) } == 0 {
@@ -155,8 +155,8 @@ unsafe fn start(
             addresses(&found)
         });
     }
-    if let (Some(log), Some(most)) = (callbacks.log, level(config.log_level)) {
-        builder = builder.log(most, move |level, target, line| {
+    if let (Some(log), Some(max_level)) = (callbacks.log, level(config.log_level)) {
+        builder = builder.log(max_level, move |level, target, line| {
             let (target, line) = (c_string(target), c_string(line));
             // SAFETY: the app's function, with the context that it gave; the strings outlive the call.
             unsafe { log(context.pointer(), number(level), target.as_ptr(), line.as_ptr()) };
@@ -178,16 +178,16 @@ unsafe fn start(
         // SAFETY: the app's function, with the context that it gave; the string outlives the call.
         unsafe { call(context.pointer(), kind, json.as_ptr()) };
     };
-    builder.start_with(packets, Box::new(events)).map_err(explained)
+    builder.start_with(packets, Box::new(events)).map_err(error_text)
 }
 
-/// Hands over a packet.
+/// Sends a packet of the app.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`] and not stopped; `data` is null or has `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_push(tunnel: *mut mpvpn_tunnel, data: *const u8, length: usize) -> c_int {
-    guarded(0, || {
+    catch_panic(0, || {
         // SAFETY: null or valid, by the contract of this function.
         let Some(tunnel) = (unsafe { tunnel.as_ref() }) else { return 0 };
         if data.is_null() || length > isize::MAX as usize {
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn mpvpn_push(tunnel: *mut mpvpn_tunnel, data: *const u8, 
     })
 }
 
-/// Gives another descriptor for packets.
+/// Sets another descriptor for packets.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`] and not stopped; `error` is null or valid.
@@ -208,22 +208,22 @@ pub unsafe extern "C" fn mpvpn_set_packet_fd(
     packet_fd: c_int,
     error: *mut *mut c_char,
 ) -> c_int {
-    let set = guarded(Err("a panic".to_owned()), || {
+    let set = catch_panic(Err("a panic".to_owned()), || {
         // SAFETY: null or valid, by the contract of this function.
         let tunnel = unsafe { tunnel.as_ref() }.ok_or("tunnel is NULL")?;
-        tunnel.0.set_descriptor(duplicate(packet_fd)?).map_err(explained)
+        tunnel.0.set_descriptor(duplicate(packet_fd)?).map_err(error_text)
     });
     // SAFETY: null or valid, by the contract of this function.
-    unsafe { taken(set, error) }
+    unsafe { return_code(set, error) }
 }
 
-/// Looks at the links anew.
+/// Reads the links from the kernel again.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`] and not stopped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_network_changed(tunnel: *mut mpvpn_tunnel) {
-    guarded((), || {
+    catch_panic((), || {
         // SAFETY: null or valid, by the contract of this function.
         if let Some(tunnel) = unsafe { tunnel.as_ref() } {
             tunnel.0.network_changed();
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn mpvpn_network_changed(tunnel: *mut mpvpn_tunnel) {
     });
 }
 
-/// Gives other links.
+/// Replaces the list of links.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`] and not stopped; `given` is null or has `count` links; `error` is null or valid.
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn mpvpn_set_links(
     count: usize,
     error: *mut *mut c_char,
 ) -> c_int {
-    let set = guarded(Err("a panic".to_owned()), || {
+    let set = catch_panic(Err("a panic".to_owned()), || {
         // SAFETY: null or valid, by the contract of this function.
         let tunnel = unsafe { tunnel.as_ref() }.ok_or("tunnel is NULL")?;
         // SAFETY: so many links, by the contract of this function.
@@ -250,29 +250,29 @@ pub unsafe extern "C" fn mpvpn_set_links(
         Ok(())
     });
     // SAFETY: null or valid, by the contract of this function.
-    unsafe { taken(set, error) }
+    unsafe { return_code(set, error) }
 }
 
-/// Tells the status.
+/// Returns the status as JSON.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`] and not stopped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_status_json(tunnel: *mut mpvpn_tunnel) -> *mut c_char {
-    guarded(ptr::null_mut(), || {
+    catch_panic(ptr::null_mut(), || {
         // SAFETY: null or valid, by the contract of this function.
         let status = unsafe { tunnel.as_ref() }.and_then(|tunnel| tunnel.0.status_json());
         status.map_or(ptr::null_mut(), |status| c_string(&status).into_raw())
     })
 }
 
-/// Ends a tunnel, and frees it.
+/// Stops a tunnel, and frees it.
 ///
 /// # Safety
 /// `tunnel` is null or of [`mpvpn_start`]; no other function has it, now or later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_stop(tunnel: *mut mpvpn_tunnel) {
-    guarded((), || {
+    catch_panic((), || {
         if !tunnel.is_null() {
             // SAFETY: it came out of a box in `mpvpn_start`, and nobody else has it, by the contract of this function.
             unsafe { Box::from_raw(tunnel) }.0.stop();
@@ -299,9 +299,9 @@ pub extern "C" fn mpvpn_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Runs `work`; returns `else_this` if it panics.
-fn guarded<T>(else_this: T, work: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or(else_this)
+/// Runs `work`; returns `on_panic` if it panics.
+fn catch_panic<T>(on_panic: T, work: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(on_panic)
 }
 
 /// A duplicate of an app's descriptor.
@@ -315,7 +315,7 @@ fn duplicate(fd: c_int) -> Result<OwnedFd, String> {
 }
 
 /// # Safety
-/// `string` is null or a string that ends, and lives for `'a`.
+/// `string` is null, or a string that ends with NUL and lives for `'a`.
 unsafe fn text<'a>(string: *const c_char, what: &str) -> Result<&'a str, String> {
     if string.is_null() {
         return Err(format!("{what} is NULL"));
@@ -367,26 +367,30 @@ fn addresses(found: &[u8]) -> Result<Vec<IpAddr>, String> {
         .collect()
 }
 
+/// Writes an error for the app.
+///
 /// # Safety
 /// `error` is null or valid.
-unsafe fn tell(error: *mut *mut c_char, reason: String) {
+unsafe fn set_error(error: *mut *mut c_char, reason: String) {
     if !error.is_null() {
         // SAFETY: not null, and valid by the contract.
         unsafe { *error = c_string(&reason).into_raw() };
     }
 }
 
+/// Returns 1 for success; else writes the error for the app and returns 0.
+///
 /// # Safety
 /// `error` is null or valid.
-unsafe fn taken(result: Result<(), String>, error: *mut *mut c_char) -> c_int {
+unsafe fn return_code(result: Result<(), String>, error: *mut *mut c_char) -> c_int {
     let Err(reason) = result else { return 1 };
     // SAFETY: null or valid, by the contract.
-    unsafe { tell(error, reason) };
+    unsafe { set_error(error, reason) };
     0
 }
 
 /// The text of an error, with the next step if there is one.
-fn explained(error: Error) -> String {
+fn error_text(error: Error) -> String {
     match error {
         Error::Control(control) => format!("{control}: {}", control.next_step()),
         other => other.to_string(),

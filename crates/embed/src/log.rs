@@ -18,8 +18,9 @@ pub use tracing::Level;
 /// Receives a log line: level, target, and message with fields.
 type Sink = Box<dyn Fn(Level, &str, &str) + Send + Sync>;
 
-struct Lines {
-    most: Level,
+/// Passes log lines of a level up to `max_level` to `sink`.
+struct LineSubscriber {
+    max_level: Level,
     sink: Sink,
 }
 
@@ -29,19 +30,19 @@ struct Lines {
 /// is a thread of the app without a subscriber, the event is disabled for the threads of tunnels, too.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
-/// A subscriber that passes log lines up to the level `most` to `sink`.
-pub(crate) fn lines(most: Level, sink: Sink) -> Dispatch {
+/// Returns a subscriber that passes log lines of a level up to `max_level` to `sink`.
+pub(crate) fn subscriber(max_level: Level, sink: Sink) -> Dispatch {
     LazyLock::force(&SECOND_SUBSCRIBER);
-    Dispatch::new(Lines { most, sink })
+    Dispatch::new(LineSubscriber { max_level, sink })
 }
 
-impl Subscriber for Lines {
+impl Subscriber for LineSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= self.most
+        metadata.is_event() && *metadata.level() <= self.max_level
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.most.into())
+        Some(self.max_level.into())
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -90,7 +91,7 @@ mod tests {
         }
         let got = Arc::new(Mutex::new(0));
         let count = got.clone();
-        let log = lines(Level::INFO, Box::new(move |_, _, _| *count.lock().unwrap() += 1));
+        let log = subscriber(Level::INFO, Box::new(move |_, _, _| *count.lock().unwrap() += 1));
         std::thread::scope(|scope| {
             scope.spawn(event);
         });
@@ -105,7 +106,7 @@ mod tests {
         let sink = move |level: Level, target: &str, line: &str| {
             put.lock().unwrap().push(format!("{level} {target} {line}"));
         };
-        tracing::dispatcher::with_default(&lines(Level::INFO, Box::new(sink)), || {
+        tracing::dispatcher::with_default(&subscriber(Level::INFO, Box::new(sink)), || {
             tracing::info!(target: "here", link = %"eth0", mtu = 1400, "link up");
             tracing::debug!("a detail");
         });

@@ -24,11 +24,11 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A tunnel with this configuration: TOML with the keys of `client.toml` but those about a TUN device, proxies and the
-    /// log. `server`, and one of `ca`, `pin` and `insecure`, have to be there.
+    /// Creates a builder from a configuration: TOML with the keys of `client.toml`, except those about a TUN device, proxies and
+    /// the log. It must contain `server`, and one of `ca`, `pin` and `insecure`.
     ///
     /// # Errors
-    /// If the text cannot be understood; whether the keys fit together is told at the start.
+    /// If the text does not parse. Contradictory keys are an error of the start.
     pub fn new(configuration: &str) -> Result<Self, Error> {
         let options = ClientOptions::parse(configuration)?;
         Ok(Self { options, protect: None, resolve: None, links: None, log: None })
@@ -43,8 +43,8 @@ impl Builder {
         self
     }
 
-    /// Resolves the server's name in place of the system, whose resolver may ask through this very tunnel. It is called by
-    /// a thread of its own and may take its time; the tunnel stops when it has returned.
+    /// Sets a callback that resolves the server's name instead of the system, whose resolver may send its queries through this
+    /// tunnel. A separate thread calls it, so it may block; the tunnel stops only after it has returned.
     #[must_use]
     pub fn resolve(
         mut self,
@@ -54,24 +54,24 @@ impl Builder {
         self
     }
 
-    /// Gives the links, where the kernel does not tell them, as on Android, or others are wanted. With `path` in the
-    /// configuration only those that it names are used.
+    /// Sets the links, instead of those that the kernel reports. Android does not report them to apps. If the configuration has
+    /// the key `path`, only the links in it are used.
     #[must_use]
     pub fn links(mut self, links: Vec<Link>) -> Self {
         self.links = Some(links);
         self
     }
 
-    /// Has the lines of the log up to the level `most` handed to `sink`, by the tunnel's thread. Without it they go to the
-    /// subscriber of `tracing` that the process has, if any.
+    /// Sets a callback for log lines of a level up to `max_level`. The tunnel's thread calls it. Without it, log lines go to the
+    /// `tracing` subscriber of the process, if it has one.
     #[must_use]
-    pub fn log(mut self, most: Level, sink: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
-        self.log = Some(log::lines(most, Box::new(sink)));
+    pub fn log(mut self, max_level: Level, sink: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
+        self.log = Some(log::subscriber(max_level, Box::new(sink)));
         self
     }
 
-    /// Starts the tunnel without packets: [`Tunnel::set_descriptor`] brings their descriptor. So it is with `VpnService`,
-    /// which makes an interface of addresses, and these come with [`Event::Up`].
+    /// Starts the tunnel without a descriptor for packets, which [`Tunnel::set_descriptor`] sets later: Android's `VpnService`
+    /// needs the tunnel's addresses to create one, and these are known from [`Event::Up`].
     ///
     /// `events` is called by the tunnel's thread and must not wait.
     ///
@@ -81,8 +81,8 @@ impl Builder {
         self.start_with(Packets::Later, Box::new(events))
     }
 
-    /// Starts the tunnel with the packets of a descriptor, one a read and a write: what `VpnService` gives, or an end of a
-    /// pair of sockets (SOCK_SEQPACKET, SOCK_DGRAM). It becomes nonblocking, with all its duplicates.
+    /// Starts the tunnel with a descriptor whose reads and writes carry one packet each: that of a `VpnService`, or one end of a
+    /// socket pair (SOCK_SEQPACKET, SOCK_DGRAM). The descriptor and all its duplicates become nonblocking.
     ///
     /// `events` is called by the tunnel's thread and must not wait.
     ///
@@ -96,8 +96,8 @@ impl Builder {
         self.start_with(Packets::Descriptor(packets), Box::new(events))
     }
 
-    /// Starts the tunnel with packets by calls: [`Tunnel::push`] takes those of the app, `packets` gets those for it, each
-    /// a whole IP packet with right checksums.
+    /// Starts the tunnel with calls for packets: [`Tunnel::push`] takes packets of the app, and `packets` gets packets for the
+    /// app. Each is a whole IP packet with valid checksums.
     ///
     /// `packets` and `events` are called by the tunnel's thread and must not wait.
     ///
@@ -131,8 +131,8 @@ impl Tunnel {
         self.0.push(packet)
     }
 
-    /// Packets come and go by this descriptor from now on, whatever they did before; see
-    /// [`Builder::start_with_descriptor`]. The one of before is closed.
+    /// Uses this descriptor for packets from now on, in both directions; see [`Builder::start_with_descriptor`]. A previous
+    /// descriptor is closed.
     ///
     /// # Errors
     /// If it cannot carry packets.
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: &str = "server = '127.0.0.1:9'\ninsecure = true\n";
+    const UNREACHABLE_SERVER: &str = "server = '127.0.0.1:9'\ninsecure = true\n";
 
     fn start(text: &str) -> Result<Tunnel, Error> {
         let given = vec![Link { address: Some([127, 0, 0, 1].into()), ..Link::new("lo") }];
@@ -193,19 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told_and_nothing_is_left() {
+    fn unusable_input_is_an_error() {
         let text = |result: Result<Tunnel, Error>| result.err().expect("an error").to_string();
         assert!(text(start("server = 'a'")).contains("how to verify the server"));
         assert!(text(start("server")).contains("line 1"));
-        assert!(text(start(&format!("{NOBODY}share = ['lan0']"))).contains("`share` does not apply"));
+        assert!(
+            text(start(&format!("{UNREACHABLE_SERVER}share = ['lan0']"))).contains("`share` does not apply")
+        );
         let pipe = fs::File::open("/proc/self/exe").unwrap();
-        let started = Builder::new(NOBODY).unwrap().start_with_descriptor(pipe.into(), |_| {});
+        let started = Builder::new(UNREACHABLE_SERVER).unwrap().start_with_descriptor(pipe.into(), |_| {});
         assert!(text(started).contains("one packet a read"));
     }
 
     #[test]
     fn several_tunnels_run_beside_each_other_and_stop() {
-        let tunnels: Vec<_> = (0..3).map(|_| start(NOBODY).unwrap()).collect();
+        let tunnels: Vec<_> = (0..3).map(|_| start(UNREACHABLE_SERVER).unwrap()).collect();
         for tunnel in &tunnels {
             let status = tunnel.status().expect("a status");
             assert_eq!((status.links.len(), status.links[0].name.as_str()), (1, "lo"));
@@ -220,7 +222,7 @@ mod tests {
     fn a_link_whose_socket_the_app_refuses_is_not_used() {
         let (asked, names) = channel();
         let given = vec![Link { address: Some([127, 0, 0, 1].into()), ..Link::new("lo") }];
-        let builder = Builder::new(NOBODY).unwrap().links(given).protect(move |_, name| {
+        let builder = Builder::new(UNREACHABLE_SERVER).unwrap().links(given).protect(move |_, name| {
             let _ = asked.send(name.to_owned());
             false
         });
@@ -236,11 +238,11 @@ mod tests {
 
     #[test]
     fn a_descriptor_whose_other_end_is_closed_ends_the_tunnel() {
-        let (told, events) = channel();
+        let (sender, events) = channel();
         let (ours, its) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let builder = Builder::new(NOBODY).unwrap().links(Vec::new());
-        let tunnel = builder.start_with_descriptor(its, move |event| _ = told.send(event)).unwrap();
+        let builder = Builder::new(UNREACHABLE_SERVER).unwrap().links(Vec::new());
+        let tunnel = builder.start_with_descriptor(its, move |event| _ = sender.send(event)).unwrap();
         assert!(!tunnel.push(&[0x45; 20]), "packets come by the descriptor");
         drop(ours);
         let event = events.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -258,7 +260,7 @@ mod tests {
         let place = Arc::new(Mutex::new(None::<Tunnel>));
         let (done, calls) = channel();
         let inside = place.clone();
-        let builder = Builder::new(NOBODY).unwrap().links(Vec::new()).protect(move |_, _| {
+        let builder = Builder::new(UNREACHABLE_SERVER).unwrap().links(Vec::new()).protect(move |_, _| {
             let tunnel = inside.lock().unwrap().take().expect("it was put there");
             let _ = done.send(tunnel.status().is_none());
             tunnel.stop();

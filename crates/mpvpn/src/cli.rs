@@ -13,7 +13,7 @@ use crate::{
     output::print,
 };
 
-const WHAT: &str = "bad usage";
+const SUMMARY: &str = "bad usage";
 
 /// The program with all its commands.
 fn define() -> clap::Command {
@@ -25,12 +25,12 @@ fn define() -> clap::Command {
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(commands::ALL.iter().map(|entry| with_words((entry.define)())))
+        .subcommands(commands::ALL.iter().map(|entry| with_possible_values((entry.define)())))
 }
 
-/// The command with the possible words of its options in their help texts, one word a line.
-fn with_words(command: clap::Command) -> clap::Command {
-    command.mut_subcommands(with_words).mut_args(|arg| {
+/// The command with the possible values of its options in their help texts, one value a line.
+fn with_possible_values(command: clap::Command) -> clap::Command {
+    command.mut_subcommands(with_possible_values).mut_args(|arg| {
         let words: Vec<_> = arg.get_possible_values();
         let lines = words.iter().filter_map(|word| {
             let meaning = word.get_help()?.to_string();
@@ -54,16 +54,16 @@ fn sentence(text: &str) -> String {
 
 /// Runs the command of a command line.
 pub(crate) fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
-    let words = unfold_mode(words)?;
+    let words = expand_mode(words)?;
     let mut found = match define().try_get_matches_from(words) {
         Ok(found) => found,
         Err(error) if error.use_stderr() => return Err(explain(&error)),
         Err(help) => return print(&help.to_string()),
     };
-    let Some((name, mut options)) = found.remove_subcommand() else { return Err(missing()) };
+    let Some((name, mut options)) = found.remove_subcommand() else { return Err(missing_command()) };
     match entry(&name) {
         Some(entry) => (entry.run)(&mut options),
-        None => Err(missing()),
+        None => Err(missing_command()),
     }
 }
 
@@ -87,8 +87,8 @@ Examples:
 `mpvpn --mode server …` and `mpvpn --mode client …` mean `mpvpn server …` and `mpvpn client …`.
 Exit codes: 0 ended as asked, 1 failure, 2 bad usage or configuration.";
 
-/// Turns `--mode server …`, wherever it stands among options, into `server …`.
-pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+/// Replaces `--mode server …`, anywhere among the options, by `server …`.
+pub(crate) fn expand_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
     let starts_with_option =
         words.get(1).and_then(|word| word.to_str()).is_some_and(|word| word.starts_with('-'));
     let is_mode =
@@ -102,7 +102,7 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
     };
     if mode != "server" && mode != "client" {
         return Err(Failure::usage(
-            WHAT,
+            SUMMARY,
             format!("`{mode}` is not a mode: expected --mode server or --mode client"),
             "see `mpvpn --help`",
         ));
@@ -112,54 +112,56 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 }
 
 /// Options that users try although they are keys of the configuration file, with the next step.
-const ELSEWHERE: &[(&str, &str)] =
+const KEYS_OF_THE_FILE: &[(&str, &str)] =
     &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
 /// Commands that are planned for later versions.
 const LATER_COMMANDS: &[&str] = &["top", "ping", "user"];
 
-fn missing() -> Failure {
-    Failure::usage(WHAT, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
+fn missing_command() -> Failure {
+    Failure::usage(SUMMARY, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
 }
 
 const HELP: &str = "see `mpvpn --help` and `mpvpn COMMAND --help`";
 
 /// Rewords an error of clap as cause and next step.
 pub(crate) fn explain(error: &clap::Error) -> Failure {
-    let said = |kind| match error.get(kind) {
+    let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => texts.first().cloned(),
         _ => None,
     };
     match error.kind() {
         ErrorKind::UnknownArgument => {
-            let word = said(ContextKind::InvalidArg).unwrap_or_default();
-            if let Some((_, place)) = ELSEWHERE.iter().find(|(option, _)| *option == word) {
-                return Failure::usage(WHAT, format!("`{word}` is not an option"), *place);
+            let word = context(ContextKind::InvalidArg).unwrap_or_default();
+            if let Some((_, next_step)) = KEYS_OF_THE_FILE.iter().find(|(option, _)| *option == word) {
+                return Failure::usage(SUMMARY, format!("`{word}` is not an option"), *next_step);
             }
-            let next = said(ContextKind::SuggestedArg)
+            let next = context(ContextKind::SuggestedArg)
                 .map_or_else(|| HELP.to_owned(), |similar| format!("did you mean `{similar}`?"));
-            Failure::usage(WHAT, format!("`{word}` is not an option here"), next)
+            Failure::usage(SUMMARY, format!("`{word}` is not an option here"), next)
         }
         ErrorKind::InvalidSubcommand => {
-            let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
+            let word = context(ContextKind::InvalidSubcommand).unwrap_or_default();
             let root = define();
             let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
             let names: Vec<_> = shown.map(clap::Command::get_name).collect();
             let available = format!("available are: {}", names.join(", "));
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
-                return Failure::usage(WHAT, why, available);
+                return Failure::usage(SUMMARY, why, available);
             }
-            Failure::usage(WHAT, format!("`{word}` is not a command"), format!("{available}; {HELP}"))
+            Failure::usage(SUMMARY, format!("`{word}` is not a command"), format!("{available}; {HELP}"))
         }
         ErrorKind::ValueValidation => {
-            let option = said(ContextKind::InvalidArg).unwrap_or_default();
+            let option = context(ContextKind::InvalidArg).unwrap_or_default();
             let why = error.source().map_or_else(|| first_line(error), ToString::to_string);
-            Failure::usage(WHAT, format!("{option}: {why}"), HELP)
+            Failure::usage(SUMMARY, format!("{option}: {why}"), HELP)
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => missing(),
-        _ => Failure::usage(WHAT, first_line(error), HELP),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            missing_command()
+        }
+        _ => Failure::usage(SUMMARY, first_line(error), HELP),
     }
 }
 

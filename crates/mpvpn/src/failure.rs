@@ -3,82 +3,94 @@ use std::{error::Error as StdError, process::ExitCode};
 use mpvpn_control::tls::CertificateRefusal;
 
 /// The next step for errors that have none of their own.
-pub(crate) const LOG: &str = "read the log above; --log-level debug shows more";
+pub(crate) const READ_THE_LOG: &str = "read the log above; --log-level debug shows more";
 
 /// The exit codes of all commands.
 #[cfg(test)]
 pub(crate) const EXIT_CODES: [(u8, &str); 3] = [
     (0, "The command ended as asked. `mpvpn check`: a client would have at least one link."),
     (
-        WORLD,
+        RUNTIME_FAILURE,
         "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work.",
     ),
-    (USAGE, "Bad usage or configuration: an option, a key, or a combination of them is wrong."),
+    (BAD_USAGE, "Bad usage or configuration: an option, a key, or a combination of them is wrong."),
 ];
-const WORLD: u8 = 1;
-const USAGE: u8 = 2;
+const RUNTIME_FAILURE: u8 = 1;
+const BAD_USAGE: u8 = 2;
 
 /// Why the program ends with a code other than 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    what: String,
-    why: String,
-    next: String,
-    code: u8,
+    /// What failed.
+    summary: String,
+    cause: String,
+    next_step: String,
+    exit_code: u8,
 }
 
 impl Failure {
     /// Bad usage or configuration.
-    pub(crate) fn usage(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), next: next.into(), code: USAGE }
+    pub(crate) fn usage(summary: &str, cause: impl Into<String>, next_step: impl Into<String>) -> Self {
+        Self::new(summary, cause.into(), next_step.into(), BAD_USAGE)
     }
 
     /// A failure of a file, the network, the kernel or another process.
-    pub(crate) fn world(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), next: next.into(), code: WORLD }
+    pub(crate) fn runtime(summary: &str, cause: impl Into<String>, next_step: impl Into<String>) -> Self {
+        Self::new(summary, cause.into(), next_step.into(), RUNTIME_FAILURE)
+    }
+
+    fn new(summary: &str, cause: String, next_step: String, exit_code: u8) -> Self {
+        Self { summary: summary.to_owned(), cause, next_step, exit_code }
     }
 
     /// An error of configuration or the local API.
-    pub(crate) fn control(what: &str, error: &mpvpn_control::Error) -> Self {
-        let kind = if error.is_usage() { Self::usage } else { Self::world };
-        kind(what, error.to_string(), error.next_step())
+    pub(crate) fn from_control_error(summary: &str, error: &mpvpn_control::Error) -> Self {
+        Self::new(summary, error.to_string(), error.next_step(), exit_code_of(error))
     }
 
     /// An error of a running server, client or lab. The next step is that of its cause, if the cause is an error of
-    /// configuration or a refused certificate; else `next`.
-    pub(crate) fn run(what: &str, error: &(dyn StdError + 'static), next: &str) -> Self {
-        let mut next = next.to_owned();
-        let mut code = WORLD;
+    /// configuration or a refused certificate; else `default_next_step`.
+    pub(crate) fn from_error(
+        summary: &str,
+        error: &(dyn StdError + 'static),
+        default_next_step: &str,
+    ) -> Self {
+        let mut next_step = default_next_step.to_owned();
+        let mut exit_code = RUNTIME_FAILURE;
         for cause in causes(error) {
             if let Some(control) = cause.downcast_ref::<mpvpn_control::Error>() {
-                next = control.next_step();
-                code = if control.is_usage() { USAGE } else { WORLD };
+                next_step = control.next_step();
+                exit_code = exit_code_of(control);
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
-                next = refusal.next_step().into();
+                next_step = refusal.next_step().into();
             }
         }
-        Self { what: what.into(), why: chain(error), next, code }
+        Self::new(summary, join_causes(error), next_step, exit_code)
     }
 
     /// Prints the failure to stderr.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("{}", self.text());
-        ExitCode::from(self.code)
+        ExitCode::from(self.exit_code)
     }
 
     pub(crate) fn text(&self) -> String {
-        format!("mpvpn: {}: {}\n  next: {}", self.what, self.why, self.next)
+        format!("mpvpn: {}: {}\n  next: {}", self.summary, self.cause, self.next_step)
     }
 }
 
+fn exit_code_of(error: &mpvpn_control::Error) -> u8 {
+    if error.is_usage() { BAD_USAGE } else { RUNTIME_FAILURE }
+}
+
 /// The error and its causes in one line; a cause that is already part of the line is left out.
-fn chain(error: &(dyn StdError + 'static)) -> String {
+fn join_causes(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     for cause in causes(error).skip(1) {
-        let said = cause.to_string();
-        if !text.contains(&said) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
             text.push_str(": ");
-            text.push_str(&said);
+            text.push_str(&cause);
         }
     }
     text
@@ -113,24 +125,24 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_knows_what_to_do_next_is_asked() {
+    fn the_next_step_of_the_cause_is_printed() {
         let refusal = CertificateRefusal::NotOwner { why: "bad signature".into() };
-        let failure = Failure::run("the client ended", &Wrapped(Box::new(refusal.clone())), "look");
+        let failure = Failure::from_error("the client ended", &Wrapped(Box::new(refusal.clone())), "look");
         assert_eq!(
             failure.text(),
             format!("mpvpn: the client ended: no session: {refusal}\n  next: {}", refusal.next_step())
         );
-        assert_eq!(failure.code, 1);
+        assert_eq!(failure.exit_code, 1);
 
         let usage = ClientConfig::resolve(ClientOptions::default()).unwrap_err();
-        let failure = Failure::run("the client ended", &Wrapped(Box::new(usage)), "look");
-        assert_eq!(failure.code, 2);
+        let failure = Failure::from_error("the client ended", &Wrapped(Box::new(usage)), "look");
+        assert_eq!(failure.exit_code, 2);
         assert!(failure.text().ends_with("no server is given\n  next: add --server HOST:PORT"));
     }
 
     #[test]
-    fn other_causes_leave_the_general_advice() {
-        let failure = Failure::run("the client ended", &Wrapped("the cable is cut".into()), "look");
+    fn causes_without_a_next_step_get_the_default_one() {
+        let failure = Failure::from_error("the client ended", &Wrapped("the cable is cut".into()), "look");
         assert_eq!(failure.text(), "mpvpn: the client ended: no session: the cable is cut\n  next: look");
     }
 }

@@ -10,9 +10,9 @@ mod cli;
 mod commands;
 mod failure;
 mod output;
+mod process_selector;
 #[cfg(test)]
 mod reference;
-mod target;
 
 use std::process::ExitCode;
 

@@ -7,10 +7,10 @@ use std::{
 
 use crate::failure::Failure;
 
-/// A line of JSON; `what` names the failed action.
-pub(crate) fn in_json(what: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
+/// Returns a line of JSON; `summary` is the summary of a failure.
+pub(crate) fn json_line(summary: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
     let json = written.map_err(|error| {
-        Failure::world(what, error.to_string(), "this is a bug: report it to the project")
+        Failure::runtime(summary, error.to_string(), "this is a bug: report it to the project")
     })?;
     Ok(format!("{json}\n"))
 }
@@ -28,7 +28,7 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::world("cannot write to stdout", error.to_string(), "check where the output goes"))
+            Err(Failure::runtime("cannot write to stdout", error.to_string(), "check where the output goes"))
         }
         _ => Ok(ExitCode::SUCCESS),
     }

@@ -14,9 +14,9 @@ fn parse(line: &str) -> Result<(String, ArgMatches), Failure> {
         0 => part.split_whitespace().collect::<Vec<_>>(),
         _ => vec![part],
     });
-    let words = unfold_mode(words.map(OsString::from).collect())?;
+    let words = expand_mode(words.map(OsString::from).collect())?;
     let mut found = define().try_get_matches_from(words).map_err(|error| explain(&error))?;
-    found.remove_subcommand().ok_or_else(missing)
+    found.remove_subcommand().ok_or_else(missing_command)
 }
 
 fn server(line: &str) -> ServerConfig {
@@ -82,7 +82,7 @@ fn a_mode_that_is_none_is_refused() {
 #[test]
 fn the_mode_of_a_command_run_in_a_lab_is_not_ours() {
     let words: Vec<OsString> = ["mpvpn", "lab", "up", "--", "x", "--mode", "y"].map(Into::into).into();
-    assert_eq!(unfold_mode(words.clone()), Ok(words));
+    assert_eq!(expand_mode(words.clone()), Ok(words));
 }
 
 #[test]

@@ -12,10 +12,10 @@ use mpvpn_engine::client::check::run;
 use super::{Command, client::ClientArgs};
 use crate::{
     failure::Failure,
-    output::{in_json, print, width},
+    output::{json_line, print, width},
 };
 
-const WHAT: &str = "cannot check the links";
+const SUMMARY: &str = "cannot check the links";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,12 +38,12 @@ pub(crate) struct Check {
     pub(crate) client: ClientArgs,
 }
 
-/// The options of a client that matter for a check.
-const OF_A_CHECK: &[&str] =
+/// The options of a client that a check uses; the others are hidden in its help.
+const CHECK_OPTIONS: &[&str] =
     &["json", "config", "server", "path", "ca", "pin", "insecure", "token", "token_file", "via", "transport"];
 
 fn hide(arg: clap::Arg) -> clap::Arg {
-    let is_hidden = !OF_A_CHECK.contains(&arg.get_id().as_str());
+    let is_hidden = !CHECK_OPTIONS.contains(&arg.get_id().as_str());
     arg.hide(is_hidden)
 }
 
@@ -55,23 +55,23 @@ impl Command for Check {
 
 fn check_links(args: Check) -> Result<ExitCode, Failure> {
     let config = ClientConfig::load(args.client.config.as_deref(), args.client.options)
-        .map_err(|error| Failure::control(WHAT, &error))?;
+        .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
     log::init(config.log_level);
     // Progress is for people: a program reads the JSON only.
-    let shows = std::io::stderr().is_terminal() || !args.json;
-    let tell = |line: &str| {
-        if shows {
+    let shows_progress = std::io::stderr().is_terminal() || !args.json;
+    let progress = |line: &str| {
+        if shows_progress {
             // Without stderr, only the progress is lost.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     };
-    tell(&format!("checking the links to {}, for up to 20 s", config.server));
+    progress(&format!("checking the links to {}, for up to 20 s", config.server));
     let next = "check the name in --server, and that this machine resolves names: `getent hosts NAME`";
-    let found = run(&config, &tell).map_err(|error| Failure::run(WHAT, &error, next))?;
+    let result = run(&config, &progress).map_err(|error| Failure::from_error(SUMMARY, &error, next))?;
     print(&if args.json {
-        in_json(WHAT, serde_json::to_string(&found))?
+        json_line(SUMMARY, serde_json::to_string(&result))?
     } else {
-        check::render(&found, width())
+        check::render(&result, width())
     })?;
-    Ok(if found.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if result.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

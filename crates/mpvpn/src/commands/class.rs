@@ -11,7 +11,7 @@ use mpvpn_control::config::{ClientConfig, PacketDescription, render_classes};
 use super::Command;
 use crate::{
     failure::Failure,
-    output::{in_json, print, width},
+    output::{json_line, print, width},
 };
 
 const EXAMPLES: &str = "\
@@ -71,14 +71,14 @@ impl Command for Class {
                 print(&render_classes(&load("cannot show the classes", config.as_deref())?, width()))
             }
             ClassCommand::Test { config, json, packet } => {
-                const WHAT: &str = "cannot test the packet";
+                const SUMMARY: &str = "cannot test the packet";
                 let packet: PacketDescription = packet
                     .join(" ")
                     .parse()
-                    .map_err(|why: String| Failure::usage(WHAT, why, "see `mpvpn class test --help`"))?;
-                let ruling = load(WHAT, config.as_deref())?.class_of(&packet);
+                    .map_err(|why: String| Failure::usage(SUMMARY, why, "see `mpvpn class test --help`"))?;
+                let ruling = load(SUMMARY, config.as_deref())?.class_of(&packet);
                 print(&if json {
-                    in_json(WHAT, serde_json::to_string(&ruling))?
+                    json_line(SUMMARY, serde_json::to_string(&ruling))?
                 } else {
                     format!("{ruling}\n")
                 })
@@ -87,6 +87,6 @@ impl Command for Class {
     }
 }
 
-fn load(what: &str, file: Option<&Path>) -> Result<ClientConfig, Failure> {
-    ClientConfig::load_without_server(file).map_err(|error| Failure::control(what, &error))
+fn load(summary: &str, file: Option<&Path>) -> Result<ClientConfig, Failure> {
+    ClientConfig::load_without_server(file).map_err(|error| Failure::from_control_error(summary, &error))
 }

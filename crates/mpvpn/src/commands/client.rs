@@ -10,7 +10,7 @@ use mpvpn_control::{
 use mpvpn_engine::client;
 
 use super::Command;
-use crate::failure::{Failure, LOG};
+use crate::failure::{Failure, READ_THE_LOG};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,9 +52,11 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 impl Command for Client {
     fn run(self) -> Result<ExitCode, Failure> {
         let origin = ConfigSource::<ClientOptions>::new(self.args.config, self.args.options);
-        let config = origin.load().map_err(|error| Failure::control("cannot start the client", &error))?;
+        let config =
+            origin.load().map_err(|error| Failure::from_control_error("cannot start the client", &error))?;
         log::init(config.log_level);
-        client::run(config, origin).map_err(|error| Failure::run("the client ended", &error, LOG))?;
+        client::run(config, origin)
+            .map_err(|error| Failure::from_error("the client ended", &error, READ_THE_LOG))?;
         Ok(ExitCode::SUCCESS)
     }
 }

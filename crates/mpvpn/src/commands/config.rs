@@ -6,9 +6,9 @@ use clap::{Parser, Subcommand};
 use mpvpn_control::{api, config::ReloadReport};
 
 use super::Command;
-use crate::{failure::Failure, output::print, target::Target};
+use crate::{failure::Failure, output::print, process_selector::ProcessSelector};
 
-const WHAT: &str = "cannot reload the configuration";
+const SUMMARY: &str = "cannot reload the configuration";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,14 +29,14 @@ pub(crate) struct Config {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Read the configuration file again; sessions continue
-    Reload(Target),
+    Reload(ProcessSelector),
 }
 
 impl Command for Config {
     fn run(self) -> Result<ExitCode, Failure> {
         let ConfigCommand::Reload(target) = self.command;
-        let socket = target.socket(WHAT)?;
-        let reloaded = api::reload(&socket).map_err(|error| Failure::control(WHAT, &error))?;
+        let socket = target.socket(SUMMARY)?;
+        let reloaded = api::reload(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
         print(&text_of(&reloaded))
     }
 }

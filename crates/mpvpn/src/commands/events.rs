@@ -15,10 +15,10 @@ use super::Command;
 use crate::{
     failure::Failure,
     output::print,
-    target::{Target, either},
+    process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const WHAT: &str = "cannot show the events";
+const SUMMARY: &str = "cannot show the events";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +38,7 @@ ago: `90s`, `10m`, `2h`, `3d`. A time without a date is the latest such time bef
 
 /// Show what changed and why: links, paths, transport, classes, capacity, sessions
 #[derive(Debug, Parser)]
-#[command(name = "events", after_help = EXAMPLES, mut_arg("name", either))]
+#[command(name = "events", after_help = EXAMPLES, mut_arg("name", help_for_any_role))]
 pub(crate) struct Events {
     /// Print JSON, one object a line
     #[arg(long)]
@@ -47,22 +47,22 @@ pub(crate) struct Events {
     #[arg(long)]
     follow: bool,
     /// Only events at this time or later
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<OffsetDateTime>,
     /// Only events before this time
-    #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "follow")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "follow")]
     until: Option<OffsetDateTime>,
     /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, kill_switch, configuration, log
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     kind: Vec<EventKind>,
     #[command(flatten)]
-    target: Target,
+    target: ProcessSelector,
 }
 
 impl Command for Events {
     fn run(self) -> Result<ExitCode, Failure> {
-        let socket = self.target.socket(WHAT)?;
-        let failed = |error| Failure::control(WHAT, &error);
+        let socket = self.target.socket(SUMMARY)?;
+        let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if !self.follow {
             let lines = api::fetch_events(&socket).map_err(failed)?;
             let shown: String = lines.lines().filter_map(|line| self.show(line)).collect();
@@ -77,7 +77,7 @@ impl Command for Events {
         api::follow_events(&socket, take).map_err(failed)?;
         outcome?;
         let why = format!("the process at {} has ended", socket.display());
-        Err(Failure::world("no more events", why, "start the process again, then this command"))
+        Err(Failure::runtime("no more events", why, "start the process again, then this command"))
     }
 }
 
@@ -103,10 +103,10 @@ impl Events {
         }
         let count = entry["count"].as_u64().unwrap_or(1);
         let repeated = match first {
-            Some(first) if count > 1 => format!(" ({count} times since {})", local(first, last)),
+            Some(first) if count > 1 => format!(" ({count} times since {})", format_local(first, last)),
             _ => String::new(),
         };
-        let last = last.map_or_else(String::new, |last| local(last, None));
+        let last = last.map_or_else(String::new, |last| format_local(last, None));
         Some(format!("{last:23}  {kind:13}  {}{repeated}\n", text("text")?))
     }
 }
@@ -117,9 +117,9 @@ const SECOND: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]:[
 const MILLISECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[hour]:[minute]:[second].[subsecond digits:3]");
 
-/// A local time; without the date if that is the date of `beside`.
-fn local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
-    let (at, beside) = (in_zone(at), beside.map(in_zone));
+/// Formats a time as local time, without the date if `beside` has the same date.
+fn format_local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
+    let (at, beside) = (to_local(at), beside.map(to_local));
     let time = at.format(MILLISECOND).unwrap_or_default();
     match beside.is_some_and(|beside| beside.date() == at.date()) {
         true => time,
@@ -127,48 +127,48 @@ fn local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
     }
 }
 
-/// The same moment in the time zone of this machine, or in UTC if that is unknown.
-fn in_zone(at: OffsetDateTime) -> OffsetDateTime {
+/// Converts a time to the time zone of this machine, or to UTC if that is unknown.
+fn to_local(at: OffsetDateTime) -> OffsetDateTime {
     at.to_offset(UtcOffset::local_offset_at(at).unwrap_or(UtcOffset::UTC))
 }
 
-fn moment(text: &str) -> Result<OffsetDateTime, String> {
-    moment_before(OffsetDateTime::now_utc(), text, in_zone)
+fn parse_time(text: &str) -> Result<OffsetDateTime, String> {
+    parse_time_at(OffsetDateTime::now_utc(), text, to_local)
 }
 
-/// Parses a time as given at `now`; `in_zone` converts a moment to local time.
-fn moment_before(
+/// Parses a time that was given at `now`; `to_local` converts to local time.
+fn parse_time_at(
     now: OffsetDateTime,
     text: &str,
-    in_zone: impl Fn(OffsetDateTime) -> OffsetDateTime,
+    to_local: impl Fn(OffsetDateTime) -> OffsetDateTime,
 ) -> Result<OffsetDateTime, String> {
     if let Ok(exact) = OffsetDateTime::parse(text, &Rfc3339) {
         return Ok(exact);
     }
-    if let Some(ago) = ago(text) {
+    if let Some(ago) = parse_duration(text) {
         return now.checked_sub(ago).ok_or_else(|| format!("`{text}` is too long ago"));
     }
-    let clock = |text: &str| Time::parse(text, SECOND).or_else(|_| Time::parse(text, MINUTE)).ok();
+    let time_of_day = |text: &str| Time::parse(text, SECOND).or_else(|_| Time::parse(text, MINUTE)).ok();
     // The offset of a local time is taken from a moment at most some hours away: it is wrong only while clocks change.
-    let here = |date: Date, time: Time| {
-        let guess = PrimitiveDateTime::new(date, time).assume_offset(in_zone(now).offset());
-        PrimitiveDateTime::new(date, time).assume_offset(in_zone(guess).offset())
+    let local_time = |date: Date, time: Time| {
+        let guess = PrimitiveDateTime::new(date, time).assume_offset(to_local(now).offset());
+        PrimitiveDateTime::new(date, time).assume_offset(to_local(guess).offset())
     };
-    if let Some(time) = clock(text) {
-        let today = in_zone(now).date();
-        let at = here(today, time);
+    if let Some(time) = time_of_day(text) {
+        let today = to_local(now).date();
+        let at = local_time(today, time);
         let yesterday = today.previous_day().filter(|_| at > now);
-        return Ok(yesterday.map_or(at, |yesterday| here(yesterday, time)));
+        return Ok(yesterday.map_or(at, |yesterday| local_time(yesterday, time)));
     }
     let (date, time) = text.split_once([' ', 'T']).unwrap_or((text, "00:00"));
-    match (Date::parse(date, DATE), clock(time)) {
-        (Ok(date), Some(time)) => Ok(here(date, time)),
+    match (Date::parse(date, DATE), time_of_day(time)) {
+        (Ok(date), Some(time)) => Ok(local_time(date, time)),
         _ => Err(format!("`{text}` is not a time: expected one as in 14:02, \"2026-01-31 14:02:30\" or 10m")),
     }
 }
 
-/// A time ago: `90s`, `10m`, `2h`, `3d`.
-fn ago(text: &str) -> Option<Duration> {
+/// Parses a duration: `90s`, `10m`, `2h`, `3d`.
+fn parse_duration(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds = match unit {
         "s" => 1,
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn times_are_parsed_as_people_write_them() {
         let now = datetime!(2026-09-21 14:30:00 UTC);
-        let of = |text: &str| moment_before(now, text, |at| at.to_offset(offset!(+2)));
+        let of = |text: &str| parse_time_at(now, text, |at| at.to_offset(offset!(+2)));
         for (text, expected) in [
             ("16:02", datetime!(2026-09-21 14:02 UTC)),
             ("16:02:30", datetime!(2026-09-21 14:02:30 UTC)),

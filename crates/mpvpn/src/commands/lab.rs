@@ -18,6 +18,7 @@ pub(crate) struct Lab {
 
 impl Command for Lab {
     fn run(self) -> Result<ExitCode, Failure> {
-        run(self.command).map_err(|error| Failure::run("the lab ended", &error, "see `mpvpn lab --help`"))
+        run(self.command)
+            .map_err(|error| Failure::from_error("the lab ended", &error, "see `mpvpn lab --help`"))
     }
 }

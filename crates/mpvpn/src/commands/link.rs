@@ -13,7 +13,7 @@ use super::Command;
 use crate::{
     failure::Failure,
     output::{print, width},
-    target::Target,
+    process_selector::ProcessSelector,
 };
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ pub(crate) struct Link {
 #[derive(Debug, Subcommand)]
 enum LinkCommand {
     /// Show the links, their states and the reasons for these
-    Show(Target),
+    Show(ProcessSelector),
     /// Change the settings of a link until the client ends
     Set {
         /// The interface
@@ -48,7 +48,7 @@ enum LinkCommand {
         #[command(flatten)]
         change: LinkChange,
         #[command(flatten)]
-        target: Target,
+        target: ProcessSelector,
     },
 }
 
@@ -56,13 +56,14 @@ impl Command for Link {
     fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             LinkCommand::Show(target) => {
-                const WHAT: &str = "cannot show the links";
-                let socket = target.socket(WHAT)?;
-                let status = api::fetch_status(&socket).map_err(|error| Failure::control(WHAT, &error))?;
+                const SUMMARY: &str = "cannot show the links";
+                let socket = target.socket(SUMMARY)?;
+                let status = api::fetch_status(&socket)
+                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 if status.role == Role::Server {
                     let next = "give the socket of a client with --api-socket";
                     return Err(Failure::usage(
-                        WHAT,
+                        SUMMARY,
                         "this process is a server: only clients have links",
                         next,
                     ));
@@ -70,17 +71,21 @@ impl Command for Link {
                 print(&render_links(&status.links, width()))
             }
             LinkCommand::Set { link, change, target } => {
-                const WHAT: &str = "cannot change the link";
+                const SUMMARY: &str = "cannot change the link";
                 let next = "see `mpvpn link set --help`";
                 if change.is_empty() {
-                    return Err(Failure::usage(WHAT, "no option says what to change", next));
+                    return Err(Failure::usage(SUMMARY, "no option says what to change", next));
                 }
                 if !is_link_name(&link) {
-                    return Err(Failure::usage(WHAT, format!("`{link}` is not an interface's name"), next));
+                    return Err(Failure::usage(
+                        SUMMARY,
+                        format!("`{link}` is not an interface's name"),
+                        next,
+                    ));
                 }
-                let socket = target.socket(WHAT)?;
+                let socket = target.socket(SUMMARY)?;
                 let link = api::change_link(&socket, &link, &change)
-                    .map_err(|error| Failure::control(WHAT, &error))?;
+                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 print(&render_links(&[link], width()))
             }
         }

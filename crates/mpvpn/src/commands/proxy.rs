@@ -7,7 +7,7 @@ use mpvpn_control::{config::ConfigSource, log};
 use mpvpn_engine::client;
 
 use super::{Command, client::ClientArgs};
-use crate::failure::{Failure, LOG};
+use crate::failure::{Failure, READ_THE_LOG};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -61,9 +61,11 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 impl Command for Proxy {
     fn run(self) -> Result<ExitCode, Failure> {
         let origin = ConfigSource::of_proxy(self.args.config, self.args.options);
-        let config = origin.load().map_err(|error| Failure::control("cannot start the proxy", &error))?;
+        let config =
+            origin.load().map_err(|error| Failure::from_control_error("cannot start the proxy", &error))?;
         log::init(config.log_level);
-        client::run(config, origin).map_err(|error| Failure::run("the proxy ended", &error, LOG))?;
+        client::run(config, origin)
+            .map_err(|error| Failure::from_error("the proxy ended", &error, READ_THE_LOG))?;
         Ok(ExitCode::SUCCESS)
     }
 }

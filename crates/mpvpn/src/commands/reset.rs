@@ -8,7 +8,7 @@ use mpvpn_engine::reset;
 use super::Command;
 use crate::{failure::Failure, output::print};
 
-const WHAT: &str = "cannot reset this machine";
+const SUMMARY: &str = "cannot reset this machine";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,8 @@ pub(crate) struct Reset {}
 
 impl Command for Reset {
     fn run(self) -> Result<ExitCode, Failure> {
-        let report = reset::run().map_err(|error| Failure::run(WHAT, &error, "sudo mpvpn reset"))?;
+        let report =
+            reset::run().map_err(|error| Failure::from_error(SUMMARY, &error, "sudo mpvpn reset"))?;
         let mut text = String::new();
         let list = |names: &[String]| names.join(", ");
         if !report.reverted.is_empty() {
@@ -43,6 +44,10 @@ impl Command for Reset {
         if report.errors.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        Err(Failure::world(WHAT, report.errors.join("; "), "take these back by hand, or restart the machine"))
+        Err(Failure::runtime(
+            SUMMARY,
+            report.errors.join("; "),
+            "take these back by hand, or restart the machine",
+        ))
     }
 }

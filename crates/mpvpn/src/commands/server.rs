@@ -10,7 +10,7 @@ use mpvpn_control::{
 use mpvpn_engine::server;
 
 use super::Command;
-use crate::failure::{Failure, LOG};
+use crate::failure::{Failure, READ_THE_LOG};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,9 +45,11 @@ pub(crate) struct Server {
 impl Command for Server {
     fn run(self) -> Result<ExitCode, Failure> {
         let origin = ConfigSource::of_server(self.config, self.options, server::rights());
-        let config = origin.load().map_err(|error| Failure::control("cannot start the server", &error))?;
+        let config =
+            origin.load().map_err(|error| Failure::from_control_error("cannot start the server", &error))?;
         log::init(config.log_level);
-        server::run(config, origin).map_err(|error| Failure::run("the server ended", &error, LOG))?;
+        server::run(config, origin)
+            .map_err(|error| Failure::from_error("the server ended", &error, READ_THE_LOG))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -8,11 +8,11 @@ use mpvpn_control::{api, status};
 use super::Command;
 use crate::{
     failure::Failure,
-    output::{in_json, print, width},
-    target::{Target, either},
+    output::{json_line, print, width},
+    process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const WHAT: &str = "cannot show the status";
+const SUMMARY: &str = "cannot show the status";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
 
 /// Show the status of a running server or client
 #[derive(Debug, Parser)]
-#[command(name = "status", after_help = EXAMPLES, mut_arg("name", either))]
+#[command(name = "status", after_help = EXAMPLES, mut_arg("name", help_for_any_role))]
 pub(crate) struct Status {
     /// List the flows inside the tunnel: how each travels, and why
     #[arg(long)]
@@ -33,24 +33,24 @@ pub(crate) struct Status {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    target: Target,
+    target: ProcessSelector,
 }
 
 impl Command for Status {
     fn run(self) -> Result<ExitCode, Failure> {
-        let socket = self.target.socket(WHAT)?;
-        let failed = |error| Failure::control(WHAT, &error);
+        let socket = self.target.socket(SUMMARY)?;
+        let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if self.flows {
             let flows = api::fetch_flows(&socket).map_err(failed)?;
             return print(&if self.json {
-                in_json(WHAT, serde_json::to_string(&flows))?
+                json_line(SUMMARY, serde_json::to_string(&flows))?
             } else {
                 status::render_flows(&flows, width())
             });
         }
         let status = api::fetch_status(&socket).map_err(failed)?;
         print(&if self.json {
-            in_json(WHAT, serde_json::to_string(&status))?
+            json_line(SUMMARY, serde_json::to_string(&status))?
         } else {
             status::render(&status, width())
         })

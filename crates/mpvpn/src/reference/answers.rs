@@ -8,7 +8,7 @@ use super::{
     markdown::{GENERATED, Table, code, line, meanings, tidy},
     since::Since,
 };
-use crate::failure::{EXIT_CODES, LOG};
+use crate::failure::{EXIT_CODES, READ_THE_LOG};
 
 /// `status.md`.
 pub(super) fn status(since: &mut Since) -> String {
@@ -239,7 +239,7 @@ pub(super) fn errors() -> String {
     }
     tidy(&format!(
         "{GENERATED}{}\n## Exit codes\n\n{}## Errors of options, files, certificates and the local API\n\n{}## Errors of the tunnel \
-         and the system\n\nMany of these contain what to do. The next step that is printed for all of them: {LOG}.\n\n{}",
+         and the system\n\nMany of these contain what to do. The next step that is printed for all of them: {READ_THE_LOG}.\n\n{}",
         include_str!("text/errors.txt"),
         codes.end(),
         errors.end(),

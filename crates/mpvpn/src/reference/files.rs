@@ -27,7 +27,7 @@ pub(super) fn users(since: &mut Since) -> String {
 fn page(intro: &str, file: &str, schema: &Value, since: &mut Since) -> String {
     let mut text = format!("{GENERATED}{intro}");
     let mut tables = vec![(String::new(), schema)];
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     let mut at = 0;
     while let Some((path, table)) = tables.get(at).cloned() {
         let mut keys = Table::new(&["key", "value", "default", "meaning"]);
@@ -41,8 +41,8 @@ fn page(intro: &str, file: &str, schema: &Value, since: &mut Since) -> String {
             let is_required =
                 table["required"].as_array().is_some_and(|list| list.contains(&key.as_str().into()));
             let mark = since.mark(&format!("key {file} {inner}"));
-            // The words of a key are told where it stands first.
-            let is_new = told.insert(property["title"].to_string());
+            // The possible values of a key are listed where it occurs first.
+            let is_new = listed.insert(property["title"].to_string());
             keys.row(&row(key, property, is_required, is_new, &mark));
             count += 1;
         }

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 /// The options that select a running process.
 #[derive(Args, Debug)]
-pub(crate) struct Target {
+pub(crate) struct ProcessSelector {
     /// Connect to the running client with this name [default: the only mpvpn process that runs]
     #[arg(long, value_name = "NAME", conflicts_with = "api_socket")]
     pub(crate) name: Option<String>,
@@ -19,24 +19,24 @@ pub(crate) struct Target {
 }
 
 /// The help of `--name` for commands that ask servers and clients.
-pub(crate) fn either(name: clap::Arg) -> clap::Arg {
+pub(crate) fn help_for_any_role(name: clap::Arg) -> clap::Arg {
     name.help(
         "Connect to the running server or client with this name [default: the only mpvpn process that runs]",
     )
 }
 
-impl Target {
-    /// The socket of the process: the given one, that of the given name, or that of the only process. `what` names the
-    /// failed action.
-    pub(crate) fn socket(&self, what: &str) -> Result<PathBuf, Failure> {
+impl ProcessSelector {
+    /// The socket of the process: the given one, that of the given name, or that of the only process. `summary` is
+    /// the summary of a failure.
+    pub(crate) fn socket(&self, summary: &str) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
-            None => choose(what, api::list_sockets(), self.name.as_deref()),
+            None => select(summary, api::list_sockets(), self.name.as_deref()),
         }
     }
 }
 
-fn choose(what: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
+fn select(summary: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
     if let Some(name) = name {
         let names = ["server", "client"].map(|role| format!("{role}-{name}.sock"));
         sockets.retain(|path| {
@@ -47,14 +47,14 @@ fn choose(what: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<P
         [socket] => Ok(socket.clone()),
         [] => {
             let named = name.map_or_else(String::new, |name| format!(" with the name `{name}`"));
-            Err(Failure::world(
-                what,
+            Err(Failure::runtime(
+                summary,
                 format!("no mpvpn{named} answers in {}", api::SOCKET_DIR),
                 "start `mpvpn server`, `mpvpn client` or `mpvpn proxy`, or name its socket with --api-socket",
             ))
         }
         several => Err(Failure::usage(
-            what,
+            summary,
             format!("several mpvpn processes run here\n{}", list(several)),
             "choose one with --api-socket PATH",
         )),
@@ -70,7 +70,7 @@ fn list(sockets: &[PathBuf]) -> String {
 mod tests {
     use super::*;
 
-    const WHAT: &str = "cannot show the status";
+    const SUMMARY: &str = "cannot show the status";
 
     fn sockets(names: &[&str]) -> Vec<PathBuf> {
         names.iter().map(|name| Path::new(api::SOCKET_DIR).join(name)).collect()
@@ -79,18 +79,18 @@ mod tests {
     #[test]
     fn the_only_process_needs_no_name() {
         let one = sockets(&["client-mpvpn0.sock"]);
-        assert_eq!(choose(WHAT, one.clone(), None), Ok(one[0].clone()));
+        assert_eq!(select(SUMMARY, one.clone(), None), Ok(one[0].clone()));
     }
 
     #[test]
     fn a_name_chooses_among_several() {
         let all = sockets(&["client-home.sock", "client-my-home.sock", "server-edge.sock"]);
-        assert_eq!(choose(WHAT, all.clone(), Some("home")), Ok(all[0].clone()));
+        assert_eq!(select(SUMMARY, all.clone(), Some("home")), Ok(all[0].clone()));
     }
 
     #[test]
-    fn several_and_none_named_are_listed() {
-        let failure = choose(WHAT, sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
+    fn several_processes_with_the_name_are_listed() {
+        let failure = select(SUMMARY, sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
         assert_eq!(
             failure.text(),
             "mpvpn: cannot show the status: several mpvpn processes run here\n  /run/mpvpn/client-a.sock\n  \
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_as_such() {
-        let failure = choose(WHAT, Vec::new(), Some("home")).unwrap_err();
+    fn a_name_without_a_process_is_an_error() {
+        let failure = select(SUMMARY, Vec::new(), Some("home")).unwrap_err();
         assert!(failure.text().contains("no mpvpn with the name `home` answers in /run/mpvpn"));
     }
 }
