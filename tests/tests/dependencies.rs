@@ -91,16 +91,16 @@ fn every_direct_dependency_is_named_in_the_code_of_its_package() {
 fn a_table_of_dependencies_is_compared_with_the_manifests_in_both_directions() {
     let table = "| `a-b` | why, `not_this` | `x`, tests of `y` |\n| crate | what | used by |\n| `gone` | why | `x` |\n\n\
                  | `c` | why | `x` |\ntext with `d` | and | `x` |";
-    let told = rows(table);
+    let documented = rows(table);
     let used = |list: &[(&str, &[&str])]| -> Uses {
         list.iter()
             .map(|(name, by)| ((*name).to_owned(), by.iter().map(ToString::to_string).collect()))
             .collect()
     };
-    assert_eq!(told, used(&[("a-b", &["x", "y"]), ("gone", &["x"]), ("c", &["x"])]));
-    let found = differences(&told, &used(&[("a-b", &["x", "y"]), ("c", &["x", "y"]), ("new", &["x"])]));
-    let said = |part: &str| found.iter().filter(|line| line.contains(part)).count();
-    assert_eq!((found.len(), said("gone"), said("new"), said("`c`")), (3, 1, 1, 1), "{found:?}");
+    assert_eq!(documented, used(&[("a-b", &["x", "y"]), ("gone", &["x"]), ("c", &["x"])]));
+    let found = differences(&documented, &used(&[("a-b", &["x", "y"]), ("c", &["x", "y"]), ("new", &["x"])]));
+    let count_of = |part: &str| found.iter().filter(|line| line.contains(part)).count();
+    assert_eq!((found.len(), count_of("gone"), count_of("new"), count_of("`c`")), (3, 1, 1, 1), "{found:?}");
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn rows(page: &str) -> Uses {
     page.lines().filter_map(row).collect()
 }
 
-fn differences(told: &Uses, used: &Uses) -> Vec<String> {
-    let names: BTreeSet<&String> = told.keys().chain(used.keys()).collect();
-    let of = |name: &String| match (told.get(name), used.get(name)) {
+fn differences(documented: &Uses, used: &Uses) -> Vec<String> {
+    let names: BTreeSet<&String> = documented.keys().chain(used.keys()).collect();
+    let of = |name: &String| match (documented.get(name), used.get(name)) {
         (None, Some(_)) => Some(format!(
             "`{name}` is a dependency, and is missing in the page: say what for, and why this one"
         )),
@@ -204,8 +204,8 @@ fn differences(told: &Uses, used: &Uses) -> Vec<String> {
         (_, Some(by)) if by.is_empty() => {
             Some(format!("`{name}` is in the root Cargo.toml, and no package uses it"))
         }
-        (Some(told), Some(by)) if told != by => {
-            Some(format!("`{name}` is used by {by:?}, the page says {told:?}"))
+        (Some(documented), Some(by)) if documented != by => {
+            Some(format!("`{name}` is used by {by:?}, the page says {documented:?}"))
         }
         _ => None,
     };

@@ -84,9 +84,9 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
     let silence = lost["silence_ms"].as_u64().expect("a number");
     assert!((20..=MAX_SILENCE_MS).contains(&silence), "{lost:#}");
     assert!(lost["heartbeats"].as_u64() >= Some(3) && lost["working_paths"].as_u64() >= Some(1), "{lost:#}");
-    let moved = ["reinjected_packets", "reinjected_stream_bytes"]
+    let reinjected = ["reinjected_packets", "reinjected_stream_bytes"]
         .map(|field| lost[field].as_u64().expect("a number"));
-    assert!(moved.iter().sum::<u64>() > 0, "a link under load has data in flight: {lost:#}");
+    assert!(reinjected.iter().sum::<u64>() > 0, "a link under load has data in flight: {lost:#}");
     let restored = events.iter().find(|event| is_event(event, "path_recovered")).expect("it returned");
     let failed_ms = restored["failed_ms"].as_u64().expect("a number");
     let shortest = healed.saturating_sub(MAX_SILENCE_MS);
@@ -135,10 +135,13 @@ fn a_server_reports_connected_and_disconnected_clients() {
         let is_gone = events.iter().any(|event| is_event(event, "client_disconnected"));
         if is_gone { Ok(events) } else { Err(format!("{:#?}", texts(&events))) }
     });
-    let came = events.iter().find(|event| is_event(event, "client_connected")).expect("it came");
-    assert_eq!((&came["kind"], &came["resumed"]), (&"session".into(), &false.into()));
-    let gone = events.iter().find(|event| is_event(event, "client_disconnected")).expect("it went");
-    assert!(gone["reason"].as_str().is_some_and(|reason| reason.contains("the client ends")), "{gone:#}");
+    let connected = events.iter().find(|event| is_event(event, "client_connected")).expect("it came");
+    assert_eq!((&connected["kind"], &connected["resumed"]), (&"session".into(), &false.into()));
+    let disconnected = events.iter().find(|event| is_event(event, "client_disconnected")).expect("it went");
+    assert!(
+        disconnected["reason"].as_str().is_some_and(|reason| reason.contains("the client ends")),
+        "{disconnected:#}"
+    );
 
     // A client that loses its server reports why, and that it is connected again.
     let client = testbed.client(&[]);

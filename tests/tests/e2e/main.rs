@@ -50,5 +50,5 @@ mod shards;
 mod sharing;
 mod status;
 mod streams;
-mod the_stage;
+mod testbed;
 mod without_root;

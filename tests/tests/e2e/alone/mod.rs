@@ -7,4 +7,4 @@
 mod blocked_udp;
 mod bonding;
 mod pipes;
-mod the_stage;
+mod testbed;
