@@ -26,7 +26,7 @@ use rustix::{
 };
 
 pub use counters::{SegmentCounters, set_congestion_control};
-pub use mptcp::{MptcpState, Subflow};
+pub use mptcp::MptcpState;
 pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
 
 use crate::error::OsError;

@@ -195,7 +195,7 @@ fn tcp_result(probe: TcpProbe) -> TcpMeasurement {
         tls_ms: ms(probe.tls),
         http2_ms: ms(probe.http2),
         mptcp: match probe.multipath {
-            Some(MptcpState::Active(_)) => Mptcp::Works,
+            Some(MptcpState::Active) => Mptcp::Works,
             Some(MptcpState::Fallback) => Mptcp::FellBack,
             Some(MptcpState::NotUsed) => Mptcp::Missing,
             None => Mptcp::NoAnswer,

@@ -310,7 +310,7 @@ async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result
     }
     let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
     let (local, remote) = (dialled.local, dialled.peer);
-    let multipath = matches!(dialled.multipath, MptcpState::Active(_));
+    let multipath = dialled.multipath == MptcpState::Active;
     let tcp_socket = dialled.stream.get_ref().0.as_fd().try_clone_to_owned();
     let tcp_socket = tcp_socket.map_err(|error| error.to_string())?;
     let asking = async {

@@ -1,5 +1,4 @@
-//! Interfaces, addresses, routes and policy rules, by rtnetlink (RFC 3549) without an async runtime; and the path manager of
-//! Multipath TCP ([`mptcp`]).
+//! Interfaces, addresses, routes and policy rules, by rtnetlink (RFC 3549) without an async runtime.
 //!
 //! In: typed requests. Out: typed lists, or an [`OsError`] with operation, object and the kernel's explanation. Always holds:
 //! a [`Netlink`] belongs to the network namespace it was opened in, whichever thread uses it; a message of the kernel that
@@ -8,7 +7,6 @@
 mod address;
 mod link;
 mod monitor;
-pub mod mptcp;
 mod neighbour;
 mod route;
 mod rule;
@@ -19,8 +17,7 @@ use ipnet::IpNet;
 pub use link::LinkInfo;
 pub use monitor::{Event, Monitor};
 use neighbour::UnresolvedNeighbour;
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_packet_route::AddressFamily;
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
 pub(crate) use socket::receive;
@@ -34,14 +31,13 @@ use crate::{
 /// A blocking rtnetlink socket.
 #[derive(Debug)]
 pub struct Netlink {
-    socket: Socket<RouteNetlinkMessage>,
+    socket: Socket,
 }
 
 impl Netlink {
     /// Opens a socket in the network namespace of this thread.
     pub fn open() -> Result<Self, OsError> {
-        let socket =
-            Socket::open(NETLINK_ROUTE).map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
+        let socket = Socket::open().map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
         Ok(Self { socket })
     }
 

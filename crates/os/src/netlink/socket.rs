@@ -3,14 +3,14 @@
 //! In: requests. Out: the kernel's answers, or its error with an explanation. Always holds: an answer belongs to the request
 //! with the same sequence number; others are skipped.
 
-use std::{io, marker::PhantomData, os::fd::AsRawFd};
+use std::{io, os::fd::AsRawFd};
 
 use netlink_packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST,
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlaBuffer,
-    NlasIterator,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator,
 };
-use netlink_sys::SocketAddr;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::error::OsError;
 
@@ -36,13 +36,12 @@ pub(super) enum Change {
     Remove,
 }
 
-/// A socket for messages of type `M`.
+/// A socket for rtnetlink messages.
 #[derive(Debug)]
-pub(super) struct Socket<M> {
+pub(super) struct Socket {
     socket: netlink_sys::Socket,
     sequence: u32,
     buffer: Vec<u8>,
-    messages: PhantomData<M>,
 }
 
 /// Why a request failed.
@@ -57,21 +56,16 @@ impl From<io::Error> for Refusal {
     }
 }
 
-impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
-    /// Opens a socket; `protocol` as in netlink(7).
-    pub(super) fn open(protocol: isize) -> io::Result<Self> {
-        let mut socket = netlink_sys::Socket::new(protocol)?;
+impl Socket {
+    /// Opens a socket.
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // Linux before 4.12 does not explain errors in words.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
-        Ok(Self {
-            socket,
-            sequence: 0,
-            buffer: Vec::with_capacity(MAX_DATAGRAM_BYTES),
-            messages: PhantomData,
-        })
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(MAX_DATAGRAM_BYTES) })
     }
 
     /// Reads a list (NLM_F_DUMP).
@@ -79,19 +73,9 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
         &mut self,
         operation: &'static str,
         object: impl ToString,
-        request: M,
-    ) -> Result<Vec<M>, OsError> {
+        request: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, OsError> {
         self.request(request, NLM_F_DUMP).map_err(|refusal| os_error(refusal, operation, object))
-    }
-
-    /// Reads one object.
-    pub(super) fn ask(
-        &mut self,
-        operation: &'static str,
-        object: impl ToString,
-        request: M,
-    ) -> Result<Vec<M>, OsError> {
-        self.request(request, NLM_F_ACK).map_err(|refusal| os_error(refusal, operation, object))
     }
 
     /// Requests a change and waits for its acknowledgement.
@@ -100,7 +84,7 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
         change: Change,
         operation: &'static str,
         object: impl ToString,
-        request: M,
+        request: RouteNetlinkMessage,
     ) -> Result<(), OsError> {
         let flags = match change {
             Change::Add => NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
@@ -110,7 +94,11 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
     }
 
     /// Sends a request and collects the answers; reads a list again that changed meanwhile (NLM_F_DUMP_INTR).
-    fn request(&mut self, request: M, flags: u16) -> Result<Vec<M>, Refusal> {
+    fn request(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<Vec<RouteNetlinkMessage>, Refusal> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
@@ -130,7 +118,7 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
         Ok(answers)
     }
 
-    fn collect(&mut self, answers: &mut Vec<M>) -> Result<Consistency, Refusal> {
+    fn collect(&mut self, answers: &mut Vec<RouteNetlinkMessage>) -> Result<Consistency, Refusal> {
         let mut consistency = Consistency::Complete;
         loop {
             receive(&self.socket, &mut self.buffer)?;
@@ -191,7 +179,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// Parses one message; `None`, and a line in the log, if that is impossible (as for one of a newer kernel).
-pub(super) fn parse<M: NetlinkDeserializable>(bytes: &[u8]) -> Option<NetlinkMessage<M>> {
+pub(super) fn parse(bytes: &[u8]) -> Option<NetlinkMessage<RouteNetlinkMessage>> {
     match NetlinkMessage::deserialize(bytes) {
         Ok(message) => Some(message),
         Err(error) => {
@@ -235,7 +223,6 @@ pub(super) fn grow_buffer(socket: &netlink_sys::Socket, bytes: libc::c_int) {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::RouteNetlinkMessage;
     use proptest::prelude::*;
 
     use super::*;
@@ -244,7 +231,7 @@ mod tests {
         #[test]
         fn any_datagram_is_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
             for message in Messages(&bytes) {
-                let _ = parse::<RouteNetlinkMessage>(message);
+                let _ = parse(message);
             }
         }
 
@@ -257,7 +244,7 @@ mod tests {
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
             bytes.extend_from_slice(&body);
             for message in Messages(&bytes) {
-                let _ = parse::<RouteNetlinkMessage>(message);
+                let _ = parse(message);
             }
         }
     }

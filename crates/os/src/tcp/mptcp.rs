@@ -1,49 +1,28 @@
 //! The state of a connection whose socket asked for Multipath TCP (RFC 8684).
 
-use std::{io, net::SocketAddr, os::fd::AsFd};
+use std::{io, os::fd::AsFd};
 
-use crate::{
-    option::{number, read_bytes},
-    udp::address::RawAddress,
-};
+use crate::option::{number, read_bytes};
 
 /// SOL_MPTCP of linux/socket.h.
 const SOL_MPTCP: libc::c_int = 284;
-/// Options of linux/mptcp.h.
+/// The option of linux/mptcp.h that reads `struct mptcp_info`.
 const MPTCP_INFO: libc::c_int = 1;
-const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
 
 /// Offset of `mptcpi_flags` in `struct mptcp_info`, in bytes.
 const FLAGS_OFFSET: usize = 8;
 const MPTCP_INFO_FLAG_FALLBACK: u32 = 1;
 const MPTCP_INFO_FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
 
-/// Bytes of `struct mptcp_subflow_data`: four 32-bit numbers.
-const SUBFLOW_DATA_LEN: usize = 16;
-/// Bytes of `struct sockaddr_storage`; `struct mptcp_subflow_addrs` is two of them.
-const SOCKADDR_STORAGE_LEN: usize = 128;
-/// Subflows that are read of a connection. The kernel allows 8 beyond the first one on each side, so more cannot exist; with
-/// fewer some would be missing.
-const MAX_SUBFLOWS: usize = 16;
-
 /// Whether a connection uses Multipath TCP.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MptcpState {
     /// The socket did not ask for Multipath TCP, this kernel has none, or the connection is not established yet.
     NotUsed,
     /// The connection fell back to TCP: the peer does not support Multipath TCP, or a middlebox removed its options.
     Fallback,
-    /// The connection uses Multipath TCP, with these subflows.
-    Active(Vec<Subflow>),
-}
-
-/// One of the TCP connections of a Multipath TCP connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subflow {
-    /// The local address.
-    pub local: SocketAddr,
-    /// The peer's address.
-    pub remote: SocketAddr,
+    /// The connection uses Multipath TCP.
+    Active,
 }
 
 impl MptcpState {
@@ -65,7 +44,7 @@ impl MptcpState {
         Ok(match number(info, FLAGS_OFFSET).unwrap_or(0) {
             flags if flags & MPTCP_INFO_FLAG_FALLBACK != 0 => Self::Fallback,
             flags if flags & MPTCP_INFO_FLAG_REMOTE_KEY_RECEIVED == 0 => Self::NotUsed,
-            _ => Self::Active(subflows(fd)),
+            _ => Self::Active,
         })
     }
 }
@@ -77,30 +56,6 @@ fn is_mptcp_socket(fd: impl AsFd) -> bool {
     protocol.is_ok_and(|bytes| bytes == libc::IPPROTO_MPTCP.to_ne_bytes())
 }
 
-/// The subflows of a connection; empty on kernels before 5.16, which do not list them.
-fn subflows(fd: impl AsFd) -> Vec<Subflow> {
-    let mut room = [0; SUBFLOW_DATA_LEN + MAX_SUBFLOWS * 2 * SOCKADDR_STORAGE_LEN];
-    // The sizes of the header and of an entry as they are known here; the kernel fills in the fields between.
-    room[..4].copy_from_slice(&(SUBFLOW_DATA_LEN as u32).to_ne_bytes());
-    room[12..16].copy_from_slice(&(2 * SOCKADDR_STORAGE_LEN as u32).to_ne_bytes());
-    read_bytes(fd, SOL_MPTCP, MPTCP_SUBFLOW_ADDRS, &mut room).map(parse).unwrap_or_default()
-}
-
-fn parse(bytes: &[u8]) -> Vec<Subflow> {
-    let size = |at: usize| number(bytes, at).unwrap_or(0) as usize;
-    let (head, count, entry) = (size(0), size(4).min(MAX_SUBFLOWS), size(12));
-    if head < SUBFLOW_DATA_LEN || entry < 2 * SOCKADDR_STORAGE_LEN {
-        return Vec::new();
-    }
-    let entries = bytes.get(head..).unwrap_or_default().chunks_exact(entry).take(count);
-    let subflow = |entry: &[u8]| {
-        let (local, remote) =
-            (&entry[..SOCKADDR_STORAGE_LEN], &entry[SOCKADDR_STORAGE_LEN..2 * SOCKADDR_STORAGE_LEN]);
-        Some(Subflow { local: RawAddress::read(local)?, remote: RawAddress::read(remote)? })
-    };
-    entries.filter_map(subflow).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -108,8 +63,6 @@ mod tests {
         net::{TcpListener, TcpStream},
         time::Duration,
     };
-
-    use proptest::prelude::*;
 
     use super::*;
     use crate::{
@@ -163,16 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_new_multipath_connection_has_one_subflow() {
+    fn both_ends_of_a_multipath_connection_see_that_it_is_one() {
         if !has_mptcp() {
             return println!("skipped: this kernel has no Multipath TCP");
         }
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let (here, there) = pair(local, Protocol::Mptcp, Protocol::Mptcp);
-            let only = Subflow { local: here.local_addr().unwrap(), remote: here.peer_addr().unwrap() };
-            assert_eq!(MptcpState::of(&here).unwrap(), MptcpState::Active(vec![only]));
-            let only = Subflow { local: only.remote, remote: only.local };
-            assert_eq!(MptcpState::of(&there).unwrap(), MptcpState::Active(vec![only]));
+            assert_eq!(MptcpState::of(&here).unwrap(), MptcpState::Active);
+            assert_eq!(MptcpState::of(&there).unwrap(), MptcpState::Active);
         }
     }
 
@@ -196,7 +147,7 @@ mod tests {
             let read = read_bytes(fd, level, name, &mut room).map(<[u8]>::to_vec);
             read.ok().map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap()))
         };
-        let is_multipath = |fd: &TcpStream| matches!(MptcpState::of(fd), Ok(MptcpState::Active(_)));
+        let is_multipath = |fd: &TcpStream| matches!(MptcpState::of(fd), Ok(MptcpState::Active));
         for protocol in [Protocol::Tcp, Protocol::Mptcp] {
             let ends = pair("127.0.0.1:0", protocol, protocol);
             for end in [&ends.0, &ends.1] {
@@ -217,22 +168,5 @@ mod tests {
         let options = TcpOptions { device: Some("none0".to_owned()), ..TcpOptions::default() };
         let error = TcpSocket::open("127.0.0.1:1".parse().unwrap(), &options).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
-    }
-
-    #[test]
-    fn impossible_sizes_give_no_subflows() {
-        let mut bytes = vec![0; SUBFLOW_DATA_LEN + 2 * SOCKADDR_STORAGE_LEN];
-        assert!(parse(&bytes).is_empty());
-        for (at, value) in [(0, u32::MAX), (4, u32::MAX), (12, 1)] {
-            bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-        }
-        assert!(parse(&bytes).is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1024)) {
-            parse(&bytes);
-        }
     }
 }

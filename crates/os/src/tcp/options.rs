@@ -40,7 +40,7 @@ pub struct TcpOptions {
     /// The address to send from; the kernel chooses the port, and without it the address.
     pub local: Option<IpAddr>,
     /// The device to bind to (SO_BINDTODEVICE): packets leave and arrive only there. Further subflows of a Multipath TCP
-    /// connection use interfaces of their own ([`crate::netlink::mptcp`]).
+    /// connection use interfaces of their own.
     pub device: Option<String>,
     /// The firewall mark of all packets sent (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,

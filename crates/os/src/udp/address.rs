@@ -33,14 +33,6 @@ pub(crate) struct RawAddress {
 }
 
 impl RawAddress {
-    /// Parses an address; `None` if it is truncated or of another family.
-    pub(crate) fn read(bytes: &[u8]) -> Option<SocketAddr> {
-        let mut raw = Self::default();
-        let length = bytes.len().min(raw.bytes.len());
-        raw.bytes[..length].copy_from_slice(&bytes[..length]);
-        raw.parse(length as u32)
-    }
-
     /// Bytes that hold any address.
     pub(super) const MAX_LEN: u32 = SOCKADDR_IN6_LEN;
 
@@ -137,6 +129,5 @@ mod tests {
         let raw = RawAddress::new("[2001:db8::1]:1".parse().unwrap(), Family::V6);
         assert_eq!(raw.parse(27), None);
         assert_eq!(RawAddress::default().parse(28), None);
-        assert_eq!(RawAddress::read(&[]), None);
     }
 }

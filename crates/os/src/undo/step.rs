@@ -10,10 +10,7 @@ use crate::{
     dns,
     error::{OsError, ignore_gone},
     firewall,
-    netlink::{
-        LinkInfo, Netlink, Route, Rule,
-        mptcp::{Endpoint, Limits, PathManager},
-    },
+    netlink::{LinkInfo, Netlink, Route, Rule},
     sysctl,
 };
 
@@ -71,18 +68,6 @@ pub enum Step {
         /// The value after the change.
         set: String,
     },
-    /// Adds an endpoint of Multipath TCP.
-    MptcpEndpoint {
-        /// The endpoint.
-        endpoint: Endpoint,
-    },
-    /// Changes the limits of Multipath TCP; they are restored only if they still have the value `set`.
-    MptcpLimits {
-        /// The limits before the change.
-        before: Limits,
-        /// The limits after the change.
-        set: Limits,
-    },
     /// Rewrites the file with the name servers; it is restored only if no other program has changed it, and to what another
     /// instance that still runs has written.
     Resolver(dns::FileRewrite),
@@ -104,8 +89,6 @@ impl Step {
             Self::Sysctl { key, before, set } => {
                 owners.claim(&sysctl_key(key), before, set, || sysctl::write(key, set))
             }
-            Self::MptcpEndpoint { endpoint } => PathManager::open()?.add(endpoint),
-            Self::MptcpLimits { set, .. } => PathManager::open()?.set_limits(*set),
             Self::Resolver(rewrite) => dns::apply(rewrite, owners),
             Self::File { .. } => Ok(()),
         }
@@ -133,11 +116,6 @@ impl Step {
             Self::ClientFilter(filter) => filter.remove(),
             Self::Sysctl { key, before, set } => {
                 owners.release(&sysctl_key(key), before, set, |before| restore_sysctl(key, before, set))
-            }
-            Self::MptcpEndpoint { endpoint } => ignore_gone(PathManager::open()?.remove(endpoint)),
-            Self::MptcpLimits { before, set } => {
-                let mut manager = PathManager::open()?;
-                if manager.limits()? == *set { manager.set_limits(*before) } else { Ok(()) }
             }
             Self::Resolver(rewrite) => dns::revert(rewrite, owners),
             Self::File { path } => match fs::remove_file(path) {

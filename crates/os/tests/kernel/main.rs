@@ -7,7 +7,6 @@ mod common;
 mod instances;
 mod kill_switch;
 mod links;
-mod mptcp;
 mod network;
 mod steer;
 mod tun;
