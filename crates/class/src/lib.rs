@@ -28,7 +28,7 @@ mod shaper;
 /// (docs/design/scheduler.md, open questions).
 pub const MAX_COPIES: u8 = 4;
 
-pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError};
+pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError, has_plausible_counts};
 pub use flows::FlowClasses;
 pub use queue::{FqCodel, QueueConfig, QueuedPacket};
 pub use rules::{
