@@ -1,6 +1,7 @@
 //! Checks the rules of `deny.toml` offline for all crates of a Linux build: licences, sources, one version per crate.
 //! `cargo deny` checks more, but has to be installed. Also checks that `docs/design/dependencies.md` lists all direct
-//! dependencies of the manifests with the packages that use them.
+//! dependencies of the manifests with the packages that use them, and looks for advisories about quinn, of which the QUIC
+//! library is a fork.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -104,6 +105,39 @@ fn a_table_of_dependencies_is_compared_with_the_manifests_in_both_directions() {
 }
 
 #[test]
+fn no_advisory_for_quinn_is_unread() {
+    let databases = advisory_databases();
+    if databases.is_empty() {
+        eprintln!(
+            "no database of advisories is here: set MPVPN_ADVISORY_DB to a clone of rustsec/advisory-db"
+        );
+    }
+    let unread: Vec<PathBuf> = databases.iter().flat_map(|database| unread_advisories(database)).collect();
+    assert!(
+        unread.is_empty(),
+        "read them: do they hold for noq-proto, too? Then say so in READ_ADVISORIES: {unread:#?}"
+    );
+}
+
+#[test]
+fn an_advisory_is_unread_until_it_is_listed() {
+    let database = tempfile::tempdir().expect("a folder");
+    let write = |package: &str, id: &str| {
+        let folder = database.path().join("crates").join(package);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join(format!("{id}.md")), "```toml\n[advisory]\n```").expect("a file");
+    };
+    write("rustls", "RUSTSEC-2099-0001");
+    write("quinn-proto", READ_ADVISORIES[0].0);
+    assert_eq!(unread_advisories(database.path()), Vec::<PathBuf>::new());
+    write("quinn-proto", "RUSTSEC-2099-0002");
+    write("quinn-udp", "RUSTSEC-2099-0003");
+    let unread = unread_advisories(database.path());
+    let ids: Vec<_> = unread.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
+    assert_eq!(ids, ["RUSTSEC-2099-0002", "RUSTSEC-2099-0003"]);
+}
+
+#[test]
 fn licence_expressions_are_read_as_spdx_means_them() {
     let allowed = BTreeSet::from(["MIT", "ISC", "Apache-2.0 WITH LLVM-exception"].map(String::from));
     for (expression, expected) in [
@@ -124,6 +158,41 @@ fn licence_expressions_are_read_as_spdx_means_them() {
     ] {
         assert_eq!(licence_is_allowed(expression, &allowed), expected, "{expression:?}");
     }
+}
+
+/// Advisories about quinn that were read, and what they mean for noq-proto 1.4.0, a fork of quinn-proto: databases have
+/// none under its own name.
+const READ_ADVISORIES: &[(&str, &str)] = &[
+    ("RUSTSEC-2021-0035", "quinn's sockets: noq-proto has none"),
+    ("RUSTSEC-2023-0063", "unknown frames: an error in `frame.rs`, as in quinn-proto 0.10.5"),
+    ("RUSTSEC-2024-0373", "Retry: mended before the fork (quinn-proto 0.11.7)"),
+    ("RUSTSEC-2026-0037", "transport parameters: none is unwrapped when it is read"),
+    ("RUSTSEC-2026-0185", "gaps in streams: `Assembler::insert` ends the connection after MAX_CHUNKS"),
+];
+
+/// Clones of <https://github.com/rustsec/advisory-db>: the one that is named, and those of cargo-audit and cargo-deny.
+fn advisory_databases() -> Vec<PathBuf> {
+    let named = std::env::var_os("MPVPN_ADVISORY_DB").map(PathBuf::from);
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let of_deny = home.iter().filter_map(|home| std::fs::read_dir(home.join("advisory-dbs")).ok()).flatten();
+    let of_deny = of_deny.filter_map(|entry| Some(entry.ok()?.path()));
+    let of_audit = home.iter().map(|home| home.join("advisory-db"));
+    let all = named.into_iter().chain(of_audit).chain(of_deny);
+    all.filter(|database| database.join("crates").is_dir()).collect()
+}
+
+/// The advisories of a database about quinn's crates that are not in [`READ_ADVISORIES`].
+fn unread_advisories(database: &Path) -> Vec<PathBuf> {
+    let folders = ["quinn", "quinn-proto", "quinn-udp"].map(|package| database.join("crates").join(package));
+    let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| {
+        let id = path.file_stem().unwrap_or_default().to_string_lossy();
+        id.starts_with("RUSTSEC-") && !READ_ADVISORIES.iter().any(|(read, _)| *read == id)
+    });
+    paths.sort();
+    paths
 }
 
 fn root() -> PathBuf {
@@ -150,8 +219,9 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 fn members() -> BTreeMap<String, PathBuf> {
     let folders = std::fs::read_dir(root().join("crates")).expect("crates/ can be read");
     let folders = folders.map(|entry| entry.expect("crates/ can be read").path());
-    let folders = folders
-        .chain(["tests", "tests/packets", "tests/scenarios", "benches"].map(|folder| root().join(folder)));
+    let folders = folders.chain(
+        ["tests", "tests/packets", "tests/scenarios", "benches", "fuzz"].map(|folder| root().join(folder)),
+    );
     let named =
         |folder: PathBuf| (folder.file_name().expect("a name").to_string_lossy().into_owned(), folder);
     folders.filter(|folder| folder.join("Cargo.toml").exists()).map(named).collect()

@@ -174,14 +174,18 @@ pub struct Users {
 impl Users {
     /// Reads a users' file.
     pub fn load(path: &Path) -> Result<Self> {
-        let bytes = files::read_secret(path)?;
+        Self::parse(&files::read_secret(path)?, path)
+    }
+
+    /// Parses the content of the users' file `path`.
+    pub fn parse(content: &[u8], path: &Path) -> Result<Self> {
         let bad = |found: String| Error::Content {
             path: path.into(),
             expected: "users, each with a name and the SHA-256 of a token",
             found,
         };
-        let text = String::from_utf8(bytes).map_err(|_| bad("bytes that are no UTF-8".into()))?;
-        let file: UsersFile = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        let text = str::from_utf8(content).map_err(|_| bad("bytes that are no UTF-8".into()))?;
+        let file: UsersFile = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
         if file.user.len() > MAX_USERS {
             return Err(bad(format!("{} users, at most {MAX_USERS} work", file.user.len())));
         }
@@ -200,16 +204,20 @@ impl Users {
 
     /// Writes a users' file, for its owner only.
     pub fn save(&self, path: &Path) -> Result<()> {
+        files::write_secret(path, self.to_toml(path)?.as_bytes())
+    }
+
+    /// The content of the users' file `path`.
+    pub fn to_toml(&self, path: &Path) -> Result<String> {
         let user = self.all.iter().map(|(name, hash)| UserEntry {
             name: name.clone(),
             token_sha256: Fingerprint(*hash).to_string(),
         });
-        let text = toml::to_string(&UsersFile { user: user.collect() }).map_err(|error| Error::Content {
+        toml::to_string(&UsersFile { user: user.collect() }).map_err(|error| Error::Content {
             path: path.into(),
             expected: "users that can be written",
             found: error.to_string(),
-        })?;
-        files::write_secret(path, text.as_bytes())
+        })
     }
 
     /// Gives the user `name` a new token, which replaces an earlier one.

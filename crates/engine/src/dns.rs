@@ -6,7 +6,7 @@
 //! the number of queries that wait and of connections is bounded, in all and for each host.
 
 mod marked;
-mod message;
+pub(crate) mod message;
 
 use std::{
     collections::HashMap,

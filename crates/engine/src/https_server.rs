@@ -13,7 +13,8 @@ mod http3_fields;
 mod limiter;
 pub(crate) mod loopback_clients;
 mod masque_drafts;
-mod proxy_protocol;
+pub(crate) mod plain;
+pub(crate) mod proxy_protocol;
 mod site;
 mod tcp_transport;
 
@@ -156,22 +157,7 @@ impl HttpsServer {
         site: Site,
         loopback_clients: &LoopbackClients,
     ) -> Result<Self, EngineError> {
-        let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
-        let context = Arc::new(ServerContext {
-            tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
-            authenticator: credentials.authenticator.clone(),
-            site,
-            hide: config.site.hide,
-            load_balancers: config.proxy_protocol_from.clone(),
-            awaiting_proxy_header: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
-            template: connect_udp::default_template(),
-            handshakes: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
-            unauthenticated: ConnectionLimiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
-            tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
-            loopback_clients: loopback_clients.clone(),
-            draft_clients: config.old_clients,
-            refusal_log: RefusalLog::new(),
-        });
+        let context = ServerContext::new(config, credentials, site, loopback_clients)?;
         let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -324,6 +310,30 @@ fn concerns_one_connection(error: &io::Error) -> bool {
 }
 
 impl ServerContext {
+    fn new(
+        config: &ServerConfig,
+        credentials: &Credentials,
+        site: Site,
+        loopback_clients: &LoopbackClients,
+    ) -> Result<Arc<Self>, EngineError> {
+        let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
+        Ok(Arc::new(Self {
+            tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
+            authenticator: credentials.authenticator.clone(),
+            site,
+            hide: config.site.hide,
+            load_balancers: config.proxy_protocol_from.clone(),
+            awaiting_proxy_header: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
+            template: connect_udp::default_template(),
+            handshakes: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
+            unauthenticated: ConnectionLimiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
+            tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
+            loopback_clients: loopback_clients.clone(),
+            draft_clients: config.old_clients,
+            refusal_log: RefusalLog::new(),
+        }))
+    }
+
     /// Logs a refusal and its reason, at most once a minute per network.
     fn log_refusal(&self, source: ClientNetwork, why: &dyn std::fmt::Display) {
         if let Some(before) = self.refusal_log.on_refused(Instant::now(), source) {

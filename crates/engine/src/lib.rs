@@ -40,6 +40,7 @@ mod slow_thread;
 mod splice;
 mod status;
 mod tcp_transport;
+pub mod untrusted;
 mod wakeup_coalescer;
 
 pub use error::EngineError;

@@ -12,10 +12,10 @@
 //! - Connections are bounded; further ones wait in the kernel's backlog.
 //! - A reset on one side is a reset on the other.
 
-mod associations;
-mod http;
+pub(crate) mod associations;
+pub(crate) mod http;
 mod refusal;
-mod socks5;
+pub(crate) mod socks5;
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -105,17 +105,27 @@ pub(crate) enum StreamEvent<Id> {
 
 /// The result of parsing what an app sent.
 #[derive(Debug, PartialEq, Eq)]
-enum RequestStep {
+pub enum RequestStep {
     /// The request is incomplete.
     Incomplete,
     /// Send these bytes and continue.
     Send(Bytes),
     /// Connect to `to`, and send `early` first.
-    Connect { to: Authority, early: BytesMut },
+    Connect {
+        /// The target.
+        to: Authority,
+        /// The bytes for the target.
+        early: BytesMut,
+    },
     /// Open a UDP association.
     Associate,
     /// Send this answer, if not empty, and close. `why` is for the log.
-    Refuse { answer: Bytes, why: String },
+    Refuse {
+        /// The bytes for the app.
+        answer: Bytes,
+        /// The reason.
+        why: String,
+    },
 }
 
 struct Listener {

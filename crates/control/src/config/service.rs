@@ -62,10 +62,9 @@ impl ServerMode {
     }
 }
 
-#[cfg(test)]
 impl ServerOptions {
     /// Reads the text of a configuration file.
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         file::parse(text, Path::new("configuration"))
     }
 }

@@ -17,7 +17,7 @@ const MAX_V2_ADDRESS_BYTES: usize = 4096;
 ///
 /// # Errors
 /// If there is no header, or the connection ends.
-pub(super) async fn read_client_address(
+pub(crate) async fn read_client_address(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<Option<SocketAddr>> {
     let mut head = vec![stream.read_u8().await?];

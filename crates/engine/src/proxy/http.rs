@@ -24,7 +24,7 @@ const CONNECTION_FIELDS: &[&str] =
 const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
 /// Parses what was received so far.
-pub(super) fn step(bytes: &mut BytesMut) -> RequestStep {
+pub(crate) fn step(bytes: &mut BytesMut) -> RequestStep {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     let length = match request.parse(bytes) {

@@ -70,7 +70,7 @@ pub(super) fn associate_reply(at: SocketAddr) -> Bytes {
 
 /// The state of the dialogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Socks5 {
+pub(crate) enum Socks5 {
     /// The app offers authentication methods.
     #[default]
     Methods,
@@ -79,7 +79,7 @@ pub(super) enum Socks5 {
 
 impl Socks5 {
     /// Parses what was received so far.
-    pub(super) fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
+    pub(crate) fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
         match self {
             Self::Methods => self.methods(bytes),
             Self::Request => request(bytes),
