@@ -120,7 +120,8 @@ pub fn split_join(data: &[u8]) {
 
 /// The packets of one TUN read.
 fn split_all(header: VnetHdr, packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
-    let (mut out, mut ranges) = (BytesMut::from(&b"x"[..]), vec![0..1]);
+    let earlier: std::ops::Range<usize> = 0..1;
+    let (mut out, mut ranges) = (BytesMut::from(&b"x"[..]), vec![earlier]);
     let before = split::estimated_output_len(header, packet.len(), mtu, 3);
     if split(header, packet, mtu, b"pre", &mut out, &mut ranges).is_err() {
         assert_eq!((out.len(), ranges.len()), (1, 1), "after an error nothing is appended");
@@ -158,7 +159,7 @@ fn described(input: &mut Input<'_>, mtu: usize) -> Vec<Vec<u8>> {
 
 /// What leaves the coalescer is, cut as the kernel cuts it, what was pushed, and every flow is in order.
 fn returned_are_pushed(pushed: &[Vec<u8>], joined: &[TunPacket]) {
-    assert_eq!(joined.iter().map(TunPacket::segments).sum::<usize>() <= pushed.len(), true);
+    assert!(joined.iter().map(TunPacket::segments).sum::<usize>() <= pushed.len());
     let mut got: BTreeMap<Option<FlowKey>, Vec<Vec<u8>>> = BTreeMap::new();
     for packet in joined {
         let bytes = packet.to_vec();

@@ -151,9 +151,8 @@ fn datagrams() -> Vec<Seed> {
         forged.extend([1, 6, 0, 2, 9, 9, 9, 9]);
     }
     // Groups of four with two repair packets; some packets and repair packets get lost.
-    let sent = (0..16).flat_map(|at| {
-        [&[if at % 4 == 1 { 0 } else { 24 + 32 }], &short(&vec![at; 40])[..], &[1, 1]].concat()
-    });
+    let sent = (0..16)
+        .flat_map(|at| [&[if at % 4 == 1 { 0 } else { 24 + 32 }], &short(&[at; 40])[..], &[1, 1]].concat());
     let lossy = [1, 3, 1, 0, 0].into_iter().chain(sent).collect();
     vec![("labels", "order", labels), ("fec", "forged", forged), ("fec", "lossy", lossy)]
 }

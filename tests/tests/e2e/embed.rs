@@ -222,7 +222,17 @@ fn a_program_in_c_has_two_tunnels_and_leaves_no_changes() {
     let before = testbed.network_state(Host::Client);
     let configuration = folder.0.join("client.toml");
     let configuration = configuration.to_str().expect("an ASCII path");
-    let app = App::start(&testbed, &program, &[configuration, TUNNEL, "10.102.0.2"]);
+    let args = [configuration, TUNNEL, "10.102.0.2"];
+    // `./dev sanitize`: quiet, unless memory is misused or lost.
+    let app = match std::env::var_os("MPVPN_VALGRIND") {
+        None => App::start(&testbed, &program, &args),
+        Some(_) => {
+            let program = program.to_str().expect("an ASCII path");
+            let checks =
+                ["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+            App::start(&testbed, Path::new("valgrind"), &[&checks[..], &[program], &args].concat())
+        }
+    };
     let output = app.output.clone();
     assert_eq!(app.finish(), "", "the library prints");
     let output = fs::read_to_string(output).expect("its output");
