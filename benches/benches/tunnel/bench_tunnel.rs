@@ -21,6 +21,8 @@ const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1
 const BEYOND_SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 53);
 /// One-way delay of every link.
 const LINK_DELAY: Duration = Duration::from_millis(5);
+/// Time between the connections of two clients. Chosen: all connect before the first of their timers expires.
+const CLIENT_INTERVAL: Duration = Duration::from_micros(100);
 /// The address of the subnet that the pool assigns last.
 const UNASSIGNED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 255, 254)), 4000);
 /// UDP payload of the counted packets, bytes.
@@ -56,11 +58,13 @@ pub(crate) struct BenchTunnel {
 impl BenchTunnel {
     /// A server with `clients` sessions. The live client has `links` links and gets `routes` routes.
     pub(crate) fn new(clients: u32, links: u16, routes: u32) -> Self {
-        let (now, identity) = (Instant::now(), Identity::new());
+        let (mut now, identity) = (Instant::now(), Identity::new());
         let mut server = identity.server(routes);
         for client_index in 0..clients - 1 {
             let client = identity.client(now, client_index + 1);
             server = Self::new_pair(now, server, client, client_index, 1).into_server_with_session();
+            // A server begins few handshakes at one moment.
+            now += CLIENT_INTERVAL;
         }
         let client = identity.client(now, LIVE_CLIENT_SEED);
         let mut tunnel = Self::new_pair(now, server, client, clients - 1, links);
