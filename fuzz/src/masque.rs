@@ -210,7 +210,7 @@ pub fn requests(data: &[u8]) {
     let mut input = Input(data);
     let text = String::from_utf8_lossy(input.short()).into_owned();
     let mut headers = Headers::new();
-    while !input.is_empty() && headers.len() < 64 {
+    while !input.is_empty() && headers.iter().count() < 64 {
         let name = match NAMES.get(usize::from(input.byte())) {
             Some(name) => Bytes::from_static(name.as_bytes()),
             None => Bytes::copy_from_slice(input.short()),
@@ -295,7 +295,8 @@ fn request_kinds(headers: &Headers) {
     let _ = (request::classify(headers), request::capsule_protocol(headers));
     let ip = connect_ip::template(connect_ip::DEFAULT_TEMPLATE).expect("the default");
     if let Ok(request) = connect_ip::parse_request(headers, &ip) {
-        let path = connect_ip::path(&ip, &request.target, request.ipproto);
+        let ipproto = request.ipproto.map_or_else(|| "*".to_owned(), |ipproto| ipproto.to_string());
+        let path = ip.expand(&[("target", &request.target.to_string()), ("ipproto", &ipproto)]);
         let mut again = connect_ip::ConnectIpRequest::new("mpvpn", path);
         again.session = request.session.clone();
         let again = connect_ip::parse_request(&again.headers(), &ip).expect("what was parsed can be sent");

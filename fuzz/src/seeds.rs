@@ -114,7 +114,7 @@ fn some_heads() -> Vec<(&'static str, Headers)> {
         ("connect", connect::request(&target, Some("Basic dXNlcjp0b2tlbg=="))),
         ("connect-mpvpn", connect_mpvpn::request("mpvpn", Some("Bearer token"), Vec::new())),
         ("accepted", connect_ip::accept(Some(&[9; 16]))),
-        ("refused", Rejection::dns_error("no such name").headers()),
+        ("refused", Rejection::new(502, "no such name").headers()),
     ]
 }
 

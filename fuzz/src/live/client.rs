@@ -9,7 +9,8 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::LocalAddress;
 use mpvpn_tunnel::{
-    ClassProfile, Client, ClientConfig, ClientEvent, ClientState, RelayId, RelayRead, TunnelMode, UdpId,
+    AddressesInUse, ClassProfile, Client, ClientConfig, ClientEvent, ClientState, RelayId, RelayRead,
+    TunnelMode, UdpId,
 };
 use mpvpn_types::{Duration, Fec, FlowMode, Instant, LinkId};
 
@@ -78,6 +79,7 @@ impl ClientSubject {
             token: Some("token".to_owned()),
             class: Some(class),
             additional_addresses: 1,
+            addresses_in_use: AddressesInUse::default(),
             scheduler: Scheduler::Auto,
             fec: Fec::Fixed { data: 4, repair: 2 },
             copies: 1,

@@ -234,7 +234,9 @@ impl Peer {
             let mpvpn_masque::h3::Event::Headers { stream: of, headers } = event else { continue };
             match self.side {
                 Side::Client if !self.answered => (self.answered, self.answer) = (true, Some(headers)),
-                Side::Server if !self.started && headers.protocol() == Some("connect-ip") => self.accept(of),
+                Side::Server if !self.started && headers.text(":protocol") == Some("connect-ip") => {
+                    self.accept(of)
+                }
                 _ => {}
             }
         }

@@ -21,7 +21,8 @@ impl Command for Helper {
     fn run(self) -> Result<ExitCode, Failure> {
         log::init(LogLevel::default());
         let next = "run `mpvpn server` or `mpvpn client`, which starts this";
-        confine::help(&self.readable).map_err(|error| Failure::run("the helper ended", &error, next))?;
+        confine::help(&self.readable)
+            .map_err(|error| Failure::from_error("the helper ended", &error, next))?;
         Ok(ExitCode::SUCCESS)
     }
 }

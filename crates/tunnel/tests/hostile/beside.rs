@@ -24,7 +24,7 @@ fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
     rogue.open_path(LinkId(1));
     rogue.run(300 * MS);
     let start = rogue.world.now;
-    rogue.world.at_server.clear();
+    rogue.world.received_by_server.clear();
     rogue.world.machines[client].received.clear();
     let (mut asked, mut delays, mut bytes) = (Vec::new(), Vec::new(), 0);
     let ping = |number: usize| [[9; 36].to_vec(), (number as u32).to_be_bytes().to_vec()].concat();
@@ -34,20 +34,20 @@ fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
     };
     for ms in 0..2000u64 {
         for _ in 0..4 {
-            let packet = rogue.world.outward(client, &[1; 1000]);
+            let packet = rogue.world.packet_to_target(client, &[1; 1000]);
             rogue.world.client_sends(client, packet);
         }
         if ms % 20 == 0 {
-            let packet = rogue.world.outward(client, &ping(asked.len()));
+            let packet = rogue.world.packet_to_target(client, &ping(asked.len()));
             rogue.world.client_sends(client, packet);
             asked.push(rogue.world.now);
         }
         misuse(&mut rogue, ms);
         rogue.run(MS);
-        for (_, packet) in std::mem::take(&mut rogue.world.at_server) {
+        for (_, packet) in std::mem::take(&mut rogue.world.received_by_server) {
             bytes += packet.len();
             if let Some(number) = number_of(&packet) {
-                let answer = rogue.world.inward(client, &ping(number));
+                let answer = rogue.world.packet_to_client(client, &ping(number));
                 rogue.world.server_sends(answer);
             }
         }

@@ -98,16 +98,16 @@ fn a_panic_while_a_client_is_handled_ends_its_connection_only() {
     rogue.run(50 * MS);
     let sessions = rogue.world.servers[0].sessions();
     assert_eq!(sessions, 3);
-    assert_eq!(rogue.world.targets.iter().filter(|target| !target.gone).count(), 2);
+    assert_eq!(rogue.world.targets.iter().filter(|target| !target.closed).count(), 2);
 
     rogue.request(doomed, &fatal_request()).expect("a stream");
     rogue.run(100 * MS);
     assert_eq!(rogue.world.servers[0].sessions(), 2, "its session has ended");
     let gone = |gone: &[bool]| gone.iter().filter(|gone| **gone).count();
-    assert_eq!(gone(&rogue.world.targets.iter().map(|target| target.gone).collect::<Vec<_>>()), 1);
-    assert_eq!(gone(&rogue.world.destinations.iter().map(|target| target.gone).collect::<Vec<_>>()), 1);
+    assert_eq!(gone(&rogue.world.targets.iter().map(|target| target.closed).collect::<Vec<_>>()), 1);
+    assert_eq!(gone(&rogue.world.destinations.iter().map(|target| target.closed).collect::<Vec<_>>()), 1);
     assert!(rogue.is_alive(other));
-    let (out, back) = rogue.world.chat(client, Duration::from_secs(1));
+    let (out, back) = rogue.world.send_both_ways(client, Duration::from_secs(1));
     assert!(out < 30 * MS && back < 30 * MS, "the honest client waited for {out:?} and {back:?}");
     // Its next packet is answered by a stateless reset, and it may come again.
     rogue.connect_tcp(doomed);
@@ -136,7 +136,7 @@ fn a_panic_at_a_datagram_of_a_client_ends_its_connection_only() {
         rogue.run(5 * MS);
         assert!(!armed.load(Relaxed));
         assert_eq!(rogue.world.servers[0].sessions(), 1);
-        let (out, back) = rogue.world.chat(client, Duration::from_secs(1));
+        let (out, back) = rogue.world.send_both_ways(client, Duration::from_secs(1));
         assert!(out < 30 * MS && back < 30 * MS, "the honest client waited for {out:?} and {back:?}");
     });
 }

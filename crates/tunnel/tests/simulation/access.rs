@@ -20,14 +20,14 @@ fn a_session_has_no_addresses_before_its_packets_are_filtered() {
     let addresses = request.addresses;
     world.servers[0].on_filtered(&request);
     world.run(100 * MS);
-    assert_eq!(world.machines[client].ups, 1);
+    assert_eq!(world.machines[client].up_count, 1);
     assert!(
         addresses.contains(world.address(client, true)) && addresses.contains(world.address(client, false))
     );
-    let packet = world.outward(client, b"x");
+    let packet = world.packet_to_target(client, b"x");
     world.client_sends(client, packet);
     world.run(50 * MS);
-    assert_eq!(world.at_server.len(), 1);
+    assert_eq!(world.received_by_server.len(), 1);
     // A connection that joins the session waits, too.
     let joined = world.add_joined(client, 1, &[(100, 12 * MS)]);
     world.run(400 * MS);
@@ -81,7 +81,7 @@ fn metadata_at_link_local_addresses_is_refused_at_once() {
         world.client_sends(client, mpvpn_packets::Packet::between(from, to).udp(b"x"));
     }
     world.run(100 * MS);
-    assert!(world.at_server.is_empty());
+    assert!(world.received_by_server.is_empty());
     let errors: Vec<_> = world.machines[client]
         .received
         .iter()
