@@ -4,9 +4,8 @@
 //! holds: the low four bits of the first byte, modulo the number of shards, are the shard's number; all other bits look
 //! random. So one byte selects the socket among those that share a port, whatever addresses a connection's paths have.
 
-use noq_proto::{
-    ConnectionId, ConnectionIdGenerator, HashedConnectionIdGenerator, InvalidCid, RandomConnectionIdGenerator,
-};
+use aws_lc_rs::hmac;
+use noq_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid, RandomConnectionIdGenerator};
 
 /// Shards of one endpoint at most: four bits of a connection ID.
 pub const MAX_SHARDS: u8 = 16;
@@ -16,6 +15,13 @@ const SHARD_MASK: u8 = MAX_SHARDS - 1;
 /// Bytes of a client's first Destination Connection ID: the most that QUIC allows; RFC 9000 §7.2 asks for 8 or more
 /// unpredictable ones.
 const FIRST_CID_LEN: usize = 20;
+/// Random bytes of a generated connection ID. noq chooses a server's answer in a Retry (RFC 9000 §17.2.5) without a look at the
+/// IDs in use: with a million in use, one Retry in a million leads its client to a connection of another, where it waits in vain
+/// until it gives up. Fewer: more such clients; more: fewer bytes for the signature.
+const RANDOM_LEN: usize = 5;
+/// Bytes that show whose ID it is. More: fewer random ones; fewer: more stateless resets as answers to packets with IDs that were
+/// never generated here.
+const SIGNATURE_LEN: usize = 3;
 
 /// One of the threads that share the work of a server or a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,39 +69,46 @@ pub fn shard_of(payload: &[u8], shards: u8) -> u8 {
 /// stateless reset that would end a working connection.
 pub(crate) struct ShardCids {
     shard: Shard,
-    inner: HashedConnectionIdGenerator,
+    key: hmac::Key,
 }
 
 impl ShardCids {
     /// IDs that were generated with the same `key` stay valid after a restart.
     pub(crate) fn new(shard: Shard, key: u64) -> Self {
-        Self { shard, inner: HashedConnectionIdGenerator::from_key(key) }
+        Self { shard, key: hmac::Key::new(hmac::HMAC_SHA256, &key.to_be_bytes()) }
+    }
+
+    /// The last bytes of the ID with these random bytes.
+    fn signature(&self, random: &[u8]) -> [u8; SIGNATURE_LEN] {
+        let mut signature = [0; SIGNATURE_LEN];
+        signature.copy_from_slice(&hmac::sign(&self.key, random).as_ref()[..SIGNATURE_LEN]);
+        signature
     }
 }
 
 impl ConnectionIdGenerator for ShardCids {
     fn generate_cid(&mut self) -> ConnectionId {
+        let mut random = RandomConnectionIdGenerator::new(RANDOM_LEN);
         loop {
-            let id = self.inner.generate_cid();
+            let id = random.generate_cid();
             if self.shard.owns(id[0]) {
-                return id;
+                return ConnectionId::new(&[&id[..], &self.signature(&id)].concat());
             }
         }
     }
 
     fn validate(&self, id: ConnectionId) -> Result<(), InvalidCid> {
-        if !id.first().is_some_and(|byte| self.shard.owns(*byte)) {
-            return Err(InvalidCid);
-        }
-        self.inner.validate(id)
+        let (random, signature) = id.split_at_checked(RANDOM_LEN).ok_or(InvalidCid)?;
+        let valid = self.shard.owns(random[0]) && signature == self.signature(random);
+        if valid { Ok(()) } else { Err(InvalidCid) }
     }
 
     fn cid_len(&self) -> usize {
-        self.inner.cid_len()
+        RANDOM_LEN + SIGNATURE_LEN
     }
 
     fn cid_lifetime(&self) -> Option<mpvpn_types::Duration> {
-        self.inner.cid_lifetime()
+        None
     }
 }
 
@@ -144,6 +157,14 @@ mod tests {
         let mut ids = ShardCids::new(second, 7);
         let firsts: std::collections::BTreeSet<u8> = (0..5000).map(|_| ids.generate_cid()[0]).collect();
         assert_eq!(firsts.len(), 128, "half of the values of a byte");
+    }
+
+    #[test]
+    fn twenty_thousand_ids_differ() {
+        let mut ids = ShardCids::new(Shard::ONLY, 7);
+        let all: std::collections::BTreeSet<Vec<u8>> =
+            (0..20_000).map(|_| ids.generate_cid().to_vec()).collect();
+        assert_eq!(all.len(), 20_000);
     }
 
     #[test]

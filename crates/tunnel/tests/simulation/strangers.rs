@@ -311,15 +311,6 @@ fn two_hundred_clients_behind_one_address_are_back_within_10_s_of_a_restart() {
             }
         }
     }
-    for (number, peer) in net.peers.iter_mut().enumerate().filter(|(_, p)| p.responses != [(0, 200)]) {
-        eprintln!(
-            "{number}: connected {} lost {:?} responses {:?} timeout {:?}",
-            peer.connected,
-            peer.lost,
-            peer.responses,
-            peer.requests.len()
-        );
-    }
     let back = net.peers.iter().filter(|peer| peer.responses == [(0, 200)]).count();
     assert_eq!(back, CONNECTIONS, "after {:?}", net.now - start);
 }
