@@ -74,7 +74,7 @@ pub struct ConnectIpRequest {
     pub scheme: String,
     /// Host, and port unless it is the scheme's own.
     pub authority: String,
-    /// Path and query; see [`path`].
+    /// Path and query, expanded from the template.
     pub path: String,
     /// Value of the `authorization` field, for example `Bearer …`.
     pub authorization: Option<String>,

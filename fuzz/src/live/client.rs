@@ -20,7 +20,7 @@ use crate::input::Input;
 /// The most relays and UDP flows of this edge.
 const MAX_FLOWS: usize = 16;
 
-/// `flags, operations…`; see [`World::play`].
+/// `flags, operations…`; see `World::play`.
 pub fn client(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.byte();

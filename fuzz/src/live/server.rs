@@ -23,7 +23,7 @@ const SUBNET6: &str = "fd00::/64";
 /// The most relays and UDP flows of the hostile client that this edge answers; the others wait.
 const MAX_FLOWS: usize = 16;
 
-/// `flags, operations…`; see [`World::play`].
+/// `flags, operations…`; see `World::play`.
 pub fn server(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.byte();

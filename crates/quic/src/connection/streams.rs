@@ -108,7 +108,7 @@ impl Connection {
         opened.map(from_noq).ok_or(StreamError::Limit)
     }
 
-    /// Allows the peer a number of bidirectional streams beside the `granted` ones that it has open: at least [`SPARE_REQUESTS`],
+    /// Allows the peer a number of bidirectional streams beside the `granted` ones that it has open: at least 512,
     /// and a quarter of the granted ones, because noq announces a new limit only when an eighth of it is new.
     pub fn set_granted_requests(&mut self, granted: usize) {
         let granted = u32::try_from(granted).unwrap_or(u32::MAX).min(MAX_REQUESTS);
