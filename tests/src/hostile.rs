@@ -43,7 +43,7 @@ pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut R
     for _ in 0..rounds {
         let local = LocalAddress::link(LinkId(0));
         let mut driver =
-            EndpointDriver::new(testbed, Host::Client, "[::]:0", Endpoint::client(&setup), Some(local));
+            EndpointDriver::new(testbed, Host::Inet, "[::]:0", Endpoint::client(&setup), Some(local));
         let connect = driver.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
         let id = connect.expect("a name and an address that can be connected to");
         let mut session = HostileSession::client();

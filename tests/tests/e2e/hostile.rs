@@ -116,7 +116,7 @@ fn the_server_survives_clients_that_send_garbage_in_connections() {
     let mut server = testbed.server(&[]);
     let client = testbed.client(&[]);
     let memory = server.memory();
-    let remote = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
+    let remote = "[::ffff:198.51.100.1]:4433".parse().expect("an address");
     let sent = hostile::client(&testbed, remote, 60, &mut Random::new(0x5eed_0004));
     println!("{sent:?}");
     assert!(sent.connections > 50 && sent.frames > 1000 && sent.datagrams > 1000, "{sent:?}");

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
@@ -214,5 +214,6 @@ fn tshark_finds_no_faults_in_segments_for_apps() {
     let wrong: Vec<_> = wrong.iter().filter(|line| !is_checksum_offloaded(line)).collect();
     assert!(wrong.is_empty(), "wrong checksums: {:#?}", &wrong[..wrong.len().min(20)]);
     let foreign: Vec<_> = tshark(&file, &proxy_segments, &["ip.src"]);
-    assert!(foreign.iter().all(|source| source.parse::<IpAddr>().is_ok_and(|ip| ip.to_string() == inet4())));
+    let others: Vec<_> = foreign.iter().filter(|source| **source != inet4()).collect();
+    assert!(others.is_empty(), "{others:?}");
 }
