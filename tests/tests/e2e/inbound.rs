@@ -20,14 +20,14 @@ use mpvpn_tests::{
 
 const SOON: Duration = Duration::from_secs(15);
 /// The port of the machine's own service.
-const PORT: u16 = 2222;
+pub(crate) const PORT: u16 = 2222;
 /// A port of the machine that is forwarded to a host in the LAN behind it.
 const FORWARDED: u16 = 8080;
 /// How long an answer may take on a busy machine. A lost packet is sent again meanwhile.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answers each byte by the same byte, until the test ends.
-fn serve(testbed: &Testbed, host: Host) {
+pub(crate) fn serve(testbed: &Testbed, host: Host) {
     let listener = testbed.in_namespace(host, || TcpListener::bind(("::", PORT)).expect("a free port"));
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -128,7 +128,7 @@ impl Drop for Capture {
 }
 
 /// A host on the internet reaches the addresses of the machine's links, by the server's machine.
-fn let_inet_reach_links(testbed: &Testbed) {
+pub(crate) fn let_inet_reach_links(testbed: &Testbed) {
     testbed.run(Host::Server, &["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
     for (network, router) in [("10.0.0.0/8", "198.51.100.1"), ("fd00::/16", "2001:db8:1::1")] {
         testbed.run(Host::Inet, &["ip", "route", "add", network, "via", router]);
@@ -137,7 +137,7 @@ fn let_inet_reach_links(testbed: &Testbed) {
 
 /// The links' addresses that sessions use: the link that is not the first, by IPv4 and IPv6.
 const LINK: &str = "eth2";
-const ADDRESS: &str = "10.102.0.2";
+pub(crate) const ADDRESS: &str = "10.102.0.2";
 const ADDRESS6: &str = "fd00:102::2";
 
 fn check_sessions_survive(more: &[&str]) {

@@ -9,8 +9,10 @@ use std::{
 use mpvpn_tests::{
     eventually,
     ping::reaches,
-    testbed::{Host, MpvpnProcess, SERVER_ARGS, Testbed, inet4},
+    testbed::{Family, Host, MpvpnProcess, SERVER_ARGS, TUNNEL, Testbed, inet4},
 };
+
+use crate::inbound::let_inet_reach_links;
 
 const SOON: Duration = Duration::from_secs(15);
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -133,6 +135,35 @@ fn each_of_two_clients_is_killed_and_starts_again_and_the_other_goes_on() {
         assert!(again.terminate().success(), "{}", again.log());
         assert_eq!(machines.state(), before, "{killed} was killed, and all have ended");
     }
+}
+
+#[test]
+fn two_servers_with_the_same_networks_give_a_machine_different_addresses() {
+    let testbed = Testbed::two_links();
+    let_inet_reach_links(&testbed);
+    let _near = testbed.server(&[]);
+    let socket = testbed.file("api", Host::Inet);
+    let args =
+        ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key", "--auth", "none"];
+    let usual = ["--subnet", "10.0.0.0/24", "--api-socket", socket.to_str().expect("ASCII")];
+    let _far = testbed.start_as_is(Host::Inet, &[&args[..], &usual].concat(), &socket).wait_until_up();
+
+    let mut first = testbed.client(&[]);
+    let socket = testbed.file("api", Host::Client);
+    let server = format!("{}:4433", inet4());
+    let args = ["client", "--server", &server, "--insecure", "--tun-name", "vpn2", "--path", "eth1"];
+    let args = [&args[..], &["--api-socket", socket.to_str().expect("ASCII")]].concat();
+    let mut second = testbed.start_as_is(Host::Client, &args, &socket).wait_until_up();
+    let addresses = [&first, &second].map(|client| client.address(Family::V4));
+    assert_eq!(addresses, ["10.0.0.2", "10.0.0.3"], "{}", second.log());
+    let answers = |device: &str| {
+        let args = ["ping", "-n", "-c", "3", "-i", "0.2", "-W", "2", "-I", device, TUNNEL];
+        testbed.output_of(Host::Client, SOON, &args).status.success()
+    };
+    assert_eq!(["mpvpn0", "vpn2"].map(answers), [true, true], "both run");
+    assert!(second.terminate().success(), "{}", second.log());
+    assert!(answers("mpvpn0"), "the second has ended");
+    assert!(first.terminate().success(), "{}", first.log());
 }
 
 #[test]

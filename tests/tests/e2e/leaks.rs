@@ -1,5 +1,7 @@
-//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by tcpdump. The headings of
-//! `docs/security.md` are the names of these tests.
+//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by tcpdump. What passes in
+//! each state is in `table`.
+
+mod table;
 
 use std::{
     fs,
@@ -35,10 +37,15 @@ struct Programs {
 
 impl Programs {
     fn start(testbed: &Testbed) -> Self {
+        let [v4, v6] = [Family::V4, Family::V6].map(inet);
+        let targets = vec![format!("{v4}:9"), format!("[{v6}]:9"), LAN_HOST.to_owned(), LAN_RESOLVER.to_owned()];
+        Self::sending(testbed, Host::Client, targets)
+    }
+
+    /// Programs of a host that send to these targets.
+    fn sending(testbed: &Testbed, host: Host, targets: Vec<String>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
-        let [v4, v6] = [Family::V4, Family::V6].map(inet);
-        let targets = [format!("{v4}:9"), format!("[{v6}]:9"), LAN_HOST.to_owned(), LAN_RESOLVER.to_owned()];
         let run = move || {
             let sockets = ["0.0.0.0:0", "[::]:0"].map(|any| UdpSocket::bind(any).expect("a socket"));
             while !ends.load(Ordering::Relaxed) {
@@ -50,7 +57,7 @@ impl Programs {
                 std::thread::sleep(Duration::from_millis(20));
             }
         };
-        let thread = testbed.in_namespace(Host::Client, || std::thread::spawn(run));
+        let thread = testbed.in_namespace(host, || std::thread::spawn(run));
         Self { stop, thread: Some(thread) }
     }
 }
@@ -105,14 +112,26 @@ impl Capture {
         self.new_destinations();
     }
 
+    /// Devices and destinations of packets that leave from now on, for [`WATCH`].
+    fn packets(&mut self) -> Vec<(String, String)> {
+        self.skip();
+        std::thread::sleep(WATCH);
+        self.new_packets()
+    }
+
     fn new_destinations(&mut self) -> Vec<String> {
-        let text = fs::read_to_string(&self.file).expect("what tcpdump wrote");
-        let new = text[self.seen..].rsplit_once('\n').map_or("", |(whole, _)| whole);
-        let mut found: Vec<String> = new.lines().filter_map(destination).map(ToOwned::to_owned).collect();
-        self.seen += new.len();
+        let of_links = self.new_packets().into_iter().filter(|(device, _)| device.starts_with("eth"));
+        let mut found: Vec<String> = of_links.map(|(_, to)| to).collect();
         found.sort_unstable();
         found.dedup();
         found
+    }
+
+    fn new_packets(&mut self) -> Vec<(String, String)> {
+        let text = fs::read_to_string(&self.file).expect("what tcpdump wrote");
+        let new = text[self.seen..].rsplit_once('\n').map_or("", |(whole, _)| whole);
+        self.seen += new.len();
+        new.lines().filter_map(packet).collect()
     }
 }
 
@@ -123,14 +142,17 @@ impl Drop for Capture {
     }
 }
 
-/// The destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP, length 8`.
-fn destination(line: &str) -> Option<&str> {
+/// Device and destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP, length 8`, except of
+/// the tunnel's own packets and of the discovery of neighbours.
+fn packet(line: &str) -> Option<(String, String)> {
     let (head, rest) = line.split_once(" > ")?;
-    if !head.contains(" eth") || !head.contains(" Out ") || rest.contains("ICMP6") {
+    let mut words = head.split_whitespace().skip(1);
+    let (device, direction) = (words.next()?, words.next()?);
+    if direction != "Out" || rest.contains("ICMP6") {
         return None;
     }
     let to = rest.split(": ").next()?;
-    (to != SERVER.replace(':', ".")).then_some(to)
+    (to != dotted(SERVER)).then(|| (device.to_owned(), to.to_owned()))
 }
 
 fn dotted(address: &str) -> String {
