@@ -38,7 +38,8 @@ struct Programs {
 impl Programs {
     fn start(testbed: &Testbed) -> Self {
         let [v4, v6] = [Family::V4, Family::V6].map(inet);
-        let targets = vec![format!("{v4}:9"), format!("[{v6}]:9"), LAN_HOST.to_owned(), LAN_RESOLVER.to_owned()];
+        let targets =
+            vec![format!("{v4}:9"), format!("[{v6}]:9"), LAN_HOST.to_owned(), LAN_RESOLVER.to_owned()];
         Self::sending(testbed, Host::Client, targets)
     }
 
@@ -155,8 +156,10 @@ fn packet(line: &str) -> Option<(String, String)> {
     (to != dotted(SERVER)).then(|| (device.to_owned(), to.to_owned()))
 }
 
+/// Address and port as tcpdump writes them.
 fn dotted(address: &str) -> String {
-    address.replace([':'], ".")
+    let (host, port) = address.rsplit_once(':').expect("an address with a port");
+    format!("{}.{port}", host.trim_matches(['[', ']']))
 }
 
 fn start(testbed: &Testbed, more: &[&str]) -> MpvpnProcess {

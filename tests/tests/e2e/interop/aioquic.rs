@@ -114,9 +114,13 @@ fn protocol_violations_of_a_client_get_the_right_error_and_affect_no_other_clien
     let _client = testbed.client(&[]);
     let memory = server.memory();
     let pings = Ping::every(&testbed, Host::Client, Duration::from_millis(100), TUNNEL, 10);
-    let output =
-        InteropPeer::start(&testbed, Host::Inet, Program::Python("hostile_client.py"), &["198.51.100.1", "4433"])
-            .wait_for_success(TIMEOUT);
+    let output = InteropPeer::start(
+        &testbed,
+        Host::Inet,
+        Program::Python("hostile_client.py"),
+        &["198.51.100.1", "4433"],
+    )
+    .wait_for_success(TIMEOUT);
     println!("{output}");
     assert!(output.contains(" 0 wrong"), "{output}");
     let pings = pings.finish();
