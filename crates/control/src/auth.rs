@@ -1,19 +1,18 @@
 //! Users and their tokens, shown as bearer tokens (RFC 6750) or as passwords (RFC 7617).
 //!
-//! In: the users' file, and the `authorization` field of a request. Out: the [`User`], or why the request is refused.
-//! Always holds: the file has only the SHA-256 of a token. A check looks the SHA-256 of the shown token up and then compares
-//! in constant time. The time of the look-up may depend on the hash; of a token with 256 random bits that tells nothing,
-//! because nobody can choose tokens whose hash comes closer to that of another one step by step.
+//! In: the [`Users`], and the `authorization` field of a request. Out: the [`User`], or why the request is refused. Always
+//! holds: a check looks the SHA-256 of the shown token up and then compares in constant time. The time of the look-up may
+//! depend on the hash; of a token with 256 random bits that tells nothing, because nobody can choose tokens whose hash comes
+//! closer to that of another one step by step.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fmt,
-    path::Path,
     str::FromStr,
+    sync::{Arc, PoisonError, RwLock},
+    time::SystemTime,
 };
 
 use aws_lc_rs::{
-    constant_time::verify_slices_are_equal,
     digest,
     rand::{SecureRandom, SystemRandom},
 };
@@ -21,14 +20,10 @@ use base64::{
     Engine,
     engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
-    config::{rules::UserName, schema},
-    files,
-    identity::Fingerprint,
+    users::{Expiry, Users},
 };
 
 /// Longest token (bytes). Own tokens have 49; other identity providers use up to a few hundred. A longer limit makes each
@@ -36,8 +31,6 @@ use crate::{
 const MAX_TOKEN_BYTES: usize = 512;
 /// Prefix of the tokens that mpvpn makes, so that people and secret scanners recognise them.
 const TOKEN_PREFIX: &str = "mpvpn_";
-/// Users in a file. Chosen. More: a file that takes long to read and to write.
-const MAX_USERS: usize = 10_000;
 
 /// A secret that identifies a user. It never appears in logs.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,7 +54,8 @@ impl Token {
         format!("Bearer {}", self.0)
     }
 
-    fn hash(&self) -> [u8; 32] {
+    /// Its SHA-256, as it stands in the users' file.
+    pub(crate) fn hash(&self) -> [u8; 32] {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest::digest(&digest::SHA256, self.0.as_bytes()).as_ref());
         hash
@@ -99,7 +93,8 @@ pub struct User {
     pub name: String,
 }
 
-/// Why a request is refused. The response is 401 in all cases, so that a stranger does not learn which.
+/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the last two are for
+/// holders of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No `authorization` field.
@@ -111,6 +106,34 @@ pub enum Denied {
     /// No user has this token, or another user than the named one.
     #[error("no user has this token")]
     Unknown,
+    /// The user has no access any more.
+    #[error("the access of this user was revoked")]
+    Revoked,
+    /// The user had access until then.
+    #[error("the access of this user ended on {0}")]
+    Expired(Expiry),
+}
+
+/// Users that may change while a server runs: all clones see the same.
+#[derive(Clone, Debug)]
+pub struct SharedUsers(Arc<RwLock<Arc<Users>>>);
+
+impl SharedUsers {
+    /// The users now.
+    pub fn now(&self) -> Arc<Users> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the users; returns the previous ones.
+    pub fn replace(&self, users: Users) -> Arc<Users> {
+        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), Arc::new(users))
+    }
+}
+
+impl From<Users> for SharedUsers {
+    fn from(users: Users) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(users))))
+    }
 }
 
 /// Decides whether a request may use the server.
@@ -119,7 +142,7 @@ pub enum Authenticator {
     /// Every request is accepted.
     None,
     /// Requests with the token of a user are accepted.
-    Tokens(Users),
+    Tokens(SharedUsers),
 }
 
 impl Authenticator {
@@ -144,8 +167,8 @@ impl Authenticator {
             }
             _ => return Err(Denied::Malformed),
         };
-        let holder =
-            users.user_with(&token.map_err(|ParseTokenError| Denied::Malformed)?).ok_or(Denied::Unknown)?;
+        let token = token.map_err(|ParseTokenError| Denied::Malformed)?;
+        let holder = users.now().user_with(&token, SystemTime::now())?;
         match name.is_none_or(|name| name == holder.name) {
             true => Ok(holder),
             false => Err(Denied::Unknown),
@@ -162,125 +185,18 @@ fn name_and_password(encoded: &str) -> Option<(String, String)> {
     Some((name.to_owned(), password.to_owned()))
 }
 
-/// The users of a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Users {
-    /// Name and hash of the token, in the order of the file.
-    all: Vec<(String, [u8; 32])>,
-    /// The place of a hash in `all`. With it a guess costs the same whether there is one user or 10,000.
-    by_hash: BTreeMap<[u8; 32], usize>,
-}
-
-impl Users {
-    /// Reads a users' file.
-    pub fn load(path: &Path) -> Result<Self> {
-        Self::parse(&files::read_secret(path)?, path)
-    }
-
-    /// Parses the content of the users' file `path`.
-    pub fn parse(content: &[u8], path: &Path) -> Result<Self> {
-        let bad = |found: String| Error::Content {
-            path: path.into(),
-            expected: "users, each with a name and the SHA-256 of a token",
-            found,
-        };
-        let text = str::from_utf8(content).map_err(|_| bad("bytes that are no UTF-8".into()))?;
-        let file: UsersFile = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
-        if file.user.len() > MAX_USERS {
-            return Err(bad(format!("{} users, at most {MAX_USERS} work", file.user.len())));
-        }
-        let (mut users, mut names) = (Self::default(), BTreeSet::new());
-        for entry in file.user {
-            let hash: Fingerprint =
-                entry.token_sha256.parse().map_err(|error| bad(format!("user `{}`: {error}", entry.name)))?;
-            if !names.insert(entry.name.clone()) {
-                return Err(bad(format!("user `{}` twice", entry.name)));
-            }
-            users.all.push((entry.name, hash.0));
-        }
-        users.update_hashes();
-        Ok(users)
-    }
-
-    /// Writes a users' file, for its owner only.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        files::write_secret(path, self.to_toml(path)?.as_bytes())
-    }
-
-    /// The content of the users' file `path`.
-    pub fn to_toml(&self, path: &Path) -> Result<String> {
-        let user = self.all.iter().map(|(name, hash)| UserEntry {
-            name: name.clone(),
-            token_sha256: Fingerprint(*hash).to_string(),
-        });
-        toml::to_string(&UsersFile { user: user.collect() }).map_err(|error| Error::Content {
-            path: path.into(),
-            expected: "users that can be written",
-            found: error.to_string(),
-        })
-    }
-
-    /// Gives the user `name` a new token, which replaces an earlier one.
-    pub fn create_token(&mut self, name: &str) -> Result<Token> {
-        let token = Token::generate()?;
-        self.all.retain(|(other, _)| other != name);
-        self.all.push((name.into(), token.hash()));
-        self.update_hashes();
-        Ok(token)
-    }
-
-    /// Whether there are no users, so that every request is refused.
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    /// The user with this token.
-    fn user_with(&self, token: &Token) -> Option<User> {
-        let hash = token.hash();
-        let (name, known) = self.all.get(*self.by_hash.get(&hash)?)?;
-        verify_slices_are_equal(known, &hash).ok().map(|()| User { name: name.clone() })
-    }
-
-    fn update_hashes(&mut self) {
-        self.by_hash = self.all.iter().enumerate().map(|(place, (_, hash))| (*hash, place)).collect();
-    }
-}
-
-/// The file of the users of a server, `users.toml`, at most 10,000 of them.
-#[derive(JsonSchema, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct UsersFile {
-    /// Users: the tables `[[user]]`
-    #[serde(default)]
-    user: Vec<UserEntry>,
-}
-
-/// A user and the hash of the user's token. The token itself is stored nowhere.
-#[derive(JsonSchema, Serialize, Deserialize)]
-#[schemars(rename = "user")]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct UserEntry {
-    /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
-    #[schemars(schema_with = "schema::one::<UserName>")]
-    name: String,
-    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`
-    #[schemars(schema_with = "schema::one::<Fingerprint>")]
-    token_sha256: String,
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use proptest::prelude::*;
 
     use super::*;
+    use crate::users::{LockedUsers, UserSettings};
 
     fn alice() -> (Authenticator, Token) {
-        let mut users = Users::default();
-        let token = users.create_token("alice").unwrap();
-        users.create_token("bob").unwrap();
-        (Authenticator::Tokens(users), token)
+        let home = tempfile::tempdir().unwrap();
+        let mut file = LockedUsers::open(&home.path().join("users.toml")).unwrap();
+        let [token, _] = ["alice", "bob"].map(|name| file.add(name, &UserSettings::default()).unwrap());
+        (Authenticator::Tokens(file.users().clone().into()), token)
     }
 
     #[test]
@@ -334,27 +250,19 @@ mod tests {
         }
         let endless = format!("Bearer {}", "x".repeat(100_000));
         assert_eq!(auth.check(Some(&endless)), Err(Denied::Malformed));
-        assert_eq!(Authenticator::Tokens(Users::default()).check(Some("Bearer x")), Err(Denied::Unknown));
+        assert_eq!(
+            Authenticator::Tokens(Users::default().into()).check(Some("Bearer x")),
+            Err(Denied::Unknown)
+        );
     }
 
     #[test]
-    fn a_guess_costs_little_among_ten_thousand_users() {
-        let mut users = Users {
-            all: (0..MAX_USERS)
-                .map(|number| {
-                    (format!("user-{number}"), [number as u8; 32].map(|byte| byte ^ (number >> 8) as u8))
-                })
-                .collect(),
-            by_hash: BTreeMap::new(),
-        };
-        let token = users.create_token("alice").unwrap();
-        let auth = Authenticator::Tokens(users);
-        let guesses: Vec<_> = (0..20_000).map(|number| format!("Bearer guess{number}")).collect();
-        let start = std::time::Instant::now();
-        assert!(guesses.iter().all(|guess| auth.check(Some(guess)) == Err(Denied::Unknown)));
-        // 20 microseconds each; comparing with all took some 50 times as long.
-        assert!(start.elapsed() < std::time::Duration::from_millis(400), "{:?}", start.elapsed());
-        assert_eq!(auth.check(Some(&token.authorization())).unwrap().name, "alice");
+    fn clones_see_changes_of_the_users() {
+        let (auth, token) = alice();
+        let clone = auth.clone();
+        let Authenticator::Tokens(users) = &auth else { panic!("users have tokens") };
+        assert_eq!(users.replace(Users::default()).iter().count(), 2);
+        assert_eq!(clone.check(Some(&token.authorization())), Err(Denied::Unknown));
     }
 
     #[test]
@@ -368,39 +276,6 @@ mod tests {
         assert_eq!(token.reveal().len(), TOKEN_PREFIX.len() + 43);
         assert_ne!(token, Token::generate().unwrap());
         assert!(!format!("{token:?}").contains(&token.reveal()[6..]));
-    }
-
-    #[test]
-    fn the_file_keeps_users_but_no_token() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("users.toml");
-        let mut users = Users::default();
-        let old = users.create_token("alice").unwrap();
-        let new = users.create_token("alice").unwrap();
-        users.save(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(!std::fs::read_to_string(&path).unwrap().contains(new.reveal()));
-        let auth = Authenticator::Tokens(Users::load(&path).unwrap());
-        assert!(auth.check(Some(&new.authorization())).is_ok());
-        assert_eq!(auth.check(Some(&old.authorization())), Err(Denied::Unknown));
-    }
-
-    #[test]
-    fn a_damaged_file_is_an_error_that_names_it() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("users.toml");
-        let hash = "00".repeat(32);
-        let twice = format!("[[user]]\nname='a'\ntoken-sha256='{hash}'\n").repeat(2);
-        for (content, said) in [
-            ("user = 3", "expected"),
-            ("[[user]]\nname='a'\ntoken-sha256='12'", "user `a`: `12` is not a SHA-256"),
-            ("[[user]]\nname='a'\npassword='12'", "unknown field `password`"),
-            (&twice, "user `a` twice"),
-        ] {
-            std::fs::write(&path, content).unwrap();
-            let error = Users::load(&path).unwrap_err().to_string();
-            assert!(error.contains(said) && error.contains("users.toml"), "{error}");
-        }
     }
 
     proptest! {

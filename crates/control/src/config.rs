@@ -9,7 +9,7 @@ mod classes;
 mod dns;
 mod file;
 mod lane;
-mod limits;
+pub(crate) mod limits;
 mod links;
 mod options;
 mod pipes;
@@ -20,7 +20,7 @@ pub(crate) mod schema;
 mod service;
 mod shards;
 mod site;
-mod values;
+pub(crate) mod values;
 mod via;
 
 use std::{
@@ -123,6 +123,8 @@ pub struct ServerConfig {
     pub auth: AuthMode,
     /// The file with the users; `None`: `users.toml` in `state_dir`, created if it is missing.
     pub users: Option<PathBuf>,
+    /// Where clients reach the server; `None`: see [`guess_address`](crate::credentials::guess_address).
+    pub public: Option<ServerAddr>,
     /// Folder for data that survive a restart.
     pub state_dir: PathBuf,
     /// Whether the server translates clients' source addresses to its own.
@@ -317,6 +319,7 @@ impl ServerConfig {
             tun_name,
             auth: options.auth.unwrap_or_default(),
             users: options.users,
+            public: options.public,
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,

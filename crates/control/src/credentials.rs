@@ -4,15 +4,19 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
+    time::SystemTime,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
-    auth::{Authenticator, Token, Users},
+    auth::{Authenticator, Token},
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
-    identity::Identity,
+    identity::{Fingerprint, Identity},
+    users::{LockedUsers, UserSettings, Users},
 };
 
 /// Name of the user that the first start creates.
@@ -43,16 +47,16 @@ impl Credentials {
         let others = config.more_certs.iter().map(load).collect::<Result<_>>()?;
         let (authenticator, token) = match (config.auth, &config.users) {
             (AuthMode::None, _) => (Authenticator::None, None),
-            (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?), None),
+            (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?.into()), None),
             (AuthMode::Token, None) => {
                 let (users, token) = first_user(&config.state_dir)?;
-                (Authenticator::Tokens(users), token)
+                (Authenticator::Tokens(users.into()), token)
             }
         };
         match &authenticator {
-            Authenticator::Tokens(users) if users.is_empty() => {
+            Authenticator::Tokens(users) if users.now().is_empty() => {
                 tracing::warn!(
-                    "the users' file names no user: every client is refused; add a [[user]] and restart the server"
+                    "there are no users: every client is refused until `mpvpn user add NAME` adds one"
                 );
             }
             Authenticator::None => {
@@ -60,22 +64,35 @@ impl Credentials {
             }
             Authenticator::Tokens(_) => {}
         }
+        if let Authenticator::Tokens(_) = authenticator {
+            let reachability = Reachability { pin: identity.fingerprint(), port: port(config) };
+            if let Err(error) = reachability.save(&config.state_dir) {
+                tracing::debug!(%error, "`mpvpn user add` will not know the options of this server");
+            }
+        }
         Ok(Self { identity, others, authenticator, token })
     }
+}
+
+/// The file with the users of a server.
+pub fn users_file(config: &ServerConfig) -> PathBuf {
+    config.users.clone().unwrap_or_else(|| config.state_dir.join("users.toml"))
 }
 
 /// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.
 fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     let (users_file, token_file) = (state_dir.join("users.toml"), state_dir.join("client-token"));
     files::create_private_dir(state_dir)?;
-    let _lock = files::lock_dir(state_dir)?;
     if !users_file.exists() {
-        let mut users = Users::default();
-        let token = users.create_token(FIRST_USER)?;
-        // The token is written first: after a crash in between, its hash alone would lock everybody out.
-        files::write_secret(&token_file, format!("{}\n", token.reveal()).as_bytes())?;
-        users.save(&users_file)?;
-        return Ok((users, Some(token)));
+        let mut users = LockedUsers::open(&users_file)?;
+        // Of two processes that start together one makes the user.
+        if users.users().is_empty() {
+            let token = users.add_with(FIRST_USER, &UserSettings::default(), |token| {
+                // The token is written first: after a crash in between, its hash alone would lock everybody out.
+                files::write_secret(&token_file, format!("{}\n", token.reveal()).as_bytes())
+            })?;
+            return Ok((users.users().clone(), Some(token)));
+        }
     }
     let users = Users::load(&users_file)?;
     if !token_file.exists() {
@@ -86,8 +103,75 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
         expected: "one token on one line",
         found: format!("something else ({error})"),
     })?;
-    let known = Authenticator::Tokens(users.clone()).check(Some(&token.authorization())).is_ok();
+    let known = users.user_with(&token, SystemTime::now()).is_ok();
     Ok((users, known.then_some(token)))
+}
+
+/// How clients reach a server: what it said at its last start counts, as it may have been started with other options than the
+/// command that asks.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Reachability {
+    /// The SHA-256 of its certificate.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub pin: Fingerprint,
+    /// Its port.
+    pub port: u16,
+}
+
+/// Name of the file with the [`Reachability`] of the last start, in the state folder.
+const LAST_START: &str = "last-start.json";
+
+fn as_text<S: serde::Serializer>(pin: &Fingerprint, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.collect_str(pin)
+}
+
+fn from_text<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Fingerprint, D::Error> {
+    String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+}
+
+impl Reachability {
+    /// Of the server with this configuration: as its last start said, else as the configuration says; a certificate is made if
+    /// there is none yet.
+    ///
+    /// # Errors
+    /// If the certificate cannot be read or made.
+    pub fn of(config: &ServerConfig) -> Result<Self> {
+        let last = files::read(&config.state_dir.join(LAST_START)).ok();
+        if let Some(last) = last.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            return Ok(last);
+        }
+        let identity = match &config.cert {
+            Some(files) => Identity::load(&files.cert, &files.key)?,
+            None => Identity::load_or_create(&config.state_dir)?,
+        };
+        Ok(Self { pin: identity.fingerprint(), port: port(config) })
+    }
+
+    /// Keeps it for [`Self::of`].
+    fn save(&self, state_dir: &Path) -> Result<()> {
+        files::create_private_dir(state_dir)?;
+        let text = serde_json::to_string(self).unwrap_or_default();
+        files::write_secret(&state_dir.join(LAST_START), text.as_bytes())
+    }
+
+    /// Name or address at which clients reach the server, as far as it is known.
+    ///
+    /// # Errors
+    /// If no address of this machine is known.
+    pub fn address(&self, config: &ServerConfig) -> Result<ServerAddr> {
+        let guess =
+            || guess_address(&config.listen).map(|ip| ServerAddr { host: ip.to_string(), port: self.port });
+        config.public.clone().or_else(guess).ok_or_else(|| {
+            Error::usage(
+                "this machine has no address by which clients could reach the server",
+                "say how they reach it by --host HOST:PORT, or by `public` in the server's file",
+            )
+        })
+    }
+}
+
+fn port(config: &ServerConfig) -> u16 {
+    config.listen.first().map_or(443, SocketAddr::port)
 }
 
 /// The message that a server prints at its start: the complete command of a client. `address` is the server's public
@@ -97,7 +181,7 @@ pub fn first_start_message(
     credentials: &Credentials,
     address: Option<IpAddr>,
 ) -> String {
-    let port = config.listen.first().map_or(443, SocketAddr::port);
+    let port = port(config);
     let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
     let server = ServerAddr { host, port };
     let pin = credentials.identity.fingerprint();
@@ -175,9 +259,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let config = config(home.path());
         Credentials::load(&config).unwrap();
-        let mut users = Users::default();
-        users.create_token("default").unwrap();
-        users.save(&home.path().join("users.toml")).unwrap();
+        LockedUsers::open(&home.path().join("users.toml")).unwrap().rotate("default").unwrap();
         let later = Credentials::load(&config).unwrap();
         assert_eq!(later.token, None);
         let message = first_start_message(&config, &later, None);
@@ -192,6 +274,19 @@ mod tests {
         let config = ServerConfig { users, ..config(home.path()) };
         let error = Credentials::load(&config).unwrap_err().to_string();
         assert!(error.contains("nobody.toml"), "{error}");
+    }
+
+    #[test]
+    fn what_the_last_start_said_counts_for_who_does_not_know_its_options() {
+        let home = tempfile::tempdir().unwrap();
+        let without_options = ServerConfig { state_dir: home.path().into(), ..ServerConfig::default() };
+        let before = Reachability::of(&without_options).unwrap();
+        assert_eq!(before.port, 443);
+        let started = Credentials::load(&config(home.path())).unwrap();
+        let after = Reachability::of(&without_options).unwrap();
+        assert_eq!((after.pin, after.port), (started.identity.fingerprint(), 4433));
+        let named = ServerConfig { public: Some("vpn.example:1".parse().unwrap()), ..without_options };
+        assert_eq!(after.address(&named).unwrap().to_string(), "vpn.example:1");
     }
 
     #[test]

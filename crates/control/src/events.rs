@@ -282,6 +282,10 @@ pub enum Event {
     ConfigurationRead { links: bool, classes: bool, restart: Vec<String> },
     /// The configuration could not be read again; nothing changed.
     ConfigurationRefused { reason: ShortText },
+    /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
+    UsersRead { users: u64, ended: u64 },
+    /// The users' file could not be read again; nothing changed.
+    UsersRefused { reason: ShortText },
     /// A signal ends this process.
     Ending { signal: ShortText },
     /// Events were dropped because too many waited for the log.
@@ -321,7 +325,8 @@ kinds! {
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
-    Configuration: ConfigurationRead INFO ConfigurationRefused WARN Ending INFO;
+    Configuration: ConfigurationRead INFO ConfigurationRefused WARN UsersRead INFO
+        UsersRefused WARN Ending INFO;
     Log: EventsDropped WARN;
 }
 

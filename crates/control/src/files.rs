@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
     sync::OnceLock,
 };
@@ -80,19 +80,40 @@ pub fn create_private_dir(dir: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(Error::file("create", dir))
 }
 
-/// Writes `content` to `path` with mode 0600, atomically: after a crash the file is the old one or the new one.
+/// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file has mode 0600; a file
+/// that exists keeps its mode, and, if root writes it, its owner.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let temporary = path.with_file_name(name);
-    let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    let written = write_new(&temporary, content)
+        .and_then(|file| keep_owner_and_mode(path, &file))
+        .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(Error::file("write", path))
 }
 
-fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
+/// Gives `new` the owner and the mode of the file that it is about to replace.
+fn keep_owner_and_mode(replaced: &Path, new: &fs::File) -> io::Result<()> {
+    let old = match fs::metadata(replaced) {
+        Ok(old) => old,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let is_other = |new: fs::Metadata| (new.uid(), new.gid()) != (old.uid(), old.gid());
+    if new.metadata().is_ok_and(is_other) {
+        match std::os::unix::fs::fchown(new, Some(old.uid()), Some(old.gid())) {
+            // Another user than root, who may write into the folder.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            done => done?,
+        }
+    }
+    new.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))
+}
+
+fn write_new(path: &Path, content: &[u8]) -> io::Result<fs::File> {
     // A temporary file that a crashed process with the same process ID left behind would keep its own mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -100,7 +121,8 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
     }
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(content)?;
-    file.sync_all()
+    file.sync_all()?;
+    Ok(file)
 }
 
 /// Locks `dir` until dropped (flock(2)), waiting for other processes: of two processes that start together, only one

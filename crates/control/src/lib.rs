@@ -26,12 +26,14 @@ pub mod events;
 pub mod files;
 mod http;
 pub mod identity;
+pub mod join;
 pub mod log;
 pub mod metrics;
 pub mod quota_usage;
 pub mod reference;
 pub mod status;
 pub mod tls;
+pub mod users;
 
 pub use error::Error;
 

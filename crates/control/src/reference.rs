@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::{
     Error,
-    auth::UsersFile,
     check::CheckReport,
     config::{ClientOptions, ServerOptions},
     events::{Event, EventKind},
@@ -40,7 +39,7 @@ pub fn client_for_editors() -> Value {
 
 /// The schema of a file of users.
 pub fn users() -> Value {
-    schema::<UsersFile>(SchemaSettings::for_deserialize)
+    schema::<crate::users::UserTables>(SchemaSettings::for_deserialize)
 }
 
 /// The schema of the status.

@@ -10,6 +10,7 @@ use std::{
 
 use mpvpn_control::{
     config::{ClientConfig, Confine, ServerConfig, ServerDns, Trust},
+    credentials::users_file,
     files,
     status::Confinement,
 };
@@ -40,7 +41,7 @@ pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), E
         writable: folders.collect(),
         ..Needs::default()
     };
-    confine(config.confine, file, needs)
+    confine(config.confine, &[file], needs)
 }
 
 /// Confines a server. `file`: its configuration file.
@@ -61,21 +62,22 @@ pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), E
         writable: folders.collect(),
         ..Needs::default()
     };
-    confine(config.confine, file, needs)
+    confine(config.confine, &[file, Some(&users_file(config))], needs)
 }
 
-fn confine(wanted: Confine, file: Option<&Path>, mut needs: Needs) -> Result<(), EngineError> {
+/// `read_again`: files that are read when they change, and may belong to another user.
+fn confine(wanted: Confine, read_again: &[Option<&Path>], mut needs: Needs) -> Result<(), EngineError> {
     if wanted == Confine::Off {
         return Ok(());
     }
     if needs.network {
         needs.writable.push(undo::DEFAULT_FOLDER.into());
-        let read_again: Vec<PathBuf> =
-            file.into_iter().filter_map(|file| std::path::absolute(file).ok()).collect();
-        helper::start(&read_again)?;
+        let files: Vec<PathBuf> =
+            read_again.iter().flatten().filter_map(|file| std::path::absolute(file).ok()).collect();
+        helper::start(&files)?;
         files::read_by(helper::read);
     }
-    needs.readable.extend(file.map(folder_of));
+    needs.readable.extend(read_again.iter().flatten().map(|file| folder_of(file)));
     for folder in &needs.writable {
         // What cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);

@@ -28,6 +28,8 @@ const SIGNAL_TOKEN: u64 = 2;
 pub(crate) const MONITOR_TOKEN: u64 = 3;
 /// Poller tokens of the classes' own TUN devices begin here; there are as many as classes.
 pub(crate) const FIRST_CLASS_TUN_TOKEN: u64 = 4;
+/// Poller token of a server's watch of its files.
+pub(crate) const FILES_TOKEN: u64 = MONITOR_TOKEN;
 /// Poller tokens of UDP sockets begin here.
 pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 

@@ -34,6 +34,7 @@ mod proxy;
 mod qlog;
 pub mod reset;
 mod resolver;
+mod secrets;
 pub mod server;
 mod shards;
 mod slow_thread;
@@ -45,4 +46,5 @@ mod wakeup_coalescer;
 
 pub use error::EngineError;
 pub use links::{GivenLink, Protect};
+pub use secrets::hide_tokens;
 pub use slow_thread::Resolve;

@@ -12,16 +12,15 @@ mod packet_filter;
 mod resolver;
 mod sockets;
 mod tun_queues;
+mod users;
 
-use std::{net::IpAddr, path::Path, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     access::Access,
     api,
-    auth::Authenticator,
     config::{
-        ConfigSource, LimitRule, Nat as NatOption, ReloadReport, Rights, ServerConfig, ServerMode,
-        ServerOptions, Tcp,
+        ConfigSource, Nat as NatOption, ReloadReport, Rights, ServerConfig, ServerMode, ServerOptions, Tcp,
     },
     credentials::{Credentials, first_start_message, guess_address},
     events::{Event, EventSender},
@@ -29,16 +28,18 @@ use mpvpn_control::{
     status::Role,
     tls,
 };
-use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, privilege, udp::bind_reuseport_group, undo};
+use mpvpn_os::{
+    UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
+};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig as TunnelConfig, TunnelMode, UserLimits};
+use mpvpn_tunnel::{Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
 
 use crate::{
     EngineError, answers,
     client::random,
     confine,
     egress::{Budget, Egress, EgressSetup, local_address_reader},
-    event_loop::{EventLoop, Iteration, SignalRequest, reload_event, signal_event},
+    event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, reload_event, signal_event},
     https_server::{HttpsServer, Site, loopback_clients::LoopbackClients},
     links::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
     packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
@@ -54,6 +55,7 @@ use machine::Machine;
 use packet_filter::UserProfiles;
 use sockets::{ListeningSocket, Sockets};
 use tun_queues::TunQueues;
+use users::{UserChange, UserChecks, UserList};
 
 /// The rights of this process.
 pub fn rights() -> Rights {
@@ -77,6 +79,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
     let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
+    let user_list = UserList::open(&config, &credentials.authenticator)?;
     confine::server(&config, origin.file())?;
     let slow =
         SlowThread::start(Services { api: Some(api), metrics, https_server }, None, event_loop.wake.clone())?;
@@ -115,7 +118,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let lookups = Budget::for_lookups();
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
-        let users = Users {
+        let users = UserChecks {
             authenticator: credentials.authenticator.clone(),
             limits: config.limits.clone(),
             has_rules_of_users,
@@ -164,6 +167,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     println!("{message}");
     let mut running =
         Running::new((config, origin), (first, first_shard), registry, machine, (slow, loopback_clients));
+    running.watch_users(user_list, &event_loop)?;
     let result = running.run(&mut event_loop);
     let end = running.end();
     result.and(end)
@@ -215,42 +219,10 @@ fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSe
     Ok(ServerSetup::new(tls, &options, &secret)?)
 }
 
-struct Users {
-    authenticator: Authenticator,
-    limits: Vec<LimitRule>,
-    has_rules_of_users: bool,
-}
-
-impl Authenticate for Users {
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
-        let user = self.authenticator.check(authorization);
-        user.map(|user| user.name).map_err(|denied| denied.to_string())
-    }
-
-    fn limits(&self, user: &str) -> UserLimits {
-        let rule = LimitRule::of(&self.limits, user);
-        // Without authentication all clients are one user.
-        let default = match &self.authenticator {
-            Authenticator::None => None,
-            Authenticator::Tokens(_) => Some(LimitRule::DEFAULT_MAX_SESSIONS),
-        };
-        let mut limits = UserLimits { max_sessions: default, ..UserLimits::default() };
-        if let Some(rule) = rule {
-            limits.max_sessions = rule.max_sessions.or(default);
-            (limits.max_classes, limits.max_priority_share) = (rule.max_classes, rule.max_priority);
-        }
-        limits
-    }
-
-    fn has_rules_of_users(&self) -> bool {
-        self.has_rules_of_users
-    }
-}
-
 fn tunnel_config(
     config: &ServerConfig,
     setup: ServerSetup,
-    (users, resolvers): (Users, Vec<IpAddr>),
+    (users, resolvers): (UserChecks, Vec<IpAddr>),
     site: Site,
 ) -> TunnelConfig {
     TunnelConfig {
@@ -282,6 +254,8 @@ pub(crate) struct Running {
     events: EventSender,
     /// The clients behind connections from this process.
     loopback_clients: LoopbackClients,
+    /// `None` without authentication.
+    user_list: Option<UserList>,
     started: Instant,
 }
 
@@ -304,8 +278,51 @@ impl Running {
             slow,
             events,
             loopback_clients,
+            user_list: None,
             started,
         }
+    }
+
+    /// Acts on changes of these users from now on.
+    fn watch_users(&mut self, list: Option<UserList>, event_loop: &EventLoop) -> Result<(), EngineError> {
+        if let Some(list) = &list {
+            let added = event_loop.poller.add(list, FILES_TOKEN, Interest::Read);
+            added.map_err(EngineError::io("watch a descriptor"))?;
+        }
+        self.user_list = list;
+        Ok(())
+    }
+
+    /// Reads the users' file if it has changed, and ends what users without access have.
+    fn update_users(&mut self, now: Instant, iteration: &Iteration) {
+        let Some(list) = &mut self.user_list else { return };
+        if iteration.ready.iter().any(|event| event.token == FILES_TOKEN)
+            && let Some(read) = list.read_if_changed(now)
+        {
+            self.on_users_read(now, read);
+        }
+        let expired = self.user_list.as_mut().and_then(|list| list.expire(now));
+        expired.into_iter().for_each(|ended| self.end_users(now, ended));
+    }
+
+    fn on_users_read(&mut self, now: Instant, read: Result<UserChange, String>) {
+        match read {
+            Ok(UserChange { count, ended }) => {
+                self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
+                self.end_users(now, ended);
+            }
+            Err(reason) => self.events.report(Event::UsersRefused { reason: reason.as_str().into() }),
+        }
+    }
+
+    /// Ends everything of users that have no access any more.
+    fn end_users(&mut self, now: Instant, ended: BTreeMap<String, String>) {
+        if ended.is_empty() {
+            return;
+        }
+        let ended = Arc::new(ended);
+        self.data_plane.server.end_users(now, &ended);
+        self.shards.send(|| ServerMessage::UsersEnded(Arc::clone(&ended)));
     }
 
     fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
@@ -314,7 +331,8 @@ impl Running {
             if self.data_plane.transmit(event_loop, iteration.now).is_some() {
                 self.update_tun_mtu();
             }
-            let deadline = [self.data_plane.poll_timeout(), self.shards.poll_timeout()];
+            let users = self.user_list.as_ref().and_then(UserList::poll_timeout);
+            let deadline = [self.data_plane.poll_timeout(), self.shards.poll_timeout(), users];
             event_loop.wait(deadline.into_iter().flatten().min(), &mut iteration)?;
             self.data_plane.handle_ready(event_loop, &iteration);
             match event_loop.signal_request(&iteration) {
@@ -329,6 +347,7 @@ impl Running {
                 // `end` returns the reason when it joins the threads.
                 return Ok(());
             }
+            self.update_users(iteration.now, &iteration);
             self.handle_slow_thread_messages(iteration.now);
             self.answer_api(iteration.now);
         }
@@ -346,6 +365,8 @@ impl Running {
                 ShardEvent::Specific(ServerMessage::Filtered(request)) => {
                     self.data_plane.server.on_filtered(&request)
                 }
+                // Sent by this shard, to the others.
+                ShardEvent::Specific(ServerMessage::UsersEnded(_)) => {}
                 ShardEvent::Ended => ended = true,
             }
         }
@@ -353,7 +374,11 @@ impl Running {
     }
 
     /// Reads the configuration again, and reports what applies only after a restart.
-    pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
+    pub(crate) fn reload(&mut self) -> Result<ReloadReport, String> {
+        let now = Instant::now();
+        if let Some(read) = self.user_list.as_mut().and_then(|list| list.read(now).transpose()) {
+            self.on_users_read(now, read);
+        }
         let reloaded =
             self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
         self.events.report(reload_event(&reloaded));

@@ -116,7 +116,7 @@ const KEYS_OF_THE_FILE: &[(&str, &str)] =
     &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
 /// Commands that are planned for later versions.
-const LATER_COMMANDS: &[&str] = &["top", "ping", "user"];
+const LATER_COMMANDS: &[&str] = &["top", "ping"];
 
 fn missing_command() -> Failure {
     Failure::usage(SUMMARY, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))

@@ -15,6 +15,7 @@ mod proxy;
 mod reset;
 pub(crate) mod server;
 mod status;
+mod user;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<server::Server>(),
     entry::<client::Client>(),
     entry::<proxy::Proxy>(),
+    entry::<user::User>(),
     entry::<status::Status>(),
     entry::<events::Events>(),
     entry::<check::Check>(),

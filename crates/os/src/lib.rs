@@ -19,9 +19,11 @@
 // This crate is at the edge: it uses clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod arguments;
 pub mod confinement;
 pub mod dns;
 mod error;
+pub mod file_watch;
 pub mod firewall;
 pub mod folder;
 pub mod helper;

@@ -21,7 +21,7 @@ mod sessions;
 mod udp;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
 };
 
@@ -203,6 +203,16 @@ impl Server {
         }
         self.end_all(now, id, reason);
         self.reap_or_mark(now, id);
+    }
+
+    /// Ends everything of these users, who have no access any more; each connection is told the reason.
+    pub fn end_users(&mut self, now: Instant, users: &BTreeMap<String, String>) {
+        for id in self.peers.ids() {
+            let user = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref()).map(|own| &own.user);
+            if let Some(reason) = user.and_then(|user| users.get(user)) {
+                self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
+            }
+        }
     }
 
     /// Closes a connection that a later one with the same number has replaced.

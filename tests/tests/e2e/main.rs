@@ -51,4 +51,5 @@ mod sharing;
 mod status;
 mod streams;
 mod testbed;
+mod users;
 mod without_root;

@@ -48,9 +48,9 @@ impl LimitRule {
 
 struct ClassCount(u8);
 
-struct SessionCount(u32);
+pub(crate) struct SessionCount(u32);
 
-fn sessions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+pub(crate) fn sessions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     Ok(one_or_number::<D, SessionCount>(from)?.map(|count| count.0))
 }
 

@@ -126,6 +126,13 @@ pub struct ServerOptions {
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub users: Option<PathBuf>,
 
+    /// Name or address, and port, at which clients reach the server, as `mpvpn user add` writes it into join links. Set it
+    /// if the machine is behind address translation, or has a name [default: an address of this machine]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = text::<ServerAddr>)]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ServerAddr>")]
+    pub public: Option<ServerAddr>,
+
     /// Folder for certificate, users and other data that survive a restart [default: /var/lib/mpvpn; without root
     /// $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
@@ -499,7 +506,7 @@ impl ServerOptions {
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
-            auth users state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
+            auth users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
             shards name api_socket metrics qlog confine log_level
         }
     }

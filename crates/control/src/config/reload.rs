@@ -134,7 +134,7 @@ impl ServerConfig {
         let restart = differing!(
             self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", cert: "cert and key", more_certs: "certificate",
             proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
-            tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", routes: "routes", dns: "dns",
+            tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat", routes: "routes", dns: "dns",
             max_clients: "max-clients", isolate: "isolate", access: "access", limits: "limit", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog", confine: "confine",
             log_level: "log-level"

@@ -27,6 +27,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         tun_name: TUN_NAME.into(),
         auth: AuthMode::Token,
         users: None,
+        public: None,
         state_dir: STATE_DIR.into(),
         nat: Nat::On,
         routes: ALL_NETWORKS.into(),
@@ -63,6 +64,7 @@ fn every_key_of_a_server_arrives() {
         tun-name = "tun7"
         auth = "token"
         users = "/etc/mpvpn/users.toml"
+            public = "vpn.example:4433"
         state-dir = "/tmp/state"
         nat = "off"
         routes = ["192.168.8.0/24", "fd00::/16", "192.168.9.7", "192.168.9.0/24"]
@@ -130,6 +132,7 @@ fn every_key_of_a_server_arrives() {
             tun_name: "tun7".into(),
             auth: AuthMode::Token,
             users: Some("/etc/mpvpn/users.toml".into()),
+            public: Some("vpn.example:4433".parse().unwrap()),
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
             routes: ["192.168.8.0/23", "fd00::/16"].map(|net| net.parse().unwrap()).into(),

@@ -149,6 +149,16 @@ impl Display for Event {
             Self::ConfigurationRefused { reason } => {
                 write!(f, "the configuration cannot be read, nothing changed: {reason}")
             }
+            Self::UsersRead { users, ended } => {
+                write!(f, "users read again: {}", Counted(*users, "user"))?;
+                match ended {
+                    0 => Ok(()),
+                    ended => write!(f, "; {} lost access", Counted(*ended, "user")),
+                }
+            }
+            Self::UsersRefused { reason } => {
+                write!(f, "the users cannot be read, nothing changed: {reason}")
+            }
             Self::Ending { signal } => write!(f, "ending on {signal}"),
             Self::EventsDropped { count } => {
                 write!(f, "{} dropped: the queue of the event log was full", Counted(*count, "event"))

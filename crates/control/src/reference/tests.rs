@@ -76,7 +76,9 @@ fn files() -> [(Value, Parse); 3] {
     [
         (server(), |text| ServerOptions::parse(text).map(drop).map_err(|error| error.to_string())),
         (client(), |text| ClientOptions::parse(text).map(drop).map_err(|error| error.to_string())),
-        (users(), |text| toml::from_str::<UsersFile>(text).map(drop).map_err(|error| error.to_string())),
+        (users(), |text| {
+            toml::from_str::<crate::users::UserTables>(text).map(drop).map_err(|error| error.to_string())
+        }),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN queues, the
 //! egress, the other shards and the tunnel's server.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     events::EventSender,
@@ -41,6 +41,8 @@ pub(crate) enum ServerMessage {
     Filtered(Box<FilterRequest>),
     /// To shard 0: the clients' MTU has changed.
     MtuChanged,
+    /// From shard 0: these users have no access any more, for these reasons.
+    UsersEnded(Arc<BTreeMap<String, String>>),
 }
 
 /// A message between shards of a server.
@@ -104,6 +106,9 @@ impl DataPlane {
                     }
                     ShardMessage::Specific(ServerMessage::Filtered(request)) => {
                         self.server.on_filtered(&request);
+                    }
+                    ShardMessage::Specific(ServerMessage::UsersEnded(users)) => {
+                        self.server.end_users(iteration.now, &users);
                     }
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))

@@ -97,12 +97,12 @@ fn what_does_not_work_yet_says_so() {
         "mpvpn: bad usage: --auth <none|token>: `mtls` is not available in this version yet; available are: \
          none, token\n  next: see `mpvpn --help` and `mpvpn COMMAND --help`"
     );
-    for command in ["top", "ping 10.0.0.1", "user list"] {
+    for command in ["top", "ping 10.0.0.1"] {
         let text = refused(&format!("mpvpn {command}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
         assert!(
             text.contains(
-                "available are: server, client, proxy, status, events, check, link, class, config, reset, lab"
+                "available are: server, client, proxy, user, status, events, check, link, class, config, reset, lab"
             ),
             "{text}"
         );

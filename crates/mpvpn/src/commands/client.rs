@@ -1,19 +1,26 @@
 //! `mpvpn client`: sends this machine's traffic through a server.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io::{Read, stdin},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Args, Parser};
 use mpvpn_control::{
     config::{ClientOptions, ConfigSource},
+    join::{JoinLink, ParseLinkError},
     log,
 };
-use mpvpn_engine::client;
+use mpvpn_engine::{client, hide_tokens};
 
 use super::Command;
 use crate::failure::{Failure, READ_THE_LOG};
 
 const EXAMPLES: &str = "\
 Examples:
+  mpvpn client 'mpvpn://TOKEN@vpn.example/?pin=SHA256'
+      the join link that `mpvpn user add` printed on the server; `-` reads it from standard input
   mpvpn client --server 203.0.113.1 --pin SHA256 --token-file /etc/mpvpn/token
       send all traffic through the tunnel, over every interface with a default route
   mpvpn client --server vpn.example:4433 --ca server.crt --path eth0 --path wwan0
@@ -30,8 +37,34 @@ Options on the command line override the file.";
 #[derive(Debug, Parser)]
 #[command(name = "client", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Client {
+    /// Join link, as `mpvpn user add` prints it: server, token and pin in one; `-` reads it from standard input. The
+    /// token is hidden from `ps` at once
+    #[arg(value_name = "JOIN-LINK", conflicts_with_all = ["server", "token", "token_file", "pin", "ca", "insecure"])]
+    link: Option<String>,
     #[command(flatten)]
     pub(crate) args: ClientArgs,
+}
+
+const SUMMARY: &str = "cannot start the client";
+
+/// The options of a command line with a join link.
+pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<ClientOptions, Failure> {
+    let Some(text) = link else { return Ok(options) };
+    let next = "copy the whole link, in single quotes, as `mpvpn user add` printed it on the server";
+    let text = match text.as_str() {
+        "-" => {
+            let mut read = String::new();
+            // Longer texts are no links.
+            stdin().take(64 << 10).read_to_string(&mut read).map_err(|error| {
+                Failure::runtime(SUMMARY, format!("standard input cannot be read: {error}"), next)
+            })?;
+            read
+        }
+        _ => text,
+    };
+    let link: JoinLink =
+        text.parse().map_err(|error: ParseLinkError| Failure::usage(SUMMARY, error.to_string(), next))?;
+    Ok(ClientOptions { server: Some(link.server), token: Some(link.token), pin: Some(link.pin), ..options })
 }
 
 /// The options of commands that connect to a server.
@@ -51,9 +84,10 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 
 impl Command for Client {
     fn run(self) -> Result<ExitCode, Failure> {
-        let origin = ConfigSource::<ClientOptions>::new(self.args.config, self.args.options);
-        let config =
-            origin.load().map_err(|error| Failure::from_control_error("cannot start the client", &error))?;
+        hide_tokens();
+        let options = with_link(self.link, self.args.options)?;
+        let origin = ConfigSource::<ClientOptions>::new(self.args.config, options);
+        let config = origin.load().map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
         log::init(config.log_level);
         client::run(config, origin)
             .map_err(|error| Failure::from_error("the client ended", &error, READ_THE_LOG))?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use mpvpn_control::{config::ConfigSource, log};
-use mpvpn_engine::client;
+use mpvpn_engine::{client, hide_tokens};
 
 use super::{Command, client::ClientArgs};
 use crate::failure::{Failure, READ_THE_LOG};
@@ -60,6 +60,7 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 
 impl Command for Proxy {
     fn run(self) -> Result<ExitCode, Failure> {
+        hide_tokens();
         let origin = ConfigSource::of_proxy(self.args.config, self.args.options);
         let config =
             origin.load().map_err(|error| Failure::from_control_error("cannot start the proxy", &error))?;

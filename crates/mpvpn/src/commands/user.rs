@@ -1,0 +1,365 @@
+//! `mpvpn user`: the users of a server on this machine.
+
+use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::SystemTime};
+
+use clap::{Args, Parser, Subcommand};
+use mpvpn_control::{
+    auth::Token,
+    config::{ConfigSource, ServerAddr, ServerConfig, ServerOptions},
+    credentials::{Reachability, users_file},
+    identity::Fingerprint,
+    join::JoinLink,
+    users::{ExpiryOption, LockedUsers, UserEntry, UserSettings, Users, check_addresses, unknown_user},
+};
+use mpvpn_engine::server;
+use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
+use serde_json::{Value, json};
+
+use super::Command;
+use crate::{failure::Failure, output::print};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn user add alice
+      prints a join link, which is all that a client of alice needs, and as a QR code on a terminal
+  mpvpn user add phone --expires 90d --sessions 1
+      a user whose access ends after 90 days, with one client at a time
+  mpvpn user add backup --address 10.0.0.7 --host vpn.example:4433
+      a user with a fixed address in the tunnel; the link says how the server is reached
+  mpvpn user rotate alice
+      a new token, after the old one was lost: sessions with the old one end
+  mpvpn user revoke alice
+      no access from now on; `mpvpn user rotate alice` gives it back
+
+No server need run. A running one acts within a second: it takes the new users, and ends the sessions of those who lost
+access, with the reason. The users are in users.toml in the state folder, or where --users or the server's file says.";
+
+/// Add, show, change and remove the users of the server on this machine
+#[derive(Debug, Parser)]
+#[command(name = "user", after_help = EXAMPLES)]
+pub(crate) struct User {
+    #[command(subcommand)]
+    command: UserCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum UserCommand {
+    /// Add a user, and print how a client joins
+    Add {
+        #[command(flatten)]
+        user: Name,
+        /// When the access ends: a number of days from now, or the last day [default: never]
+        #[arg(long, value_name = "90d|2027-01-31")]
+        expires: Option<ExpiryOption>,
+        /// Address in the tunnel that this user has and nobody else; repeatable
+        #[arg(long, value_name = "IP")]
+        address: Vec<IpAddr>,
+        /// Number of sessions (connected clients) at once [default: 64]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        sessions: Option<u32>,
+        #[command(flatten)]
+        shown: Shown,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// List the users
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// Show a user
+    Show {
+        #[command(flatten)]
+        user: Name,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// Give a user a new token, which replaces the old one, and print how a client joins with it
+    Rotate {
+        #[command(flatten)]
+        user: Name,
+        #[command(flatten)]
+        shown: Shown,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// Take the access of a user away; name and settings stay
+    Revoke {
+        #[command(flatten)]
+        user: Name,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// Remove a user
+    Remove {
+        #[command(flatten)]
+        user: Name,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+}
+
+#[derive(Args, Debug)]
+struct Name {
+    /// Name of the user
+    #[arg(value_name = "NAME", id = "user_name")]
+    name: String,
+}
+
+/// How a new token is shown.
+#[derive(Args, Debug)]
+struct Shown {
+    /// How clients reach the server, for the join link [default: the key `public` of the server's file, else an address of
+    /// this machine]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    host: Option<ServerAddr>,
+    /// Print JSON: user, token, link, command
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where the users are.
+#[derive(Args, Debug)]
+struct ServerFiles {
+    /// Configuration file of the server [default: /etc/mpvpn/server.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// File with the users [default: as the configuration file says, else users.toml in the state folder]
+    #[arg(long, value_name = "FILE")]
+    users: Option<PathBuf>,
+    /// State folder of the server [default: as the configuration file says, else /var/lib/mpvpn; without root
+    /// $XDG_STATE_HOME/mpvpn]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+impl ServerFiles {
+    fn load(self) -> mpvpn_control::Result<ServerConfig> {
+        let Self { config, users, state_dir } = self;
+        let options = ServerOptions { users, state_dir, ..ServerOptions::default() };
+        ConfigSource::of_server(config, options, server::rights()).load()
+    }
+}
+
+impl Command for User {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let summary = match &self.command {
+            UserCommand::Add { .. } => "cannot add the user",
+            UserCommand::List { .. } => "cannot list the users",
+            UserCommand::Show { .. } => "cannot show the user",
+            UserCommand::Rotate { .. } => "cannot give the user a new token",
+            UserCommand::Revoke { .. } => "cannot take the access away",
+            UserCommand::Remove { .. } => "cannot remove the user",
+        };
+        let text = self.command.perform().map_err(|error| Failure::from_control_error(summary, &error))?;
+        print(&text)
+    }
+}
+
+impl UserCommand {
+    /// Does it; returns what to print.
+    fn perform(self) -> mpvpn_control::Result<String> {
+        let now = SystemTime::now();
+        let text = match self {
+            Self::Add { user: Name { name }, expires, address, sessions, shown, files } => {
+                let config = files.load()?;
+                check_addresses(&config, &address)?;
+                let expires = expires.map(|option| option.resolve(now));
+                let joining = Joining::new(&config, shown.host)?;
+                let settings = UserSettings { expires, address, sessions };
+                let token = LockedUsers::open(&users_file(&config))?.add(&name, &settings)?;
+                joining.text(&name, token, shown.json)
+            }
+            Self::Rotate { user: Name { name }, shown, files } => {
+                let config = files.load()?;
+                let joining = Joining::new(&config, shown.host)?;
+                let token = LockedUsers::open(&users_file(&config))?.rotate(&name)?;
+                joining.text(&name, token, shown.json)
+            }
+            Self::Revoke { user: Name { name }, files } => {
+                LockedUsers::open(&users_file(&files.load()?))?.revoke(&name)?;
+                format!("{name} has no access any more; `mpvpn user rotate {name}` gives it back\n")
+            }
+            Self::Remove { user: Name { name }, files } => {
+                LockedUsers::open(&users_file(&files.load()?))?.remove(&name)?;
+                format!("{name} is removed\n")
+            }
+            Self::List { json, files } => {
+                let users = Users::load(&users_file(&files.load()?))?;
+                match json {
+                    true => json_text(&users.iter().map(|entry| json_of(entry, now)).collect()),
+                    false => table(&users, now),
+                }
+            }
+            Self::Show { user: Name { name }, json, files } => {
+                let users = Users::load(&users_file(&files.load()?))?;
+                let entry = users.get(&name).ok_or_else(|| unknown_user(&users, &name))?;
+                if json { json_text(&json_of(entry, now)) } else { details(entry, now) }
+            }
+        };
+        Ok(text)
+    }
+}
+
+/// What a join link has beside the token.
+struct Joining {
+    server: ServerAddr,
+    pin: Fingerprint,
+    /// Nobody said how the server is reached.
+    is_guess: bool,
+}
+
+impl Joining {
+    fn new(config: &ServerConfig, host: Option<ServerAddr>) -> mpvpn_control::Result<Self> {
+        let is_guess = host.is_none() && config.public.is_none();
+        let reachability = Reachability::of(config)?;
+        let server = host.map_or_else(|| reachability.address(config), Ok)?;
+        Ok(Self { server, pin: reachability.pin, is_guess })
+    }
+
+    /// How `user` joins with this token.
+    fn text(self, user: &str, token: Token, json: bool) -> String {
+        let Self { server, pin, is_guess } = self;
+        let host = server.to_string();
+        let link = JoinLink { server, token, pin };
+        let command = format!("mpvpn client '{link}'");
+        if json {
+            let token = link.token.reveal();
+            return json_text(
+                &json!({ "user": user, "token": token, "link": link.to_string(), "command": command }),
+            );
+        }
+        let mut text = format!("{user} joins with this link, which is shown this once:\n  {link}\n");
+        text += &format!("on the client, as root:\n  {command}\n");
+        if is_guess {
+            text += &format!(
+                "The link names {host}, an address of this machine. If clients reach it by another one, say so by --host, \
+                 or by `public` in the server's file.\n"
+            );
+        }
+        if std::io::stdout().is_terminal() {
+            text += &qr_code(&link.to_string());
+        }
+        text
+    }
+}
+
+/// The text as a QR code for terminals; empty if it is too long for one.
+fn qr_code(text: &str) -> String {
+    QrCode::with_error_correction_level(text, EcLevel::L).map_or_else(
+        |_| String::new(),
+        |code| {
+            // Most terminals are dark: with its colours swapped, the code looks as on paper.
+            let image =
+                code.render::<Dense1x2>().dark_color(Dense1x2::Light).light_color(Dense1x2::Dark).build();
+            format!("{image}\n")
+        },
+    )
+}
+
+fn json_text(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// Whether a user has access, in one word.
+fn state(entry: &UserEntry, now: SystemTime) -> &'static str {
+    match entry.expires {
+        _ if entry.revoked => "revoked",
+        Some(expiry) if expiry.at() <= now => "expired",
+        _ => "active",
+    }
+}
+
+fn json_of(entry: &UserEntry, now: SystemTime) -> Value {
+    json!({
+        "user": entry.name,
+        "state": state(entry, now),
+        "expires": entry.expires.map(|expiry| expiry.to_string()),
+        "address": entry.address,
+        "sessions": entry.sessions,
+    })
+}
+
+fn addresses(entry: &UserEntry) -> String {
+    entry.address.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn details(entry: &UserEntry, now: SystemTime) -> String {
+    let mut text = format!("user      {}\nstate     {}\n", entry.name, state(entry, now));
+    if let Some(expiry) = entry.expires {
+        text += &format!("expires   {expiry}\n");
+    }
+    if !entry.address.is_empty() {
+        text += &format!("address   {}\n", addresses(entry));
+    }
+    if let Some(sessions) = entry.sessions {
+        text += &format!("sessions  {sessions} at once\n");
+    }
+    text
+}
+
+fn table(users: &Users, now: SystemTime) -> String {
+    if users.is_empty() {
+        return "no users; `mpvpn user add NAME` adds one\n".to_owned();
+    }
+    let head = ["user", "state", "expires", "sessions", "address"].map(str::to_owned);
+    let rows = users.iter().map(|entry| {
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        [
+            entry.name.clone(),
+            state(entry, now).to_owned(),
+            or_none(entry.expires.map(|expiry| expiry.to_string())),
+            or_none(entry.sessions.map(|sessions| sessions.to_string())),
+            or_none(Some(addresses(entry)).filter(|text| !text.is_empty())),
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 5] = std::array::from_fn(width);
+    let line = |row: &[String; 5]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qr_code_has_the_link_and_fits_on_a_terminal() {
+        let link = format!("mpvpn://mpvpn_{}@vpn.example.org:443/?pin={}", "x".repeat(43), "0".repeat(64));
+        let code = qr_code(&link);
+        let widest = code.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 80 && code.lines().count() < 40, "{widest} × {}", code.lines().count());
+    }
+
+    #[test]
+    fn the_table_tells_who_has_access() {
+        let hash = |n: u8| format!("{n:02x}").repeat(32);
+        let text = format!(
+            "[[user]]\nname=\"alice\"\ntoken-sha256=\"{}\"\nsessions=2\naddress=\"10.0.0.7\"\n\
+             [[user]]\nname=\"bob\"\ntoken-sha256=\"{}\"\nrevoked=true\n\
+             [[user]]\nname=\"carol\"\ntoken-sha256=\"{}\"\nexpires=\"2020-01-31\"\n",
+            hash(1),
+            hash(2),
+            hash(3)
+        );
+        let users = Users::parse(text.as_bytes(), "users.toml".as_ref()).unwrap();
+        assert_eq!(
+            table(&users, SystemTime::now()),
+            "user   state    expires     sessions  address\n\
+             alice  active   –           2         10.0.0.7\n\
+             bob    revoked  –           –         –\n\
+             carol  expired  2020-01-31  –         –\n"
+        );
+        assert!(table(&Users::default(), SystemTime::now()).contains("mpvpn user add"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Users come and go while a server runs.
+
+use std::{
+    fs,
+    time::{Duration, Instant, SystemTime},
+};
+
+use mpvpn_tests::{
+    eventually,
+    ping::{Ping, reaches},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(15);
+const SERVER: &str = "192.0.2.1:4433";
+
+/// A server with users, and a machine for each of two clients.
+struct Site {
+    server: MpvpnProcess,
+    testbed: Testbed,
+}
+
+impl Site {
+    fn new() -> Self {
+        let testbed = Testbed::two_clients();
+        let server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+        Self { server, testbed }
+    }
+
+    fn user(&self, args: &[&str]) -> std::process::Output {
+        self.testbed.mpvpn(Host::Server, &[&["user"], args, &["--state-dir", "state"]].concat())
+    }
+
+    /// Adds a user; returns the join link.
+    fn add(&self, name: &str, more: &[&str]) -> String {
+        let output = self.user(&[&["add", name, "--json", "--host", SERVER], more].concat());
+        assert!(output.status.success(), "{output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(said["command"], format!("mpvpn client '{}'", said["link"].as_str().expect("a link")));
+        said["link"].as_str().expect("a link").to_owned()
+    }
+
+    fn join(&self, host: Host, link: &str) -> MpvpnProcess {
+        let socket = self.testbed.file("api", host);
+        let args = ["client", link, "--api-socket", socket.to_str().expect("ASCII")];
+        self.testbed.start_as_is(host, &args, &socket)
+    }
+}
+
+#[test]
+fn a_revoked_user_is_gone_within_a_second_and_others_feel_nothing() {
+    let mut site = Site::new();
+    let [alice, bob] = ["alice", "bob"].map(|name| site.add(name, &[]));
+    let mut alice = site.join(Host::Client, &alice).wait_until_up();
+    let bob = site.join(Host::Other, &bob).wait_until_up();
+    reaches(&site.testbed, Host::Client, TUNNEL);
+
+    let pings = Ping::every(&site.testbed, Host::Other, Duration::from_millis(20), TUNNEL, 4);
+    let revoked = Instant::now();
+    assert!(site.user(&["revoke", "alice"]).status.success());
+    eventually(Duration::from_secs(1), "the session is gone", || {
+        match site.server.log().contains("disconnected: the access of this user was revoked") {
+            true => Ok(()),
+            false => Err(site.server.log()),
+        }
+    });
+    let took = revoked.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!(alice.wait(SOON).code(), Some(1), "{}", alice.log());
+    assert!(alice.log().contains("the access of this user was revoked"), "{}", alice.log());
+
+    // A file with a mistake changes nothing.
+    let file = site.testbed.dir().join("state/users.toml");
+    let good = fs::read(&file).expect("the users");
+    fs::write(&file, "[[user]]\nname = 'half").expect("a file to write");
+    eventually(SOON, "the mistake is said", || {
+        match site.server.log().contains("the users cannot be read, nothing changed") {
+            true => Ok(()),
+            false => Err(site.server.log()),
+        }
+    });
+    fs::write(&file, good).expect("a file to write");
+
+    let output = site.user(&["rotate", "alice", "--json", "--host", SERVER]);
+    let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let _again = site.join(Host::Client, said["link"].as_str().expect("a link")).wait_until_up();
+    let status = site.server.status();
+    let clients = status["clients"].as_array().expect("clients is a list").iter();
+    let mut users: Vec<_> = clients.filter_map(|client| client["user"].as_str()).collect();
+    users.sort_unstable();
+    assert_eq!(users, ["alice", "bob"], "{status:#}");
+    let pings = pings.finish();
+    assert_eq!(pings.missing(), 0, "of {}", pings.sent);
+    assert_eq!(bob.status()["session"]["resumed"], 0);
+    assert!(site.server.is_running());
+}
+
+#[test]
+fn access_ends_at_the_moment_that_was_set() {
+    let site = Site::new();
+    let end = SystemTime::now() + Duration::from_secs(6);
+    let moment = time::OffsetDateTime::from(end)
+        .format(&time::format_description::well_known::Rfc3339)
+        .expect("a moment");
+    let guest = site.add("guest", &["--expires", &moment]);
+    let mut guest = site.join(Host::Client, &guest).wait_until_up();
+    assert_eq!(guest.wait(SOON).code(), Some(1), "{}", guest.log());
+    let late = SystemTime::now().duration_since(end).expect("not before");
+    assert!(late < Duration::from_secs(2), "{late:?} late");
+    assert!(guest.log().contains("the access of this user ended on"), "{}", guest.log());
+    let output = site.user(&["list"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("guest") && said.contains("expired"), "{said}");
+}
+
+#[test]
+fn a_token_is_in_no_arguments_of_a_process_that_runs_and_in_no_log() {
+    let site = Site::new();
+    let link = site.add("alice", &[]);
+    let token = link.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
+    let client = site.join(Host::Client, &link).wait_until_up();
+    let arguments = fs::read(format!("/proc/{}/cmdline", client.id())).expect("a process");
+    let arguments = String::from_utf8_lossy(&arguments).into_owned();
+    assert!(arguments.contains("mpvpn://***") && arguments.contains("@192.0.2.1"), "{arguments}");
+    for text in [&arguments, &client.log(), &site.server.log()] {
+        assert!(!text.contains(&token[6..]), "{text}");
+    }
+}
+
+#[test]
+fn a_broken_link_says_what_is_wrong() {
+    let site = Site::new();
+    let link = site.add("alice", &[]);
+    let output = site.testbed.mpvpn(Host::Client, &["client", &link[..link.len() - 10]]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("its pin has 54 of 64 digits") && said.contains("next: copy the whole link"),
+        "{said}"
+    );
+}
