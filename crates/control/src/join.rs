@@ -3,9 +3,11 @@
 //! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with further parameters that later versions may know. Out: server, token and pin,
 //! or what is wrong with the link. Always holds: an error does not repeat the token.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, path::Path, str::FromStr};
 
-use crate::{auth::Token, config::ServerAddr, identity::Fingerprint};
+use toml_edit::{DocumentMut, value};
+
+use crate::{Error, Result, auth::Token, config::ServerAddr, files, identity::Fingerprint};
 
 /// How every link begins.
 const SCHEME: &str = "mpvpn://";
@@ -13,6 +15,15 @@ const SCHEME: &str = "mpvpn://";
 const PIN_DIGITS: usize = 64;
 /// Longest link (bytes). Chosen: a link has some 200. More: a pasted file is read to its end.
 const MAX_LINK_BYTES: usize = 4096;
+/// The beginning of a client's file that `mpvpn join` makes.
+const HEAD: &str = "\
+# Configuration of the mpvpn client on this machine, made by `mpvpn join`. Further keys: docs/reference/client.md.
+
+";
+/// The group whose members may read a client's file.
+const GROUP: &str = "mpvpn";
+/// Keys of a client's file that say otherwise what a link says.
+const REPLACED_KEYS: [&str; 3] = ["ca", "insecure", "token-file"];
 
 /// A join link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +45,58 @@ impl fmt::Display for JoinLink {
     }
 }
 
+/// What became of a client's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// It was made.
+    New,
+    /// It was for this server before; token and pin are new, and all else stays.
+    Updated,
+}
+
+impl JoinLink {
+    /// Writes the client's file `path`, or changes server, token and pin there. A new file is for root and the members of the
+    /// group `mpvpn`, if there is one.
+    ///
+    /// # Errors
+    /// If the file is for another server, cannot be understood, or cannot be written.
+    pub fn write_to(&self, path: &Path) -> Result<Joined> {
+        let exists = path.exists();
+        let text = if exists { files::read_text(path)? } else { HEAD.to_owned() };
+        let mut document: DocumentMut =
+            text.parse().map_err(|error: toml_edit::TomlError| Error::Content {
+                path: path.into(),
+                expected: "the configuration of a client",
+                found: error.to_string(),
+            })?;
+        let server = self.server.to_string();
+        let before = document.get("server").and_then(|server| server.as_str()).map(str::to_owned);
+        if let Some(before) =
+            before.filter(|before| before.parse::<ServerAddr>().ok().as_ref() != Some(&self.server))
+        {
+            return Err(Error::usage(
+                format!("{} is for the server {before}", path.display()),
+                "join as a further client with --name NAME, or move that file away",
+            ));
+        }
+        document["server"] = value(server);
+        document["pin"] = value(self.pin.to_string());
+        document["token"] = value(self.token.reveal());
+        for key in REPLACED_KEYS {
+            document.remove(key);
+        }
+        if let Some(folder) = path.parent() {
+            // Others may look up which files there are, not read them.
+            std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+        }
+        files::write_secret(path, document.to_string().as_bytes())?;
+        if !exists {
+            files::allow_group(path, GROUP)?;
+        }
+        Ok(if exists { Joined::Updated } else { Joined::New })
+    }
+}
+
 /// What is wrong with a link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -42,7 +105,7 @@ pub struct ParseLinkError(String);
 impl FromStr for JoinLink {
     type Err = ParseLinkError;
 
-    fn from_str(text: &str) -> Result<Self, ParseLinkError> {
+    fn from_str(text: &str) -> std::result::Result<Self, ParseLinkError> {
         let wrong = |what: &str| Err(ParseLinkError(what.to_owned()));
         let text = text.trim();
         if text.len() > MAX_LINK_BYTES {
@@ -130,6 +193,39 @@ mod tests {
             assert!(error.contains(said), "{cut}: {error}");
             assert!(!error.contains("secret"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_clients_file_is_made_and_changed_and_what_people_wrote_stays() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("etc/mpvpn/client.toml");
+        assert_eq!(link("vpn.example", "old").write_to(&path).unwrap(), Joined::New);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o027, 0, "{mode:o}");
+        let config =
+            crate::config::ClientConfig::load(Some(&path), crate::config::ClientOptions::default()).unwrap();
+        assert_eq!(
+            (config.server, config.token),
+            ("vpn.example".parse().unwrap(), Some("old".parse().unwrap()))
+        );
+
+        let text = std::fs::read_to_string(&path).unwrap()
+            + "routes = \"advertised\" # only work\ninsecure = true\n";
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(link("vpn.example", "new").write_to(&path).unwrap(), Joined::Updated);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.contains("routes = \"advertised\" # only work\n") && text.contains("token = \"new\""),
+            "{text}"
+        );
+        assert!(!text.contains("insecure"), "{text}");
+
+        let error = link("other.example", "t").write_to(&path).unwrap_err();
+        assert!(error.to_string().contains("is for the server vpn.example:443"), "{error}");
+        assert!(error.next_step().contains("--name NAME"), "{}", error.next_step());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
 
     proptest! {

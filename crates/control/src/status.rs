@@ -70,6 +70,9 @@ pub struct Status {
     /// Sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// Users of a server, those who are not connected, too; empty at a server without authentication.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<User>,
 }
 
 impl Status {
@@ -132,6 +135,36 @@ pub struct Confinement {
     /// Version of Landlock, which keeps it from files that it does not need; left out where the kernel has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landlock: Option<u32>,
+}
+
+word_enum! {
+    /// Whether a user of a server has access.
+    pub enum UserState {
+        /// The user has access.
+        #[default]
+        Active = "active",
+        /// The access was taken away.
+        Revoked = "revoked",
+        /// The access has ended by its date.
+        Expired = "expired",
+    }
+}
+
+/// A user of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct User {
+    /// Name of the user.
+    pub name: String,
+    /// Whether the user has access.
+    pub state: UserState,
+    /// The last day of the access in UTC, or the moment at which it ends; left out if it does not end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    /// Number of sessions now.
+    pub sessions: u32,
+    /// Number of sessions at once that the users' file allows; left out if it says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sessions: Option<u32>,
 }
 
 /// The session of a client.
@@ -589,7 +622,7 @@ pub struct Client {
     pub paths: Vec<Path>,
 }
 
-word_schemas!(Role, State, KillSwitchState, LinkState, PathState);
+word_schemas!(Role, State, KillSwitchState, LinkState, PathState, UserState);
 
 /// Converts bit/s to bytes/s.
 fn bytes(bits_per_second: u64) -> f64 {

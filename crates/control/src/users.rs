@@ -34,6 +34,7 @@ use crate::{
     },
     files,
     identity::Fingerprint,
+    status::UserState,
 };
 
 /// Users in a file. Chosen. More: a file that takes long to read and to write.
@@ -193,6 +194,15 @@ fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Finger
 }
 
 impl UserEntry {
+    /// Whether the user has access at `now`.
+    pub fn state(&self, now: SystemTime) -> UserState {
+        match self.refusal(now) {
+            None => UserState::Active,
+            Some(Denied::Expired(_)) => UserState::Expired,
+            Some(_) => UserState::Revoked,
+        }
+    }
+
     /// Why the user has no access at `now`.
     fn refusal(&self, now: SystemTime) -> Option<Denied> {
         match self.expires {
@@ -271,6 +281,11 @@ impl Users {
     /// The user with this name.
     pub fn get(&self, name: &str) -> Option<&UserEntry> {
         self.all.get(*self.by_name.get(name)?)
+    }
+
+    /// The fixed addresses of all users.
+    pub fn fixed_addresses(&self) -> impl Iterator<Item = (IpAddr, String)> {
+        self.all.iter().flat_map(|entry| entry.address.iter().map(|address| (*address, entry.name.clone())))
     }
 
     /// Whether there are no users, so that every request is refused.

@@ -290,6 +290,7 @@ impl Running {
             added.map_err(EngineError::io("watch a descriptor"))?;
         }
         self.user_list = list;
+        self.update_fixed_addresses();
         Ok(())
     }
 
@@ -310,8 +311,15 @@ impl Running {
             Ok(UserChange { count, ended }) => {
                 self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
                 self.end_users(now, ended);
+                self.update_fixed_addresses();
             }
             Err(reason) => self.events.report(Event::UsersRefused { reason: reason.as_str().into() }),
+        }
+    }
+
+    fn update_fixed_addresses(&self) {
+        if let Some(list) = &self.user_list {
+            self.registry.set_fixed_addresses(list.fixed_addresses());
         }
     }
 
@@ -398,6 +406,7 @@ impl Running {
     fn answer_api(&mut self, now: Instant) {
         let (config, data_plane, started, loopback_clients) =
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
+        let users = self.user_list.as_ref();
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         self.shards.answer(now, |reports| {
             let listen: Vec<_> = data_plane.sockets.addresses().collect();
@@ -411,6 +420,7 @@ impl Running {
                 status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
             status::add_lost_packets(&mut status, lost);
             status.confinement = confine::status();
+            status.users = users.map(|users| users.status(&sessions)).unwrap_or_default();
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
             }

@@ -9,6 +9,7 @@ pub(crate) mod client;
 mod config;
 mod events;
 mod helper;
+mod join;
 mod lab;
 mod link;
 mod proxy;
@@ -27,6 +28,7 @@ use crate::{cli::explain, failure::Failure};
 pub(crate) const ALL: &[Entry] = &[
     entry::<server::Server>(),
     entry::<client::Client>(),
+    entry::<join::Join>(),
     entry::<proxy::Proxy>(),
     entry::<user::User>(),
     entry::<status::Status>(),

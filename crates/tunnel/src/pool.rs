@@ -122,7 +122,9 @@ pub struct AddressPool {
     v6: Option<Ipv6Net>,
     leases: BTreeMap<SessionSecret, Lease>,
     by_offset: BTreeMap<u32, SessionSecret>,
-    /// All offsets below this one are leased.
+    /// Whom an offset belongs to: nobody else gets it.
+    fixed: BTreeMap<u32, String>,
+    /// All offsets below this one are leased or fixed.
     unused_from: u32,
     /// Leases that no client uses, the longest unused first.
     idle: BTreeSet<(Instant, SessionSecret)>,
@@ -138,6 +140,7 @@ impl AddressPool {
             v6: v6.map(|net| net.trunc()),
             leases: BTreeMap::new(),
             by_offset: BTreeMap::new(),
+            fixed: BTreeMap::new(),
             unused_from: FIRST_CLIENT_OFFSET,
             idle: BTreeSet::new(),
             users: BTreeMap::new(),
@@ -194,6 +197,42 @@ impl AddressPool {
         self.leases.get(secret).is_some_and(|lease| lease.user == user)
     }
 
+    /// Makes addresses belong to users: sessions of such a user get them first, and nobody else gets them. A session that has one
+    /// of another user keeps it until it ends. An address stands for those of both families with the same offset.
+    pub fn set_fixed(&mut self, fixed: impl IntoIterator<Item = (IpAddr, String)>) {
+        let fixed = fixed.into_iter().filter_map(|(ip, user)| Some((self.offset_of(ip)?, user)));
+        self.fixed = fixed.collect();
+        self.unused_from = FIRST_CLIENT_OFFSET;
+        let lost: Vec<_> =
+            self.idle.iter().copied().filter(|(_, secret)| self.has_address_of_another(secret)).collect();
+        for lease in lost {
+            self.evict(lease);
+        }
+    }
+
+    /// Whether a session has an address that belongs to another user than its own.
+    fn has_address_of_another(&self, secret: &SessionSecret) -> bool {
+        let Some(lease) = self.leases.get(secret).filter(|_| !self.fixed.is_empty()) else { return false };
+        let offsets = lease.addresses.iter().filter_map(|ip| self.offset_of(ip));
+        offsets.filter_map(|offset| self.fixed.get(&offset)).any(|owner| *owner != lease.user)
+    }
+
+    /// Returns an address of `user` that no client uses, without the lease that a client left behind.
+    fn fixed_offset(&mut self, user: &str) -> Option<u32> {
+        let own = self.fixed.iter().filter(|(_, owner)| *owner == user).map(|(offset, _)| *offset);
+        let idle_since =
+            |pool: &Self, secret| pool.leases.get(secret)?.idle_since.map(|since| (since, *secret));
+        let (offset, left_behind) =
+            own.collect::<Vec<_>>().into_iter().find_map(|offset| match self.by_offset.get(&offset) {
+                None => Some((offset, None)),
+                Some(secret) => idle_since(self, secret).map(|lease| (offset, Some(lease))),
+            })?;
+        if let Some(lease) = left_behind {
+            self.evict(lease);
+        }
+        Some(offset)
+    }
+
     /// Returns the addresses of the session with this secret and marks them as used, if they were assigned to `user`.
     pub fn resume(&mut self, secret: &SessionSecret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
@@ -221,7 +260,7 @@ impl AddressPool {
         user: &str,
         preferred: &[IpAddr],
     ) -> Result<Addresses, PoolExhausted> {
-        let free = self.free_offset(preferred).or_else(|| {
+        let free = self.fixed_offset(user).or_else(|| self.free_offset(preferred)).or_else(|| {
             let evicted = self.evict_longest_idle_of(user) || self.evict_longest_idle();
             evicted.then(|| self.free_offset(preferred)).flatten()
         });
@@ -249,7 +288,9 @@ impl AddressPool {
             return false;
         }
         // No session loses its address for an additional one of another.
-        let Some(offset) = self.free_offset(preferred) else { return false };
+        let user = self.leases.get(secret).map(|lease| lease.user.clone()).unwrap_or_default();
+        let own = self.fixed_offset(&user);
+        let Some(offset) = own.or_else(|| self.free_offset(preferred)) else { return false };
         let more = self.lease(*secret, offset);
         if let Some(lease) = self.leases.get_mut(secret) {
             lease.addresses.push(more);
@@ -264,25 +305,36 @@ impl AddressPool {
 
     /// Returns the first preferred offset without a lease, or the lowest.
     fn free_offset(&mut self, preferred: &[IpAddr]) -> Option<u32> {
-        let wish = preferred
-            .iter()
-            .filter_map(|ip| self.offset_of(*ip))
-            .find(|offset| !self.by_offset.contains_key(offset));
+        let wish =
+            preferred.iter().filter_map(|ip| self.offset_of(*ip)).find(|offset| !self.is_taken(*offset));
         wish.or_else(|| self.lowest_free_offset())
     }
 
     /// Returns the lowest offset without a lease.
     fn lowest_free_offset(&mut self) -> Option<u32> {
-        while self.by_offset.contains_key(&self.unused_from) {
+        while self.is_taken(self.unused_from) {
             self.unused_from += 1;
         }
         (self.unused_from <= self.last_offset()).then_some(self.unused_from)
     }
 
+    /// Whether an offset is leased, or belongs to a user.
+    fn is_taken(&self, offset: u32) -> bool {
+        self.by_offset.contains_key(&offset) || self.fixed.contains_key(&offset)
+    }
+
     /// Evicts the lease that was unused for the longest time; returns whether there was one.
     fn evict_longest_idle(&mut self) -> bool {
-        let longest = self.idle.first().copied();
+        // An address that belongs to a user would be free for nobody else.
+        let longest = self.idle.iter().find(|(_, secret)| !self.has_fixed_address(secret)).copied();
         longest.is_some_and(|lease| self.evict(lease))
+    }
+
+    fn has_fixed_address(&self, secret: &SessionSecret) -> bool {
+        let addresses =
+            self.leases.get(secret).filter(|_| !self.fixed.is_empty()).map(|lease| lease.addresses);
+        let mut offsets = addresses.iter().flat_map(AddressSet::iter).filter_map(|ip| self.offset_of(ip));
+        offsets.any(|offset| self.fixed.contains_key(&offset))
     }
 
     /// Evicts the lease of a user that was unused for the longest time; returns whether there was one.
@@ -318,6 +370,9 @@ impl AddressPool {
                 idle.remove(&(since, *secret));
             }
             idle.insert((now, *secret));
+        }
+        if self.has_address_of_another(secret) {
+            self.evict((now, *secret));
         }
     }
 }
@@ -425,6 +480,28 @@ mod tests {
         pool.assign(secret(9), "anna", &[]).unwrap();
         assert!(!pool.assign_additional(&secret(9), &[]));
         assert_eq!((0..5).filter(|n| pool.belongs_to(&secret(*n), "bob")).count(), 4);
+    }
+
+    #[test]
+    fn fixed_addresses_belong_to_their_user() {
+        let mut pool = pool("10.0.0.0/29");
+        let (now, v4) = (Instant::now(), |ip: &str| ip.parse::<IpAddr>().unwrap());
+        let first = |addresses: Result<Addresses, PoolExhausted>| addresses.unwrap().v4.unwrap().to_string();
+        // Bob has .2 before it is Alice's, and keeps it until he leaves.
+        assert_eq!(first(pool.assign(secret(1), "bob", &[])), "10.0.0.2");
+        pool.set_fixed([(v4("10.0.0.2"), "alice".to_owned()), (v4("10.0.0.4"), "alice".to_owned())]);
+        assert_eq!(first(pool.assign(secret(2), "alice", &[])), "10.0.0.4");
+        assert_eq!(first(pool.assign(secret(3), "carol", &[v4("10.0.0.4")])), "10.0.0.3");
+        pool.release(now, &secret(1));
+        assert_eq!(pool.resume(&secret(1), "bob"), None);
+        assert_eq!(first(pool.assign(secret(4), "alice", &[])), "10.0.0.2");
+        // A third session of Alice gets any address, and a full pool gives hers to nobody.
+        assert_eq!(first(pool.assign(secret(5), "alice", &[])), "10.0.0.5");
+        assert_eq!(first(pool.assign(secret(6), "bob", &[])), "10.0.0.6");
+        pool.release(now, &secret(4));
+        assert!(pool.assign(secret(7), "bob", &[]).is_err());
+        // Alice's machine has forgotten its secret: what it left behind is hers.
+        assert_eq!(first(pool.assign(secret(8), "alice", &[])), "10.0.0.2");
     }
 
     #[test]

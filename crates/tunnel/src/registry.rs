@@ -158,6 +158,11 @@ impl Registry {
         self.lock().mtus.values().max().copied()
     }
 
+    /// Makes addresses belong to users: their sessions get them first, and nobody else gets them.
+    pub fn set_fixed_addresses(&self, fixed: impl IntoIterator<Item = (IpAddr, String)>) {
+        self.lock().pool.set_fixed(fixed);
+    }
+
     /// Sets the largest MTU of the clients of a shard (bytes), and returns the largest of all shards.
     pub(crate) fn set_mtu(&self, shard: u8, mtu: Option<usize>) -> Option<usize> {
         let mut inner = self.lock();

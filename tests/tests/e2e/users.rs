@@ -8,7 +8,7 @@ use std::{
 use mpvpn_tests::{
     eventually,
     ping::{Ping, reaches},
-    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
+    testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed, binary},
 };
 use serde_json::Value;
 
@@ -126,6 +126,49 @@ fn a_token_is_in_no_arguments_of_a_process_that_runs_and_in_no_log() {
     for text in [&arguments, &client.log(), &site.server.log()] {
         assert!(!text.contains(&token[6..]), "{text}");
     }
+}
+
+#[test]
+fn a_client_that_has_joined_needs_no_options() {
+    let site = Site::new();
+    let link = site.add("alice", &[]);
+    // In a folder /etc of its own.
+    let script = r#"mount -t tmpfs none /etc && "$0" join "$1" && cat /etc/mpvpn/client.toml"#;
+    let binary = binary();
+    let args = ["unshare", "--mount", "sh", "-c", script, binary.to_str().expect("ASCII"), &link];
+    let said = site.testbed.run(Host::Client, &args);
+    let (done, file) = said.split_once("start it by").expect("what comes next");
+    assert!(done.contains("wrote /etc/mpvpn/client.toml"), "{said}");
+    let (_, file) = file.split_once('\n').expect("the file");
+    let path = site.testbed.file("client.toml", Host::Client);
+    fs::write(&path, file).expect("a file to write");
+    let socket = site.testbed.file("api", Host::Client);
+    let [path, api] = [&path, &socket].map(|path| path.to_str().expect("ASCII"));
+    let args = ["client", "--config", path, "--api-socket", api];
+    let _client = site.testbed.start_as_is(Host::Client, &args, &socket).wait_until_up();
+    reaches(&site.testbed, Host::Client, TUNNEL);
+}
+
+#[test]
+fn a_fixed_address_belongs_to_its_user() {
+    let site = Site::new();
+    let [alice, bob] = [&["--address", "10.0.0.2"][..], &[]].map(|more| {
+        let name = if more.is_empty() { "bob" } else { "alice" };
+        site.add(name, more)
+    });
+    let bob = site.join(Host::Other, &bob).wait_until_up();
+    assert_eq!(bob.address(Family::V4), "10.0.0.3");
+    for _ in 0..2 {
+        // It has no memory of its last session.
+        let alice = site.join(Host::Client, &alice).wait_until_up();
+        assert_eq!(alice.address(Family::V4), "10.0.0.2");
+    }
+    let output = site.user(&["add", "carol", "--address", "10.0.0.2"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the address 10.0.0.2 twice, of `alice` and `carol`"), "{said}");
+    let output = site.user(&["add", "carol", "--address", "192.168.1.1"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("is not in the networks of the tunnel"), "{said}");
 }
 
 #[test]

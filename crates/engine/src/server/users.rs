@@ -4,7 +4,8 @@
 //! access any more. Always holds: a file with a mistake changes nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     time::{Duration, Instant, SystemTime},
@@ -14,10 +15,12 @@ use mpvpn_control::{
     auth::{Authenticator, SharedUsers},
     config::{LimitRule, ServerConfig},
     credentials::users_file,
-    users::Users,
+    status::User,
+    users::{UserEntry, Users},
 };
 use mpvpn_os::file_watch::FileWatch;
-use mpvpn_tunnel::{Authenticate, UserLimits};
+use mpvpn_tunnel::{Authenticate, SessionReport, UserLimits};
+use mpvpn_types::SessionId;
 
 use crate::EngineError;
 
@@ -54,6 +57,10 @@ impl UserList {
         let watch = FileWatch::new([file.clone()]).map_err(EngineError::io("watch the users' file"))?;
         let mut list = Self { file, users: users.clone(), watch, expiry: None };
         list.plan(Instant::now(), SystemTime::now());
+        // What was written since the credentials were read, before anybody watched.
+        if let Err(reason) = list.read(Instant::now()) {
+            tracing::warn!(reason, "the users' file has changed and cannot be read now");
+        }
         Ok(Some(list))
     }
 
@@ -92,6 +99,28 @@ impl UserList {
     /// When [`Self::expire`] has to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.expiry.map(|(_, look_at)| look_at)
+    }
+
+    /// The users for the status, with the number of sessions that each has.
+    pub(super) fn status(&self, sessions: &[SessionReport]) -> Vec<User> {
+        let mut open: BTreeMap<&str, BTreeSet<SessionId>> = BTreeMap::new();
+        for report in sessions {
+            open.entry(&report.user).or_default().extend(report.session);
+        }
+        let now = SystemTime::now();
+        let user = |entry: &UserEntry| User {
+            name: entry.name.clone(),
+            state: entry.state(now),
+            expires: entry.expires.map(|expiry| expiry.to_string()),
+            sessions: open.get(entry.name.as_str()).map_or(0, |sessions| sessions.len() as u32),
+            max_sessions: entry.sessions,
+        };
+        self.users.now().iter().map(user).collect()
+    }
+
+    /// The fixed addresses of all users.
+    pub(super) fn fixed_addresses(&self) -> Vec<(IpAddr, String)> {
+        self.users.now().fixed_addresses().collect()
     }
 
     fn plan(&mut self, now: Instant, clock: SystemTime) {

@@ -50,21 +50,22 @@ const SUMMARY: &str = "cannot start the client";
 /// The options of a command line with a join link.
 pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<ClientOptions, Failure> {
     let Some(text) = link else { return Ok(options) };
-    let next = "copy the whole link, in single quotes, as `mpvpn user add` printed it on the server";
-    let text = match text.as_str() {
-        "-" => {
-            let mut read = String::new();
-            // Longer texts are no links.
-            stdin().take(64 << 10).read_to_string(&mut read).map_err(|error| {
-                Failure::runtime(SUMMARY, format!("standard input cannot be read: {error}"), next)
-            })?;
-            read
-        }
-        _ => text,
-    };
-    let link: JoinLink =
-        text.parse().map_err(|error: ParseLinkError| Failure::usage(SUMMARY, error.to_string(), next))?;
+    let link = read_link(SUMMARY, &text)?;
     Ok(ClientOptions { server: Some(link.server), token: Some(link.token), pin: Some(link.pin), ..options })
+}
+
+/// The join link in an argument, or in standard input if that is `-`.
+pub(crate) fn read_link(summary: &str, argument: &str) -> Result<JoinLink, Failure> {
+    let next = "copy the whole link, in single quotes, as `mpvpn user add` printed it on the server";
+    let mut text = argument.to_owned();
+    if argument == "-" {
+        text.clear();
+        // Longer texts are no links.
+        stdin().take(64 << 10).read_to_string(&mut text).map_err(|error| {
+            Failure::runtime(summary, format!("standard input cannot be read: {error}"), next)
+        })?;
+    }
+    text.parse().map_err(|error: ParseLinkError| Failure::usage(summary, error.to_string(), next))
 }
 
 /// The options of commands that connect to a server.

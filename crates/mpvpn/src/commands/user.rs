@@ -267,19 +267,10 @@ fn json_text(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-/// Whether a user has access, in one word.
-fn state(entry: &UserEntry, now: SystemTime) -> &'static str {
-    match entry.expires {
-        _ if entry.revoked => "revoked",
-        Some(expiry) if expiry.at() <= now => "expired",
-        _ => "active",
-    }
-}
-
 fn json_of(entry: &UserEntry, now: SystemTime) -> Value {
     json!({
         "user": entry.name,
-        "state": state(entry, now),
+        "state": entry.state(now),
         "expires": entry.expires.map(|expiry| expiry.to_string()),
         "address": entry.address,
         "sessions": entry.sessions,
@@ -291,7 +282,7 @@ fn addresses(entry: &UserEntry) -> String {
 }
 
 fn details(entry: &UserEntry, now: SystemTime) -> String {
-    let mut text = format!("user      {}\nstate     {}\n", entry.name, state(entry, now));
+    let mut text = format!("user      {}\nstate     {}\n", entry.name, entry.state(now));
     if let Some(expiry) = entry.expires {
         text += &format!("expires   {expiry}\n");
     }
@@ -313,7 +304,7 @@ fn table(users: &Users, now: SystemTime) -> String {
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         [
             entry.name.clone(),
-            state(entry, now).to_owned(),
+            entry.state(now).to_string(),
             or_none(entry.expires.map(|expiry| expiry.to_string())),
             or_none(entry.sessions.map(|sessions| sessions.to_string())),
             or_none(Some(addresses(entry)).filter(|text| !text.is_empty())),
