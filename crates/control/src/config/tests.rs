@@ -473,7 +473,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
-             listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
+             listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, public, \
              state-dir, nat, routes, dns, \
              max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
