@@ -202,7 +202,8 @@ int main(int count_of_words, char **words) {
     check(file != NULL, "no configuration");
     toml[fread(toml, 1, sizeof toml - 1, file)] = '\0';
     fclose(file);
-    struct sigaction before[NSIG], after[NSIG];
+    /* Some signals belong to the C library, which tells nothing about them. */
+    struct sigaction before[NSIG] = {0}, after[NSIG] = {0};
     for (int number = 1; number < NSIG; number++) sigaction(number, NULL, &before[number]);
 
     mpvpn_callbacks callbacks = MPVPN_CALLBACKS_INIT;
