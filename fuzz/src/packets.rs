@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use bytes::{Bytes, BytesMut};
 use mpvpn_flow::split_tcp::{Event, FlowId, ProxyLimits, Read, Refusal, SplitTcpProxy};
 use mpvpn_packet::{
-    FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr,
+    FlowKey, GroCoalescer, IpPacket, TunPacket, VNET_HDR_LEN, VnetHdr,
     checksum::{self, ChecksumStatus},
     icmp::{self, Unreachable},
     ip,
@@ -168,12 +168,12 @@ fn returned_are_pushed(pushed: &[Vec<u8>], joined: &[TunPacket]) {
         };
         assert_eq!(parts.len(), packet.segments());
         for part in parts {
-            got.entry(flow_of(&part)).or_default().push(part);
+            got.entry(flow_of(&part)).or_default().push(without_meaningless_id(part));
         }
     }
     let mut sent: BTreeMap<Option<FlowKey>, Vec<Vec<u8>>> = BTreeMap::new();
     for packet in pushed {
-        sent.entry(flow_of(packet)).or_default().push(packet.clone());
+        sent.entry(flow_of(packet)).or_default().push(without_meaningless_id(packet.clone()));
     }
     for (flow, sent) in sent {
         let got = got.remove(&flow).unwrap_or_default();
@@ -190,6 +190,19 @@ fn returned_are_pushed(pushed: &[Vec<u8>], joined: &[TunPacket]) {
         assert_eq!(rest.len(), 0, "{flow:?}");
     }
     assert!(got.is_empty(), "packets that were not pushed");
+}
+
+/// The packet without its identification, if that has no meaning: of IPv4 packets that may not be fragmented and are no fragments
+/// (RFC 6864 §4.1). The kernel counts it up when it cuts a large packet.
+fn without_meaningless_id(mut packet: Vec<u8>) -> Vec<u8> {
+    let is_atomic =
+        |view: IpPacket<'_>| view.src().is_ipv4() && view.dont_fragment() && view.fragment().is_none();
+    if ip::parse(&packet).is_ok_and(is_atomic) {
+        // With the checksum of the header.
+        packet[4..6].fill(0);
+        packet[10..12].fill(0);
+    }
+    packet
 }
 
 fn flow_of(packet: &[u8]) -> Option<FlowKey> {
@@ -215,7 +228,7 @@ pub fn split_tcp(data: &[u8]) {
     };
     let mut now = Instant::now();
     let mut proxy = SplitTcpProxy::new(now, limits, [1, 2], 1400);
-    let mut flows: Vec<FlowId> = Vec::new();
+    let (mut flows, mut all): (Vec<FlowId>, Vec<FlowId>) = Default::default();
     // What a flow acknowledged last, so that an input need not find sequence numbers.
     let mut last: BTreeMap<FlowKey, (u32, u32)> = BTreeMap::new();
     while !input.is_empty() {
@@ -258,6 +271,7 @@ pub fn split_tcp(data: &[u8]) {
         }
         while let Some(event) = proxy.poll_event() {
             if let Event::ConnectRequested { id, .. } = event {
+                all.push(id);
                 flows.insert(0, id);
                 flows.truncate(8);
             }
@@ -274,13 +288,20 @@ pub fn split_tcp(data: &[u8]) {
         let bound = limits.max_total_bytes + limits.max_flows * (2 * 4096 + limits.max_flow_bytes);
         assert!(proxy.held_bytes() <= bound, "{} bytes", proxy.held_bytes());
     }
-    // Without a word from anybody, every connection ends: nothing stays for ever.
-    for _ in 0..10_000 {
-        let Some(at) = proxy.poll_timeout() else { break };
-        now = now.max(at);
-        proxy.handle_timeout(now);
+    // Without a word from anybody every connection ends, but for those whose bytes the far side has not read: these end when it
+    // leaves. Nothing stays for ever.
+    for far_side_leaves in [false, true] {
+        if far_side_leaves {
+            all.iter().for_each(|id| proxy.abort(*id));
+        }
+        for _ in 0..10_000 {
+            let Some(at) = proxy.poll_timeout() else { break };
+            now = now.max(at);
+            proxy.handle_timeout(now);
+            while proxy.poll_packet(now).is_some() {}
+            while proxy.poll_event().is_some() {}
+        }
         while proxy.poll_packet(now).is_some() {}
-        while proxy.poll_event().is_some() {}
     }
     assert_eq!((proxy.flow_count(), proxy.held_bytes(), proxy.poll_timeout()), (0, 0, None));
 }
