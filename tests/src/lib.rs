@@ -32,6 +32,7 @@ pub mod quic_bulk;
 pub mod random;
 pub mod stalled_readers;
 pub mod system;
+pub mod tcpdump;
 pub mod testbed;
 pub mod tun_copy;
 pub mod usage;

@@ -2,19 +2,17 @@
 //! than the client.
 
 use std::{
-    cell::Cell,
+    cell::RefCell,
     collections::BTreeSet,
-    fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
-    process::{Child, Stdio},
     thread,
     time::Duration,
 };
 
 use mpvpn_tests::{
     eventually,
+    tcpdump::Tcpdump,
     testbed::{Family, Host, Testbed, inet},
 };
 
@@ -69,42 +67,19 @@ impl Session {
 }
 
 /// tcpdump of what the machine sends from its service, at all its interfaces.
-struct Capture {
-    tcpdump: Child,
-    file: PathBuf,
-    /// Bytes of the file that were looked at.
-    seen: Cell<usize>,
-}
+struct Capture(RefCell<Tcpdump>);
 
 impl Capture {
     fn start(testbed: &Testbed) -> Self {
-        let file = testbed.file("pcap.log", Host::Client);
-        let errors = testbed.file("tcpdump.log", Host::Client);
-        let create = |path: &PathBuf| fs::File::create(path).expect("a file to write");
         let filter = format!("tcp and (src port {PORT} or src port {FORWARDED})");
-        let tcpdump = testbed
-            .command(Host::Client, "tcpdump")
-            .args(["-nn", "-l", "--immediate-mode", "-i", "any", &filter])
-            .stdout(create(&file))
-            .stderr(Stdio::from(create(&errors)))
-            .spawn()
-            .expect("tcpdump runs");
-        eventually(SOON, "tcpdump listens", || {
-            let said = fs::read_to_string(&errors).unwrap_or_default();
-            if said.contains("listening") { Ok(()) } else { Err(said) }
-        });
-        Self { tcpdump, file, seen: Cell::new(0) }
+        Self(RefCell::new(Tcpdump::start(testbed, Host::Client, &filter)))
     }
 
     /// What has left since the last call: interface and source address.
     fn sent(&self) -> BTreeSet<(String, String)> {
-        // What was sent a moment ago is written by then.
-        thread::sleep(Duration::from_millis(50));
-        let all = fs::read_to_string(&self.file).expect("what tcpdump wrote");
-        let text = &all[self.seen.replace(all.len())..];
-        let sent = text.lines().filter(|line| line.contains(" Out "));
+        let lines = self.0.borrow_mut().new_lines();
         // As in `12:00:00.000000 eth2  Out IP 10.102.0.2.2222 > 198.51.100.2.40000: Flags [P.]`.
-        let parts = sent.filter_map(|line| {
+        let parts = lines.iter().filter(|line| line.contains(" Out ")).filter_map(|line| {
             let interface = line.split_whitespace().nth(1)?;
             let from = line.split_once(" > ")?.0.split_whitespace().last()?;
             Some((interface.to_owned(), from.rsplit_once('.')?.0.to_owned()))
@@ -117,13 +92,6 @@ impl Capture {
     fn assert_sent_by_link(&self, addresses: &[&str], state: &str) {
         let expected = addresses.iter().map(|address| (LINK.to_owned(), (*address).to_owned()));
         assert_eq!(self.sent(), expected.collect(), "{state}");
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        let _ = self.tcpdump.kill();
-        let _ = self.tcpdump.wait();
     }
 }
 
@@ -221,24 +189,14 @@ fn a_session_in_which_only_the_machine_speaks_is_found_when_the_client_starts() 
         assert_eq!(heard, [byte]);
     }
     capture.assert_sent_by_link(&[ADDRESS], "only the machine speaks");
-    let dump = testbed.file("own.log", Host::Client);
-    let mut tcpdump = testbed
-        .command(Host::Client, "tcpdump")
-        .args(["-nn", "-l", "--immediate-mode", "-i", "any", "tcp and dst port 2222"])
-        .stdout(fs::File::create(&dump).expect("a file to write"))
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("tcpdump runs");
-    thread::sleep(Duration::from_millis(500));
+    let mut tcpdump = Tcpdump::start(&testbed, Host::Client, "tcp and dst port 2222");
     // It may be refused at once; what matters is where it goes.
     let _ = outgoing.write_all(b"in clear");
     thread::sleep(Duration::from_millis(700));
-    let _ = tcpdump.kill();
-    let _ = tcpdump.wait();
-    let text = fs::read_to_string(&dump).expect("what tcpdump wrote");
+    let lines = tcpdump.new_lines();
     let leaked =
-        text.lines().find(|line| line.contains(" eth") && line.contains(" Out ") && line.contains(&local));
-    assert_eq!(leaked, None, "{text}");
+        lines.iter().find(|line| line.contains(" eth") && line.contains(" Out ") && line.contains(&local));
+    assert_eq!(leaked, None, "{lines:#?}");
 }
 
 #[test]

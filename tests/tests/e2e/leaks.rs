@@ -4,10 +4,7 @@
 mod table;
 
 use std::{
-    fs,
     net::UdpSocket,
-    path::PathBuf,
-    process::{Child, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,6 +15,7 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
+    tcpdump::Tcpdump,
     testbed::{Family, Host, MpvpnProcess, SERVER, Testbed, inet},
 };
 
@@ -73,73 +71,28 @@ impl Drop for Programs {
 }
 
 /// tcpdump at all interfaces of the client.
-struct Capture {
-    tcpdump: Child,
-    file: PathBuf,
-    /// Bytes of the file that were looked at.
-    seen: usize,
-}
+struct Capture(Tcpdump);
 
 impl Capture {
     fn start(testbed: &Testbed) -> Self {
-        let file = testbed.file("pcap.log", Host::Client);
-        let output = fs::File::create(&file).expect("a file to write");
-        let errors = testbed.dir().join("tcpdump.log");
-        let tcpdump = testbed
-            .command(Host::Client, "tcpdump")
-            .args(["-nn", "-l", "--immediate-mode", "-i", "any", "ip or ip6"])
-            .stdout(output)
-            .stderr(Stdio::from(fs::File::create(&errors).expect("a file to write")))
-            .spawn()
-            .expect("tcpdump runs");
-        eventually(SOON, "tcpdump listens", || {
-            let said = fs::read_to_string(&errors).unwrap_or_default();
-            if said.contains("listening") { Ok(()) } else { Err(said) }
-        });
-        Self { tcpdump, file, seen: 0 }
+        Self(Tcpdump::start(testbed, Host::Client, "ip or ip6"))
     }
 
     /// Destinations of packets that leave by links from now on, for [`WATCH`], except the tunnel's own packets and the discovery of
     /// neighbours.
     fn destinations(&mut self) -> Vec<String> {
-        self.skip();
-        std::thread::sleep(WATCH);
-        self.new_destinations()
-    }
-
-    fn skip(&mut self) {
-        // What was sent a moment ago is written by then.
-        std::thread::sleep(Duration::from_millis(50));
-        self.new_destinations();
-    }
-
-    /// Devices and destinations of packets that leave from now on, for [`WATCH`].
-    fn packets(&mut self) -> Vec<(String, String)> {
-        self.skip();
-        std::thread::sleep(WATCH);
-        self.new_packets()
-    }
-
-    fn new_destinations(&mut self) -> Vec<String> {
-        let of_links = self.new_packets().into_iter().filter(|(device, _)| device.starts_with("eth"));
+        let of_links = self.packets().into_iter().filter(|(device, _)| device.starts_with("eth"));
         let mut found: Vec<String> = of_links.map(|(_, to)| to).collect();
         found.sort_unstable();
         found.dedup();
         found
     }
 
-    fn new_packets(&mut self) -> Vec<(String, String)> {
-        let text = fs::read_to_string(&self.file).expect("what tcpdump wrote");
-        let new = text[self.seen..].rsplit_once('\n').map_or("", |(whole, _)| whole);
-        self.seen += new.len();
-        new.lines().filter_map(packet).collect()
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        let _ = self.tcpdump.kill();
-        let _ = self.tcpdump.wait();
+    /// Devices and destinations of packets that leave from now on, for [`WATCH`].
+    fn packets(&mut self) -> Vec<(String, String)> {
+        self.0.new_lines();
+        std::thread::sleep(WATCH);
+        self.0.new_lines().iter().filter_map(|line| packet(line)).collect()
     }
 }
 

@@ -152,10 +152,8 @@ fn a_client_that_has_joined_needs_no_options() {
 #[test]
 fn a_fixed_address_belongs_to_its_user() {
     let site = Site::new();
-    let [alice, bob] = [&["--address", "10.0.0.2"][..], &[]].map(|more| {
-        let name = if more.is_empty() { "bob" } else { "alice" };
-        site.add(name, more)
-    });
+    let alice = site.add("alice", &["--address", "10.0.0.2"]);
+    let bob = site.add("bob", &[]);
     let bob = site.join(Host::Other, &bob).wait_until_up();
     assert_eq!(bob.address(Family::V4), "10.0.0.3");
     for _ in 0..2 {
