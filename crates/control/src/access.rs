@@ -30,8 +30,8 @@ use crate::config::{
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
-    /// Whether the destination is reached: true allows, false forbids; what is forbidden is answered with ICMP (communication
-    /// administratively prohibited) or status 403
+    /// Whether the destination may be reached. If not, packets are answered with ICMP "communication administratively
+    /// prohibited", and requests with status 403
     pub allow: bool,
     /// Names of the users to whom the table applies [default: all]
     #[serde(default, deserialize_with = "rules::users")]

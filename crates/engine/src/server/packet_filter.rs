@@ -105,7 +105,7 @@ pub(super) struct FilterThread {
 }
 
 impl FilterThread {
-    /// `profiles` and `nat`: what was installed in the kernel. `shards`: the mailboxes of all shards, in order.
+    /// `profiles` and `nat`: of the rules that are in the kernel. `shards`: the mailboxes of all shards, in order.
     pub(super) fn start(
         profiles: SessionProfiles,
         nat: Option<Rules>,
