@@ -39,10 +39,7 @@ impl Credentials {
     /// Reads the files that `config` names. Those that it does not name are read from the state folder, and created there
     /// at the first start.
     pub fn load(config: &ServerConfig) -> Result<Self> {
-        let identity = match &config.cert {
-            Some(files) => Identity::load(&files.cert, &files.key)?,
-            None => Identity::load_or_create(&config.state_dir)?,
-        };
+        let identity = identity(config)?;
         let load = |files: &CertFiles| Identity::load(&files.cert, &files.key);
         let others = config.more_certs.iter().map(load).collect::<Result<_>>()?;
         let (authenticator, token) = match (config.auth, &config.users) {
@@ -140,11 +137,7 @@ impl Reachability {
         if let Some(last) = last.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
             return Ok(last);
         }
-        let identity = match &config.cert {
-            Some(files) => Identity::load(&files.cert, &files.key)?,
-            None => Identity::load_or_create(&config.state_dir)?,
-        };
-        Ok(Self { pin: identity.fingerprint(), port: port(config) })
+        Ok(Self { pin: identity(config)?.fingerprint(), port: port(config) })
     }
 
     /// Keeps it for [`Self::of`].
@@ -167,6 +160,14 @@ impl Reachability {
                 "say how they reach it by --host HOST:PORT, or by `public` in the server's file",
             )
         })
+    }
+}
+
+/// The certificate that the configuration names, else that of the state folder, which is made if there is none yet.
+fn identity(config: &ServerConfig) -> Result<Identity> {
+    match &config.cert {
+        Some(files) => Identity::load(&files.cert, &files.key),
+        None => Identity::load_or_create(&config.state_dir),
     }
 }
 

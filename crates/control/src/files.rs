@@ -8,6 +8,8 @@ use std::{
     sync::OnceLock,
 };
 
+use toml_edit::{DocumentMut, TomlError};
+
 use crate::{Error, Result};
 
 /// Largest file that is read (bytes): a users' file with 10,000 users has 1.2 MB. A larger limit lets a wrong path, as
@@ -32,6 +34,16 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
         path: path.into(),
         expected: "text in UTF-8",
         found: "other bytes".into(),
+    })
+}
+
+/// The TOML in `path`, whose comments stay when it is changed; that of `new` if there is no such file.
+pub(crate) fn read_toml(path: &Path, new: &str, expected: &'static str) -> Result<DocumentMut> {
+    let text = if path.exists() { read_text(path)? } else { new.to_owned() };
+    text.parse().map_err(|error: TomlError| Error::Content {
+        path: path.into(),
+        expected,
+        found: error.to_string(),
     })
 }
 

@@ -1,11 +1,11 @@
 //! Join links: all that a client needs to know about a server, in one line.
 //!
 //! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with further parameters that later versions may know. Out: server, token and pin,
-//! or what is wrong with the link. Always holds: an error does not repeat the token.
+//! or the mistake in the link. Always holds: errors do not contain the token.
 
 use std::{fmt, path::Path, str::FromStr};
 
-use toml_edit::{DocumentMut, value};
+use toml_edit::value;
 
 use crate::{Error, Result, auth::Token, config::ServerAddr, files, identity::Fingerprint};
 
@@ -62,13 +62,7 @@ impl JoinLink {
     /// If the file is for another server, cannot be understood, or cannot be written.
     pub fn write_to(&self, path: &Path) -> Result<Joined> {
         let exists = path.exists();
-        let text = if exists { files::read_text(path)? } else { HEAD.to_owned() };
-        let mut document: DocumentMut =
-            text.parse().map_err(|error: toml_edit::TomlError| Error::Content {
-                path: path.into(),
-                expected: "the configuration of a client",
-                found: error.to_string(),
-            })?;
+        let mut document = files::read_toml(path, HEAD, "the configuration of a client")?;
         let server = self.server.to_string();
         let before = document.get("server").and_then(|server| server.as_str()).map(str::to_owned);
         if let Some(before) =
@@ -97,7 +91,7 @@ impl JoinLink {
     }
 }
 
-/// What is wrong with a link.
+/// The mistake in a link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ParseLinkError(String);
@@ -168,7 +162,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(link(server, token)));
         }
         let short = format!("  mpvpn://t@vpn.example/?later=1&pin={pin}&more=2\n");
-        assert_eq!(short.parse(), Ok(link("vpn.example", "t")), "what is not known is ignored");
+        assert_eq!(short.parse(), Ok(link("vpn.example", "t")), "unknown parameters are ignored");
     }
 
     #[test]

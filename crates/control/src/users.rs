@@ -34,7 +34,7 @@ use crate::{
     },
     files,
     identity::Fingerprint,
-    status::UserState,
+    status::{self, UserState, fit, section},
 };
 
 /// Users in a file. Chosen. More: a file that takes long to read and to write.
@@ -49,6 +49,8 @@ const HEAD: &str = "\
 # Keys of a user: `mpvpn user add --help`, and docs/reference/users.md.
 
 ";
+/// What the file has.
+const EXPECTED: &str = "users, each with a name and the SHA-256 of a token";
 /// The key of the users in the file.
 const KEY: &str = "user";
 
@@ -232,11 +234,7 @@ impl Users {
 
     /// Parses the content of the users' file `path`.
     pub fn parse(content: &[u8], path: &Path) -> Result<Self> {
-        let bad = |found: String| Error::Content {
-            path: path.into(),
-            expected: "users, each with a name and the SHA-256 of a token",
-            found,
-        };
+        let bad = |found: String| Error::Content { path: path.into(), expected: EXPECTED, found };
         let text = str::from_utf8(content).map_err(|_| bad("bytes that are no UTF-8".into()))?;
         let file: UserTables = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
         Self::new(file.user).map_err(bad)
@@ -353,15 +351,8 @@ impl LockedUsers {
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         files::create_private_dir(folder)?;
         let lock = files::lock_dir(folder)?;
-        let (text, users) = match path.exists() {
-            false => (HEAD.to_owned(), Users::default()),
-            true => (files::read_text(path)?, Users::load(path)?),
-        };
-        let document = text.parse().map_err(|error: toml_edit::TomlError| Error::Content {
-            path: path.into(),
-            expected: "users, each with a name and the SHA-256 of a token",
-            found: error.to_string(),
-        })?;
+        let document = files::read_toml(path, HEAD, EXPECTED)?;
+        let users = Users::parse(document.to_string().as_bytes(), path)?;
         Ok(Self { path: path.into(), document, users, _lock: lock })
     }
 
@@ -514,6 +505,46 @@ pub fn check_addresses(config: &ServerConfig, addresses: &[IpAddr]) -> Result<()
         ));
     }
     Ok(())
+}
+
+fn addresses_of(entry: &UserEntry) -> String {
+    entry.address.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Renders the users as a table.
+pub fn render_users(users: &Users, now: SystemTime, width: usize) -> String {
+    if users.is_empty() {
+        return "no users; `mpvpn user add NAME` adds one\n".to_owned();
+    }
+    let mut table = status::Table::new(&["user", "state", "expires", "sessions", "address"]);
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+    table.rows.extend(users.iter().map(|entry| {
+        vec![
+            entry.name.clone(),
+            entry.state(now).to_string(),
+            or_none(entry.expires.map(|expiry| expiry.to_string())),
+            or_none(entry.sessions.map(|sessions| sessions.to_string())),
+            or_none(Some(addresses_of(entry)).filter(|text| !text.is_empty())),
+        ]
+    }));
+    let mut text = String::new();
+    section(&mut text, table);
+    fit(text.trim_start_matches('\n'), width)
+}
+
+/// Renders a user, a setting a line.
+pub fn render_user(entry: &UserEntry, now: SystemTime, width: usize) -> String {
+    let mut text = format!("user      {}\nstate     {}\n", entry.name, entry.state(now));
+    if let Some(expiry) = entry.expires {
+        text += &format!("expires   {expiry}\n");
+    }
+    if !entry.address.is_empty() {
+        text += &format!("address   {}\n", addresses_of(entry));
+    }
+    if let Some(sessions) = entry.sessions {
+        text += &format!("sessions  {sessions} at once\n");
+    }
+    fit(&text, width)
 }
 
 /// Names appear in command lines, tables and log lines.
@@ -673,6 +704,28 @@ mod tests {
                 ("carol", "the user has a new token")
             ]
         );
+    }
+
+    #[test]
+    fn the_table_tells_who_has_access() {
+        let hash = |n: u8| format!("{n:02x}").repeat(32);
+        let text = format!(
+            "[[user]]\nname=\"alice\"\ntoken-sha256=\"{}\"\nsessions=2\naddress=\"10.0.0.7\"\n\
+             [[user]]\nname=\"bob\"\ntoken-sha256=\"{}\"\nrevoked=true\n\
+             [[user]]\nname=\"carol\"\ntoken-sha256=\"{}\"\nexpires=\"2020-01-31\"\n",
+            hash(1),
+            hash(2),
+            hash(3)
+        );
+        let users = Users::parse(text.as_bytes(), "users.toml".as_ref()).unwrap();
+        assert_eq!(
+            render_users(&users, SystemTime::now(), 80),
+            "user   state    expires     sessions  address\n\
+             alice  active   –           2         10.0.0.7\n\
+             bob    revoked  –           –         –\n\
+             carol  expired  2020-01-31  –         –\n"
+        );
+        assert!(render_users(&Users::default(), SystemTime::now(), 80).contains("mpvpn user add"));
     }
 
     #[test]

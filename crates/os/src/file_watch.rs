@@ -45,12 +45,11 @@ impl FileWatch {
         let mut watched = Vec::new();
         for file in files {
             let absolute = std::path::absolute(&file)?;
-            let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
             // A link may lead elsewhere, and what it leads to may be replaced: both folders count.
             let real = fs::canonicalize(&absolute).ok();
             let targets = [Some(absolute.as_path()), real.as_deref().filter(|real| *real != absolute)];
             for target in targets.into_iter().flatten() {
-                let folder = target.parent().unwrap_or(folder);
+                let folder = target.parent().unwrap_or_else(|| Path::new("/"));
                 // Not when it is made: its content comes later.
                 let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::ATTRIB;
                 let folder = inotify::add_watch(&inotify, folder, flags)?;

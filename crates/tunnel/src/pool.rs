@@ -210,23 +210,27 @@ impl AddressPool {
         }
     }
 
+    /// The users to whom addresses of a session belong.
+    fn owners(&self, secret: &SessionSecret) -> impl Iterator<Item = &String> {
+        let lease = self.leases.get(secret).filter(|_| !self.fixed.is_empty());
+        let offsets =
+            lease.into_iter().flat_map(|lease| lease.addresses.iter()).filter_map(|ip| self.offset_of(ip));
+        offsets.filter_map(|offset| self.fixed.get(&offset))
+    }
+
     /// Whether a session has an address that belongs to another user than its own.
     fn has_address_of_another(&self, secret: &SessionSecret) -> bool {
-        let Some(lease) = self.leases.get(secret).filter(|_| !self.fixed.is_empty()) else { return false };
-        let offsets = lease.addresses.iter().filter_map(|ip| self.offset_of(ip));
-        offsets.filter_map(|offset| self.fixed.get(&offset)).any(|owner| *owner != lease.user)
+        let user = self.leases.get(secret).map(|lease| &lease.user);
+        self.owners(secret).any(|owner| Some(owner) != user)
     }
 
     /// Returns an address of `user` that no client uses, without the lease that a client left behind.
     fn fixed_offset(&mut self, user: &str) -> Option<u32> {
-        let own = self.fixed.iter().filter(|(_, owner)| *owner == user).map(|(offset, _)| *offset);
-        let idle_since =
-            |pool: &Self, secret| pool.leases.get(secret)?.idle_since.map(|since| (since, *secret));
-        let (offset, left_behind) =
-            own.collect::<Vec<_>>().into_iter().find_map(|offset| match self.by_offset.get(&offset) {
-                None => Some((offset, None)),
-                Some(secret) => idle_since(self, secret).map(|lease| (offset, Some(lease))),
-            })?;
+        let mut own = self.fixed.iter().filter(|(_, owner)| *owner == user).map(|(offset, _)| *offset);
+        let (offset, left_behind) = own.find_map(|offset| match self.by_offset.get(&offset) {
+            None => Some((offset, None)),
+            Some(secret) => self.leases.get(secret)?.idle_since.map(|since| (offset, Some((since, *secret)))),
+        })?;
         if let Some(lease) = left_behind {
             self.evict(lease);
         }
@@ -326,15 +330,8 @@ impl AddressPool {
     /// Evicts the lease that was unused for the longest time; returns whether there was one.
     fn evict_longest_idle(&mut self) -> bool {
         // An address that belongs to a user would be free for nobody else.
-        let longest = self.idle.iter().find(|(_, secret)| !self.has_fixed_address(secret)).copied();
+        let longest = self.idle.iter().find(|(_, secret)| self.owners(secret).next().is_none()).copied();
         longest.is_some_and(|lease| self.evict(lease))
-    }
-
-    fn has_fixed_address(&self, secret: &SessionSecret) -> bool {
-        let addresses =
-            self.leases.get(secret).filter(|_| !self.fixed.is_empty()).map(|lease| lease.addresses);
-        let mut offsets = addresses.iter().flat_map(AddressSet::iter).filter_map(|ip| self.offset_of(ip));
-        offsets.any(|offset| self.fixed.contains_key(&offset))
     }
 
     /// Evicts the lease of a user that was unused for the longest time; returns whether there was one.

@@ -34,6 +34,15 @@ pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
 pub use word_enum::{UnknownWord, alternatives, alternatives_len};
 
+/// Calls `work`; `Err` is the message of a panic in it. What it was changing then may be inconsistent, and must not be used again.
+///
+/// # Errors
+/// If `work` panicked.
+pub fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    done.map_err(|panic| panic_text(&*panic).to_owned())
+}
+
 /// The message of a caught panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();

@@ -6,7 +6,6 @@
 
 use std::{
     os::fd::OwnedFd,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -29,7 +28,7 @@ use mpvpn_os::{
     poll::{PollWaker, reduce_timer_slack},
 };
 use mpvpn_tunnel::Assignment;
-use mpvpn_types::{Duration, Transport, panic_text};
+use mpvpn_types::{Duration, Transport, catch_panic};
 
 pub use super::device::Out;
 use super::{
@@ -207,16 +206,16 @@ fn run_thread(
         Err(error) => return drop(ready.send(Err(error))),
     };
     let _ = ready.send(Ok(event_loop.wake.clone()));
-    let result = catch_unwind(AssertUnwindSafe(|| running.run(&mut event_loop)));
+    let result = catch_panic(|| running.run(&mut event_loop));
     let events = match &mut running.kind {
         ClientKind::Embedded(host) => Some(host.take_events()),
         ClientKind::Machine(_) | ClientKind::Proxy(_) => None,
     };
-    let ended = catch_unwind(AssertUnwindSafe(|| running.end(true)));
+    let ended = catch_panic(|| running.end(true));
     let ran = match (result, ended) {
         (Ok(ran), Ok(ended)) => ran.map_err(|error| refusal(error, &refusal_slot)).and(ended),
-        (Err(panic), _) | (_, Err(panic)) => {
-            let reason = std::io::Error::other(format!("it panicked: {}", panic_text(&*panic)));
+        (Err(reason), _) | (_, Err(reason)) => {
+            let reason = std::io::Error::other(format!("it panicked: {reason}"));
             Err(EngineError::io("go on")(reason))
         }
     };

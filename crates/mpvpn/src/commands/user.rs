@@ -9,14 +9,20 @@ use mpvpn_control::{
     credentials::{Reachability, users_file},
     identity::Fingerprint,
     join::JoinLink,
-    users::{ExpiryOption, LockedUsers, UserEntry, UserSettings, Users, check_addresses, unknown_user},
+    users::{
+        ExpiryOption, LockedUsers, UserEntry, UserSettings, Users, check_addresses, render_user,
+        render_users, unknown_user,
+    },
 };
 use mpvpn_engine::server;
 use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
 use serde_json::{Value, json};
 
 use super::Command;
-use crate::{failure::Failure, output::print};
+use crate::{
+    failure::Failure,
+    output::{print, width},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -194,13 +200,13 @@ impl UserCommand {
                 let users = Users::load(&users_file(&files.load()?))?;
                 match json {
                     true => json_text(&users.iter().map(|entry| json_of(entry, now)).collect()),
-                    false => table(&users, now),
+                    false => render_users(&users, now, width()),
                 }
             }
             Self::Show { user: Name { name }, json, files } => {
                 let users = Users::load(&users_file(&files.load()?))?;
                 let entry = users.get(&name).ok_or_else(|| unknown_user(&users, &name))?;
-                if json { json_text(&json_of(entry, now)) } else { details(entry, now) }
+                if json { json_text(&json_of(entry, now)) } else { render_user(entry, now, width()) }
             }
         };
         Ok(text)
@@ -277,49 +283,6 @@ fn json_of(entry: &UserEntry, now: SystemTime) -> Value {
     })
 }
 
-fn addresses(entry: &UserEntry) -> String {
-    entry.address.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn details(entry: &UserEntry, now: SystemTime) -> String {
-    let mut text = format!("user      {}\nstate     {}\n", entry.name, entry.state(now));
-    if let Some(expiry) = entry.expires {
-        text += &format!("expires   {expiry}\n");
-    }
-    if !entry.address.is_empty() {
-        text += &format!("address   {}\n", addresses(entry));
-    }
-    if let Some(sessions) = entry.sessions {
-        text += &format!("sessions  {sessions} at once\n");
-    }
-    text
-}
-
-fn table(users: &Users, now: SystemTime) -> String {
-    if users.is_empty() {
-        return "no users; `mpvpn user add NAME` adds one\n".to_owned();
-    }
-    let head = ["user", "state", "expires", "sessions", "address"].map(str::to_owned);
-    let rows = users.iter().map(|entry| {
-        let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
-        [
-            entry.name.clone(),
-            entry.state(now).to_string(),
-            or_none(entry.expires.map(|expiry| expiry.to_string())),
-            or_none(entry.sessions.map(|sessions| sessions.to_string())),
-            or_none(Some(addresses(entry)).filter(|text| !text.is_empty())),
-        ]
-    });
-    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 5] = std::array::from_fn(width);
-    let line = |row: &[String; 5]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,27 +293,5 @@ mod tests {
         let code = qr_code(&link);
         let widest = code.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= 80 && code.lines().count() < 40, "{widest} × {}", code.lines().count());
-    }
-
-    #[test]
-    fn the_table_tells_who_has_access() {
-        let hash = |n: u8| format!("{n:02x}").repeat(32);
-        let text = format!(
-            "[[user]]\nname=\"alice\"\ntoken-sha256=\"{}\"\nsessions=2\naddress=\"10.0.0.7\"\n\
-             [[user]]\nname=\"bob\"\ntoken-sha256=\"{}\"\nrevoked=true\n\
-             [[user]]\nname=\"carol\"\ntoken-sha256=\"{}\"\nexpires=\"2020-01-31\"\n",
-            hash(1),
-            hash(2),
-            hash(3)
-        );
-        let users = Users::parse(text.as_bytes(), "users.toml".as_ref()).unwrap();
-        assert_eq!(
-            table(&users, SystemTime::now()),
-            "user   state    expires     sessions  address\n\
-             alice  active   –           2         10.0.0.7\n\
-             bob    revoked  –           –         –\n\
-             carol  expired  2020-01-31  –         –\n"
-        );
-        assert!(table(&Users::default(), SystemTime::now()).contains("mpvpn user add"));
     }
 }

@@ -1,13 +1,6 @@
 //! Limits a panic inside noq to the connection in which it happens, or to the received packet that belongs to no connection.
 
-use std::{
-    any::Any,
-    cell::OnceCell,
-    collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
-
-use mpvpn_types::panic_text;
+use std::{cell::OnceCell, collections::VecDeque};
 
 use super::{Connection, Event, LostReason};
 use crate::ConnectionHandle;
@@ -15,11 +8,7 @@ use crate::ConnectionHandle;
 /// Calls noq; `Err` is the message of a panic inside it. noq has no unsafe code, so a panic leaves memory valid, and at most an
 /// entry in a table that is never used again.
 pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| describe(&*panic))
-}
-
-fn describe(panic: &(dyn Any + Send)) -> String {
-    format!("a fault in the QUIC library: {}", panic_text(panic))
+    mpvpn_types::catch_panic(work).map_err(|reason| format!("a fault in the QUIC library: {reason}"))
 }
 
 /// Whether noq, or what handles its connection, has panicked.

@@ -4,19 +4,12 @@
 //! is gone with its tunnel, relays and UDP flows, and nothing of its state is used again; all other clients go on. The
 //! crate has no `unsafe`, so a panic leaves memory valid, and locks that it poisons guard data that is replaced whole.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use mpvpn_quic::ConnectionHandle;
-use mpvpn_types::panic_text;
+use mpvpn_types::catch_panic;
 
 use super::Server;
 
 const REASON: &str = "a panic while its packets were handled";
-
-/// Calls `work`, which handles one connection; `Err` is the message of its panic. [`Server::on_panic`] has to follow it.
-pub(super) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_text(&*panic).to_owned())
-}
 
 impl Server {
     /// Calls `work`, which handles the connection `id`. If it panics, this connection ends.

@@ -1,9 +1,9 @@
 //! Status reports of a server's connections, and final reports of closed ones.
 
 use mpvpn_quic::Connection;
-use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
+use mpvpn_types::{CongestionControl, Duration, Instant, SessionId, catch_panic};
 
-use super::{Server, isolation::catch_panic};
+use super::Server;
 use crate::{AddressSet, ConnectionNumber, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
 
 /// Status of one connection of a client.
