@@ -68,7 +68,7 @@ pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut R
 /// Listens at `address` of the server's host for `time`, and sends damaged data to every client.
 pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Random) -> SentCounts {
     let identity = Identity::load(&testbed.dir().join("server.crt"), &testbed.dir().join("server.key"));
-    let tls = tls::server_config(&identity.expect("the stage's certificate"), &[], &[b"h3"])
+    let tls = tls::server_config(&identity.expect("the stage's certificate").into(), &[b"h3"])
         .expect("a TLS configuration");
     let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");

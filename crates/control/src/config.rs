@@ -20,6 +20,7 @@ pub(crate) mod schema;
 mod service;
 mod shards;
 mod site;
+mod trust;
 pub(crate) mod values;
 mod via;
 
@@ -48,6 +49,8 @@ pub use reload::{ConfigSource, ReloadReport};
 pub use service::{Rights, ServerMode};
 pub use shards::Shards;
 pub use site::{Site, SiteContent};
+pub(crate) use trust::MAX_PINS;
+pub use trust::{Ca, Trust};
 pub use values::{
     AuthMode, Confine, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name,
 };
@@ -55,7 +58,7 @@ pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 
 use classes::ClassContext;
 
-use crate::{Error, Result, access::AccessRule, api, auth::Token, files, identity::Fingerprint};
+use crate::{Error, Result, access::AccessRule, api, auth::Token, files};
 
 pub use crate::status::Role;
 
@@ -251,17 +254,6 @@ pub enum KillSwitch {
     },
 }
 
-/// How a client verifies the server's certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// The certificate is in this PEM file, or a CA in it signed it for the name asked for.
-    Ca(PathBuf),
-    /// The certificate's SHA-256 is this.
-    Pin(Fingerprint),
-    /// Any certificate.
-    Insecure,
-}
-
 impl Default for ServerConfig {
     /// The configuration of a server that root starts without options and file.
     fn default() -> Self {
@@ -297,10 +289,11 @@ impl ServerConfig {
                 "leave out one of the two",
             ));
         }
+        let tcp = options.tcp.unwrap_or_default();
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
+            tcp,
             listen,
-            tcp: options.tcp.unwrap_or_default(),
             old_clients: options.old_clients,
             service,
             cert: cert_files(options.cert, options.key)?,
@@ -359,7 +352,7 @@ impl ClientConfig {
     pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
         let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
         options.server.get_or_insert(ServerAddr { host: String::new(), port: DEFAULT_PORT });
-        options.insecure |= options.ca.is_none() && options.pin.is_none();
+        options.insecure |= options.ca.is_none() && options.pin.is_empty();
         Self::resolve(options)
     }
 
@@ -368,7 +361,7 @@ impl ClientConfig {
         let Some(server) = options.server else {
             return Err(Error::usage("no server is given", "add --server HOST:PORT"));
         };
-        let trust = trust(options.ca, options.pin, options.insecure)?;
+        let trust = Trust::of(options.ca, options.pin, options.insecure)?;
         if options.token.is_some() && options.token_file.is_some() {
             return Err(Error::usage(
                 "--token and --token-file are given together",
@@ -538,21 +531,6 @@ fn max_relays(all: Option<u32>, user: Option<u32>) -> Result<(u32, u32)> {
         )),
         Some(user) => Ok((all, user)),
         None => Ok((all, all.min(DEFAULT_MAX_USER_RELAYS))),
-    }
-}
-
-fn trust(ca: Option<PathBuf>, pin: Option<Fingerprint>, insecure: bool) -> Result<Trust> {
-    let next = "give one of --ca PEM, --pin SHA256 (the server prints it) and, for tests only, --insecure";
-    match (ca, pin, insecure) {
-        (Some(ca), None, false) => Ok(Trust::Ca(ca)),
-        (None, Some(pin), false) => Ok(Trust::Pin(pin)),
-        (None, None, true) => Ok(Trust::Insecure),
-        (None, None, false) => Err(Error::usage("no option says how to verify the server", next)),
-        (ca, pin, insecure) => {
-            let given = [("--ca", ca.is_some()), ("--pin", pin.is_some()), ("--insecure", insecure)];
-            let given: Vec<_> = given.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
-            Err(Error::usage(format!("{} contradict each other", given.join(" and ")), next))
-        }
     }
 }
 

@@ -16,6 +16,8 @@ use crate::{
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
     identity::{Fingerprint, Identity},
+    join::LinkTrust,
+    tls::{self, ServerCertificates},
     users::{LockedUsers, UserSettings, Users},
 };
 
@@ -25,10 +27,10 @@ pub const FIRST_USER: &str = "default";
 /// The certificates of a server, and its check of clients' tokens.
 #[derive(Debug)]
 pub struct Credentials {
-    /// The certificate and its key.
+    /// The certificates and their keys.
+    pub certificates: ServerCertificates,
+    /// Where secrets come from that are the same after a restart.
     pub identity: Identity,
-    /// Certificates for further server names.
-    pub others: Vec<Identity>,
     /// The check of a client's credentials.
     pub authenticator: Authenticator,
     /// The token of the user that the first start created, as long as the file `client-token` exists.
@@ -62,12 +64,13 @@ impl Credentials {
             Authenticator::Tokens(_) => {}
         }
         if let Authenticator::Tokens(_) = authenticator {
-            let reachability = Reachability { pin: identity.fingerprint(), port: port(config) };
+            let reachability = Reachability::new(config, &identity);
             if let Err(error) = reachability.save(&config.state_dir) {
                 tracing::debug!(%error, "`mpvpn user add` will not know the options of this server");
             }
         }
-        Ok(Self { identity, others, authenticator, token })
+        let certificates = ServerCertificates::new(identity.clone(), others);
+        Ok(Self { certificates, identity, authenticator, token })
     }
 }
 
@@ -113,6 +116,9 @@ pub struct Reachability {
     pub pin: Fingerprint,
     /// Its port.
     pub port: u16,
+    /// Names for which a CA that machines trust signs its certificates, in lower case.
+    #[serde(default)]
+    pub public_names: Vec<String>,
 }
 
 /// Name of the file with the [`Reachability`] of the last start, in the state folder.
@@ -137,7 +143,29 @@ impl Reachability {
         if let Some(last) = last.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
             return Ok(last);
         }
-        Ok(Self { pin: identity(config)?.fingerprint(), port: port(config) })
+        Ok(Self::new(config, &identity(config)?))
+    }
+
+    fn new(config: &ServerConfig, identity: &Identity) -> Self {
+        // A certificate that mpvpn made is signed by nobody.
+        let public_names =
+            if config.cert.is_some() { tls::publicly_trusted_names(identity.certs()) } else { Vec::new() };
+        Self { pin: identity.fingerprint(), port: port(config), public_names }
+    }
+
+    /// How clients that connect to `server` know it: by its pin, unless a CA that machines trust signs its certificates for that
+    /// name, and goes on doing so when a certificate is renewed.
+    pub fn trust(&self, server: &ServerAddr) -> LinkTrust {
+        let host = server.host.to_ascii_lowercase();
+        let beside = || host.split_once('.').is_some_and(|(_, rest)| self.has(&format!("*.{rest}")));
+        match server.ip().is_none() && (self.has(&host) || beside()) {
+            true => LinkTrust::System,
+            false => LinkTrust::Pins(vec![self.pin]),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.public_names.iter().any(|public| public == name)
     }
 
     /// Keeps it for [`Self::of`].

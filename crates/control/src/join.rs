@@ -1,19 +1,26 @@
 //! Join links: all that a client needs to know about a server, in one line.
 //!
-//! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with further parameters that later versions may know. Out: server, token and pin,
-//! or the mistake in the link. Always holds: errors do not contain the token.
+//! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with several pins or with `ca=system` instead, and with further parameters that
+//! later versions may know. Out: server, token and trust, or the mistake in the link. Always holds: errors do not contain the
+//! token.
 
 use std::{fmt, path::Path, str::FromStr};
 
-use toml_edit::value;
+use toml_edit::{Array, value};
 
-use crate::{Error, Result, auth::Token, config::ServerAddr, files, identity::Fingerprint};
+use crate::{
+    Error, Result,
+    auth::Token,
+    config::{MAX_PINS, ServerAddr},
+    files,
+    identity::Fingerprint,
+};
 
 /// How every link begins.
 const SCHEME: &str = "mpvpn://";
 /// Hexadecimal digits of a pin.
 const PIN_DIGITS: usize = 64;
-/// Longest link (bytes). Chosen: a link has some 200. More: a pasted file is read to its end.
+/// Longest link (bytes). Chosen: a link has some 200, with all pins that work 1,300. More: a pasted file is read to its end.
 const MAX_LINK_BYTES: usize = 4096;
 /// The beginning of a client's file that `mpvpn join` makes.
 const HEAD: &str = "\
@@ -22,8 +29,10 @@ const HEAD: &str = "\
 ";
 /// The group whose members may read a client's file.
 const GROUP: &str = "mpvpn";
-/// Keys of a client's file that say otherwise what a link says.
-const REPLACED_KEYS: [&str; 3] = ["ca", "insecure", "token-file"];
+/// Keys of a client's file that say otherwise what each link says.
+const REPLACED_KEYS: [&str; 2] = ["insecure", "token-file"];
+/// The parameter of a link by which the client trusts the CAs of its machine.
+const SYSTEM_CA: (&str, &str) = ("ca", "system");
 
 /// A join link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +41,30 @@ pub struct JoinLink {
     pub server: ServerAddr,
     /// The user's token.
     pub token: Token,
-    /// The SHA-256 of the server's certificate.
-    pub pin: Fingerprint,
+    /// How the client knows the server.
+    pub trust: LinkTrust,
+}
+
+/// How a client that joined by a link knows the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkTrust {
+    /// The certificate has one of these SHA-256.
+    Pins(Vec<Fingerprint>),
+    /// A CA that the client's machine trusts signed the certificate for the server's name.
+    System,
+}
+
+impl fmt::Display for LinkTrust {
+    /// The parameters of a link.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pins(pins) => {
+                let pins: Vec<_> = pins.iter().map(|pin| format!("pin={pin}")).collect();
+                f.write_str(&pins.join("&"))
+            }
+            Self::System => write!(f, "{}={}", SYSTEM_CA.0, SYSTEM_CA.1),
+        }
+    }
 }
 
 impl fmt::Display for JoinLink {
@@ -41,7 +72,7 @@ impl fmt::Display for JoinLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Of the characters of tokens only this one ends the part before the host.
         let token = self.token.reveal().replace('/', "%2F");
-        write!(f, "{SCHEME}{token}@{}/?pin={}", self.server, self.pin)
+        write!(f, "{SCHEME}{token}@{}/?{}", self.server, self.trust)
     }
 }
 
@@ -50,12 +81,12 @@ impl fmt::Display for JoinLink {
 pub enum Joined {
     /// It was made.
     New,
-    /// It was for this server before; token and pin are new, and all else stays.
+    /// It was for this server before; token and trust are new, and all else stays.
     Updated,
 }
 
 impl JoinLink {
-    /// Writes the client's file `path`, or changes server, token and pin there. A new file is for root and the members of the
+    /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and the members of the
     /// group `mpvpn`, if there is one.
     ///
     /// # Errors
@@ -74,7 +105,19 @@ impl JoinLink {
             ));
         }
         document["server"] = value(server);
-        document["pin"] = value(self.pin.to_string());
+        match &self.trust {
+            LinkTrust::Pins(pins) => {
+                document["pin"] = match pins.as_slice() {
+                    [pin] => value(pin.to_string()),
+                    pins => value(pins.iter().map(ToString::to_string).collect::<Array>()),
+                };
+                document.remove("ca");
+            }
+            LinkTrust::System => {
+                document["ca"] = value(SYSTEM_CA.1);
+                document.remove("pin");
+            }
+        }
         document["token"] = value(self.token.reveal());
         for key in REPLACED_KEYS {
             document.remove(key);
@@ -120,22 +163,42 @@ impl FromStr for JoinLink {
             return wrong("the link was cut short: after the @ the server is missing");
         }
         let server: ServerAddr = server.parse().map_err(ParseLinkError)?;
-        let mut pin = None;
-        for (name, value) in query.split('&').filter_map(|parameter| parameter.split_once('=')) {
-            if name == "pin" && pin.replace(value).is_some() {
-                return wrong("the link has two pins, and this version knows one");
+        Ok(Self { server, token, trust: parse_trust(query)? })
+    }
+}
+
+/// The trust that the parameters of a link say.
+fn parse_trust(query: &str) -> std::result::Result<LinkTrust, ParseLinkError> {
+    let wrong = |what: String| Err(ParseLinkError(what));
+    let (mut pins, mut trusts_system) = (Vec::new(), false);
+    for (name, value) in query.split('&').filter_map(|parameter| parameter.split_once('=')) {
+        match name {
+            "pin" => match value.parse() {
+                Ok(pin) => pins.push(pin),
+                Err(_) if value.len() < PIN_DIGITS && value.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+                    return wrong(format!(
+                        "the link was cut short: its pin has {} of {PIN_DIGITS} digits",
+                        value.len()
+                    ));
+                }
+                Err(error) => return wrong(format!("the pin is wrong: {error}")),
+            },
+            _ if (name, value) == SYSTEM_CA => trusts_system = true,
+            "ca" if SYSTEM_CA.1.starts_with(value) => {
+                return wrong("the link was cut short: at its end is a part of ca=system".into());
             }
+            "ca" => return wrong("the link names a CA in a way that this version does not know".into()),
+            _ => {}
         }
-        let Some(pin) = pin else {
-            return wrong("the link was cut short: at its end the pin is missing, as in /?pin=SHA256");
-        };
-        match pin.parse() {
-            Ok(pin) => Ok(Self { server, token, pin }),
-            Err(_) if pin.len() < PIN_DIGITS && pin.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-                wrong(&format!("the link was cut short: its pin has {} of {PIN_DIGITS} digits", pin.len()))
-            }
-            Err(error) => wrong(&format!("the pin is wrong: {error}")),
+    }
+    match (pins.len(), trusts_system) {
+        (0, true) => Ok(LinkTrust::System),
+        (1..=MAX_PINS, false) => Ok(LinkTrust::Pins(pins)),
+        (0, false) => {
+            wrong("the link was cut short: at its end the pin is missing, as in /?pin=SHA256".into())
         }
+        (count, false) => wrong(format!("the link has {count} pins, and at most {MAX_PINS} work")),
+        (_, true) => wrong("the link has a pin and ca=system, which contradict each other".into()),
     }
 }
 
@@ -144,10 +207,37 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::config::Trust;
 
     fn link(server: &str, token: &str) -> JoinLink {
-        let pin = "0123456789abcdef".repeat(4).parse().unwrap();
-        JoinLink { server: server.parse().unwrap(), token: token.parse().unwrap(), pin }
+        let trust = LinkTrust::Pins(vec!["0123456789abcdef".repeat(4).parse().unwrap()]);
+        JoinLink { server: server.parse().unwrap(), token: token.parse().unwrap(), trust }
+    }
+
+    #[test]
+    fn a_link_may_have_several_pins_or_trust_the_cas_of_the_machine() {
+        let [old, new] = ["aa", "bb"].map(|byte| byte.repeat(32));
+        let text = format!("mpvpn://t@vpn.example:443/?pin={old}&pin={new}");
+        let pins = vec![old.parse().unwrap(), new.parse().unwrap()];
+        let rollover = JoinLink { trust: LinkTrust::Pins(pins.clone()), ..link("vpn.example", "t") };
+        assert_eq!((rollover.to_string(), text.parse()), (text.clone(), Ok(rollover.clone())));
+        let text = "mpvpn://t@vpn.example:443/?ca=system";
+        let system = JoinLink { trust: LinkTrust::System, ..link("vpn.example", "t") };
+        assert_eq!((system.to_string().as_str(), text.parse()), (text, Ok(system.clone())));
+
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("client.toml");
+        let trust_after = |link: &JoinLink| {
+            link.write_to(&path).unwrap();
+            let options = crate::config::ClientOptions::default();
+            crate::config::ClientConfig::load(Some(&path), options).unwrap().trust
+        };
+        assert_eq!(trust_after(&rollover), Trust::Pin(pins));
+        assert_eq!(trust_after(&system), Trust::System);
+        assert_eq!(
+            trust_after(&link("vpn.example", "t")),
+            Trust::Pin(vec!["0123456789abcdef".repeat(4).parse().unwrap()])
+        );
     }
 
     #[test]
@@ -181,7 +271,10 @@ mod tests {
             ("mpvpn://t@vpn.example:0/?pin=00", "`0` is not a port"),
             ("mpvpn://t@vpn example/?pin=00", "neither a host name nor an IP address"),
             ("mpvpn://t@vpn.example/?pin=xyz", "the pin is wrong"),
-            ("mpvpn://t@vpn.example/?pin=00&pin=00", "two pins"),
+            ("mpvpn://t@vpn.example/?ca=sys", "a part of ca=system"),
+            ("mpvpn://t@vpn.example/?ca=other", "in a way that this version does not know"),
+            (&format!("{whole}&ca=system"), "contradict each other"),
+            (&format!("{whole}{}", format!("&pin={}", "00".repeat(32)).repeat(16)), "17 pins"),
         ] {
             let error = cut.parse::<JoinLink>().unwrap_err().to_string();
             assert!(error.contains(said), "{cut}: {error}");

@@ -1,10 +1,10 @@
 //! TLS 1.3 for QUIC and TCP: the parameters that both ends offer, and the verification of the server's certificate.
 //!
-//! In: an [`Identity`] (server), or a [`Trust`] (client). Out: rustls configurations with the hybrid post-quantum key
+//! In: [`ServerCertificates`], or a [`Trust`] (client). Out: rustls configurations with the hybrid post-quantum key
 //! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the private key of its certificate,
 //! whatever the trust; the reason of a refusal is stored as a [`CertificateRefusal`], as a TLS alert carries none.
 
-mod by_name;
+mod certificates;
 mod verify;
 
 use std::sync::{Arc, Once};
@@ -12,20 +12,22 @@ use std::sync::{Arc, Once};
 use rustls::{
     CipherSuite, ClientConfig, ServerConfig,
     crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::CertificateDer,
     version::TLS13,
 };
 
+pub use certificates::ServerCertificates;
+pub(crate) use verify::dns_names;
 pub use verify::{CertificateRefusal, LastRefusal, names};
 
-use crate::{Result, config::Trust, identity::Identity};
+use crate::{Result, config::Trust};
 
-/// The configuration of a server with the protocols `alpn`. A client that asks for a name of one of the `others` (SNI) gets
-/// that certificate, else the one of `identity`.
-pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -> Result<ServerConfig> {
+/// The configuration of a server with the protocols `alpn`. Certificates that are replaced later count for later handshakes.
+pub fn server_config(certificates: &ServerCertificates, alpn: &[&[u8]]) -> Result<ServerConfig> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(by_name::CertificatesByName::new(identity, others)));
+        .with_cert_resolver(Arc::new(certificates.clone()));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }
@@ -50,7 +52,15 @@ pub fn client_config_reporting(
             );
         });
     }
-    let verifier = verify::Verifier::new(trust, provider(), last_refusal.clone())?;
+    client_config_by(verify::Verifier::new(trust, provider(), last_refusal.clone())?, alpn)
+}
+
+/// The configuration with which a server connects to itself, whatever its certificate is at that moment.
+pub fn loopback_client_config(own: &ServerCertificates, alpn: &[&[u8]]) -> Result<ClientConfig> {
+    client_config_by(verify::Verifier::of_own(own.clone(), provider()), alpn)
+}
+
+fn client_config_by(verifier: verify::Verifier, alpn: &[&[u8]]) -> Result<ClientConfig> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
@@ -58,6 +68,17 @@ pub fn client_config_reporting(
         .with_no_client_auth();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
+}
+
+/// The DNS names for which machines like this one trust a server with this chain, leaf first: those of the leaf, in lower case,
+/// if a CA that this machine trusts signed it.
+pub(crate) fn publicly_trusted_names(chain: &[CertificateDer<'static>]) -> Vec<String> {
+    let Some(leaf) = chain.first() else { return Vec::new() };
+    let names = dns_names(leaf).into_iter().map(|name| name.to_ascii_lowercase());
+    match verify::is_publicly_trusted(chain, &provider()) {
+        true => names.collect(),
+        false => Vec::new(),
+    }
 }
 
 /// aws-lc-rs with an own order of cipher suites: AES first if the CPU has instructions for it, else ChaCha20.

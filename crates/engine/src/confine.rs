@@ -31,7 +31,8 @@ pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), E
     // The certificate of the server is read again for each transport.
     let ca = match &config.trust {
         Trust::Ca(file) => Some(folder_of(file)),
-        Trust::Pin(_) | Trust::Insecure => None,
+        // The CAs of the system are in system folders.
+        Trust::System | Trust::Pin(_) | Trust::Insecure => None,
     };
     let needs = Needs {
         network: config.proxies.is_empty(),

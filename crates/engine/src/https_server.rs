@@ -165,7 +165,7 @@ impl HttpsServer {
                 TcpAcceptor::listen(*address, ListenOptions { protocol: Protocol::Mptcp, v6only: v4 })
                     .map_err(listen_error)?;
             let quic = reachable_locally(*address);
-            let gateway = Gateway::new(quic, credentials.identity.fingerprint(), loopback_clients.clone())?;
+            let gateway = Gateway::new(quic, &credentials.certificates, loopback_clients.clone())?;
             listeners
                 .push((listener.into(), Arc::new(Listener { context: Arc::clone(&context), quic, gateway })));
         }
@@ -316,7 +316,7 @@ impl ServerContext {
         site: Site,
         loopback_clients: &LoopbackClients,
     ) -> Result<Arc<Self>, EngineError> {
-        let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
+        let tls = tls::server_config(&credentials.certificates, &[b"h2", b"http/1.1"])?;
         Ok(Arc::new(Self {
             tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
             authenticator: credentials.authenticator.clone(),

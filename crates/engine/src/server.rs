@@ -202,7 +202,7 @@ fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSo
 }
 
 fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
-    let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
+    let tls = Arc::new(tls::server_config(&credentials.certificates, &[b"h3"])?);
     // The server does not know the clients' links; each client's transport parameter limits what it is sent. Inside
     // TCP that may be the maximum.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);

@@ -12,7 +12,7 @@ pub(super) static SETUPS: LazyLock<(ClientSetup, ServerSetup)> = LazyLock::new(|
     let identity = Identity::load_or_create(home.path()).expect("a certificate");
     let mut client = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a configuration");
     client.resumption = Resumption::disabled();
-    let mut server = tls::server_config(&identity, &[], &[b"h3"]).expect("a configuration");
+    let mut server = tls::server_config(&identity.into(), &[b"h3"]).expect("a configuration");
     server.send_tls13_tickets = 0;
     (
         ClientSetup::new(Arc::new(client), &options(1), &[1; 32]).expect("a setup"),

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    CertFiles, CongestionControl, FlowMode, Scheduler,
+    Ca, CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
     dns::{DnsOption, Domain, ServerDnsOption},
     file::{ConfigFile, SourceText},
@@ -282,18 +282,18 @@ pub struct ClientOptions {
     pub transport: Option<Transport>,
 
     /// PEM file that says which server to trust: one whose certificate is in this file, or is signed for the server's
-    /// name by a CA in this file
-    #[arg(long, value_name = "PEM")]
+    /// name by a CA in this file; or system: one whose certificate is signed for its name by a CA that this machine trusts
+    #[arg(long, value_name = "PEM|system", value_parser = text::<Ca>)]
     #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
-    pub ca: Option<PathBuf>,
+    #[schemars(schema_with = "schema::one::<Ca>")]
+    pub ca: Option<Ca>,
 
     /// Trust the server whose certificate has this SHA-256 fingerprint, 64 hexadecimal digits; `mpvpn server` prints it
-    /// at its start
+    /// at its start; repeatable: before the server's certificate changes, give the new fingerprint, too
     #[arg(long, value_name = "SHA256", value_parser = text::<Fingerprint>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Fingerprint>")]
-    pub pin: Option<Fingerprint>,
+    #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<Fingerprint>")]
+    pub pin: Vec<Fingerprint>,
 
     /// Trust any server, for tests only: an attacker between client and server can read and change everything
     #[arg(long)]
@@ -516,8 +516,8 @@ impl ClientOptions {
     /// These options; a missing one is taken from `fallback`. Options that exclude each other count as one choice: `--pin`
     /// on the command line replaces `ca` of the file.
     pub(super) fn or_fallback(self, mut fallback: Self) -> Self {
-        if self.ca.is_some() || self.pin.is_some() || self.insecure {
-            (fallback.ca, fallback.pin, fallback.insecure) = (None, None, false);
+        if self.ca.is_some() || !self.pin.is_empty() || self.insecure {
+            (fallback.ca, fallback.pin, fallback.insecure) = (None, Vec::new(), false);
         }
         if self.token.is_some() || self.token_file.is_some() {
             (fallback.token, fallback.token_file) = (None, None);

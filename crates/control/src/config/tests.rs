@@ -263,7 +263,7 @@ fn every_key_of_a_client_arrives() {
         config,
         ClientConfig {
             server: ServerAddr { host: "vpn.example".into(), port: 4433 },
-            trust: Trust::Pin(pin.parse().unwrap()),
+            trust: Trust::Pin(vec![pin.parse().unwrap()]),
             token: Some("mpvpn_secret".parse().unwrap()),
             token_file: None,
             paths: vec!["eth0".into(), "wwan0".into()],

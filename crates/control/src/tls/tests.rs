@@ -8,7 +8,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{ClientConnection, NamedGroup, ServerConnection, pki_types::ServerName};
 
 use super::*;
-use crate::{Error, identity::Fingerprint};
+use crate::{
+    Error,
+    identity::{Fingerprint, Identity},
+};
 
 /// A folder with certificates.
 struct Home(tempfile::TempDir);
@@ -93,7 +96,7 @@ fn meet(
     trust: &Trust,
     name: &str,
 ) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
-    shake(server_config(identity, &[], &[b"h3"]).unwrap(), trust, name)
+    shake(server_config(&identity.clone().into(), &[b"h3"]).unwrap(), trust, name)
 }
 
 fn ca(path: &Path) -> Trust {
@@ -196,12 +199,15 @@ fn an_expired_certificate_of_the_ca_is_refused_with_the_reason() {
 fn a_pinned_certificate_is_accepted_and_another_is_refused_with_both_fingerprints() {
     let home = Home::new();
     let identity = home.openssl("server");
-    assert!(meet(&identity, &Trust::Pin(identity.fingerprint()), "anything.example").is_ok());
+    assert!(meet(&identity, &Trust::Pin(vec![identity.fingerprint()]), "anything.example").is_ok());
     let wrong = Fingerprint([7; 32]);
-    let refusal = meet(&identity, &Trust::Pin(wrong), "anything.example").unwrap_err();
+    let refusal = meet(&identity, &Trust::Pin(vec![wrong]), "anything.example").unwrap_err();
     assert_eq!(
         refusal,
-        Some(CertificateRefusal::OtherFingerprint { expected: wrong, presented: identity.fingerprint() })
+        Some(CertificateRefusal::OtherFingerprint {
+            expected: vec![wrong],
+            presented: identity.fingerprint()
+        })
     );
 }
 
@@ -231,7 +237,7 @@ fn a_stolen_certificate_without_its_key_is_refused_under_every_trust() {
     let honest = home.openssl("server");
     let thief = home.openssl("thief");
     let stolen = rustls::sign::CertifiedKey::new(honest.certs().to_vec(), Arc::clone(&thief.certified().key));
-    let trusts = [ca(&home.file("server.crt")), Trust::Pin(honest.fingerprint()), Trust::Insecure];
+    let trusts = [ca(&home.file("server.crt")), Trust::Pin(vec![honest.fingerprint()]), Trust::Insecure];
     for trust in trusts {
         let server = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
@@ -279,5 +285,5 @@ fn names_of_a_certificate_are_bounded_and_safe_to_print() {
     let many = (0..100).map(|n| format!("host{n}.example")).collect::<Vec<_>>();
     let cert = CertificateParams::new(many).unwrap().self_signed(&key).unwrap();
     assert_eq!(names(cert.der()).len(), 8);
-    assert!(names(&rustls::pki_types::CertificateDer::from(vec![1, 2, 3])).is_empty());
+    assert!(names(&CertificateDer::from(vec![1, 2, 3])).is_empty());
 }

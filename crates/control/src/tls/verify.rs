@@ -14,8 +14,9 @@ use rustls::{
 };
 use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
 
+use super::ServerCertificates;
 use crate::{
-    Result,
+    Error, Result,
     config::Trust,
     identity::{Fingerprint, read_certs},
 };
@@ -47,13 +48,26 @@ pub enum CertificateRefusal {
         /// The names in the certificate.
         presented: Vec<String>,
     },
-    /// The certificate is not the pinned one.
+    /// No CA that this machine trusts signed it.
     #[error(
-        "the server's certificate is not the pinned one: its SHA-256 is {presented}, --pin says {expected}"
+        "the server's certificate is not trusted: the client asked for `{asked}`, the certificate is for {}, and no CA that \
+         this machine trusts signed it",
+        list(presented)
+    )]
+    UnknownCa {
+        /// The name or address asked for.
+        asked: String,
+        /// The names in the certificate.
+        presented: Vec<String>,
+    },
+    /// The certificate is none of those that were pinned.
+    #[error(
+        "the server's certificate is not the pinned one: its SHA-256 is {presented}, --pin says {}",
+        either(expected)
     )]
     OtherFingerprint {
-        /// The fingerprint that was pinned.
-        expected: Fingerprint,
+        /// The fingerprints that were pinned.
+        expected: Vec<Fingerprint>,
         /// The fingerprint of the server's certificate.
         presented: Fingerprint,
     },
@@ -85,7 +99,11 @@ impl CertificateRefusal {
         vec![
             Self::Untrusted { asked: asked(), presented: presented(), file: "CA-FILE".into() },
             Self::OtherName { asked: asked(), presented: presented() },
-            Self::OtherFingerprint { expected: Fingerprint([0xaa; 32]), presented: Fingerprint([0xbb; 32]) },
+            Self::UnknownCa { asked: asked(), presented: presented() },
+            Self::OtherFingerprint {
+                expected: vec![Fingerprint([0xaa; 32])],
+                presented: Fingerprint([0xbb; 32]),
+            },
             Self::Unusable { asked: asked(), presented: presented(), why: "REASON".into() },
             Self::NotOwner { why: "REASON".into() },
         ]
@@ -97,6 +115,10 @@ impl CertificateRefusal {
             Self::Untrusted { .. } => {
                 "copy the server's certificate to this machine and give it with --ca, or give its fingerprint with \
                  --pin; if you have done that, an attacker may be between client and server"
+            }
+            Self::UnknownCa { .. } => {
+                "give the server's fingerprint with --pin if it has no certificate of a public CA, or its CA with --ca PEM; if \
+                 the server has one, update the CAs of this machine (the package ca-certificates)"
             }
             Self::OtherName { .. } => {
                 "use a name of the certificate in --server, or give the certificate itself with --ca"
@@ -136,7 +158,9 @@ pub(super) struct Verifier {
 #[derive(Debug)]
 enum TrustRule {
     File { file: PathBuf, certs: Vec<CertificateDer<'static>>, issuers: Option<Arc<WebPkiServerVerifier>> },
-    Pinned(Fingerprint),
+    System(Arc<WebPkiServerVerifier>),
+    Pinned(Vec<Fingerprint>),
+    Own(ServerCertificates),
     Any,
 }
 
@@ -151,10 +175,16 @@ impl Verifier {
                 let certs = read_certs(file)?;
                 TrustRule::File { file: file.clone(), issuers: issuers(&certs, &provider), certs }
             }
-            Trust::Pin(fingerprint) => TrustRule::Pinned(*fingerprint),
+            Trust::System => TrustRule::System(system_issuers(&provider)?),
+            Trust::Pin(fingerprints) => TrustRule::Pinned(fingerprints.clone()),
             Trust::Insecure => TrustRule::Any,
         };
         Ok(Self { rule, provider, last_refusal })
+    }
+
+    /// Accepts what `own` has at the moment of a handshake.
+    pub(super) fn of_own(own: ServerCertificates, provider: Arc<CryptoProvider>) -> Self {
+        Self { rule: TrustRule::Own(own), provider, last_refusal: LastRefusal::default() }
     }
 
     fn judge(
@@ -167,36 +197,36 @@ impl Verifier {
     ) -> std::result::Result<(), CertificateRefusal> {
         match &self.rule {
             TrustRule::Any => Ok(()),
+            TrustRule::Own(own) if own.has(cert) => Ok(()),
+            TrustRule::Own(own) => Err(CertificateRefusal::OtherFingerprint {
+                expected: vec![own.first().fingerprint()],
+                presented: Fingerprint::of(cert),
+            }),
             TrustRule::Pinned(expected) => match Fingerprint::of(cert) {
-                presented if presented == *expected => Ok(()),
-                presented => Err(CertificateRefusal::OtherFingerprint { expected: *expected, presented }),
+                presented if expected.contains(&presented) => Ok(()),
+                presented => {
+                    Err(CertificateRefusal::OtherFingerprint { expected: expected.clone(), presented })
+                }
             },
             // The certificate itself is in the file: the user trusts it whatever its name and dates are.
             TrustRule::File { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
             TrustRule::File { file, issuers, .. } => {
-                let presented = names(cert);
-                let name = asked.to_str().into_owned();
                 let untrusted =
                     |asked, presented| CertificateRefusal::Untrusted { asked, presented, file: file.clone() };
                 // webpki refuses a CA certificate as a server's before it looks at the signature.
                 let Some(issuers) = issuers.as_ref().filter(|_| !is_ca(cert)) else {
-                    return Err(untrusted(name, presented));
+                    return Err(untrusted(asked.to_str().into_owned(), names(cert)));
                 };
-                let Err(error) = issuers.verify_server_cert(cert, intermediates, asked, ocsp, now) else {
-                    return Ok(());
-                };
-                Err(match error {
-                    rustls::Error::InvalidCertificate(
-                        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-                    ) => CertificateRefusal::OtherName { asked: name, presented },
-                    rustls::Error::InvalidCertificate(
-                        CertificateError::UnknownIssuer | CertificateError::BadSignature,
-                    ) => untrusted(name, presented),
-                    rustls::Error::InvalidCertificate(why) => {
-                        CertificateRefusal::Unusable { asked: name, presented, why: why.to_string() }
-                    }
-                    other => CertificateRefusal::Unusable { asked: name, presented, why: other.to_string() },
-                })
+                let checked = issuers.verify_server_cert(cert, intermediates, asked, ocsp, now);
+                checked.map(drop).map_err(|error| refusal(error, cert, asked, untrusted))
+            }
+            TrustRule::System(issuers) => {
+                let unknown = |asked, presented| CertificateRefusal::UnknownCa { asked, presented };
+                if is_ca(cert) {
+                    return Err(unknown(asked.to_str().into_owned(), names(cert)));
+                }
+                let checked = issuers.verify_server_cert(cert, intermediates, asked, ocsp, now);
+                checked.map(drop).map_err(|error| refusal(error, cert, asked, unknown))
             }
         }
     }
@@ -205,7 +235,9 @@ impl Verifier {
         let error = match &refusal {
             CertificateRefusal::OtherName { .. } => CertificateError::NotValidForName,
             CertificateRefusal::NotOwner { .. } => CertificateError::BadSignature,
-            CertificateRefusal::Untrusted { .. } => CertificateError::UnknownIssuer,
+            CertificateRefusal::Untrusted { .. } | CertificateRefusal::UnknownCa { .. } => {
+                CertificateError::UnknownIssuer
+            }
             other => CertificateError::Other(OtherError(Arc::new(other.clone()))),
         };
         self.last_refusal.set(refusal);
@@ -260,6 +292,66 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
+/// Why webpki refused `cert` for the name `asked`; `untrusted` makes the refusal if nobody who is trusted signed it.
+fn refusal(
+    error: rustls::Error,
+    cert: &CertificateDer<'_>,
+    asked: &ServerName<'_>,
+    untrusted: impl Fn(String, Vec<String>) -> CertificateRefusal,
+) -> CertificateRefusal {
+    let (asked, presented) = (asked.to_str().into_owned(), names(cert));
+    match error {
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => CertificateRefusal::OtherName { asked, presented },
+        rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        ) => untrusted(asked, presented),
+        rustls::Error::InvalidCertificate(why) => {
+            CertificateRefusal::Unusable { asked, presented, why: why.to_string() }
+        }
+        other => CertificateRefusal::Unusable { asked, presented, why: other.to_string() },
+    }
+}
+
+/// Verifies chains to the CAs that this machine trusts.
+fn system_issuers(provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
+    WebPkiServerVerifier::builder_with_provider(Arc::new(system_roots()?), Arc::clone(provider))
+        .build()
+        .map_err(|error| no_system_roots(&error))
+}
+
+/// The CAs that this machine trusts.
+pub(super) fn system_roots() -> Result<RootCertStore> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    match (usable, found.errors.first()) {
+        (0, Some(error)) => Err(no_system_roots(error)),
+        (0, None) => Err(no_system_roots(&"no file has any")),
+        _ => Ok(roots),
+    }
+}
+
+/// Whether a CA that this machine trusts signed this chain, leaf first, for the first DNS name of the leaf.
+pub(super) fn is_publicly_trusted(chain: &[CertificateDer<'static>], provider: &Arc<CryptoProvider>) -> bool {
+    let Some((leaf, intermediates)) = chain.split_first().filter(|(leaf, _)| !is_ca(leaf)) else {
+        return false;
+    };
+    let Some(name) = dns_names(leaf).into_iter().next() else { return false };
+    // A name of the first level below a wildcard.
+    let Ok(name) = ServerName::try_from(name.replacen('*', "www", 1)) else { return false };
+    let Ok(issuers) = system_issuers(provider) else { return false };
+    issuers.verify_server_cert(leaf, intermediates, &name, &[], UnixTime::now()).is_ok()
+}
+
+fn no_system_roots(why: &dyn std::fmt::Display) -> Error {
+    Error::usage(
+        format!("--ca system: this machine has no CAs that it trusts ({why})"),
+        "install the package ca-certificates, or give --ca PEM or --pin SHA256",
+    )
+}
+
 /// Verifies chains to those of `certs` that are marked as a CA: webpki alone would accept a server's certificate in the file
 /// as an issuer of others.
 fn issuers(
@@ -302,7 +394,7 @@ pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
 }
 
 /// The DNS names of a certificate's subjectAltName.
-pub(super) fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
+pub(crate) fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Some(cert) = parse(cert) else { return Vec::new() };
     let alternative = cert.subject_alternative_name().ok().flatten();
     let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
@@ -318,6 +410,10 @@ fn address(bytes: &[u8]) -> Option<String> {
         return Some(std::net::Ipv4Addr::from(v4).to_string());
     }
     <[u8; 16]>::try_from(bytes).ok().map(|v6| std::net::Ipv6Addr::from(v6).to_string())
+}
+
+fn either(fingerprints: &[Fingerprint]) -> String {
+    fingerprints.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
 }
 
 fn list(names: &[String]) -> String {

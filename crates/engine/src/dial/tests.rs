@@ -36,7 +36,7 @@ fn server(speaks: Speaks) -> Server {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
     let alpn: &[&[u8]] = if speaks == Speaks::Http2 { &[ALPN] } else { &[] };
-    let config = Arc::new(tls::server_config(&identity, &[], alpn).unwrap());
+    let config = Arc::new(tls::server_config(&identity.clone().into(), alpn).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // Ends with the process.
@@ -55,7 +55,7 @@ fn server(speaks: Speaks) -> Server {
             }
         }
     });
-    Server { address, trust: Trust::Pin(identity.fingerprint()), _home: home }
+    Server { address, trust: Trust::Pin(vec![identity.fingerprint()]), _home: home }
 }
 
 fn to(address: SocketAddr, trust: &Trust) -> DialOptions {
@@ -143,7 +143,7 @@ fn the_next_address_is_tried_where_nobody_listens_at_the_first() {
 #[test]
 fn a_certificate_that_is_not_trusted_is_the_reason() {
     let server = server(Speaks::Http2);
-    let other = Trust::Pin(mpvpn_control::identity::Fingerprint([7; 32]));
+    let other = Trust::Pin(vec![mpvpn_control::identity::Fingerprint([7; 32])]);
     let error = failure(&to(server.address, &other));
     assert!(matches!(error, DialError::Refused(CertificateRefusal::OtherFingerprint { .. })), "{error}");
 }
@@ -188,7 +188,7 @@ fn an_app_that_does_not_protect_the_socket_sees_nothing_sent() {
 
 #[test]
 fn what_gets_no_answer_is_tried_by_as_many_sockets_as_are_allowed() {
-    let trust = Trust::Pin(mpvpn_control::identity::Fingerprint([7; 32]));
+    let trust = Trust::Pin(vec![mpvpn_control::identity::Fingerprint([7; 32])]);
     let tried = |sockets| {
         run(async {
             let full = tokio::net::TcpSocket::new_v4().unwrap();

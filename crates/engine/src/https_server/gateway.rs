@@ -22,7 +22,7 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use mpvpn_control::{config::Trust, identity::Fingerprint, tls};
+use mpvpn_control::tls::{self, ServerCertificates};
 use mpvpn_masque::{
     h3::code,
     headers::{Headers, Section},
@@ -91,17 +91,17 @@ impl std::fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// `quic` is the address of the server's QUIC socket on this machine, `pin` the fingerprint of its certificate;
+    /// `quic` is the address of the server's QUIC socket on this machine, `certificates` those of the server;
     /// `loopback_clients` learns which client is behind each loopback socket.
     ///
     /// # Errors
     /// If TLS cannot be set up.
     pub(super) fn new(
         quic: SocketAddr,
-        pin: Fingerprint,
+        certificates: &ServerCertificates,
         loopback_clients: LoopbackClients,
     ) -> Result<Arc<Self>, EngineError> {
-        let tls = Arc::new(tls::client_config(&Trust::Pin(pin), &[b"h3"])?);
+        let tls = Arc::new(tls::loopback_client_config(certificates, &[b"h3"])?);
         let options = TransportOptions {
             max_udp_payload: MAX_UDP_PAYLOAD,
             windows: RECEIVE_WINDOWS,

@@ -58,7 +58,7 @@ impl PlainHttpsServer {
         let address = quic.local_addr().map_err(EngineError::io("look at a socket"))?;
         let clients = LoopbackClients::default();
         let context = ServerContext::new(config, credentials, Site::new(&config.site)?, &clients)?;
-        let gateway = Gateway::new(address, credentials.identity.fingerprint(), clients)?;
+        let gateway = Gateway::new(address, &credentials.certificates, clients)?;
         Ok(Self { runtime, listener: Arc::new(Listener { context, quic: address, gateway }), _quic: quic })
     }
 

@@ -67,7 +67,7 @@ impl TestServer {
     }
 
     async fn tls_over(&self, tcp: TcpStream, alpn: &[u8]) -> TlsStream<TcpStream> {
-        let trust = Trust::Pin(self.credentials.identity.fingerprint());
+        let trust = Trust::Pin(vec![self.credentials.identity.fingerprint()]);
         let config = tls::client_config(&trust, &[alpn]).unwrap();
         let name = ServerName::try_from("vpn.example").unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();

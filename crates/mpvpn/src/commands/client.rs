@@ -8,8 +8,8 @@ use std::{
 
 use clap::{Args, Parser};
 use mpvpn_control::{
-    config::{ClientOptions, ConfigSource},
-    join::{JoinLink, ParseLinkError},
+    config::{Ca, ClientOptions, ConfigSource},
+    join::{JoinLink, LinkTrust, ParseLinkError},
     log,
 };
 use mpvpn_engine::{client, hide_tokens};
@@ -37,7 +37,7 @@ Options on the command line override the file.";
 #[derive(Debug, Parser)]
 #[command(name = "client", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Client {
-    /// Join link, as `mpvpn user add` prints it: server, token and pin in one; `-` reads it from standard input. The
+    /// Join link, as `mpvpn user add` prints it: server, token and how to know the server in one; `-` reads it from standard input. The
     /// token is hidden from `ps` at once
     #[arg(value_name = "JOIN-LINK", conflicts_with_all = ["server", "token", "token_file", "pin", "ca", "insecure"])]
     link: Option<String>,
@@ -51,7 +51,11 @@ const SUMMARY: &str = "cannot start the client";
 pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<ClientOptions, Failure> {
     let Some(text) = link else { return Ok(options) };
     let link = read_link(SUMMARY, &text)?;
-    Ok(ClientOptions { server: Some(link.server), token: Some(link.token), pin: Some(link.pin), ..options })
+    let (ca, pin) = match link.trust {
+        LinkTrust::Pins(pins) => (None, pins),
+        LinkTrust::System => (Some(Ca::System), Vec::new()),
+    };
+    Ok(ClientOptions { server: Some(link.server), token: Some(link.token), ca, pin, ..options })
 }
 
 /// The join link in an argument, or in standard input if that is `-`.

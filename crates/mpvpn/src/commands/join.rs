@@ -22,7 +22,7 @@ Examples:
   mpvpn join LINK --name work --start
       a further client beside the first: client-work.toml, and the service mpvpn-client@work
 
-A file that is for the same server gets the new token and pin, and keeps all else.";
+A file that is for the same server gets the new token and pins, and keeps all else.";
 
 /// Set up a client on this machine by a join link
 #[derive(Debug, Parser)]
@@ -48,7 +48,7 @@ impl Command for Join {
         let done = link.write_to(&file).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
         let done = match done {
             Joined::New => "wrote",
-            Joined::Updated => "put the new token and pin into",
+            Joined::Updated => "put the new token and pins into",
         };
         let mut text = format!("{done} {}\n", file.display());
         if start {

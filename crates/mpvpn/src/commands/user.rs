@@ -7,8 +7,7 @@ use mpvpn_control::{
     auth::Token,
     config::{ConfigSource, ServerAddr, ServerConfig, ServerOptions},
     credentials::{Reachability, users_file},
-    identity::Fingerprint,
-    join::JoinLink,
+    join::{JoinLink, LinkTrust},
     users::{
         ExpiryOption, LockedUsers, UserEntry, UserSettings, Users, check_addresses, render_user,
         render_users, unknown_user,
@@ -216,7 +215,7 @@ impl UserCommand {
 /// What a join link has beside the token.
 struct Joining {
     server: ServerAddr,
-    pin: Fingerprint,
+    trust: LinkTrust,
     /// Nobody said how the server is reached.
     is_guess: bool,
 }
@@ -226,14 +225,15 @@ impl Joining {
         let is_guess = host.is_none() && config.public.is_none();
         let reachability = Reachability::of(config)?;
         let server = host.map_or_else(|| reachability.address(config), Ok)?;
-        Ok(Self { server, pin: reachability.pin, is_guess })
+        let trust = reachability.trust(&server);
+        Ok(Self { server, trust, is_guess })
     }
 
     /// How `user` joins with this token.
     fn text(self, user: &str, token: Token, json: bool) -> String {
-        let Self { server, pin, is_guess } = self;
+        let Self { server, trust, is_guess } = self;
         let host = server.to_string();
-        let link = JoinLink { server, token, pin };
+        let link = JoinLink { server, token, trust };
         let command = format!("mpvpn client '{link}'");
         if json {
             let token = link.token.reveal();

@@ -1,0 +1,135 @@
+//! The certificates of a server, and the choice among them by the name that the client asks for (SNI, RFC 6066 §3).
+//!
+//! In: the certificates, again whenever one is new. Out: the certificate of a handshake. Always holds: a new certificate counts
+//! for the handshakes that begin later; connections keep what they agreed on.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use rustls::{
+    pki_types::CertificateDer,
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+use super::verify;
+use crate::identity::Identity;
+
+/// Certificates that may change while a server runs: all clones see the same.
+#[derive(Clone, Debug)]
+pub struct ServerCertificates(Arc<RwLock<Arc<Current>>>);
+
+/// The certificates now.
+#[derive(Clone, Debug)]
+struct Current {
+    /// For clients that ask for no name or an unknown one, too.
+    first: Identity,
+    others: Vec<Identity>,
+    by_name: HashMap<String, Arc<CertifiedKey>>,
+}
+
+impl Current {
+    fn new(first: Identity, others: Vec<Identity>) -> Self {
+        let mut by_name = HashMap::new();
+        for identity in std::iter::once(&first).chain(&others) {
+            for name in identity.certs().first().map(verify::dns_names).unwrap_or_default() {
+                by_name.entry(name.to_ascii_lowercase()).or_insert_with(|| identity.certified());
+            }
+        }
+        Self { first, others, by_name }
+    }
+
+    /// The certificate for a name, or the wildcard certificate for its siblings (`*.example.org`, RFC 9525 §6.3).
+    fn certificate_for(&self, name: &str) -> Option<&Arc<CertifiedKey>> {
+        let name = name.to_ascii_lowercase();
+        let beside = || name.split_once('.').and_then(|(_, rest)| self.by_name.get(&format!("*.{rest}")));
+        self.by_name.get(&name).or_else(beside)
+    }
+}
+
+impl ServerCertificates {
+    /// A client that asks for a name of one of `others` gets that certificate, else `first`. If several certificates have the
+    /// same name, the first one counts.
+    pub fn new(first: Identity, others: Vec<Identity>) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(Current::new(first, others)))))
+    }
+
+    /// Replaces the certificates for the handshakes that begin from now on.
+    pub fn replace(&self, first: Identity, others: Vec<Identity>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Current::new(first, others));
+    }
+
+    /// The certificate for clients that ask for no name or an unknown one.
+    pub fn first(&self) -> Identity {
+        self.now().first.clone()
+    }
+
+    /// Whether this is the leaf of one of the certificates.
+    pub(super) fn has(&self, leaf: &CertificateDer<'_>) -> bool {
+        let now = self.now();
+        std::iter::once(&now.first).chain(&now.others).any(|identity| identity.certs().first() == Some(leaf))
+    }
+
+    fn now(&self) -> Arc<Current> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl From<Identity> for ServerCertificates {
+    fn from(identity: Identity) -> Self {
+        Self::new(identity, Vec::new())
+    }
+}
+
+impl ResolvesServerCert for ServerCertificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let now = self.now();
+        let named = hello.server_name().and_then(|name| now.certificate_for(name));
+        Some(named.cloned().unwrap_or_else(|| now.first.certified()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(names: &[&str]) -> Identity {
+        let made =
+            rcgen::generate_simple_self_signed(names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let made = made.unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let (cert, key) = (home.path().join("crt"), home.path().join("key"));
+        std::fs::write(&cert, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        Identity::load(&cert, &key).unwrap()
+    }
+
+    #[test]
+    fn a_name_has_its_certificate_and_an_unknown_one_the_first() {
+        let first = identity(&["vpn.example", "both.example"]);
+        let others = vec![identity(&["www.example", "both.example"]), identity(&["*.example.org"])];
+        let certificates = ServerCertificates::new(first.clone(), others.clone());
+        let now = certificates.now();
+        let of = |name| now.certificate_for(name).map(|found| found.cert[0].clone());
+        let is = |identity: &Identity| Some(identity.certs()[0].clone());
+        assert_eq!(of("vpn.example"), is(&first));
+        assert_eq!(of("both.example"), is(&first));
+        assert_eq!(of("WWW.example"), is(&others[0]));
+        assert_eq!(of("a.example.org"), is(&others[1]));
+        for unknown in ["example.org", "a.b.example.org", "nobody.example", "example"] {
+            assert_eq!(of(unknown), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn clones_see_a_new_certificate() {
+        let (old, new) = (identity(&["vpn.example"]), identity(&["vpn.example"]));
+        let certificates = ServerCertificates::from(old.clone());
+        let clone = certificates.clone();
+        certificates.replace(new.clone(), Vec::new());
+        assert_eq!(clone.first().fingerprint(), new.fingerprint());
+        assert!(clone.has(&new.certs()[0]) && !clone.has(&old.certs()[0]));
+    }
+}
