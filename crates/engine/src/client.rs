@@ -44,6 +44,7 @@ use crate::{
     EngineError, confine,
     event_loop::EventLoop,
     links::LinkSocketOptions,
+    service_manager::ServiceManager,
     slow_thread::{Services, SlowThread},
 };
 use kind::ClientKind;
@@ -61,6 +62,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         return Err(EngineError::Privilege);
     }
     let mut event_loop = EventLoop::new()?;
+    let mut service_manager = ServiceManager::of_process();
     let slot = LastRefusal::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
@@ -104,7 +106,12 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     if let ClientKind::Machine(machine) = &mut parts.kind {
         machine.set_runtime(slow.runtime());
     }
+    service_manager.watch("slow", || slow.show_activity());
     let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
+    for (name, activity) in &running.shards.activities {
+        service_manager.watch(name, || activity.clone());
+    }
+    running.service_manager = service_manager;
     let result = running.run(&mut event_loop);
     let end = running.end(result.is_ok());
     result.map_err(|error| refusal(error, &slot)).and(end)

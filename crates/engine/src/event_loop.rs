@@ -16,7 +16,10 @@ use mpvpn_os::{
     poll::{Event, Events, Interest, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
 };
 
-use crate::{EngineError, memory_trimmer::MemoryTrimmer, wakeup_coalescer::WakeupCoalescer};
+use crate::{
+    EngineError, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,
+    wakeup_coalescer::WakeupCoalescer,
+};
 
 /// Poller token of the TUN device.
 pub(crate) const TUN_TOKEN: u64 = 0;
@@ -50,6 +53,8 @@ pub(crate) struct EventLoop {
     signals: Option<Signals>,
     has_terminal: bool,
     pub(crate) wake: PollWaker,
+    /// Counts the iterations.
+    pub(crate) activity: LoopActivity,
     previous_end: Instant,
     wakeup_coalescer: WakeupCoalescer,
     memory_trimmer: MemoryTrimmer,
@@ -119,6 +124,7 @@ impl EventLoop {
             signals: None,
             has_terminal: io::stdin().is_terminal(),
             wake,
+            activity: LoopActivity::default(),
             previous_end: Instant::now(),
             wakeup_coalescer: WakeupCoalescer::default(),
             memory_trimmer: MemoryTrimmer::new(Instant::now()),
@@ -148,6 +154,7 @@ impl EventLoop {
         let wait = deadline.map_or(MAX_WAIT, |at| at.saturating_duration_since(start).min(MAX_WAIT));
         self.poller.wait(&mut self.events, Some(wait)).map_err(EngineError::io("wait for events"))?;
         iteration.now = Instant::now();
+        self.activity.mark();
         let waited = iteration.now.saturating_duration_since(start);
         self.wakeup_coalescer.on_wakeup(start, iteration.now);
         iteration.stalled = busy > MIN_LOCAL_STALL || waited > wait + MIN_LOCAL_STALL;

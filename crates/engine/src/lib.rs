@@ -36,6 +36,7 @@ pub mod reset;
 mod resolver;
 mod secrets;
 pub mod server;
+mod service_manager;
 mod shards;
 mod slow_thread;
 mod splice;

@@ -44,6 +44,7 @@ use crate::{
     links::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
     packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
     qlog::Qlog,
+    service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, Services, SlowThread},
     status,
@@ -68,6 +69,7 @@ pub fn rights() -> Rights {
 /// If the server cannot start.
 pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<(), EngineError> {
     let mut event_loop = EventLoop::new()?;
+    let mut service_manager = ServiceManager::of_process();
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
@@ -162,12 +164,18 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     }
     for (((shard, data_plane), mut event_loop), other) in (1..).zip(data_planes).zip(other_loops).zip(others)
     {
-        first_shard.start(shard, move || data_plane.run(&other, &mut event_loop))?;
+        first_shard
+            .start(shard, event_loop.activity.clone(), move || data_plane.run(&other, &mut event_loop))?;
     }
     println!("{message}");
+    service_manager.watch("slow", || slow.show_activity());
+    for (name, activity) in &first_shard.activities {
+        service_manager.watch(name, || activity.clone());
+    }
     let mut running =
         Running::new((config, origin), (first, first_shard), registry, machine, (slow, loopback_clients));
     running.watch_users(user_list, &event_loop)?;
+    running.service_manager = service_manager;
     let result = running.run(&mut event_loop);
     let end = running.end();
     result.and(end)
@@ -257,6 +265,7 @@ pub(crate) struct Running {
     /// `None` without authentication.
     user_list: Option<UserList>,
     started: Instant,
+    service_manager: ServiceManager,
 }
 
 impl Running {
@@ -280,6 +289,7 @@ impl Running {
             loopback_clients,
             user_list: None,
             started,
+            service_manager: ServiceManager::none(),
         }
     }
 
@@ -334,13 +344,16 @@ impl Running {
     }
 
     fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
+        self.service_manager.ready();
         let mut iteration = Iteration::new();
         loop {
             if self.data_plane.transmit(event_loop, iteration.now).is_some() {
                 self.update_tun_mtu();
             }
             let users = self.user_list.as_ref().and_then(UserList::poll_timeout);
-            let deadline = [self.data_plane.poll_timeout(), self.shards.poll_timeout(), users];
+            let service_manager = self.service_manager.poll_timeout();
+            let deadline =
+                [self.data_plane.poll_timeout(), self.shards.poll_timeout(), users, service_manager];
             event_loop.wait(deadline.into_iter().flatten().min(), &mut iteration)?;
             self.data_plane.handle_ready(event_loop, &iteration);
             match event_loop.signal_request(&iteration) {
@@ -348,7 +361,11 @@ impl Running {
                     self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(SignalRequest::Reload) => drop(self.reload()),
+                Some(SignalRequest::Reload) => {
+                    self.service_manager.reloading();
+                    drop(self.reload());
+                    self.service_manager.ready();
+                }
                 None => {}
             }
             if self.handle_shard_events(iteration.now) {
@@ -358,7 +375,20 @@ impl Running {
             self.update_users(iteration.now, &iteration);
             self.handle_slow_thread_messages(iteration.now);
             self.answer_api(iteration.now);
+            self.tell_service_manager(iteration.now);
         }
+    }
+
+    fn tell_service_manager(&mut self, now: Instant) {
+        if self.service_manager.is_status_due(now) {
+            let sessions = self.registry.sessions();
+            self.service_manager.set_status(|| match sessions {
+                0 => "no session".to_owned(),
+                1 => "1 session".to_owned(),
+                sessions => format!("{sessions} sessions"),
+            });
+        }
+        self.service_manager.update(now);
     }
 
     /// Handles messages of the other shards. Returns whether a shard has ended.
@@ -440,6 +470,7 @@ impl Running {
 
     /// Closes the clients' connections and undoes changes to the machine.
     fn end(mut self) -> Result<(), EngineError> {
+        self.service_manager.stopping();
         self.data_plane.end();
         let shards = self.shards.end();
         self.machine.map_or(Ok(()), Machine::end).and(shards)

@@ -16,7 +16,7 @@ use mpvpn_control::status::{FlowList, Role};
 use mpvpn_os::poll::PollWaker;
 use tokio::sync::oneshot;
 
-use crate::EngineError;
+use crate::{EngineError, service_manager::LoopActivity};
 pub(crate) use mailbox::{Inbox, Outbox, mailbox};
 use rounds::ReportRounds;
 use threads::ShardThreads;
@@ -58,6 +58,8 @@ pub(crate) struct FirstShard<M, R, A> {
     threads: ShardThreads<M, R>,
     status: ReportRounds<R, A>,
     flows: ReportRounds<FlowList, FlowList>,
+    /// How far the event loops of the other shards have come, by the names of their threads.
+    pub(crate) activities: Vec<(String, LoopActivity)>,
 }
 
 impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
@@ -71,6 +73,7 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
             inbox,
             status: ReportRounds::default(),
             flows: ReportRounds::default(),
+            activities: Vec::new(),
         }
     }
 
@@ -81,13 +84,16 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         OtherShard { inbox, first: self.outbox.clone() }
     }
 
-    /// Starts the thread of a shard.
+    /// Starts the thread of a shard, whose event loop counts its iterations in `activity`.
     pub(crate) fn start(
         &mut self,
         shard: u8,
+        activity: LoopActivity,
         work: impl FnOnce() -> Result<(), EngineError> + Send + 'static,
     ) -> Result<(), EngineError> {
-        self.threads.start(format!("shard {shard}"), work)
+        let name = format!("shard {shard}");
+        self.activities.push((name.clone(), activity));
+        self.threads.start(name, work)
     }
 
     /// The mailboxes of all shards, in order.
@@ -242,7 +248,7 @@ mod tests {
         let other = first.add(PollWaker::new().unwrap());
         first.send(|| "hello");
         first
-            .start(1, move || {
+            .start(1, LoopActivity::default(), move || {
                 let Some(ShardMessage::Specific("hello")) = other.next() else { panic!("not told") };
                 other.send("hello yourself");
                 Ok(())

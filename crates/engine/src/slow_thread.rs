@@ -24,6 +24,7 @@ use crate::{
     EngineError,
     https_server::HttpsServer,
     resolver::{MAX_CONCURRENT_LOOKUPS, Resolver, ResolverHandle, resolver},
+    service_manager::LoopActivity,
 };
 
 /// Messages queued to the data plane. More: memory. Fewer: requests of the local API are refused while the data plane
@@ -32,6 +33,9 @@ const MAX_QUEUED_MESSAGES: usize = 64;
 /// Timeout of a reverse lookup. Its result is only a hint for the number of pipes, so a long timeout costs a thread
 /// and nothing else. Chosen.
 const REVERSE_LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often the runtime shows that it goes on. More often: wake-ups; less often: it counts as stuck while it is only busy.
+const ACTIVITY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An app's resolver: returns the addresses of a name, or an error text. It may block.
 pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync>;
@@ -131,6 +135,15 @@ impl SlowThread {
     /// The sender of events. Without the thread, events become log lines only.
     pub(crate) fn events(&self) -> EventSender {
         self.events.clone()
+    }
+
+    /// Shows how far the thread has come, from now on.
+    pub(crate) fn show_activity(&self) -> LoopActivity {
+        let activity = LoopActivity::default();
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(mark_activity(activity.clone()));
+        }
+        activity
     }
 
     /// The tokio runtime, if there is a thread.
@@ -234,6 +247,15 @@ async fn serve(
     tokio::select! {
         () = services => {}
         () = lookups => {}
+    }
+}
+
+/// Shows that the runtime goes on.
+async fn mark_activity(activity: LoopActivity) {
+    let mut interval = tokio::time::interval(ACTIVITY_INTERVAL);
+    loop {
+        interval.tick().await;
+        activity.mark();
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 const SUMMARY: &str = "bad usage";
 
 /// The program with all its commands.
-fn define() -> clap::Command {
+pub(crate) fn define() -> clap::Command {
     clap::Command::new("mpvpn")
         .version(env!("CARGO_PKG_VERSION"))
         .about(

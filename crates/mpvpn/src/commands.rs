@@ -6,12 +6,14 @@
 mod check;
 mod class;
 pub(crate) mod client;
+mod completions;
 mod config;
 mod events;
 mod helper;
 mod join;
 mod lab;
 mod link;
+mod man;
 mod proxy;
 mod reset;
 pub(crate) mod server;
@@ -38,6 +40,8 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<class::Class>(),
     entry::<config::Config>(),
     entry::<reset::Reset>(),
+    entry::<completions::Completions>(),
+    entry::<man::Man>(),
     entry::<helper::Helper>(),
     entry::<lab::Lab>(),
 ];

@@ -35,6 +35,7 @@ mod option;
 mod packet_fd;
 pub mod poll;
 pub mod privilege;
+pub mod service_manager;
 pub mod sysctl;
 pub mod tcp;
 pub mod tun;

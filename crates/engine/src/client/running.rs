@@ -6,8 +6,9 @@
 
 use std::{net::SocketAddr, time::Instant};
 
+use ipnet::IpNet;
 use mpvpn_control::{
-    config::{ClientConfig, ClientOptions, ConfigSource, LinkChange, ReloadReport},
+    config::{ClientConfig, ClientOptions, ConfigSource, LinkChange, ReloadReport, ServerAddr},
     events::{Event, EventSender, ShortText},
     status::{FlowList, Link, Role, Status},
 };
@@ -29,6 +30,7 @@ use crate::{
     policies::LinkPolicies,
     proxy::FIRST_PROXY_TOKEN,
     qlog::Qlog,
+    service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, SlowThread},
     status,
@@ -51,6 +53,7 @@ pub(crate) struct Running {
     /// `None` if the server is configured by address.
     pub(super) server_name: Option<ServerName>,
     pub(super) session: SessionState,
+    pub(super) service_manager: ServiceManager,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -73,6 +76,8 @@ impl Running {
             tracing::warn!("{note}");
         }
         self.events.report(Event::Connecting { server: self.config.server.to_string().into() });
+        self.service_manager.set_status(|| format!("connecting to {}", self.config.server));
+        self.service_manager.ready();
         let mut iteration = Iteration::new();
         loop {
             let busy = self.transmit(event_loop, iteration.now)?.then_some(iteration.now);
@@ -84,6 +89,7 @@ impl Running {
                 self.shards.poll_timeout(),
                 Some(self.link_use.poll_timeout()),
                 self.kind.poll_timeout(),
+                self.service_manager.poll_timeout(),
             ];
             event_loop.wait(timeouts.into_iter().flatten().min(), &mut iteration)?;
             let kind = &mut self.kind;
@@ -98,7 +104,11 @@ impl Running {
                     self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(SignalRequest::Reload) => drop(self.reload(event_loop, iteration.now)),
+                Some(SignalRequest::Reload) => {
+                    self.service_manager.reloading();
+                    drop(self.reload(event_loop, iteration.now));
+                    self.service_manager.ready();
+                }
                 None => {}
             }
             if self.run_app_commands(event_loop, iteration.now)? {
@@ -111,6 +121,7 @@ impl Running {
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.update_link_use(iteration.now);
             self.answer_api(iteration.now);
+            self.service_manager.update(iteration.now);
         }
     }
 
@@ -375,6 +386,7 @@ impl Running {
                 }
                 ClientEvent::AssignmentChanged(assignment) => {
                     let addresses = assignment.addresses.clone();
+                    self.service_manager.set_status(|| connected_text(&self.config.server, &addresses));
                     self.events.report(Event::AddressesChanged { addresses });
                     self.assign(assignment);
                     self.configure()?;
@@ -391,6 +403,8 @@ impl Running {
                 }
                 ClientEvent::Down(reason) => {
                     self.events.report(Event::Disconnected { reason: reason.as_str().into() });
+                    self.service_manager
+                        .set_status(|| format!("connecting to {} again: {reason}", self.config.server));
                     self.session.set_up(false);
                     self.attach(event_loop)?;
                     self.kind.connection_lost(reason);
@@ -407,6 +421,7 @@ impl Running {
     }
 
     fn report_connected(&mut self, assignment: &Assignment) {
+        self.service_manager.set_status(|| connected_text(&self.config.server, &assignment.addresses));
         let is_resumed = self.session.is_resumed(self.data_plane.connections.default_client().resumed());
         self.events.report(Event::Connected {
             server: self.config.server.to_string().into(),
@@ -427,6 +442,7 @@ impl Running {
     /// Says good-bye to the server and takes back what was changed. `is_orderly`: the client was told to end, so that its kill
     /// switch is lifted.
     pub(super) fn end(mut self, is_orderly: bool) -> Result<(), EngineError> {
+        self.service_manager.stopping();
         let shards = self.shards.end();
         if let Some(proxy) = self.kind.proxy_mut() {
             proxy.end();
@@ -437,4 +453,10 @@ impl Running {
         self.link_use.quotas.save();
         self.kind.end(is_orderly && shards.is_ok()).and(shards)
     }
+}
+
+/// The state of a tunnel that works, in words.
+fn connected_text(server: &ServerAddr, addresses: &[IpNet]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(|net| net.addr().to_string()).collect();
+    format!("connected to {server} as {}", addresses.join(" and "))
 }

@@ -36,6 +36,7 @@ use crate::{
     links::{LinkSocketOptions, Links},
     policies::{LinkMeters, LinkPolicies},
     qlog::Qlog,
+    service_manager::ServiceManager,
     slow_thread::SlowThread,
     tcp_transport::connection::TcpTransportConfig,
 };
@@ -119,7 +120,7 @@ impl ShardParts {
             let first_shard = first.add(event_loop.wake.clone());
             let joined_shard =
                 JoinedShard { member, config: self.config.clone(), data_plane, first: first_shard };
-            first.start(shard, move || joined_shard.run(&mut event_loop))?;
+            first.start(shard, event_loop.activity.clone(), move || joined_shard.run(&mut event_loop))?;
         }
         Ok(())
     }
@@ -219,6 +220,7 @@ impl Running {
             events,
             server_name: parts.config.server.ip().is_none().then(ServerName::default),
             session: SessionState::default(),
+            service_manager: ServiceManager::none(),
             _qlog: qlog,
             config: parts.config,
             origin,
