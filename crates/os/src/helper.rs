@@ -15,8 +15,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, OnceLock},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -25,7 +24,10 @@ use crate::{
     confinement::{self, Needs},
     dns::{self, FileRewrite, PreviousContent},
     error::OsError,
+    program,
 };
+
+pub(crate) use crate::program::Ended;
 
 /// The largest message, in bytes. nft's rules for 10,000 sessions have 3 MB; more memory would serve nobody, less refuses large
 /// servers.
@@ -34,8 +36,6 @@ const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 const MAX_FILE_BYTES: u64 = 5 << 20;
 /// The command of `mpvpn` that is the helper.
 pub const COMMAND: &str = "helper";
-/// How often the end of a program is checked for. Longer delays the start of the tunnel, shorter costs wake-ups.
-const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The connection to the helper, if one was started.
 static HELPER: OnceLock<Mutex<UnixStream>> = OnceLock::new();
@@ -71,19 +71,6 @@ pub(crate) struct Run {
     pub(crate) input: String,
     /// After which time it is ended; `None`: never.
     pub(crate) timeout: Option<Duration>,
-}
-
-/// How a program ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Ended {
-    /// With success, and this standard output.
-    Well(String),
-    /// With a failure; this is what it said, or else how it ended.
-    Badly(String),
-    /// It is not installed.
-    Missing,
-    /// It did not end in time.
-    Late,
 }
 
 /// What a helper does.
@@ -231,48 +218,7 @@ fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
 
 /// Runs a program in this process.
 fn run_here(run: &Run) -> Ended {
-    let mut command = Command::new(run.program.path());
-    command.args(&run.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ended::Missing,
-        Err(error) => return Ended::Badly(error.to_string()),
-    };
-    let mut input = child.stdin.take();
-    let text = run.input.clone();
-    // A program that says much before it has read all would wait for ever.
-    let writer =
-        thread::spawn(move || input.take().map_or(Ok(()), |mut input| input.write_all(text.as_bytes())));
-    let ended = match run.timeout {
-        None => child.wait_with_output(),
-        Some(timeout) => {
-            let deadline = Instant::now() + timeout;
-            while let Ok(None) = child.try_wait() {
-                if Instant::now() >= deadline {
-                    // Both fail only if the process has ended meanwhile.
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Ended::Late;
-                }
-                thread::sleep(EXIT_POLL_INTERVAL);
-            }
-            child.wait_with_output()
-        }
-    };
-    // What it did not read it did not want.
-    let _ = writer.join();
-    match ended {
-        Ok(output) if output.status.success() => {
-            Ended::Well(String::from_utf8_lossy(&output.stdout).into_owned())
-        }
-        Ok(output) => {
-            let said =
-                [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
-            let said = said.join(" ").trim().to_owned();
-            Ended::Badly(if said.is_empty() { output.status.to_string() } else { said })
-        }
-        Err(error) => Ended::Badly(error.to_string()),
-    }
+    program::run(run.program.path(), &run.args, run.input.clone(), run.timeout)
 }
 
 fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {

@@ -13,7 +13,7 @@ mod inbound;
 mod kept_networks;
 mod server;
 mod share;
-mod tcp_sockets;
+pub(crate) mod tcp_sockets;
 
 use std::collections::BTreeSet;
 

@@ -49,7 +49,7 @@ fn parse(line: &str) -> Option<(u8, Connection)> {
 }
 
 /// Parses `IP:PORT` in hexadecimal. The address is printed as words of 32 bits in the byte order of the machine.
-fn address(text: &str) -> Option<SocketAddr> {
+pub(crate) fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     if !ip.is_ascii() {
