@@ -37,7 +37,8 @@ pub struct KernelCheck {
 }
 
 impl KernelCheck {
-    fn sentence(&self) -> String {
+    /// It in words, for people.
+    pub fn sentence(&self) -> String {
         let system_calls =
             if self.system_calls { "filters system calls" } else { "does not filter system calls" };
         match self.landlock {

@@ -269,6 +269,14 @@ impl ServerConfig {
         service::load(file, cli, rights)
     }
 
+    /// The configuration in `text`, the content of `file`, of a server that root starts.
+    ///
+    /// # Errors
+    /// If the text has a mistake, or its keys contradict each other.
+    pub fn parse(text: &str, file: &Path) -> Result<Self> {
+        Self::resolve(file::parse(text, file)?, Rights::ALL)
+    }
+
     /// Fills in the defaults, and refuses options that contradict each other.
     pub fn resolve(mut options: ServerOptions, rights: Rights) -> Result<Self> {
         let service = ServerMode::of(&options, rights);
@@ -346,6 +354,14 @@ impl ClientConfig {
         let options = cli.or_fallback(from_file);
         let via = via::or_from_environment(options.via, options.server.as_ref());
         Self::resolve(ClientOptions { via, ..options })
+    }
+
+    /// The configuration in `text`, the content of `file`.
+    ///
+    /// # Errors
+    /// If the text has a mistake, or its keys contradict each other.
+    pub fn parse(text: &str, file: &Path) -> Result<Self> {
+        Self::resolve(file::parse(text, file)?)
     }
 
     /// Loads a file for a command that needs the classes only: `server` and the trust options may be missing.

@@ -79,6 +79,13 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
     config.users.clone().unwrap_or_else(|| config.state_dir.join("users.toml"))
 }
 
+/// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not.
+pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
+    ["users.toml", "client-token", "server.crt", "server.key", LAST_START]
+        .map(|name| config.state_dir.join(name))
+        .into()
+}
+
 /// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.
 fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     let (users_file, token_file) = (state_dir.join("users.toml"), state_dir.join("client-token"));

@@ -13,6 +13,14 @@ pub enum Error {
         /// What to do instead.
         next: String,
     },
+    /// A machine that lacks what is asked for.
+    #[error("{why}")]
+    Machine {
+        /// One sentence without a full stop.
+        why: String,
+        /// What to do about it.
+        next: String,
+    },
     /// A configuration file with a mistake at a known place.
     #[error("{}, line {line}, column {column}: {why}\n{shown}", file.display())]
     ConfigFile {
@@ -119,6 +127,10 @@ impl Error {
         Self::Usage { why: why.into(), next: next.into() }
     }
 
+    pub(crate) fn machine(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Machine { why: why.into(), next: next.into() }
+    }
+
     /// For `map_err` on I/O: `.map_err(Error::file("read", path))`.
     pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
@@ -158,6 +170,7 @@ impl Error {
             Self::NoAnswer { path: socket(), source: io(Errno::ACCESS) },
             Self::NoAnswer { path: socket(), source: io(Errno::CONNREFUSED) },
             Self::BadAnswer { path: socket(), why: "WHAT CAME INSTEAD".into() },
+            Self::machine("WHAT THE MACHINE LACKS", "THE REMEDY"),
         ]
     }
 
@@ -169,7 +182,7 @@ impl Error {
     /// What the user can do about the error.
     pub fn next_step(&self) -> String {
         match self {
-            Self::Usage { next, .. } => next.clone(),
+            Self::Usage { next, .. } | Self::Machine { next, .. } => next.clone(),
             Self::ConfigFile { file, .. } => format!("correct {} and start again", file.display()),
             Self::File { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 "run it as root, or give this user access to the file".into()
@@ -247,6 +260,7 @@ mod tests {
             Error::SocketPath { .. } => 11,
             Error::NoAnswer { .. } => 12,
             Error::BadAnswer { .. } => 13,
+            Error::Machine { .. } => 14,
         }
     }
 
@@ -254,7 +268,7 @@ mod tests {
     fn every_error_has_an_example_with_a_next_step() {
         let mut numbers: Vec<_> = Error::examples().iter().map(number).collect();
         numbers.dedup();
-        assert_eq!(numbers, (0..14).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
         assert!(Error::examples().iter().all(|error| !error.next_step().is_empty()));
     }
 }

@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// `/dev/zero`, fill memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
+/// The group whose members may read configuration files.
+const GROUP: &str = "mpvpn";
+
 /// Reads a whole file.
 pub type ReadFile = fn(&Path) -> io::Result<Vec<u8>>;
 
@@ -107,11 +110,25 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     written.map_err(Error::file("write", path))
 }
 
-/// Gives `new` the owner and the mode of the file that it is about to replace.
+/// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group `mpvpn`, if there is
+/// one; a new folder is readable for all, which says which files there are and not what is in them.
+pub(crate) fn write_config(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+    }
+    let is_new = !path.exists();
+    write_secret(path, text.as_bytes())?;
+    if is_new { allow_group(path, GROUP) } else { Ok(()) }
+}
+
+/// Gives `new` the owner and the mode of the file that it is about to replace. If there is none, and root writes into the folder of
+/// another user, it is that user's: a service that is not root must read what root's commands make in its state folder.
 fn keep_owner_and_mode(replaced: &Path, new: &fs::File) -> io::Result<()> {
     let old = match fs::metadata(replaced) {
         Ok(old) => old,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return give_to_owner_of_folder(replaced, new);
+        }
         Err(error) => return Err(error),
     };
     let is_other = |new: fs::Metadata| (new.uid(), new.gid()) != (old.uid(), old.gid());
@@ -125,8 +142,19 @@ fn keep_owner_and_mode(replaced: &Path, new: &fs::File) -> io::Result<()> {
     new.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))
 }
 
+fn give_to_owner_of_folder(path: &Path, new: &fs::File) -> io::Result<()> {
+    let folder = fs::metadata(
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    )?;
+    let own = new.metadata()?;
+    if own.uid() != 0 || folder.uid() == 0 {
+        return Ok(());
+    }
+    std::os::unix::fs::fchown(new, Some(folder.uid()), Some(folder.gid()))
+}
+
 /// Lets the members of a group read `path`, if there is such a group.
-pub(crate) fn allow_group(path: &Path, name: &str) -> Result<()> {
+fn allow_group(path: &Path, name: &str) -> Result<()> {
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let id = groups.lines().find_map(|line| {
         let mut fields = line.split(':');

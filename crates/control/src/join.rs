@@ -6,7 +6,7 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-use toml_edit::{Array, value};
+use toml_edit::{Array, DocumentMut, TomlError, value};
 
 use crate::{
     Error, Result,
@@ -27,8 +27,6 @@ const HEAD: &str = "\
 # Configuration of the mpvpn client on this machine, made by `mpvpn join`. Further keys: docs/reference/client.md.
 
 ";
-/// The group whose members may read a client's file.
-const GROUP: &str = "mpvpn";
 /// Keys of a client's file that say otherwise what each link says.
 const REPLACED_KEYS: [&str; 2] = ["insecure", "token-file"];
 /// The parameter of a link by which the client trusts the CAs of its machine.
@@ -76,15 +74,6 @@ impl fmt::Display for JoinLink {
     }
 }
 
-/// What became of a client's file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Joined {
-    /// It was made.
-    New,
-    /// It was for this server before; token and trust are new, and all else stays.
-    Updated,
-}
-
 impl JoinLink {
     /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and the members of the
     /// group `mpvpn`, if there is one.
@@ -92,8 +81,24 @@ impl JoinLink {
     /// # Errors
     /// If the file is for another server, cannot be understood, or cannot be written.
     pub fn write_to(&self, path: &Path) -> Result<Joined> {
-        let exists = path.exists();
-        let mut document = files::read_toml(path, HEAD, "the configuration of a client")?;
+        let before = if path.exists() { Some(files::read_text(path)?) } else { None };
+        let text = self.file_text(path, before.as_deref())?;
+        files::write_config(path, &text)?;
+        Ok(if before.is_some() { Joined::Updated } else { Joined::New })
+    }
+
+    /// The text of the client's file `path` that joins by this link, and keeps all else of `before`.
+    ///
+    /// # Errors
+    /// If `before` is for another server, or cannot be understood.
+    pub fn file_text(&self, path: &Path, before: Option<&str>) -> Result<String> {
+        let head = if before.is_none() { HEAD } else { "" };
+        let mut document: DocumentMut =
+            before.unwrap_or_default().parse().map_err(|error: TomlError| Error::Content {
+                path: path.into(),
+                expected: "the configuration of a client",
+                found: error.to_string(),
+            })?;
         let server = self.server.to_string();
         let before = document.get("server").and_then(|server| server.as_str()).map(str::to_owned);
         if let Some(before) =
@@ -122,16 +127,17 @@ impl JoinLink {
         for key in REPLACED_KEYS {
             document.remove(key);
         }
-        if let Some(folder) = path.parent() {
-            // Others may look up which files there are, not read them.
-            std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-        }
-        files::write_secret(path, document.to_string().as_bytes())?;
-        if !exists {
-            files::allow_group(path, GROUP)?;
-        }
-        Ok(if exists { Joined::Updated } else { Joined::New })
+        Ok(format!("{head}{document}"))
     }
+}
+
+/// What became of a client's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// It was made.
+    New,
+    /// It was for this server before; token and trust are new, and all else stays.
+    Updated,
 }
 
 /// The mistake in a link.

@@ -31,6 +31,7 @@ pub mod log;
 pub mod metrics;
 pub mod quota_usage;
 pub mod reference;
+pub mod setup;
 pub mod status;
 pub mod tls;
 pub mod users;

@@ -37,6 +37,7 @@ mod resolver;
 mod secrets;
 pub mod server;
 mod service_manager;
+pub mod setup;
 mod shards;
 mod slow_thread;
 mod splice;

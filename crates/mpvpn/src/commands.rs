@@ -17,6 +17,7 @@ mod man;
 mod proxy;
 mod reset;
 pub(crate) mod server;
+mod setup;
 mod status;
 mod user;
 
@@ -31,6 +32,7 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<server::Server>(),
     entry::<client::Client>(),
     entry::<join::Join>(),
+    entry::<setup::Setup>(),
     entry::<proxy::Proxy>(),
     entry::<user::User>(),
     entry::<status::Status>(),

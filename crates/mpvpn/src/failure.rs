@@ -11,7 +11,7 @@ pub(crate) const EXIT_CODES: [(u8, &str); 3] = [
     (0, "The command ended as asked. `mpvpn check`: a client would have at least one link."),
     (
         RUNTIME_FAILURE,
-        "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work.",
+        "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work. `mpvpn setup`: the machine lacks something, a step failed and all were taken back, or the person said no.",
     ),
     (BAD_USAGE, "Bad usage or configuration: an option, a key, or a combination of them is wrong."),
 ];

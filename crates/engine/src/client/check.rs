@@ -61,10 +61,14 @@ pub fn run(config: &ClientConfig, report: &(dyn Fn(&str) + Sync)) -> Result<Chec
             candidates.iter().map(|candidate| scope.spawn(|| check_candidate(candidate))).collect();
         threads.into_iter().map(join_thread).collect::<Result<Vec<_>, EngineError>>()
     })?;
-    let kernel =
-        KernelCheck { system_calls: confinement::has_seccomp(), landlock: confinement::landlock_version() };
+    let kernel = kernel_check();
     let via = config.via.as_ref().map(|via| via.proxy.to_string());
     Ok(CheckReport { server: config.server.to_string(), via, links, kernel })
+}
+
+/// By what this kernel can confine a process.
+pub fn kernel_check() -> KernelCheck {
+    KernelCheck { system_calls: confinement::has_seccomp(), landlock: confinement::landlock_version() }
 }
 
 fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {

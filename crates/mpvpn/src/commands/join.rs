@@ -1,17 +1,15 @@
 //! `mpvpn join`: sets up a client on this machine by a join link.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::{config::CLIENT_FILE, join::Joined};
+use mpvpn_control::{join::Joined, setup::Instance, status::Role};
 use mpvpn_engine::hide_tokens;
 
 use super::{Command, client::read_link};
 use crate::{failure::Failure, output::print};
 
 const SUMMARY: &str = "cannot join";
-/// Bytes of a name. Chosen: it is a part of the name of a file and of a unit.
-const MAX_NAME_BYTES: usize = 32;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,9 +41,11 @@ impl Command for Join {
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         let Self { link, name, start } = self;
-        let (file, unit) = file_and_unit(name.as_deref())?;
+        let failed = |error: mpvpn_control::Error| Failure::from_control_error(SUMMARY, &error);
+        let instance = Instance::new(Role::Client, name).map_err(failed)?;
+        let (file, unit) = (instance.file(), instance.unit());
         let link = read_link(SUMMARY, &link)?;
-        let done = link.write_to(&file).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+        let done = link.write_to(&file).map_err(failed)?;
         let done = match done {
             Joined::New => "wrote",
             Joined::Updated => "put the new token and pins into",
@@ -54,31 +54,11 @@ impl Command for Join {
         if start {
             start_service(&unit)?;
             text += &format!("started {unit}, now and at each boot; `mpvpn status` shows it\n");
-        } else if name.is_some() {
-            text += &format!(
-                "start it by `systemctl enable --now {unit}`, or `mpvpn client --config {}`\n",
-                file.display()
-            );
         } else {
-            text += &format!("start it by `systemctl enable --now {unit}`, or `mpvpn client`\n");
+            text += &format!("start it by `systemctl enable --now {unit}`, or `{}`\n", instance.command());
         }
         print(&text)
     }
-}
-
-/// The configuration file of a client, and its unit.
-fn file_and_unit(name: Option<&str>) -> Result<(PathBuf, String), Failure> {
-    let file = PathBuf::from(CLIENT_FILE);
-    let Some(name) = name else { return Ok((file, "mpvpn-client".to_owned())) };
-    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.chars().all(allowed) {
-        return Err(Failure::usage(
-            SUMMARY,
-            format!("`{name}` cannot be the name of a client"),
-            format!("take 1 to {MAX_NAME_BYTES} letters, digits, - and _"),
-        ));
-    }
-    Ok((file.with_file_name(format!("client-{name}.toml")), format!("mpvpn-client@{name}")))
 }
 
 fn start_service(unit: &str) -> Result<(), Failure> {
@@ -91,23 +71,6 @@ fn start_service(unit: &str) -> Result<(), Failure> {
         false => {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             Err(Failure::runtime(SUMMARY, format!("{unit} cannot be started: {why}"), next))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_named_client_has_a_file_and_a_unit_of_its_own() {
-        let (file, unit) = file_and_unit(Some("work")).unwrap();
-        assert_eq!(
-            (file.to_str(), unit.as_str()),
-            (Some("/etc/mpvpn/client-work.toml"), "mpvpn-client@work")
-        );
-        for bad in ["", "a b", "../x", "a/b", &"x".repeat(33)] {
-            assert!(file_and_unit(Some(bad)).is_err(), "{bad}");
         }
     }
 }

@@ -213,7 +213,7 @@ impl UserCommand {
 }
 
 /// What a join link has beside the token.
-struct Joining {
+pub(super) struct Joining {
     server: ServerAddr,
     trust: LinkTrust,
     /// Nobody said how the server is reached.
@@ -221,7 +221,8 @@ struct Joining {
 }
 
 impl Joining {
-    fn new(config: &ServerConfig, host: Option<ServerAddr>) -> mpvpn_control::Result<Self> {
+    /// Of the server with this configuration.
+    pub(super) fn new(config: &ServerConfig, host: Option<ServerAddr>) -> mpvpn_control::Result<Self> {
         let is_guess = host.is_none() && config.public.is_none();
         let reachability = Reachability::of(config)?;
         let server = host.map_or_else(|| reachability.address(config), Ok)?;
@@ -230,7 +231,7 @@ impl Joining {
     }
 
     /// How `user` joins with this token.
-    fn text(self, user: &str, token: Token, json: bool) -> String {
+    pub(super) fn text(self, user: &str, token: Token, json: bool) -> String {
         let Self { server, trust, is_guess } = self;
         let host = server.to_string();
         let link = JoinLink { server, token, trust };

@@ -13,7 +13,8 @@ pub(super) fn visit(act: &mut impl FnMut(&str, &Command)) {
     fn go(path: &str, command: &Command, act: &mut impl FnMut(&str, &Command)) {
         let path = format!("{path} {}", command.get_name());
         act(&path, command);
-        for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+        let is_shown = |inner: &&Command| inner.get_name() != "help" && !inner.is_hide_set();
+        for inner in command.get_subcommands().filter(is_shown) {
             go(&path, inner, act);
         }
     }
