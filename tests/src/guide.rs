@@ -18,7 +18,8 @@
 //!
 //! HTML comments hold actions that readers do not need: `<!-- lab: --link 100mbit,12ms --lan -->` (the links of the lab, as
 //! for `mpvpn lab up`), `<!-- link 1 down -->`, `<!-- link 1 up -->`, `<!-- copy server:FILE client -->`, and blocks of
-//! shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN` and `TOKEN` stand for what the server printed last.
+//! shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN`, `TOKEN` and `LINK` stand for what a
+//! server printed last.
 
 use crate::testbed::Host;
 

@@ -22,6 +22,7 @@ pub mod http;
 pub mod https;
 pub mod interop_peer;
 pub mod iperf;
+pub mod machine_folders;
 pub mod machine_share;
 pub mod many_connections;
 pub mod persistent_http;

@@ -21,6 +21,7 @@ use std::{
 
 use mpvpn_tests::{
     guide::{Action, At, Page, Run, parse, prints},
+    machine_folders::MachineFolders,
     testbed::{Host, Testbed, binary},
     user_home::USER,
 };
@@ -117,9 +118,12 @@ struct PageHosts {
     running: Vec<Running>,
     _web_server: HelloServer,
     testbed: Testbed,
+    hosts: Vec<(Host, MachineFolders)>,
     folder: PathBuf,
     /// Fingerprint and token that a server printed last.
     secrets: Option<(String, String)>,
+    /// The join link that was printed last.
+    link: Option<String>,
 }
 
 /// The running command of a block.
@@ -143,32 +147,28 @@ impl PageHosts {
         symlink(fs::canonicalize(binary()).expect("the binary"), bin.join("mpvpn")).expect("a link");
         fs::write(bin.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
         fs::set_permissions(bin.join("sudo"), fs::Permissions::from_mode(0o755)).expect("its owner may");
-        for host in page.hosts() {
-            prepare_host_folders(&folder.join(host_name(host)));
-        }
+        let folders = |host| (host, MachineFolders::new(folder.join(host_name(host))));
+        let hosts = page.hosts().into_iter().map(folders).collect();
         let web_server = HelloServer::start(&testbed);
-        Self { running: Vec::new(), _web_server: web_server, testbed, folder, secrets: None }
+        Self {
+            running: Vec::new(),
+            _web_server: web_server,
+            testbed,
+            hosts,
+            folder,
+            secrets: None,
+            link: None,
+        }
     }
 
     /// A command on a host with the host's own folders.
     fn command(&self, at: At, args: &[&str]) -> Command {
-        // Each command has its own mount namespace, in which the folders of its host are mounted.
-        const ENTER: &str = r#"
-            mount --bind "$0/etc" /etc && mount --bind "$0/lib" /var/lib && mount --bind "$0/run" /run/mpvpn || exit 125
-            cd "$0/$1" || exit 125
-            shift
-            unset XDG_STATE_HOME
-            export HOME="$PWD" XDG_RUNTIME_DIR="$PWD" PATH="$0/../bin:$PATH"
-            exec "$@" 2>&1"#;
-        let mut command = self.testbed.command(at.host, "sh");
-        command.args(["-c", ENTER]).arg(self.folder.join(host_name(at.host)));
-        command.arg(if at.user { "user" } else { "home" });
-        if at.user {
-            let user = USER.to_string();
-            command.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
-        }
-        command.args(args);
-        command
+        self.folders_of(at.host).command(&self.testbed, at.host, at.user, args)
+    }
+
+    fn folders_of(&self, host: Host) -> &MachineFolders {
+        let found = self.hosts.iter().find(|(other, _)| *other == host);
+        found.map(|(_, folders)| folders).expect("every host of the page has folders")
     }
 
     fn output(&self, at: At, args: &[&str]) -> (Option<i32>, String) {
@@ -179,7 +179,7 @@ impl PageHosts {
     }
 
     /// Runs a block, and repeats it until its output matches the page.
-    fn run(&self, run: &Run) -> Result<(), String> {
+    fn run(&mut self, run: &Run) -> Result<(), String> {
         let script = self.with_secrets(&run.script)?;
         let began = Instant::now();
         loop {
@@ -187,6 +187,8 @@ impl PageHosts {
             if code != Some(run.code) {
                 return Err(format!("exit code {code:?} instead of {}:\n{printed}{}", run.code, self.logs()));
             }
+            let link = printed.lines().map(str::trim).find(|line| line.starts_with("mpvpn://"));
+            self.link = link.map(str::to_owned).or(self.link.take());
             match prints(&printed, &run.output) {
                 Ok(()) => return Ok(()),
                 Err((line, text)) if began.elapsed() > MATCH_TIMEOUT => {
@@ -252,11 +254,11 @@ impl PageHosts {
     }
 
     fn write(&self, at: At, path: &str, append: bool, text: &str) -> Result<(), String> {
-        let host = self.folder.join(host_name(at.host));
-        let path = match path.strip_prefix("/etc/") {
-            Some(rest) => host.join("etc").join(rest),
-            None if path.starts_with('/') => return Err(format!("{path} is not below /etc")),
-            None => host.join(if at.user { "user" } else { "home" }).join(path),
+        let folders = self.folders_of(at.host);
+        let path = match path.starts_with('/') {
+            true if !path.starts_with("/etc/") => return Err(format!("{path} is not below /etc")),
+            false if at.user => folders.path().join("user").join(path),
+            _ => folders.file(path),
         };
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         let before = if append { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
@@ -268,7 +270,7 @@ impl PageHosts {
     }
 
     fn copy(&self, from: Host, file: &str, to: Host) -> Result<(), String> {
-        let home = |host| self.folder.join(host_name(host)).join("home").join(file);
+        let home = |host| self.folders_of(host).file(file);
         fs::copy(home(from), home(to)).map(drop).map_err(|error| format!("{file}: {error}"))
     }
 
@@ -282,7 +284,7 @@ impl PageHosts {
         Ok(())
     }
 
-    /// Replaces `PIN` and `TOKEN` by the values that the server printed.
+    /// Replaces `PIN`, `TOKEN` and `LINK` by the values that the server printed.
     fn with_secrets(&self, text: &str) -> Result<String, String> {
         let (pin, token) = match &self.secrets {
             Some((pin, token)) => (pin.as_str(), token.as_str()),
@@ -290,8 +292,10 @@ impl PageHosts {
         };
         let (text, pins) = replace_word(text, "PIN", pin);
         let (text, tokens) = replace_word(&text, "TOKEN", token);
+        let (text, links) = replace_word(&text, "LINK", self.link.as_deref().unwrap_or_default());
         match (pins || tokens, &self.secrets) {
             (true, None) => Err("PIN and TOKEN are not known: no server has started".to_owned()),
+            _ if links && self.link.is_none() => Err("LINK is not known: no link was printed".to_owned()),
             _ => Ok(text),
         }
     }
@@ -373,20 +377,6 @@ fn host_name(host: Host) -> &'static str {
         Host::Lan => "lan",
         Host::Other => "other",
     }
-}
-
-/// Creates the folders of a host: a copy of the machine's `/etc` without mpvpn's files, and empty folders.
-fn prepare_host_folders(host: &Path) {
-    for folder in ["etc", "lib", "run", "home", "user"] {
-        fs::create_dir_all(host.join(folder)).expect("a folder");
-    }
-    chown(host.join("user"), Some(USER), Some(USER)).expect("root may give it away");
-    for folder in [host, &host.join("home")] {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("its owner may");
-    }
-    let copied = Command::new("cp").args(["-a", "/etc/."]).arg(host.join("etc")).status().expect("cp runs");
-    assert!(copied.success(), "/etc cannot be copied");
-    let _ = fs::remove_dir_all(host.join("etc/mpvpn"));
 }
 
 fn repository() -> PathBuf {

@@ -46,6 +46,7 @@ mod reload;
 mod restart;
 mod routes;
 mod segments;
+mod setup;
 mod shards;
 mod sharing;
 mod status;
