@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use super::{
     apply_json,
     json::{
-        accept, add_table, any_of, chain, ct, drop_silently, equal, goto, hook_chain, meta, network,
-        not_equal, payload, reject, remove_table, verdict_map,
+        ICMP, ICMPV6, accept, add_table, any_of, chain, ct, drop_silently, equal, goto, hook_chain, meta,
+        network, not_equal, payload, reject, remove_table, verdict_map,
     },
     list,
     marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
@@ -138,7 +138,7 @@ impl ClientFilter {
             vec![equal(ct("state"), json!("established")), equal(ct("direction"), json!("reply")), accept()],
             vec![
                 equal(ct("state"), json!("related")),
-                equal(meta("l4proto"), any_of(json!(["icmp", "ipv6-icmp"]))),
+                equal(meta("l4proto"), any_of(json!([ICMP, ICMPV6]))),
                 accept(),
             ],
         ];

@@ -3,6 +3,13 @@
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
+/// Numbers of protocols (IANA, Assigned Internet Protocol Numbers) for conditions on `l4proto`. nft looks names up in
+/// /etc/protocols, which small systems do not have.
+pub(crate) const ICMP: u8 = 1;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const ICMPV6: u8 = 58;
+
 /// Commands that remove a table whether or not it exists.
 pub(crate) fn remove_table(table: &str) -> [Value; 2] {
     // Adding first makes the deletion succeed.

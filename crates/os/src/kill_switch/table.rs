@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::Exceptions;
 use crate::firewall::json::{
-    accept, add_table, and, any_of, ct, equal, hook_chain, interval_set, meta, network, payload, reject,
-    remove_table, set,
+    TCP, UDP, accept, add_table, and, any_of, ct, equal, hook_chain, interval_set, meta, network, payload,
+    reject, remove_table, set,
 };
 use crate::{
     firewall::MarkBits,
@@ -121,7 +121,7 @@ fn forward_rules() -> Vec<Vec<Value>> {
 fn shared_rules() -> Vec<Vec<Value>> {
     let is_inbound = equal(and(meta("mark"), INBOUND.mask), json!(INBOUND.value));
     let is_dns = equal(payload("th", "dport"), any_of(json!(DNS_PORTS)));
-    let is_udp_or_tcp = equal(meta("l4proto"), any_of(json!(["tcp", "udp"])));
+    let is_udp_or_tcp = equal(meta("l4proto"), any_of(json!([TCP, UDP])));
     vec![
         vec![is_inbound, accept()],
         vec![is_udp_or_tcp, is_dns, reject()],
@@ -134,7 +134,7 @@ fn shared_rules() -> Vec<Vec<Value>> {
 
 fn to_remotes(protocol: &str, set: &str) -> Vec<Value> {
     let key = json!({"concat": [meta("mark"), payload(protocol, "daddr"), payload("th", "dport")]});
-    vec![equal(meta("l4proto"), any_of(json!(["tcp", "udp"]))), equal(key, json!(set)), accept()]
+    vec![equal(meta("l4proto"), any_of(json!([TCP, UDP]))), equal(key, json!(set)), accept()]
 }
 
 fn udp_ports(from: u16, to: u16) -> Vec<Value> {

@@ -28,8 +28,8 @@ use crate::{
     firewall::{
         self, Rules,
         json::{
-            accept, add_elements, add_table, and, any_of, ct, equal, hook_chain, mangle, meta, not_equal,
-            payload, remove_table, set,
+            TCP, accept, add_elements, add_table, and, any_of, ct, equal, hook_chain, mangle, meta,
+            not_equal, payload, remove_table, set,
         },
     },
     netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
@@ -204,8 +204,8 @@ fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
         let is_syn =
             equal(and(payload("tcp", "flags"), TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK), json!(TCP_SYN));
         let is_tcp = |yes: bool| match yes {
-            true => equal(meta("l4proto"), json!("tcp")),
-            false => not_equal(meta("l4proto"), json!("tcp")),
+            true => equal(meta("l4proto"), json!(TCP)),
+            false => not_equal(meta("l4proto"), json!(TCP)),
         };
         let has_target = json!({"match": {"op": "in", "left": ct("status"), "right": "dnat"}});
         for conditions in [vec![is_new.clone(), is_tcp(false)], vec![is_new, is_syn], vec![has_target]] {
