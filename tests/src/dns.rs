@@ -28,10 +28,15 @@ pub struct NameServer {
 impl NameServer {
     /// Serves on every address of that host.
     pub fn start(testbed: &Testbed, host: Host) -> Self {
-        let socket = testbed.in_namespace(host, || {
-            let any: SocketAddr = "[::]:53".parse().expect("an address");
-            UdpSocket::bind(any).expect("port 53 is free in a testbed")
-        });
+        Self::serve(testbed.in_namespace(host, bind))
+    }
+
+    /// Serves on every address of the network namespace of the calling thread.
+    pub fn start_here() -> Self {
+        Self::serve(bind())
+    }
+
+    fn serve(socket: UdpSocket) -> Self {
         socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket can wait for a while");
         let (client_addresses, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let (noted, stopped) = (Arc::clone(&client_addresses), Arc::clone(&stop));
@@ -52,6 +57,11 @@ impl Drop for NameServer {
             let _ = thread.join();
         }
     }
+}
+
+fn bind() -> UdpSocket {
+    let any: SocketAddr = "[::]:53".parse().expect("an address");
+    UdpSocket::bind(any).expect("port 53 is free in a network of the tests")
 }
 
 fn serve(socket: &UdpSocket, client_addresses: &Mutex<BTreeSet<IpAddr>>, stop: &AtomicBool) {

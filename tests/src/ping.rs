@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    process::Child,
+    process::{Child, Command},
     time::{Duration, SystemTime},
 };
 
@@ -63,10 +63,15 @@ impl Ping {
     }
 
     fn start(testbed: &Testbed, from: Host, args: &[&str]) -> Self {
-        let answers = testbed.file("ping", from);
-        let file = File::create(&answers).unwrap_or_else(|error| panic!("{}: {error}", answers.display()));
         let mut command = testbed.command(from, "ping");
-        command.args(["-n", "-D"]).args(args).stdout(file.try_clone().expect("a second handle")).stderr(file);
+        command.args(["-n", "-D"]).args(args);
+        Self::run(command, testbed.file("ping", from))
+    }
+
+    /// Runs a `ping -n -D` that writes its output to the file `answers`.
+    pub fn run(mut command: Command, answers: PathBuf) -> Self {
+        let file = File::create(&answers).unwrap_or_else(|error| panic!("{}: {error}", answers.display()));
+        command.stdout(file.try_clone().expect("a second handle")).stderr(file);
         Self { child: command.spawn().expect("ping runs"), answers }
     }
 

@@ -1,0 +1,86 @@
+//! The machine tests, and which of them are part of `./dev test`.
+
+mod boot;
+mod certificate;
+mod desktop;
+mod firewalls;
+mod instances;
+mod kill_switch;
+mod lifecycle;
+mod upgrade;
+
+/// A test of whole machines.
+pub(crate) struct Story {
+    /// Its name on the command line.
+    pub(crate) name: &'static str,
+    /// What it proves.
+    pub(crate) proves: &'static str,
+    /// Whether it is one of the quick ones that `./dev test` runs. They use the root file system `base` alone.
+    pub(crate) is_short: bool,
+    /// Panics if something is not as it should be.
+    pub(crate) run: fn(),
+}
+
+/// All tests, in the order in which they run.
+pub(crate) const STORIES: [Story; 10] = [
+    Story {
+        name: "lifecycle",
+        proves: "a server and two clients are installed, joined, used, reloaded, revoked, removed and purged without a trace",
+        is_short: true,
+        run: lifecycle::run,
+    },
+    Story {
+        name: "upgrade",
+        proves: "an upgrade under load interrupts for 2 s at most, and addresses stay",
+        is_short: true,
+        run: upgrade::run,
+    },
+    Story {
+        name: "boot",
+        proves: "machines that reboot, or lose their power, join again by themselves and keep their addresses",
+        is_short: true,
+        run: boot::run,
+    },
+    Story {
+        name: "kill_switch",
+        proves: "with the kill switch nothing leaves past the tunnel while a machine boots, with and without a server",
+        is_short: true,
+        run: kill_switch::run,
+    },
+    Story {
+        name: "certificate",
+        proves: "a server gets a new certificate, and no client loses a ping",
+        is_short: false,
+        run: certificate::run,
+    },
+    Story {
+        name: "instances",
+        proves: "several servers and clients on one machine run side by side, and leave nothing behind",
+        is_short: false,
+        run: instances::run,
+    },
+    Story {
+        name: "desktop",
+        proves: "a client works with NetworkManager and systemd-resolved, and leaves both as they were",
+        is_short: false,
+        run: desktop::run,
+    },
+    Story {
+        name: "ufw",
+        proves: "a server is set up behind ufw, which gets its rules and loses them again",
+        is_short: false,
+        run: firewalls::ufw,
+    },
+    Story {
+        name: "firewalld",
+        proves: "the same with firewalld",
+        is_short: false,
+        run: firewalls::firewalld,
+    },
+    Story {
+        name: "nftables",
+        proves: "the same with a chain of nftables that drops",
+        is_short: false,
+        run: firewalls::nftables,
+    },
+];

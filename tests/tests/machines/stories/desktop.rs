@@ -1,0 +1,105 @@
+//! A client where NetworkManager configures the links and programs ask systemd-resolved.
+
+use std::time::Duration;
+
+use crate::{
+    machine::Machine,
+    network::{INTERNET, Link},
+    report::step,
+    site::{Site, add_user, install, join, set_up_server, wait_for_tunnel},
+    snapshot::Snapshot,
+};
+
+pub(super) fn run() {
+    let site = Site::new("desktop", &[], &["desktop"]);
+    let Site { server, alpha, network, .. } = &site;
+    step("NetworkManager takes the links over", || by_network_manager(alpha));
+    step("the system asks the resolver of the links", || {
+        assert!(resolves(alpha), "names are not resolved on the machine before anything is installed");
+    });
+    let before = Snapshot::take(alpha);
+    step("install, set up and join", || {
+        install(server);
+        set_up_server(server);
+        install(alpha);
+        join(alpha, &add_user(server, "alpha"));
+        wait_for_tunnel(alpha);
+    });
+    step("names are asked for in the tunnel", || {
+        let past = network.count("queries past the tunnel");
+        alpha.run(&["resolvectl", "flush-caches"]);
+        assert!(resolves(alpha), "names are not resolved in the tunnel");
+        let device = alpha.run(&["resolvectl", "dns", "mpvpn0"]);
+        assert!(device.contains("10."), "systemd-resolved knows no resolver of the tunnel: {device}");
+        assert_eq!(network.count("queries past the tunnel"), past, "queries leave past the tunnel");
+        let server = server.links()[0].address();
+        assert!(network.asked_by().iter().any(|it| it.contains(&server)), "the server asks no resolver");
+    });
+    step(
+        "NetworkManager leaves the tunnel's device alone, and a link that it reconnects is used again",
+        || {
+            let device = alpha.run(&["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"]);
+            let line = device.lines().find(|line| line.starts_with("mpvpn0:")).unwrap_or_default();
+            assert!(
+                !line.contains(":connected") || line.contains("externally"),
+                "NetworkManager manages it: {device}"
+            );
+            let ping = alpha.ping(INTERNET, Duration::from_millis(20), 6);
+            alpha.run(&["nmcli", "device", "disconnect", "eth1"]);
+            alpha.run(&["nmcli", "device", "connect", "eth1"]);
+            let pings = ping.finish();
+            println!("            {} of {} pings lost", pings.missing(), pings.sent);
+            assert!(pings.loss_pct() < 20.0, "{:.0} % of the pings lost", pings.loss_pct());
+            wait_for_tunnel(alpha);
+        },
+    );
+    step("remove and purge", || {
+        alpha.run(&["apt-get", "purge", "--yes", "mpvpn"]);
+        let differences = before.differences(&Snapshot::take(alpha));
+        assert!(differences.is_empty(), "the machine is not as it was:\n{}", differences.join("\n"));
+        alpha.run(&["resolvectl", "flush-caches"]);
+        assert!(resolves(alpha), "names are not resolved after the package has gone");
+    });
+}
+
+/// A name that every resolver of the tests answers.
+fn resolves(machine: &Machine) -> bool {
+    machine.succeeds(&["getent", "ahostsv4", "www.example.org"])
+}
+
+/// Takes the links from ifupdown, and gives NetworkManager a connection for each.
+fn by_network_manager(machine: &Machine) {
+    machine.shell(
+        "ifdown -a; rm /etc/network/interfaces.d/links; systemctl disable --now networking.service
+         systemctl restart NetworkManager",
+    );
+    for (index, link) in machine.links().iter().enumerate() {
+        let Link { interface, .. } = link;
+        let (address, gateway, metric) =
+            (format!("{}/24", link.address()), link.gateway(), (100 + index).to_string());
+        machine.run(&[
+            "nmcli",
+            "connection",
+            "add",
+            "type",
+            "ethernet",
+            "ifname",
+            interface,
+            "con-name",
+            interface,
+            "ipv4.method",
+            "manual",
+            "ipv4.addresses",
+            &address,
+            "ipv4.gateway",
+            &gateway,
+            "ipv4.dns",
+            &gateway,
+            "ipv4.route-metric",
+            &metric,
+            "ipv6.method",
+            "disabled",
+        ]);
+        machine.run(&["nmcli", "connection", "up", interface]);
+    }
+}
