@@ -5,6 +5,7 @@
 //! line overrides the file, the file overrides the defaults.
 
 mod app;
+mod block;
 mod classes;
 mod dns;
 mod file;
@@ -32,6 +33,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_types::Transport;
 
+pub use block::{BlockWish, files_of_enabled_clients};
 pub use classes::{
     ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
     SteeringRule, render_classes, rules_of,

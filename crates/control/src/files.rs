@@ -96,7 +96,7 @@ pub fn create_private_dir(dir: &Path) -> Result<()> {
 }
 
 /// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file has mode 0600; a file
-/// that exists keeps its mode, and, if root writes it, its owner.
+/// that exists keeps its mode, and, if root writes it, its owner; a new one of root belongs to the owner of the folder.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -150,7 +150,11 @@ fn give_to_owner_of_folder(path: &Path, new: &fs::File) -> io::Result<()> {
     if own.uid() != 0 || folder.uid() == 0 {
         return Ok(());
     }
-    std::os::unix::fs::fchown(new, Some(folder.uid()), Some(folder.gid()))
+    match std::os::unix::fs::fchown(new, Some(folder.uid()), Some(folder.gid())) {
+        // Root has given up that right.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        done => done,
+    }
 }
 
 /// Lets the members of a group read `path`, if there is such a group.

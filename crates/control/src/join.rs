@@ -22,6 +22,8 @@ const SCHEME: &str = "mpvpn://";
 const PIN_DIGITS: usize = 64;
 /// Longest link (bytes). Chosen: a link has some 200, with all pins that work 1,300. More: a pasted file is read to its end.
 const MAX_LINK_BYTES: usize = 4096;
+/// The longest name of an interface (bytes): `IFNAMSIZ` of the kernel without the zero at its end.
+const MAX_INTERFACE_BYTES: usize = 15;
 /// The beginning of a client's file that `mpvpn join` makes.
 const HEAD: &str = "\
 # Configuration of the mpvpn client on this machine, made by `mpvpn join`. Further keys: docs/reference/client.md.
@@ -92,7 +94,8 @@ impl JoinLink {
     /// # Errors
     /// If `before` is for another server, or cannot be understood.
     pub fn file_text(&self, path: &Path, before: Option<&str>) -> Result<String> {
-        let head = if before.is_none() { HEAD } else { "" };
+        let is_new = before.is_none();
+        let head = if is_new { HEAD } else { "" };
         let mut document: DocumentMut =
             before.unwrap_or_default().parse().map_err(|error: TomlError| Error::Content {
                 path: path.into(),
@@ -124,11 +127,34 @@ impl JoinLink {
             }
         }
         document["token"] = value(self.token.reveal());
+        if let Some(name) = client_name(path).filter(|_| is_new) {
+            // Beside another client it needs a device and a name of its own.
+            document["name"] = value(name);
+            document["tun-name"] = value(tun_name(name));
+        }
         for key in REPLACED_KEYS {
             document.remove(key);
         }
         Ok(format!("{head}{document}"))
     }
+}
+
+/// The name of a client whose file is `client-NAME.toml`.
+fn client_name(path: &Path) -> Option<&str> {
+    path.file_stem()?.to_str()?.strip_prefix("client-").filter(|name| !name.is_empty())
+}
+
+/// The name of the TUN device of a client with this name, which the kernel takes: at most 15 bytes. Long names are cut, and have a
+/// number of their own.
+fn tun_name(name: &str) -> String {
+    let whole = format!("mpvpn-{name}");
+    if whole.len() <= MAX_INTERFACE_BYTES {
+        return whole;
+    }
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, name.as_bytes());
+    let number: String = digest.as_ref()[..2].iter().map(|byte| format!("{byte:02x}")).collect();
+    let kept = whole.floor_char_boundary(MAX_INTERFACE_BYTES - number.len());
+    format!("{}{number}", &whole[..kept])
 }
 
 /// What became of a client's file.
@@ -319,6 +345,18 @@ mod tests {
         assert!(error.to_string().contains("is for the server vpn.example:443"), "{error}");
         assert!(error.next_step().contains("--name NAME"), "{}", error.next_step());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn a_client_beside_another_has_a_device_and_a_name_of_its_own() {
+        let home = tempfile::tempdir().unwrap();
+        let [first, second] = ["a-name-of-25-letters-and-1", "a-name-of-25-letters-and-2"].map(tun_name);
+        assert!(first != second && first.len() == MAX_INTERFACE_BYTES, "{first} {second}");
+        let path = home.path().join("client-work.toml");
+        link("vpn.example", "t").write_to(&path).unwrap();
+        let config =
+            crate::config::ClientConfig::load(Some(&path), crate::config::ClientOptions::default()).unwrap();
+        assert_eq!((config.name.as_str(), config.tun_name.as_str()), ("work", "mpvpn-work"));
     }
 
     proptest! {

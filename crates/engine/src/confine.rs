@@ -5,6 +5,7 @@
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -83,12 +84,18 @@ fn confine(wanted: Confine, read_again: &[Option<&Path>], mut needs: Needs) -> R
         // What cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);
     }
+    // Where the package is installed, folders belong to the user of its services; root's own processes use them as well.
+    needs.other_owners = needs.writable.iter().any(|folder| is_of_other_user(folder));
     let confinement = confinement::confine(&needs)?;
     tracing::debug!(target: "mpvpn::confinement", ?confinement, "dropped the rights that are not needed");
     if confinement.landlock.is_none() {
         tracing::info!("this kernel has no Landlock: files are protected by their modes only");
     }
     Ok(())
+}
+
+fn is_of_other_user(folder: &Path) -> bool {
+    fs::metadata(folder).is_ok_and(|found| found.uid() != 0)
 }
 
 /// A file that is replaced is another one in the same folder, so the folder is what counts.
@@ -106,6 +113,14 @@ pub(crate) fn status() -> Option<Confinement> {
         system_calls: now.system_calls,
         landlock: now.landlock,
     })
+}
+
+/// The life of the service that changes the name servers for clients that are no root.
+///
+/// # Errors
+/// If it cannot be confined, or was not started by the service manager.
+pub fn change_name_servers() -> Result<(), EngineError> {
+    Ok(mpvpn_os::dns::serve_clients()?)
 }
 
 /// The life of the helper process.

@@ -25,6 +25,7 @@ mod event_loop;
 mod events;
 mod flows;
 mod h2_stream;
+pub mod hold;
 mod https_server;
 mod links;
 mod memory_trimmer;

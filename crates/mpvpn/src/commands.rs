@@ -8,9 +8,11 @@ mod class;
 pub(crate) mod client;
 mod completions;
 mod config;
+mod dns_service;
 mod events;
 mod helper;
 mod join;
+mod kill_switch;
 mod lab;
 mod link;
 mod man;
@@ -41,9 +43,11 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<link::Link>(),
     entry::<class::Class>(),
     entry::<config::Config>(),
+    entry::<kill_switch::KillSwitch>(),
     entry::<reset::Reset>(),
     entry::<completions::Completions>(),
     entry::<man::Man>(),
+    entry::<dns_service::DnsService>(),
     entry::<helper::Helper>(),
     entry::<lab::Lab>(),
 ];

@@ -11,7 +11,7 @@ pub(crate) const EXIT_CODES: [(u8, &str); 3] = [
     (0, "The command ended as asked. `mpvpn check`: a client would have at least one link."),
     (
         RUNTIME_FAILURE,
-        "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work. `mpvpn setup`: the machine lacks something, a step failed and all were taken back, or the person said no.",
+        "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work. `mpvpn status --wait`: not up in time. `mpvpn setup`: the machine lacks something, a step failed and all were taken back, or the person said no.",
     ),
     (BAD_USAGE, "Bad usage or configuration: an option, a key, or a combination of them is wrong."),
 ];
@@ -66,6 +66,11 @@ impl Failure {
             }
         }
         Self::new(summary, join_causes(error), next_step, exit_code)
+    }
+
+    /// Whether it is about usage or configuration.
+    pub(crate) fn is_usage(&self) -> bool {
+        self.exit_code == BAD_USAGE
     }
 
     /// Prints the failure to stderr.

@@ -26,6 +26,8 @@ pub struct Needs {
     pub programs: bool,
     /// To read files of all users (CAP_DAC_READ_SEARCH), as far as the folders below allow.
     pub any_file: bool,
+    /// To use folders below that belong to other users (CAP_DAC_OVERRIDE), and to leave what it makes there to them (CAP_CHOWN).
+    pub other_owners: bool,
     /// Files and folders to read, beside those of the system's libraries and settings. Paths that do not exist are skipped.
     pub readable: Vec<PathBuf>,
     /// Folders in which files are made and changed. Paths that do not exist are skipped.

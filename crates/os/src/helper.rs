@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     confinement::{self, Needs},
-    dns::{self, FileRewrite, PreviousContent},
+    dns::{self, FileRewrite, PreviousContent, service},
     error::OsError,
     program,
 };
@@ -199,6 +199,9 @@ fn ignore_signals() -> io::Result<()> {
 }
 
 fn write_here(rewrite: &FileRewrite, change: Change) -> Result<(), OsError> {
+    if service::is_needed() {
+        return service::change(rewrite, &change);
+    }
     match change {
         Change::Write => dns::write(rewrite),
         Change::Restore(before) => dns::restore(rewrite, &before),
@@ -216,12 +219,20 @@ fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Runs a program in this process.
+/// Runs a program in this process, or has the service of root run it.
 fn run_here(run: &Run) -> Ended {
+    if run.program == Program::Resolvectl && service::is_needed() {
+        return service::resolvectl(&run.args);
+    }
+    run_program(run)
+}
+
+/// Runs a program in this process.
+pub(crate) fn run_program(run: &Run) -> Ended {
     program::run(run.program.path(), &run.args, run.input.clone(), run.timeout)
 }
 
-fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let too_long = || io::Error::other(format!("a message of {} bytes is too long", text.len()));
     let length =
@@ -231,7 +242,7 @@ fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
 }
 
 /// The next message; `None` if the other end has closed the connection between two messages.
-fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<Option<T>> {
+pub(crate) fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read_exact(&mut length) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

@@ -6,6 +6,8 @@
 //! exceptions only; the table stays when a client is killed or crashes, until an instance of the same name starts again and
 //! lifts it, or [`reset`] removes what no living process holds.
 //!
+//! A [`hold`] is the same without exceptions: it blocks for an instance that does not run, from boot on and across its restarts.
+//!
 //! The exceptions of a client are a file in `<base>/netns-<inode>/kill-switch/`, and the table is made from all files there. The
 //! table stands as long as there is a file.
 
@@ -44,7 +46,13 @@ pub struct Exceptions {
     /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC). With several
     /// clients, a network passes only if each of them names it.
     pub lan: Vec<IpNet>,
+    /// It blocks for an instance that may not run, and says nothing about networks.
+    #[serde(default)]
+    pub is_hold: bool,
 }
+
+/// The end of the names of records that are holds. Names of instances have no dot there.
+const HOLD_SUFFIX: &str = ".hold";
 
 /// The exceptions of one client, in force.
 #[derive(Debug)]
@@ -85,12 +93,12 @@ impl KillSwitch {
     }
 
     /// Removes this client's exceptions, and the table if no other client has any. This is the only way in which a client
-    /// ends its blocking: dropping the value, as a panic does, leaves it in force.
+    /// ends its blocking: dropping the value, as a panic does, leaves it in force. Returns whether a [`hold`] blocks on.
     ///
     /// # Errors
     /// If nft refuses, or a file cannot be removed.
-    pub fn lift(self) -> Result<(), OsError> {
-        lift(&self.folder, &self.name)
+    pub fn lift(self) -> Result<bool, OsError> {
+        lift(&self.folder, std::slice::from_ref(&self.name))
     }
 
     /// Writes the exceptions down and installs the table.
@@ -110,18 +118,67 @@ impl KillSwitch {
     }
 }
 
-/// Removes what an earlier process left of the instance `name`, which now starts without a kill switch. Returns whether there
-/// was any.
+/// Removes what an earlier process left of the instance `name`, which now starts without a kill switch, and its hold. Returns
+/// whether there was any.
 ///
 /// # Errors
 /// If nft refuses, or a file cannot be removed.
 pub fn lift_left_over(base: &Path, name: &str) -> Result<bool, OsError> {
     let (folder, name) = (folder(base)?, file_name(name));
-    let exists = folder.join(format!("{name}.json")).exists();
-    if exists {
-        lift(&folder, &name)?;
+    let mut left = vec![format!("{name}{HOLD_SUFFIX}"), name];
+    left.retain(|name| folder.join(format!("{name}.json")).exists());
+    if !left.is_empty() {
+        lift(&folder, &left)?;
     }
-    Ok(exists)
+    Ok(!left.is_empty())
+}
+
+/// Blocks everything for the instance `name`, also while it does not run, until [`release`].
+///
+/// # Errors
+/// If nft refuses the table, or the record cannot be written. Then everything is as it was.
+pub fn hold(base: &Path, name: &str) -> Result<(), OsError> {
+    let name = format!("{}{HOLD_SUFFIX}", file_name(name));
+    let exceptions = Exceptions { is_hold: true, ..Exceptions::default() };
+    KillSwitch { folder: folder(base)?, name, exceptions: Exceptions::default() }.put_in_force(&exceptions)
+}
+
+/// Ends the hold of the instance `name`, if there is one.
+///
+/// # Errors
+/// If nft refuses, or a file cannot be removed.
+pub fn end_hold(base: &Path, name: &str) -> Result<(), OsError> {
+    let (folder, name) = (folder(base)?, format!("{}{HOLD_SUFFIX}", file_name(name)));
+    if folder.join(format!("{name}.json")).exists() {
+        lift(&folder, &[name])?;
+    }
+    Ok(())
+}
+
+/// Ends the holds of all instances; the blocks of those that run stay. Returns the names of the instances.
+///
+/// # Errors
+/// If nft refuses, or a file cannot be removed.
+pub fn release(base: &Path) -> Result<Vec<String>, OsError> {
+    let folder = folder(base)?;
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let records = record::Records::lock(&folder)?;
+    let holds: Vec<String> = records
+        .all()
+        .into_iter()
+        .filter(|(_, record)| record.exceptions.is_hold)
+        .map(|(name, _)| name)
+        .collect();
+    holds.iter().try_for_each(|name| records.remove(name))?;
+    install(&records)?;
+    Ok(holds.iter().map(|name| instance(name)).collect())
+}
+
+/// The instance of a record.
+fn instance(name: &str) -> String {
+    name.strip_suffix(HOLD_SUFFIX).unwrap_or(name).to_owned()
 }
 
 /// Installs the table again if another program has changed or removed it; returns whether it had.
@@ -157,10 +214,12 @@ pub fn connected_private_networks(tunnels: &[String]) -> Result<Vec<IpNet>, OsEr
     Ok(networks)
 }
 
-fn lift(folder: &Path, name: &str) -> Result<(), OsError> {
+/// Removes records. Returns whether a hold is left.
+fn lift(folder: &Path, names: &[String]) -> Result<bool, OsError> {
     let records = record::Records::lock(folder)?;
-    records.remove(name)?;
-    install(&records)
+    names.iter().try_for_each(|name| records.remove(name))?;
+    install(&records)?;
+    Ok(records.all().iter().any(|(_, record)| record.exceptions.is_hold))
 }
 
 /// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns their names.
@@ -173,12 +232,13 @@ pub fn reset(base: &Path) -> Result<Vec<String>, OsError> {
     for (name, record) in records.all() {
         if !record.is_of_living_process() {
             records.remove(&name)?;
-            removed.push(name);
+            removed.push(instance(&name));
         }
     }
     if !removed.is_empty() || records.all().is_empty() {
         install(&records)?;
     }
+    removed.dedup();
     Ok(removed)
 }
 

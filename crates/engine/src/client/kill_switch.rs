@@ -182,10 +182,12 @@ impl ClientKillSwitch {
         let events = self.restorer.events.get().cloned();
         drop(self.restorer);
         let switch = lock(&self.shared).switch.take();
-        if let Some(switch) = switch {
-            switch.lift()?;
-        }
-        if let Some(events) = events {
+        let is_held = switch.map(KillSwitch::lift).transpose()?.unwrap_or(false);
+        if is_held {
+            tracing::warn!(
+                "the block stays in force until the client runs again, or `mpvpn kill-switch release` ends it"
+            );
+        } else if let Some(events) = events {
             events.report(Event::KillSwitchLifted { reason: "the client was told to end".into() });
         }
         Ok(())

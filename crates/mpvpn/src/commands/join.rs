@@ -53,7 +53,9 @@ impl Command for Join {
         let mut text = format!("{done} {}\n", file.display());
         if start {
             start_service(&unit)?;
-            text += &format!("started {unit}, now and at each boot; `mpvpn status` shows it\n");
+            text += &format!(
+                "started {unit}, now and at each boot; `mpvpn status --wait 30` waits until the tunnel is up\n"
+            );
         } else {
             text += &format!("start it by `systemctl enable --now {unit}`, or `{}`\n", instance.command());
         }
@@ -63,14 +65,16 @@ impl Command for Join {
 
 fn start_service(unit: &str) -> Result<(), Failure> {
     let next = "install the package, which has the service, or start the client by `mpvpn client`";
-    let started = std::process::Command::new("systemctl").args(["enable", "--now", unit]).output();
-    let output = started
-        .map_err(|error| Failure::runtime(SUMMARY, format!("systemctl cannot be started: {error}"), next))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
+    // One that runs already must read the new token.
+    for command in ["enable", "restart"] {
+        let output =
+            std::process::Command::new("systemctl").args([command, unit]).output().map_err(|error| {
+                Failure::runtime(SUMMARY, format!("systemctl cannot be started: {error}"), next)
+            })?;
+        if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Failure::runtime(SUMMARY, format!("{unit} cannot be started: {why}"), next))
+            return Err(Failure::runtime(SUMMARY, format!("{unit} cannot be started: {why}"), next));
         }
     }
+    Ok(())
 }

@@ -82,6 +82,34 @@ impl FileRewrite {
     fn key(&self) -> String {
         key(&self.path)
     }
+
+    /// What the file gets.
+    pub(super) fn new_text(&self) -> &str {
+        &self.set
+    }
+
+    /// What was there when it was planned.
+    pub(super) fn previous(&self) -> &PreviousContent {
+        &self.before
+    }
+
+    /// The text that was there, if it was a file.
+    pub(super) fn previous_text(&self) -> Option<&str> {
+        match &self.before {
+            PreviousContent::Text(text) => Some(text),
+            PreviousContent::Nothing | PreviousContent::Link(_) => None,
+        }
+    }
+
+    /// The same with another text.
+    pub(super) fn with_new_text(&self, set: &str) -> Self {
+        Self { set: set.to_owned(), ..self.clone() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn for_tests(path: &Path, set: &str) -> Self {
+        Self { path: path.to_owned(), before: PreviousContent::Nothing, set: set.to_owned() }
+    }
 }
 
 /// The name of a file among the settings that have several owners.

@@ -84,10 +84,10 @@ fn sets(clients: &[Exceptions]) -> Vec<Value> {
 
 /// The networks that every client names, without those inside of others: nft refuses intervals that overlap.
 fn common_networks(clients: &[Exceptions]) -> Vec<IpNet> {
-    let is_common =
-        |net: &IpNet| clients.iter().all(|client| client.lan.iter().any(|other| other.contains(net)));
+    let running = || clients.iter().filter(|client| !client.is_hold);
+    let is_common = |net: &IpNet| running().all(|client| client.lan.iter().any(|other| other.contains(net)));
     let common: Vec<IpNet> =
-        clients.iter().flat_map(|client| &client.lan).map(IpNet::trunc).filter(is_common).collect();
+        running().flat_map(|client| &client.lan).map(IpNet::trunc).filter(is_common).collect();
     IpNet::aggregate(&common)
 }
 
@@ -151,7 +151,17 @@ mod tests {
             mark,
             remotes: vec![remote.parse().unwrap()],
             lan: lan.iter().map(|net| net.parse().unwrap()).collect(),
+            is_hold: false,
         }
+    }
+
+    #[test]
+    fn a_hold_blocks_and_takes_no_network_from_a_client_that_runs() {
+        let hold = Exceptions { is_hold: true, ..Exceptions::default() };
+        let running = client(1, "192.0.2.1:443", &["192.168.1.0/24"]);
+        assert!(transaction(std::slice::from_ref(&hold))["nftables"].as_array().unwrap().len() > 2);
+        assert_eq!(common_networks(&[hold.clone(), running.clone()]), running.lan);
+        assert!(common_networks(&[hold]).is_empty());
     }
 
     #[test]

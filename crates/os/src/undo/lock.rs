@@ -37,13 +37,14 @@ pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<
     let folder = path.parent().unwrap_or(Path::new("/"));
     // A previous owner that ends may remove the file or the folder between any two of these steps.
     for _ in 0..MAX_ATTEMPTS {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        make_folder(folder)?;
         let opened =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             result => result?,
         };
+        give_to_owner_of_folder(path);
         match flock(&file, operation) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             result => result?,
@@ -54,6 +55,33 @@ pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<
         }
     }
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps removing the lock file"))
+}
+
+/// Makes a folder, and those above it.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent() {
+        make_folder(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(folder) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    give_to_owner_of_folder(folder);
+    Ok(())
+}
+
+/// What root makes in the folder of a service's user belongs to that user, whose processes must be able to change it. Does nothing
+/// for other users, and where root has given up that right.
+pub(crate) fn give_to_owner_of_folder(path: &Path) {
+    let Some(Ok(folder)) = path.parent().map(fs::metadata) else { return };
+    let is_other = || fs::symlink_metadata(path).is_ok_and(|own| own.uid() != folder.uid());
+    if folder.uid() != 0 && rustix::process::geteuid().is_root() && is_other() {
+        let _ = std::os::unix::fs::lchown(path, Some(folder.uid()), Some(folder.gid()));
+    }
 }
 
 impl Drop for Lock {

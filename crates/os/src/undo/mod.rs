@@ -26,7 +26,7 @@ use std::{
 };
 
 use lock::Lock;
-pub(crate) use lock::open_locked;
+pub(crate) use lock::{give_to_owner_of_folder, open_locked};
 pub use numbers::NumberPool;
 use numbers::TakenNumber;
 pub(crate) use owners::{Owners, original};
@@ -315,6 +315,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
+    give_to_owner_of_folder(&new);
     fs::rename(&new, path)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::File::open(folder)?.sync_all()

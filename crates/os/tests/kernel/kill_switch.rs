@@ -30,6 +30,7 @@ fn exceptions() -> Exceptions {
         mark: MARK,
         remotes: vec![SERVER.parse().unwrap()],
         lan: vec!["192.168.1.0/24".parse().unwrap()],
+        is_hold: false,
     }
 }
 
@@ -149,5 +150,27 @@ fn names_that_nft_cannot_take_change_nothing() {
         assert!(matches!(error, OsError::Nft { .. }), "{error}");
         assert_eq!(table(), None);
         assert!(leaves("127.0.0.1:80", 0));
+    });
+}
+
+#[test]
+fn a_hold_blocks_before_the_client_runs_and_after_it_has_ended() {
+    in_namespace(|| {
+        links();
+        let folder = Folder::new();
+        kill_switch::hold(&folder.0, "first").unwrap();
+        assert!(!leaves("198.51.100.9:80", 0) && !leaves(SERVER, MARK), "no client runs");
+        let switch = KillSwitch::arm(&folder.0, "first", exceptions()).unwrap();
+        assert!(leaves(SERVER, MARK) && leaves("192.168.1.9:80", 0), "the exceptions of the client count");
+        assert!(switch.lift().unwrap(), "it says that it is held");
+        assert!(!leaves("198.51.100.9:80", 0) && !leaves(SERVER, MARK));
+        assert_eq!(kill_switch::release(&folder.0).unwrap(), ["first"]);
+        assert!(leaves("198.51.100.9:80", 0));
+        folder.assert_empty();
+
+        kill_switch::hold(&folder.0, "first").unwrap();
+        assert!(kill_switch::lift_left_over(&folder.0, "first").unwrap(), "it starts without a kill switch");
+        assert!(leaves("198.51.100.9:80", 0));
+        assert!(kill_switch::release(&folder.0).unwrap().is_empty(), "nothing is held");
     });
 }
