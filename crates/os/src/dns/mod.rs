@@ -3,7 +3,7 @@
 //! In: the name servers to use while a tunnel is up. Out: a machine that uses them: through systemd-resolved if programs ask
 //! that, otherwise by `/etc/resolv.conf`. Always holds: the rewrite of the file, with its previous content, is in the journal
 //! before the file is written; the file is restored only if no other program has changed it; a process in a network
-//! namespace never changes the file of the whole machine. A client of an ordinary user has the [`service`] do it.
+//! namespace never changes the file of the whole machine. A client of an ordinary user has a service of root do it.
 
 mod file;
 mod resolved;

@@ -32,6 +32,7 @@ use crate::{
     confinement::{self, Needs},
     error::OsError,
     helper::{self, Change, Ended, Program, Run},
+    service_manager::NotifySocket,
     undo::open_locked,
 };
 
@@ -102,6 +103,7 @@ fn ask(request: &Request) -> io::Result<Answer> {
 pub fn serve() -> Result<(), OsError> {
     let failed = |error| OsError::kernel("listen at", SOCKET, error);
     let (resolv_conf, state) = (Path::new(RESOLV_CONF), Path::new(STATE));
+    let manager = NotifySocket::from_environment().map_err(failed)?;
     confinement::confine(&Needs {
         programs: true,
         writable: [Path::new("/etc"), state, folder_of(SOCKET)].map(Path::to_owned).into(),
@@ -114,6 +116,9 @@ pub fn serve() -> Result<(), OsError> {
     let listener = UnixListener::bind(SOCKET).map_err(failed)?;
     // The group is that of the clients' user.
     fs::set_permissions(SOCKET, fs::Permissions::from_mode(0o660)).map_err(failed)?;
+    if let Some(manager) = manager {
+        manager.send("READY=1\n").map_err(|error| OsError::kernel("tell", "the service manager", error))?;
+    }
     for stream in listener.incoming() {
         let served = stream.and_then(|stream| serve_one(stream, resolv_conf, state));
         if let Err(error) = served {
