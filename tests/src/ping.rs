@@ -46,6 +46,11 @@ impl Ping {
         Self::start(testbed, from, &["-i", "0.01", "-w", &seconds.to_string(), to])
     }
 
+    /// `count` pings, one every 10 ms as far as the machine has time.
+    pub fn dense_count(testbed: &Testbed, from: Host, to: &str, count: u32) -> Self {
+        Self::start(testbed, from, &["-i", "0.01", "-c", &count.to_string(), to])
+    }
+
     /// One ping every `every` for `seconds`.
     pub fn every(testbed: &Testbed, from: Host, every: Duration, to: &str, seconds: u32) -> Self {
         let interval = every.as_secs_f64().to_string();

@@ -2,7 +2,7 @@
 //!
 //! In: the directory of a lab. Out: bind mounts that a process makes between fork and exec. Always holds: processes of one
 //! testbed share [`SOCKET_DIR`], and find the lab's directory at its usual path; the folders for state and configuration
-//! contain no files of the machine. The mounts disappear with the process.
+//! contain no files of the machine, and each host has a folder for state of its own. The mounts disappear with the process.
 
 use std::{
     ffi::{CStr, CString},
@@ -10,7 +10,6 @@ use std::{
     os::unix::{ffi::OsStrExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
 };
 
 use mpvpn_control::{
@@ -18,13 +17,17 @@ use mpvpn_control::{
     config::{SERVER_FILE, STATE_DIR},
 };
 
+use crate::testbed::Host;
+
 /// The folders of one testbed.
 pub(crate) struct PrivateFolders {
+    dir: PathBuf,
     sockets: PathBuf,
-    mounts: Arc<[Mount]>,
+    mounts: Vec<Mount>,
 }
 
 /// A bind mount.
+#[derive(Clone)]
 struct Mount {
     from: CString,
     to: CString,
@@ -40,15 +43,19 @@ impl PrivateFolders {
         fs::create_dir_all(&inner)?;
         let mut mounts = vec![Mount::new(dir, &inner)?, Mount::new(&sockets, Path::new(SOCKET_DIR))?];
         let configuration = Path::new(SERVER_FILE).parent().unwrap_or(Path::new("/"));
-        for (name, folder) in [("state", Path::new(STATE_DIR)), ("configuration", configuration)] {
-            // On a machine without mpvpn the folder does not exist, and a mount needs an existing target.
-            if folder.is_dir() {
-                let own = dir.join("private").join(name);
-                fs::create_dir_all(&own)?;
-                mounts.push(Mount::new(&own, folder)?);
-            }
+        // On a machine without mpvpn the folder does not exist, and a mount needs an existing target.
+        if configuration.is_dir() {
+            let own = dir.join("private/configuration");
+            fs::create_dir_all(&own)?;
+            mounts.push(Mount::new(&own, configuration)?);
         }
-        Ok(Self { sockets, mounts: mounts.into() })
+        Ok(Self { dir: dir.to_owned(), sockets, mounts })
+    }
+
+    /// The folder that processes of a host see as [`STATE_DIR`], by its path outside of them.
+    pub(crate) fn state(&self, host: Host) -> PathBuf {
+        let name = Path::new(STATE_DIR).file_name().unwrap_or_default();
+        self.dir.join(format!("private/{host:?}-state").to_lowercase()).join(name)
     }
 
     /// The folder that processes of the testbed see as [`SOCKET_DIR`], by its path outside of them.
@@ -56,9 +63,14 @@ impl PrivateFolders {
         &self.sockets
     }
 
-    /// Mounts the folders for `command`, which must enter its own mount namespace before.
-    pub(crate) fn apply(&self, command: &mut Command) {
-        let mounts = Arc::clone(&self.mounts);
+    /// Mounts the folders for `command` on a host, which must enter its own mount namespace before.
+    pub(crate) fn apply(&self, host: Host, command: &mut Command) {
+        let mut mounts = self.mounts.clone();
+        // The folder of all programs' state, which exists on every machine.
+        if let (Some(parent), Some(own)) = (Path::new(STATE_DIR).parent(), self.state(host).parent()) {
+            fs::create_dir_all(own).expect("a folder in the lab's directory");
+            mounts.push(Mount::new(own, parent).expect("paths without zeros"));
+        }
         // SAFETY: between fork and exec the closure makes only system calls: no allocation, no lock.
         unsafe { command.pre_exec(move || mounts.iter().try_for_each(Mount::make)) };
     }

@@ -173,6 +173,11 @@ impl Testbed {
         self.folders.sockets()
     }
 
+    /// The folder that processes of a host see as [`mpvpn_control::config::STATE_DIR`], by its path outside of them.
+    pub fn state_dir(&self, host: Host) -> PathBuf {
+        self.folders.state(host)
+    }
+
     /// Creates a folder that every user may read. It is removed with the testbed.
     pub fn public_folder(&self, name: &str) -> PathBuf {
         let public = self.lab.public_dir().unwrap_or_else(|error| panic!("{error}"));
@@ -214,7 +219,7 @@ impl Testbed {
     /// A command on that host; its process ends with the thread that starts it.
     pub fn command(&self, host: Host, program: &str) -> Command {
         let mut command = self.namespace(host).command(program);
-        self.folders.apply(&mut command);
+        self.folders.apply(host, &mut command);
         command.current_dir(self.dir()).stdin(Stdio::null());
         // The proxy settings of the machine do not apply inside a testbed.
         for name in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
@@ -311,7 +316,12 @@ impl Testbed {
 
     /// Starts `mpvpn` with exactly these arguments; `socket` is the path of its API socket.
     pub fn start_as_is(&self, host: Host, args: &[&str], socket: &Path) -> MpvpnProcess {
-        self.spawn(self.command(host, binary().to_str().expect("an ASCII path")), host, args, socket)
+        self.start_program(host, binary().to_str().expect("an ASCII path"), args, socket)
+    }
+
+    /// Starts a program that becomes `mpvpn` with the API socket `socket`.
+    pub fn start_program(&self, host: Host, program: &str, args: &[&str], socket: &Path) -> MpvpnProcess {
+        self.spawn(self.command(host, program), host, args, socket)
     }
 
     /// Starts `mpvpn` in a mount namespace where the file `own` is mounted at `path`. The process sees later changes of `own`.

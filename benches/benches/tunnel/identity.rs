@@ -90,6 +90,7 @@ impl Identity {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
             class: None,
+            instance: None,
             additional_addresses: 0,
             addresses_in_use: Default::default(),
             scheduler: Scheduler::Auto,

@@ -5,12 +5,7 @@
 //! depend on the hash; of a token with 256 random bits that tells nothing, because nobody can choose tokens whose hash comes
 //! closer to that of another one step by step.
 
-use std::{
-    fmt,
-    str::FromStr,
-    sync::{Arc, PoisonError, RwLock},
-    time::SystemTime,
-};
+use std::{fmt, str::FromStr, time::SystemTime};
 
 use aws_lc_rs::{
     digest,
@@ -23,6 +18,7 @@ use base64::{
 
 use crate::{
     Error, Result,
+    shared::Shared,
     users::{Expiry, Users},
 };
 
@@ -115,26 +111,7 @@ pub enum Denied {
 }
 
 /// Users that may change while a server runs: all clones see the same.
-#[derive(Clone, Debug)]
-pub struct SharedUsers(Arc<RwLock<Arc<Users>>>);
-
-impl SharedUsers {
-    /// The users now.
-    pub fn now(&self) -> Arc<Users> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces the users; returns the previous ones.
-    pub fn replace(&self, users: Users) -> Arc<Users> {
-        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), Arc::new(users))
-    }
-}
-
-impl From<Users> for SharedUsers {
-    fn from(users: Users) -> Self {
-        Self(Arc::new(RwLock::new(Arc::new(users))))
-    }
-}
+pub type SharedUsers = Shared<Users>;
 
 /// Decides whether a request may use the server.
 #[derive(Clone, Debug)]

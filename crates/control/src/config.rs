@@ -47,14 +47,15 @@ pub use mpvpn_types::{CongestionControl, FlowMode};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
 pub use proxy::Proxies;
-pub use reload::{ConfigSource, ReloadReport};
+pub use reload::{ConfigSource, ReloadReport, ServerChanges, ServerSetting};
 pub use service::{Rights, ServerMode};
 pub use shards::Shards;
 pub use site::{Site, SiteContent};
 pub(crate) use trust::MAX_PINS;
 pub use trust::{Ca, Trust};
 pub use values::{
-    AuthMode, Confine, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name,
+    AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp,
+    is_link_name,
 };
 pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 
@@ -163,6 +164,8 @@ pub struct ServerConfig {
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
     pub confine: Confine,
+    /// When the file is read again.
+    pub reload: ReloadMode,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -239,6 +242,8 @@ pub struct ClientConfig {
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
     pub confine: Confine,
+    /// When the file is read again.
+    pub reload: ReloadMode,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -332,6 +337,7 @@ impl ServerConfig {
             metrics: options.metrics,
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
+            reload: options.reload.unwrap_or_default(),
             log_level: options.log_level.unwrap_or_default(),
         })
     }
@@ -352,10 +358,11 @@ impl ClientConfig {
                 "use `mpvpn proxy`, or leave them out",
             ));
         }
-        let from_file: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
-        let options = cli.or_fallback(from_file);
-        let via = via::or_from_environment(options.via, options.server.as_ref());
-        Self::resolve(ClientOptions { via, ..options })
+        file::load(file, Path::new(CLIENT_FILE))?.resolve(cli, |cli: ClientOptions, from_file| {
+            let options = cli.or_fallback(from_file);
+            let via = via::or_from_environment(options.via, options.server.as_ref());
+            Self::resolve(ClientOptions { via, ..options })
+        })
     }
 
     /// The configuration in `text`, the content of `file`.
@@ -368,7 +375,7 @@ impl ClientConfig {
 
     /// Loads a file for a command that needs the classes only: `server` and the trust options may be missing.
     pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
-        let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
+        let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?.content;
         options.server.get_or_insert(ServerAddr { host: String::new(), port: DEFAULT_PORT });
         options.insecure |= options.ca.is_none() && options.pin.is_empty();
         Self::resolve(options)
@@ -446,6 +453,7 @@ impl ClientConfig {
             metrics: options.metrics,
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
+            reload: options.reload.unwrap_or_default(),
             log_level: options.log_level.unwrap_or_default(),
             proxies: Proxies::default(),
         })

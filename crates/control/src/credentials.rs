@@ -41,9 +41,7 @@ impl Credentials {
     /// Reads the files that `config` names. Those that it does not name are read from the state folder, and created there
     /// at the first start.
     pub fn load(config: &ServerConfig) -> Result<Self> {
-        let identity = identity(config)?;
-        let load = |files: &CertFiles| Identity::load(&files.cert, &files.key);
-        let others = config.more_certs.iter().map(load).collect::<Result<_>>()?;
+        let Certificates { first: identity, others } = Certificates::load(config)?;
         let (authenticator, token) = match (config.auth, &config.users) {
             (AuthMode::None, _) => (Authenticator::None, None),
             (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?.into()), None),
@@ -71,6 +69,32 @@ impl Credentials {
         }
         let certificates = ServerCertificates::new(identity.clone(), others);
         Ok(Self { certificates, identity, authenticator, token })
+    }
+}
+
+/// The certificates that a configuration names, with their keys.
+#[derive(Debug)]
+pub struct Certificates {
+    /// For clients that ask for no name or an unknown one, too.
+    pub first: Identity,
+    /// For further server names.
+    pub others: Vec<Identity>,
+}
+
+impl Certificates {
+    /// Reads the files that `config` names; without any the certificate in the state folder, which is made if there is none yet.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or a key does not belong to its certificate.
+    pub fn load(config: &ServerConfig) -> Result<Self> {
+        let load = |files: &CertFiles| Identity::load(&files.cert, &files.key);
+        let others = config.more_certs.iter().map(load).collect::<Result<_>>()?;
+        Ok(Self { first: identity(config)?, others })
+    }
+
+    /// Whether a server shows these already.
+    pub fn are_shown_by(&self, shown: &ServerCertificates) -> bool {
+        shown.are(&self.first, &self.others)
     }
 }
 
@@ -173,6 +197,17 @@ impl Reachability {
 
     fn has(&self, name: &str) -> bool {
         self.public_names.iter().any(|public| public == name)
+    }
+
+    /// Keeps what `mpvpn user add` has to know of a running server whose certificate was replaced.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn keep(config: &ServerConfig, identity: &Identity) -> Result<()> {
+        match config.auth {
+            AuthMode::Token => Self::new(config, identity).save(&config.state_dir),
+            AuthMode::None => Ok(()),
+        }
     }
 
     /// Keeps it for [`Self::of`].

@@ -269,6 +269,13 @@ pub enum Event {
     },
     /// This server refused a request with this HTTP status.
     RequestRefused { status: u16, reason: ShortText },
+    /// Two machines show the secret of one session, because the state folder of a client was copied: the later gets a session and
+    /// addresses of its own. `kept`: this client, or at a server the client, is the one that keeps its addresses.
+    SecretShared {
+        #[serde(flatten)]
+        client: Option<ClientName>,
+        kept: bool,
+    },
     /// The kill switch is in force and there is no tunnel: nothing leaves but what it excepts.
     KillSwitchBlocking {},
     /// The kill switch is in force and the tunnel works: the rest leaves through the tunnel.
@@ -277,11 +284,21 @@ pub enum Event {
     KillSwitchLifted { reason: ShortText },
     /// Another program changed or removed the firewall table of the kill switch, and it was installed again.
     KillSwitchRestored {},
-    /// The configuration was read again. `restart` lists the keys that take effect after a restart; if there are any, the
-    /// level is WARN.
-    ConfigurationRead { links: bool, classes: bool, restart: Vec<String> },
+    /// The configuration was read again. `applied` lists the keys that count from now on, beside those of links and classes,
+    /// `restart` those that take effect after a restart; if there are any of these, the level is WARN.
+    ConfigurationRead {
+        links: bool,
+        classes: bool,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        applied: Vec<String>,
+        restart: Vec<String>,
+    },
     /// The configuration could not be read again; nothing changed.
     ConfigurationRefused { reason: ShortText },
+    /// The server's certificates were read again, and are shown in new handshakes. `pin` is the SHA-256 of the first one.
+    CertificatesRead { pin: ShortText },
+    /// The server's certificates could not be read again; those before stay.
+    CertificatesRefused { reason: ShortText },
     /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
     UsersRead { users: u64, ended: u64 },
     /// The users' file could not be read again; nothing changed.
@@ -323,10 +340,10 @@ kinds! {
     Capacity: CapacityChanged DEBUG;
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO Disconnected WARN
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
-        ClientDisconnected INFO RequestRefused INFO;
+        ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
-    Configuration: ConfigurationRead INFO ConfigurationRefused WARN UsersRead INFO
-        UsersRefused WARN Ending INFO;
+    Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO CertificatesRefused WARN
+        UsersRead INFO UsersRefused WARN Ending INFO;
     Log: EventsDropped WARN;
 }
 

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::OnceLock,
 };
 
@@ -119,6 +119,24 @@ pub(crate) fn write_config(path: &Path, text: &str) -> Result<()> {
     let is_new = !path.exists();
     write_secret(path, text.as_bytes())?;
     if is_new { allow_group(path, GROUP) } else { Ok(()) }
+}
+
+/// Renames a file that cannot be understood to `*.EXTENSION.bad`, in place of an earlier one. Returns its new name.
+pub(crate) fn move_away(path: &Path) -> Result<PathBuf> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".bad");
+    let bad = PathBuf::from(name);
+    fs::rename(path, &bad).map_err(Error::file("move away", path))?;
+    Ok(bad)
+}
+
+/// `content` as JSON, for the file `path`.
+pub(crate) fn json(path: &Path, content: &impl serde::Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(content).map_err(|error| Error::Content {
+        path: path.into(),
+        expected: "what can be written as JSON",
+        found: error.to_string(),
+    })
 }
 
 /// Gives `new` the owner and the mode of the file that it is about to replace. If there is none, and root writes into the folder of

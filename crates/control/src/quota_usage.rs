@@ -36,8 +36,7 @@ pub fn load(path: &Path) -> Result<BTreeMap<String, QuotaUsage>> {
     match serde_json::from_slice::<UsageFile>(&bytes) {
         Ok(content) => Ok(content.links),
         Err(error) => {
-            let bad = path.with_extension("json.bad");
-            std::fs::rename(path, &bad).map_err(Error::file("move away", path))?;
+            let bad = files::move_away(path)?;
             tracing::warn!(
                 "{} cannot be understood ({error}), so the quotas of all links count from 0; the file was renamed to {}; \
                  `mpvpn link show` shows how much is used",
@@ -58,12 +57,7 @@ pub fn save(path: &Path, links: &BTreeMap<String, QuotaUsage>) -> Result<()> {
         files::create_private_dir(dir)?;
     }
     let content = UsageFile { links: links.clone() };
-    let bytes = serde_json::to_vec(&content).map_err(|error| Error::Content {
-        path: path.into(),
-        expected: "what can be written as JSON",
-        found: error.to_string(),
-    })?;
-    files::write_secret(path, &bytes)
+    files::write_secret(path, &files::json(path, &content)?)
 }
 
 #[cfg(test)]

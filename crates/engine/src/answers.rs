@@ -52,7 +52,7 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
                 server.shards.report_flows(round, server.data_plane.flows(now));
             }
         }
-        ControlRequest::Reload(reply) => drop(reply.send(server.reload())),
+        ControlRequest::Reload(reply) => server.reload(now, Some(reply)),
         ControlRequest::Link { reply, .. } => {
             drop(reply.send(Err("this is a server: links are a client's".to_owned())));
         }

@@ -25,6 +25,7 @@ mod quotas;
 mod running;
 mod server_name;
 mod session;
+mod session_keeper;
 mod sockets;
 mod start;
 pub(crate) mod transports;

@@ -54,7 +54,8 @@ pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), E
     let folders =
         config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
     let certificates = config.cert.iter().chain(&config.more_certs);
-    let files = certificates.flat_map(|files| [&files.cert, &files.key]).chain(&config.users);
+    let certificates: Vec<_> = certificates.flat_map(|files| [&files.cert, &files.key]).collect();
+    let files = certificates.iter().copied().chain(&config.users);
     let has_tun = config.service.has_tun();
     let needs = Needs {
         network: has_tun,
@@ -64,7 +65,10 @@ pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), E
         writable: folders.collect(),
         ..Needs::default()
     };
-    confine(config.confine, &[file, Some(&users_file(config))], needs)
+    let users = users_file(config);
+    let mut read_again = vec![file, Some(users.as_path())];
+    read_again.extend(certificates.iter().map(|file| Some(file.as_path())));
+    confine(config.confine, &read_again, needs)
 }
 
 /// `read_again`: files that are read when they change, and may belong to another user.

@@ -167,6 +167,11 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         })
     }
 
+    /// Changes the rules of where clients may connect, for requests from now on.
+    pub(crate) fn set_access(&mut self, access: Arc<Access>) {
+        self.access = access;
+    }
+
     /// The number of established TCP connections.
     pub(crate) fn open_connections(&self) -> usize {
         self.open_connections

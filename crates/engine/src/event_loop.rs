@@ -33,6 +33,8 @@ pub(crate) const MONITOR_TOKEN: u64 = 3;
 pub(crate) const FIRST_CLASS_TUN_TOKEN: u64 = 4;
 /// Poller token of a server's watch of its files.
 pub(crate) const FILES_TOKEN: u64 = MONITOR_TOKEN;
+/// Poller token of the files that are read again when they change, beside those of users; after those of TUN devices.
+pub(crate) const WATCH_TOKEN: u64 = 15;
 /// Poller tokens of UDP sockets begin here.
 pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 
@@ -70,8 +72,9 @@ pub(crate) enum SignalRequest {
 /// The event that reports a reload of the configuration.
 pub(crate) fn reload_event(reloaded: &Result<ReloadReport, String>) -> ControlEvent {
     match reloaded {
-        Ok(ReloadReport { links, classes, restart }) => {
-            ControlEvent::ConfigurationRead { links: *links, classes: *classes, restart: restart.clone() }
+        Ok(ReloadReport { links, classes, applied, restart }) => {
+            let (applied, restart) = (applied.clone(), restart.clone());
+            ControlEvent::ConfigurationRead { links: *links, classes: *classes, applied, restart }
         }
         Err(reason) => ControlEvent::ConfigurationRefused { reason: reason.as_str().into() },
     }

@@ -58,7 +58,7 @@ use crate::{EngineError, tcp_transport::congestion};
 use gateway::{Gateway, GatewayClient};
 use limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
 use loopback_clients::LoopbackClients;
-pub(crate) use site::Site;
+pub(crate) use site::{ConfiguredSite, Site};
 
 /// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -111,9 +111,8 @@ pub(crate) struct HttpsServer {
 struct ServerContext {
     tls: TlsConfig,
     authenticator: Authenticator,
-    /// The site for clients without credentials; `hide` shows it to clients with wrong credentials, too.
+    /// The site for clients without credentials; it may hide from those with wrong ones that there is more.
     site: Site,
-    hide: bool,
     /// Networks of load balancers, whose connections begin with a PROXY protocol header, and the connections whose
     /// header has not come yet.
     load_balancers: Vec<IpNet>,
@@ -321,7 +320,6 @@ impl ServerContext {
             tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
             authenticator: credentials.authenticator.clone(),
             site,
-            hide: config.site.hide,
             load_balancers: config.proxy_protocol_from.clone(),
             awaiting_proxy_header: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
             template: connect_udp::default_template(),
@@ -464,7 +462,7 @@ impl ClientConnection {
         let user = match self.context.authenticator.check(shown.as_deref()) {
             Ok(user) => user.name,
             Err(Denied::Missing) => return RequestKind::Site,
-            Err(_) if self.context.hide => return RequestKind::Site,
+            Err(_) if self.context.site.hides_credentials() => return RequestKind::Site,
             Err(denied) => {
                 self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &denied);
                 return RequestKind::Refused(Rejection::unauthorized(denied.to_string()));

@@ -46,6 +46,7 @@ mod status;
 mod tcp_transport;
 pub mod untrusted;
 mod wakeup_coalescer;
+mod watched_files;
 
 pub use error::EngineError;
 pub use links::{GivenLink, Protect};

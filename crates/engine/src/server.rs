@@ -7,24 +7,31 @@ mod client_relays;
 mod data_plane;
 mod events;
 mod handover;
+mod leases;
 mod machine;
 mod packet_filter;
+mod reload;
 mod resolver;
 mod sockets;
+mod store;
 mod tun_queues;
 mod users;
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Instant, SystemTime},
+};
 
 use mpvpn_control::{
-    access::Access,
     api,
-    config::{
-        ConfigSource, Nat as NatOption, ReloadReport, Rights, ServerConfig, ServerMode, ServerOptions, Tcp,
-    },
+    config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
     credentials::{Credentials, first_start_message, guess_address},
     events::{Event, EventSender},
     metrics,
+    shared::Shared,
     status::Role,
     tls,
 };
@@ -39,7 +46,7 @@ use crate::{
     client::random,
     confine,
     egress::{Budget, Egress, EgressSetup, local_address_reader},
-    event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, reload_event, signal_event},
+    event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, signal_event},
     https_server::{HttpsServer, Site, loopback_clients::LoopbackClients},
     links::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
     packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
@@ -48,13 +55,17 @@ use crate::{
     shards::ShardEvent,
     slow_thread::{Message, Services, SlowThread},
     status,
+    watched_files::WatchedFiles,
 };
 use data_plane::{DataPlane, FirstShard, ServerMessage};
 use events::Refusals;
 use handover::handovers;
+use leases::LeaseKeeper;
 use machine::Machine;
 use packet_filter::UserProfiles;
+use reload::Reloadable;
 use sockets::{ListeningSocket, Sockets};
+use store::FileStore;
 use tun_queues::TunQueues;
 use users::{UserChange, UserChecks, UserList};
 
@@ -81,18 +92,23 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
     let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
-    let user_list = UserList::open(&config, &credentials.authenticator)?;
+    let store = FileStore::new(&config);
+    let user_list = UserList::open(store.clone(), &credentials.authenticator)?;
+    // Where a folder does not exist yet, files in it are read again by command only.
+    let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
     confine::server(&config, origin.file())?;
     let slow =
         SlowThread::start(Services { api: Some(api), metrics, https_server }, None, event_loop.wake.clone())?;
     let address = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, address);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
+    let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
     // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
     let setup = quic_setup(&credentials, qlog.as_ref())?;
     let users = UserProfiles::new(&config.access);
-    let has_rules_of_users = config.service.has_tun() && users.differ();
+    let has_rules_of_users = Arc::new(AtomicBool::new(config.service.has_tun() && users.differ()));
+    let limits = Shared::from(config.limits.clone());
     let machine = undo.map(|undo| Machine::up(&config, users.profiles(), undo, shards)).transpose()?;
     let (mut machine, queues) =
         machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
@@ -108,22 +124,21 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         other_loops.iter().map(|event_loop| first_shard.add(event_loop.wake.clone())).collect();
     let handovers =
         handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
-    let filter =
-        machine.as_mut().map(|machine| machine.start_filter(users, first_shard.outboxes())).transpose()?;
+    let start_filter = |machine: &mut Machine| machine.start_filter(users, &registry, first_shard.outboxes());
+    let filter = machine.as_mut().map(start_filter).transpose()?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
-    let resolvers = resolver::start(&config.dns, &tunnel, slow.runtime());
-    let access = Access::new(config.access.clone(), tunnel).with_isolation(config.isolate);
-    let has_tun = config.service.has_tun();
-    let access = Arc::new(if has_tun { access.with_routes(config.routes.clone()) } else { access });
+    let own_resolver = resolver::start(&config.dns, &tunnel, slow.runtime());
+    let resolvers = resolver::suggested(&config.dns, &own_resolver);
+    let access = Arc::new(reload::access(&config, tunnel));
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let lookups = Budget::for_lookups();
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
         let users = UserChecks {
             authenticator: credentials.authenticator.clone(),
-            limits: config.limits.clone(),
-            has_rules_of_users,
+            limits: limits.clone(),
+            has_rules_of_users: Arc::clone(&has_rules_of_users),
         };
         let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()), site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
@@ -172,13 +187,51 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     for (name, activity) in &first_shard.activities {
         service_manager.watch(name, || activity.clone());
     }
-    let mut running =
-        Running::new((config, origin), (first, first_shard), registry, machine, (slow, loopback_clients));
+    let reloadable = Reloadable {
+        certificates: credentials.certificates,
+        site,
+        limits,
+        has_rules_of_users,
+        own_resolver,
+        files,
+        pending: None,
+        later: Vec::new(),
+    };
+    let mut running = Running {
+        config,
+        origin,
+        data_plane: first,
+        shards: first_shard,
+        registry,
+        machine,
+        events: slow.events(),
+        slow,
+        loopback_clients,
+        user_list: None,
+        leases,
+        reloadable,
+        started: Instant::now(),
+        service_manager,
+    };
     running.watch_users(user_list, &event_loop)?;
-    running.service_manager = service_manager;
+    running.watch_configuration(&event_loop);
     let result = running.run(&mut event_loop);
     let end = running.end();
     result.and(end)
+}
+
+/// Restores the leases of earlier processes, and keeps them from now on; `None` where there are none.
+fn keep_leases(
+    config: &ServerConfig,
+    store: FileStore,
+    registry: &Registry,
+    users: Option<&UserList>,
+) -> Result<Option<LeaseKeeper>, EngineError> {
+    let now = Instant::now();
+    let is_known = |user: &str| users.is_none_or(|users| users.has(user));
+    let is_kept =
+        config.service.has_tun() && leases::restore(now, SystemTime::now(), &store, registry, is_known);
+    is_kept.then(|| LeaseKeeper::start(now, registry.clone(), store)).transpose()
 }
 
 /// The number of shards for `auto`: one per processor of this process. With two processors one shard, because the
@@ -264,35 +317,14 @@ pub(crate) struct Running {
     loopback_clients: LoopbackClients,
     /// `None` without authentication.
     user_list: Option<UserList>,
+    /// `None` without a TUN device.
+    leases: Option<LeaseKeeper>,
+    reloadable: Reloadable,
     started: Instant,
     service_manager: ServiceManager,
 }
 
 impl Running {
-    fn new(
-        (config, origin): (ServerConfig, ConfigSource<ServerOptions>),
-        (data_plane, shards): (DataPlane, FirstShard),
-        registry: Registry,
-        machine: Option<Machine>,
-        (slow, loopback_clients): (SlowThread, LoopbackClients),
-    ) -> Self {
-        let (started, events) = (Instant::now(), slow.events());
-        Self {
-            config,
-            origin,
-            data_plane,
-            shards,
-            registry,
-            machine,
-            slow,
-            events,
-            loopback_clients,
-            user_list: None,
-            started,
-            service_manager: ServiceManager::none(),
-        }
-    }
-
     /// Acts on changes of these users from now on.
     fn watch_users(&mut self, list: Option<UserList>, event_loop: &EventLoop) -> Result<(), EngineError> {
         if let Some(list) = &list {
@@ -322,6 +354,9 @@ impl Running {
                 self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
                 self.end_users(now, ended);
                 self.update_fixed_addresses();
+                if let Some(list) = &self.user_list {
+                    self.registry.end_leases_of_unknown(|user| list.has(user));
+                }
             }
             Err(reason) => self.events.report(Event::UsersRefused { reason: reason.as_str().into() }),
         }
@@ -350,22 +385,23 @@ impl Running {
             if self.data_plane.transmit(event_loop, iteration.now).is_some() {
                 self.update_tun_mtu();
             }
-            let users = self.user_list.as_ref().and_then(UserList::poll_timeout);
-            let service_manager = self.service_manager.poll_timeout();
-            let deadline =
-                [self.data_plane.poll_timeout(), self.shards.poll_timeout(), users, service_manager];
-            event_loop.wait(deadline.into_iter().flatten().min(), &mut iteration)?;
+            let files = self.reloadable.files.as_ref().and_then(WatchedFiles::poll_timeout);
+            let deadlines = [
+                self.data_plane.poll_timeout(),
+                self.shards.poll_timeout(),
+                self.user_list.as_ref().and_then(UserList::poll_timeout),
+                files,
+                self.leases.as_ref().and_then(LeaseKeeper::poll_timeout),
+                self.service_manager.poll_timeout(),
+            ];
+            event_loop.wait(deadlines.into_iter().flatten().min(), &mut iteration)?;
             self.data_plane.handle_ready(event_loop, &iteration);
             match event_loop.signal_request(&iteration) {
                 Some(SignalRequest::End(signal)) => {
                     self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(SignalRequest::Reload) => {
-                    self.service_manager.reloading();
-                    drop(self.reload());
-                    self.service_manager.ready();
-                }
+                Some(SignalRequest::Reload) => self.reload(iteration.now, None),
                 None => {}
             }
             if self.handle_shard_events(iteration.now) {
@@ -373,6 +409,10 @@ impl Running {
                 return Ok(());
             }
             self.update_users(iteration.now, &iteration);
+            self.read_changed_files(iteration.now, &iteration);
+            if let Some(leases) = &mut self.leases {
+                leases.update(iteration.now);
+            }
             self.handle_slow_thread_messages(iteration.now);
             self.answer_api(iteration.now);
             self.tell_service_manager(iteration.now);
@@ -403,24 +443,15 @@ impl Running {
                 ShardEvent::Specific(ServerMessage::Filtered(request)) => {
                     self.data_plane.server.on_filtered(&request)
                 }
+                ShardEvent::Specific(ServerMessage::RulesReplaced(replaced)) => {
+                    self.on_rules_replaced(now, replaced)
+                }
                 // Sent by this shard, to the others.
-                ShardEvent::Specific(ServerMessage::UsersEnded(_)) => {}
+                ShardEvent::Specific(ServerMessage::UsersEnded(_) | ServerMessage::Reconfigured(_)) => {}
                 ShardEvent::Ended => ended = true,
             }
         }
         ended
-    }
-
-    /// Reads the configuration again, and reports what applies only after a restart.
-    pub(crate) fn reload(&mut self) -> Result<ReloadReport, String> {
-        let now = Instant::now();
-        if let Some(read) = self.user_list.as_mut().and_then(|list| list.read(now).transpose()) {
-            self.on_users_read(now, read);
-        }
-        let reloaded =
-            self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
-        self.events.report(reload_event(&reloaded));
-        reloaded
     }
 
     fn handle_slow_thread_messages(&mut self, now: Instant) {
@@ -436,7 +467,7 @@ impl Running {
     fn answer_api(&mut self, now: Instant) {
         let (config, data_plane, started, loopback_clients) =
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
-        let users = self.user_list.as_ref();
+        let (users, registry) = (self.user_list.as_ref(), &self.registry);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         self.shards.answer(now, |reports| {
             let listen: Vec<_> = data_plane.sockets.addresses().collect();
@@ -450,6 +481,7 @@ impl Running {
                 status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
             status::add_lost_packets(&mut status, lost);
             status.confinement = confine::status();
+            status.notes.extend(status::copies_note(registry.shared_secrets()));
             status.users = users.map(|users| users.status(&sessions)).unwrap_or_default();
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
@@ -473,6 +505,8 @@ impl Running {
         self.service_manager.stopping();
         self.data_plane.end();
         let shards = self.shards.end();
+        // After the sessions, whose addresses were used until now.
+        drop(self.leases.take());
         self.machine.map_or(Ok(()), Machine::end).and(shards)
     }
 }

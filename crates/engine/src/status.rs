@@ -16,7 +16,7 @@ use mpvpn_control::{
 use mpvpn_path::PathState as TunnelPathState;
 use mpvpn_tunnel::{
     ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathReport,
-    ResequencingCounters, SessionReport, TrafficCounters,
+    ResequencingCounters, SecretSharing, SessionReport, TrafficCounters,
 };
 use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
@@ -43,6 +43,26 @@ const CLASS_NOT_USED_YET: &str = "not used yet";
 const CLASS_NOT_USED: &str = "not used for ten minutes";
 /// Why the paths of a class carry nothing.
 const CLASS_ASLEEP: &str = "its class sleeps until it is used";
+
+/// The note of a client about another machine that shows the secret of its session, if one does.
+pub(crate) fn sharing_note(sharing: SecretSharing) -> Option<String> {
+    let what = match sharing {
+        SecretSharing::Alone => return None,
+        SecretSharing::Kept => "this client keeps its addresses, the other one has its own",
+        SecretSharing::Moved => "this client has addresses of its own since then",
+    };
+    Some(format!("another machine has a copy of this client's state folder: {what}"))
+}
+
+/// The note of a server about state folders of clients that were copied, if any was.
+pub(crate) fn copies_note(shared_secrets: u64) -> Option<String> {
+    (shared_secrets > 0).then(|| {
+        format!(
+            "two machines have shown the secret of one session {shared_secrets} times, as the state folder of a client was copied: \
+             `mpvpn events` names the clients"
+        )
+    })
+}
 
 /// The status of a client, from one shard.
 pub(crate) fn client_status(

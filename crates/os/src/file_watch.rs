@@ -42,22 +42,18 @@ impl FileWatch {
     /// If a folder does not exist, or the kernel has no watch left.
     pub fn new(files: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut watched = Vec::new();
-        for file in files {
-            let absolute = std::path::absolute(&file)?;
-            // A link may lead elsewhere, and what it leads to may be replaced: both folders count.
-            let real = fs::canonicalize(&absolute).ok();
-            let targets = [Some(absolute.as_path()), real.as_deref().filter(|real| *real != absolute)];
-            for target in targets.into_iter().flatten() {
-                let folder = target.parent().unwrap_or_else(|| Path::new("/"));
-                // Not when it is made: its content comes later.
-                let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::ATTRIB;
-                let folder = inotify::add_watch(&inotify, folder, flags)?;
-                let name = target.file_name().unwrap_or_default().to_owned();
-                watched.push(Watched { file: file.clone(), folder, name });
-            }
-        }
-        Ok(Self { inotify, files: watched })
+        let files = watch(&inotify, files)?;
+        Ok(Self { inotify, files })
+    }
+
+    /// Watches these files instead, with the same descriptor.
+    ///
+    /// # Errors
+    /// As those of [`Self::new`]; then the files before stay.
+    pub fn replace(&mut self, files: impl IntoIterator<Item = PathBuf>) -> io::Result<()> {
+        // Folders that none of the files is in stay watched: their events are about no file.
+        self.files = watch(&self.inotify, files)?;
+        Ok(())
     }
 
     /// The files that may have changed since the last call, each once. Does not block.
@@ -79,6 +75,25 @@ impl FileWatch {
         }
         changed
     }
+}
+
+fn watch(inotify: &OwnedFd, files: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<Watched>> {
+    let mut watched = Vec::new();
+    for file in files {
+        let absolute = std::path::absolute(&file)?;
+        // A link may lead elsewhere, and what it leads to may be replaced: both folders count.
+        let real = fs::canonicalize(&absolute).ok();
+        let targets = [Some(absolute.as_path()), real.as_deref().filter(|real| *real != absolute)];
+        for target in targets.into_iter().flatten() {
+            let folder = target.parent().unwrap_or_else(|| Path::new("/"));
+            // Not when it is made: its content comes later.
+            let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::ATTRIB;
+            let folder = inotify::add_watch(inotify, folder, flags)?;
+            let name = target.file_name().unwrap_or_default().to_owned();
+            watched.push(Watched { file: file.clone(), folder, name });
+        }
+    }
+    Ok(watched)
 }
 
 impl AsFd for FileWatch {
@@ -120,6 +135,21 @@ mod tests {
         let mut watch = FileWatch::new([link.clone()]).unwrap();
         fs::write(&real, "2").unwrap();
         assert_eq!(watch.changed(), BTreeSet::from([link]));
+    }
+
+    #[test]
+    fn other_files_are_watched_from_then_on() {
+        let home = tempfile::tempdir().unwrap();
+        let [old, new] = ["old.toml", "new.toml"].map(|name| home.path().join(name));
+        let mut watch = FileWatch::new([old.clone()]).unwrap();
+        assert!(watch.replace(["/no/such/file".into()]).is_err());
+        fs::write(&old, "1").unwrap();
+        assert_eq!(watch.changed(), BTreeSet::from([old.clone()]), "the files before stay");
+        watch.replace([new.clone()]).unwrap();
+        for file in [&old, &new] {
+            fs::write(file, "2").unwrap();
+        }
+        assert_eq!(watch.changed(), BTreeSet::from([new]));
     }
 
     #[test]

@@ -41,7 +41,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
-    ClassProfile, RelayId,
+    ClassProfile, ClientInstance, RelayId, SecretSharing,
     events::{ClassChange, ClientChange},
     handshake::answers_probe,
     http::Http,
@@ -96,6 +96,8 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// The class of this connection, if the client has several.
     pub class: Option<ClassProfile>,
+    /// The random number of this process, which tells it from another one that has a copy of the secret of its session.
+    pub instance: Option<ClientInstance>,
     /// How many addresses of each family to request beyond the first.
     pub additional_addresses: usize,
     /// Distributes packets over paths.
@@ -404,6 +406,11 @@ impl Client {
     /// How often the session was resumed.
     pub fn resumed(&self) -> u32 {
         self.reports.resumed
+    }
+
+    /// Whether another machine has shown the secret of the session since the start.
+    pub fn secret_sharing(&self) -> SecretSharing {
+        self.reports.sharing
     }
 
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the

@@ -11,7 +11,7 @@ use std::{
 use mpvpn_class::CapacityChange;
 use mpvpn_types::{ClassId, Duration, LinkId, PathId};
 
-use crate::ConnectionNumber;
+use crate::{ConnectionNumber, SecretSharing};
 
 /// A change of a path, or of the capacity of its link.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +85,8 @@ pub enum ClientChange {
     ConnectFailed(LinkId, String),
     /// The server sent GOAWAY (RFC 9114 §5.2) on the connection of this class.
     Stopping(ClassId),
+    /// Another machine shows the secret of the session.
+    SecretShared(SecretSharing),
 }
 
 /// A change of the connection of a class.
@@ -105,6 +107,11 @@ pub enum ClassChange {
 /// A change at a server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ServerChange {
+    /// Two machines show the secret of the session of this client, which keeps it; the other one gets a session of its own.
+    SecretShared {
+        /// The client.
+        client: ClientTag,
+    },
     /// A client connected.
     Joined {
         /// The client.

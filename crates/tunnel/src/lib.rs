@@ -25,6 +25,7 @@ mod events;
 mod forward;
 mod handshake;
 mod http;
+mod instance;
 mod mtu;
 mod multipath;
 mod pool;
@@ -48,13 +49,14 @@ pub use events::{
     ServerChange,
 };
 pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
+pub use instance::ClientInstance;
 pub use mpvpn_masque::capsule::LinkPolicy;
 pub use multipath::{FecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates};
-pub use pool::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
-pub use registry::{ConnectionNumber, ConnectionSlot, Registry};
+pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, RestoreError, SessionSecret};
+pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
-    Authenticate, ClosedConnection, FilterRequest, Server, ServerConfig, ServerEvent, SessionReport,
-    SiteResponse, TunOutcome,
+    Authenticate, ClosedConnection, FilterRequest, Reconfiguration, Server, ServerConfig, ServerEvent,
+    SessionReport, SiteResponse, TunOutcome,
 };
 pub use udp::UdpId;

@@ -94,6 +94,33 @@ impl Addresses {
 #[error("all addresses of the pool {0} are in use: use a larger subnet, or disconnect clients")]
 pub struct PoolExhausted(Ipv4Net);
 
+/// A lease as a server keeps it across restarts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// The secret of its session.
+    pub secret: SessionSecret,
+    /// The user to whom the addresses were assigned.
+    pub user: String,
+    /// One address of each pair of an IPv4 and an IPv6 address with the same offset, in the order of their assignment.
+    pub addresses: Vec<IpAddr>,
+    /// When the last client of the session left; `None` while a client uses the lease.
+    pub idle_since: Option<Instant>,
+}
+
+/// Why a lease cannot be restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// It has no address, or too many.
+    #[error("it has {0} addresses")]
+    AddressCount(usize),
+    /// An address is not one for clients.
+    #[error("{0} is not an address for clients of this server")]
+    OutsideOfPool(IpAddr),
+    /// Another lease has the address or the secret.
+    #[error("another lease has {0}")]
+    Taken(IpAddr),
+}
+
 /// The leases of one user.
 #[derive(Debug, Default)]
 struct UserLeases {
@@ -273,6 +300,58 @@ impl AddressPool {
         self.leases.insert(secret, lease);
         self.users.entry(user.to_owned()).or_default().count += 1;
         Ok(addresses)
+    }
+
+    /// All leases.
+    pub fn leases(&self) -> impl Iterator<Item = LeaseRecord> {
+        self.leases.iter().map(|(secret, lease)| {
+            let places = lease.addresses.all.iter().take(lease.addresses.count());
+            LeaseRecord {
+                secret: *secret,
+                user: lease.user.clone(),
+                addresses: places.filter_map(|one| one.iter().next()).collect(),
+                idle_since: lease.idle_since,
+            }
+        })
+    }
+
+    /// Restores a lease that no client uses. Addresses that belong to users go before it, once [`Self::set_fixed`] is called.
+    ///
+    /// # Errors
+    /// If an address is not one of the pool, or another lease has it.
+    pub fn restore(&mut self, now: Instant, record: LeaseRecord) -> Result<(), RestoreError> {
+        let count = record.addresses.len();
+        let Some(first) = record.addresses.first().filter(|_| count <= AddressSet::MAX) else {
+            return Err(RestoreError::AddressCount(count));
+        };
+        if self.leases.contains_key(&record.secret) {
+            return Err(RestoreError::Taken(*first));
+        }
+        let mut offsets = BTreeSet::new();
+        for ip in &record.addresses {
+            let offset = self.offset_of(*ip).ok_or(RestoreError::OutsideOfPool(*ip))?;
+            if self.by_offset.contains_key(&offset) || !offsets.insert(offset) {
+                return Err(RestoreError::Taken(*ip));
+            }
+        }
+        let mut addresses = AddressSet::default();
+        for offset in record.addresses.iter().filter_map(|ip| self.offset_of(*ip)).collect::<Vec<_>>() {
+            addresses.push(self.lease(record.secret, offset));
+        }
+        self.users.entry(record.user.clone()).or_default().count += 1;
+        let lease = Lease { addresses, user: record.user, idle_since: None };
+        self.leases.insert(record.secret, lease);
+        self.release(record.idle_since.unwrap_or(now), &record.secret);
+        Ok(())
+    }
+
+    /// Evicts the leases of users that are not `known`, if no client uses them.
+    pub(crate) fn evict_of_unknown(&mut self, known: impl Fn(&str) -> bool) -> usize {
+        let is_unknown = |(_, secret): &&(Instant, SessionSecret)| {
+            self.leases.get(secret).is_some_and(|lease| !known(&lease.user))
+        };
+        let unknown: Vec<_> = self.idle.iter().filter(is_unknown).copied().collect();
+        unknown.iter().filter(|lease| self.evict(**lease)).count()
     }
 
     /// Evicts leases of `user` that no client uses, the longest unused first, until a further one makes at most `limit`.
@@ -477,6 +556,49 @@ mod tests {
         pool.assign(secret(9), "anna", &[]).unwrap();
         assert!(!pool.assign_additional(&secret(9), &[]));
         assert_eq!((0..5).filter(|n| pool.belongs_to(&secret(*n), "bob")).count(), 4);
+    }
+
+    #[test]
+    fn leases_are_restored_with_all_addresses_and_go_in_the_same_order() {
+        let (mut before, now) = (pool("10.0.0.0/28"), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        before.assign(secret(1), "anna", &[]).unwrap();
+        assert!(before.assign_additional(&secret(1), &["10.0.0.9".parse().unwrap()]));
+        before.assign(secret(2), "bob", &[]).unwrap();
+        before.release(at(5), &secret(1));
+        let records: Vec<_> = before.leases().collect();
+        let mut after = pool("10.0.0.0/28");
+        for record in &records {
+            assert_eq!(after.restore(at(9), record.clone()), Ok(()));
+        }
+        assert_eq!(after.addresses(&secret(1)), before.addresses(&secret(1)));
+        assert_eq!(after.resume(&secret(2), "bob"), before.addresses(&secret(2)));
+        assert_eq!(after.resume(&secret(2), "anna"), None);
+        let first = after.leases().find(|record| record.secret == secret(1)).unwrap();
+        assert_eq!((first.idle_since, first.addresses.len()), (Some(at(5)), 2));
+        // Nothing is restored twice, or what is none of its own.
+        let wrong = |secret_of, addresses: &[&str]| LeaseRecord {
+            secret: secret(secret_of),
+            addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+            ..records[0].clone()
+        };
+        for (record, why) in [
+            (wrong(1, &["10.0.0.7"]), RestoreError::Taken("10.0.0.7".parse().unwrap())),
+            (wrong(7, &["10.0.0.2"]), RestoreError::Taken("10.0.0.2".parse().unwrap())),
+            (wrong(7, &["10.0.0.7", "fd00::7"]), RestoreError::Taken("fd00::7".parse().unwrap())),
+            (wrong(7, &["10.0.0.1"]), RestoreError::OutsideOfPool("10.0.0.1".parse().unwrap())),
+            (wrong(7, &["192.0.2.7"]), RestoreError::OutsideOfPool("192.0.2.7".parse().unwrap())),
+            (wrong(7, &[]), RestoreError::AddressCount(0)),
+        ] {
+            assert_eq!(after.restore(now, record), Err(why));
+        }
+        // A fixed address goes before a lease, and a lease of a removed user goes.
+        after.set_fixed([("10.0.0.9".parse().unwrap(), "carol".to_owned())]);
+        assert_eq!(after.resume(&secret(1), "anna"), None);
+        after.release(now, &secret(2));
+        assert_eq!(after.evict_of_unknown(|user| user == "bob"), 0);
+        assert_eq!(after.evict_of_unknown(|_| false), 1);
+        assert_eq!(after.leases().count(), 0);
     }
 
     #[test]

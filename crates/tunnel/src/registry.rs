@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -14,7 +17,11 @@ use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret, UserLimits};
+use crate::{
+    AddressPool, AddressSet, Addresses, ClientInstance, LeaseRecord, PoolExhausted, RestoreError,
+    SessionSecret, UserLimits,
+    instance::{Claim, SessionHolder},
+};
 
 /// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class in each of
 /// its shards.
@@ -78,22 +85,38 @@ pub(crate) enum AdmissionError {
     TooManyClasses,
 }
 
+/// Whether two machines show the secret of one session, because the state folder of a client was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecretSharing {
+    /// None other does, as far as is known.
+    #[default]
+    Alone,
+    /// Another machine does; this one keeps the session, and the other one gets a session of its own.
+    Kept,
+    /// Another machine has the session; this one gets a session of its own.
+    Moved,
+}
+
 /// The session that a connection was admitted to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Admission {
     pub(crate) session: SessionId,
     pub(crate) secret: SessionSecret,
     /// The addresses, if the session has them already.
     pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
-    /// The earlier connection with the same number, which must be closed.
-    pub(crate) replaced: Option<ConnectionSlot>,
+    /// Earlier connections that must be closed: the one with the same number, or all of another process of the client.
+    pub(crate) replaced: Vec<ConnectionSlot>,
+    /// Whether another machine shows the same secret.
+    pub(crate) sharing: SecretSharing,
 }
 
 /// A connection that asks for a tunnel.
 pub(crate) struct AdmissionRequest<'a> {
     pub(crate) user: &'a str,
     pub(crate) secret: Option<SessionSecret>,
+    /// The process of the client, if it says which.
+    pub(crate) instance: Option<ClientInstance>,
     pub(crate) number: ConnectionNumber,
     /// Of its user.
     pub(crate) limits: UserLimits,
@@ -107,6 +130,8 @@ struct Session {
     user: String,
     /// Most sessions of its user whose addresses are kept.
     max_leases: Option<u32>,
+    /// The process of the client that has it.
+    holder: SessionHolder,
     connections: BTreeMap<ConnectionNumber, ConnectionSlot>,
 }
 
@@ -118,6 +143,8 @@ struct Inner {
     users: BTreeMap<String, u32>,
     by_ip: FxHashMap<IpAddr, SessionSecret>,
     max_sessions: usize,
+    /// How often two machines showed the secret of one session.
+    shared_secrets: u64,
     last_session: u32,
     last_serial: u64,
     /// The largest MTU of the clients of each shard that has clients (bytes).
@@ -126,26 +153,32 @@ struct Inner {
 
 /// The sessions of a server. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Registry(Arc<Mutex<Inner>>);
+pub struct Registry {
+    inner: Arc<Mutex<Inner>>,
+    /// Whether leases have changed since [`Registry::take_leases_changed`].
+    leases_changed: Arc<AtomicBool>,
+}
 
 impl Registry {
     /// A registry without sessions, for at most `max_sessions` with addresses from these subnets.
     pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>, max_sessions: usize) -> Self {
-        Self(Arc::new(Mutex::new(Inner {
+        let inner = Inner {
             pool: AddressPool::new(v4, v6),
             sessions: BTreeMap::new(),
             users: BTreeMap::new(),
             by_ip: FxHashMap::default(),
             max_sessions,
+            shared_secrets: 0,
             last_session: 0,
             last_serial: 0,
             mtus: BTreeMap::new(),
-        })))
+        };
+        Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of sessions.
@@ -161,6 +194,56 @@ impl Registry {
     /// Makes addresses belong to users: their sessions get them first, and nobody else gets them.
     pub fn set_fixed_addresses(&self, fixed: impl IntoIterator<Item = (IpAddr, String)>) {
         self.lock().pool.set_fixed(fixed);
+        self.note_lease_change();
+    }
+
+    /// Restores leases that were kept; returns those that cannot be, with the reasons.
+    pub fn restore_leases(
+        &self,
+        now: Instant,
+        records: impl IntoIterator<Item = LeaseRecord>,
+    ) -> Vec<(LeaseRecord, RestoreError)> {
+        let pool = &mut self.lock().pool;
+        let refused =
+            records.into_iter().filter_map(|record| Some((record.clone(), pool.restore(now, record).err()?)));
+        refused.collect()
+    }
+
+    /// The leases, to be kept.
+    pub fn leases(&self) -> Vec<LeaseRecord> {
+        self.lock().pool.leases().collect()
+    }
+
+    /// Whether leases have changed since the last call. Does not take the lock.
+    pub fn take_leases_changed(&self) -> bool {
+        self.leases_changed.load(Ordering::Relaxed) && self.leases_changed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Ends the leases of users that are not `known`, except those that clients use. Returns how many.
+    pub fn end_leases_of_unknown(&self, known: impl Fn(&str) -> bool) -> usize {
+        let ended = self.lock().pool.evict_of_unknown(known);
+        if ended > 0 {
+            self.note_lease_change();
+        }
+        ended
+    }
+
+    fn note_lease_change(&self) {
+        self.leases_changed.store(true, Ordering::Relaxed);
+    }
+
+    /// How often two machines showed the secret of one session.
+    pub fn shared_secrets(&self) -> u64 {
+        self.lock().shared_secrets
+    }
+
+    /// The users of the sessions, each with the addresses of one session.
+    pub fn addresses_by_user(&self) -> Vec<(String, AddressSet)> {
+        let inner = self.lock();
+        let with_addresses = |(secret, session): (&SessionSecret, &Session)| {
+            Some((session.user.clone(), inner.pool.addresses(secret)?))
+        };
+        inner.sessions.iter().filter_map(with_addresses).collect()
     }
 
     /// Sets the largest MTU of the clients of a shard (bytes), and returns the largest of all shards.
@@ -198,7 +281,16 @@ impl Registry {
         new_secret: impl FnOnce() -> SessionSecret,
     ) -> Result<Admission, AdmissionError> {
         let inner = &mut *self.lock();
-        let known = request.secret.filter(|secret| inner.pool.belongs_to(secret, request.user));
+        let mut known = request.secret.filter(|secret| inner.pool.belongs_to(secret, request.user));
+        let mut claim = Claim::Holder;
+        if let Some(session) = known.and_then(|secret| inner.sessions.get(&secret)) {
+            claim = session.holder.claim(request.instance);
+            // A process that has to leave the session, or that joins one of another process, does not know this one's secret.
+            let is_other = request.number != ConnectionNumber::INITIAL && claim != Claim::Holder;
+            if claim == Claim::Later || is_other {
+                known = None;
+            }
+        }
         if known.is_none() && request.number != ConnectionNumber::INITIAL {
             return Err(AdmissionError::UnknownSession);
         }
@@ -233,15 +325,28 @@ impl Registry {
             *last_session = last_session.wrapping_add(1);
             *users.entry(request.user.to_owned()).or_default() += 1;
             let (user, max_leases) = (request.user.to_owned(), request.limits.max_sessions);
-            Session { id: SessionId(*last_session), user, max_leases, connections: BTreeMap::new() }
+            let (id, holder) = (SessionId(*last_session), SessionHolder::new(request.instance));
+            Session { id, user, max_leases, holder, connections: BTreeMap::new() }
         });
         let slot = ConnectionSlot { shard: request.shard, connection: request.connection, serial };
-        let replaced = session.connections.insert(request.number, slot);
+        let mut replaced: Vec<_> = session.connections.insert(request.number, slot).into_iter().collect();
+        let sharing = match claim {
+            Claim::Holder => SecretSharing::Alone,
+            Claim::Later => SecretSharing::Moved,
+            Claim::New | Claim::Earlier => {
+                session.holder.take_over(request.instance);
+                // The connections of the other process would get packets for this one.
+                let others = session.connections.extract_if(.., |number, _| *number != request.number);
+                replaced.extend(others.map(|(_, slot)| slot));
+                inner.shared_secrets += u64::from(claim == Claim::Earlier);
+                if claim == Claim::Earlier { SecretSharing::Kept } else { SecretSharing::Alone }
+            }
+        };
         let id = session.id;
         for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
-        Ok(Admission { session: id, secret, addresses, serial, replaced })
+        Ok(Admission { session: id, secret, addresses, serial, replaced, sharing })
     }
 
     /// Assigns addresses to a session: one of each family, and additional ones as far as `wishes` asks for them and the
@@ -271,6 +376,7 @@ impl Registry {
         for ip in addresses.iter() {
             inner.by_ip.insert(ip, secret);
         }
+        self.note_lease_change();
         Ok(addresses)
     }
 
@@ -305,6 +411,7 @@ impl Registry {
             inner.by_ip.remove(&ip);
         }
         inner.pool.release(now, secret);
+        self.note_lease_change();
     }
 }
 
@@ -326,6 +433,7 @@ mod tests {
         AdmissionRequest {
             user: "alice",
             secret,
+            instance: None,
             number,
             limits: UserLimits::default(),
             shard,
@@ -346,7 +454,7 @@ mod tests {
         let (first, addresses) = home(&registry, [1; 16]);
         let joined = registry.admit(&request(Some([1; 16]), 1, 1, 7), || panic!("no new session")).unwrap();
         assert_eq!((joined.session, joined.addresses), (first.session, Some(addresses)));
-        assert_eq!(joined.replaced, None);
+        assert_eq!(joined.replaced, []);
         assert_eq!(registry.sessions(), 1);
         assert_eq!(registry.shard_of(addresses.first().v4.unwrap().into()), Some(0));
     }
@@ -358,7 +466,7 @@ mod tests {
         let one = registry.admit(&request(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
         let two = registry.admit(&request(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
         let replaced = ConnectionSlot { shard: 1, connection: ConnectionHandle(7), serial: one.serial };
-        assert_eq!(two.replaced, Some(replaced));
+        assert_eq!(two.replaced, [replaced]);
         // The end of the replaced one must not end its successor.
         registry.remove(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), one.serial);
         registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
@@ -526,6 +634,60 @@ mod tests {
             AdmissionError::ServerFull
         );
         assert!(registry.admit(&request(Some([1; 16]), 2, 1, 8), || unreachable!()).is_ok());
+    }
+
+    #[test]
+    fn of_two_machines_with_one_secret_the_later_gets_a_session_of_its_own() {
+        let registry = registry();
+        let of = |instance: u8, secret, number, connection| AdmissionRequest {
+            instance: Some([instance; 16]),
+            ..request(secret, number, 0, connection)
+        };
+        let slots = |admission: &Admission| {
+            admission.replaced.iter().map(|slot| slot.connection.0).collect::<Vec<_>>()
+        };
+        let secret = Some([1; 16]);
+        let first = registry.admit(&of(1, None, 0, 1), || [1; 16]).unwrap();
+        let addresses = registry.assign([1; 16], "alice", &[]).unwrap();
+        registry.admit(&of(1, secret, 16, 2), || unreachable!()).unwrap();
+        assert_eq!(first.sharing, SecretSharing::Alone);
+        // Its process may have been killed and started again.
+        let copy = registry.admit(&of(2, secret, 0, 3), || unreachable!()).unwrap();
+        assert_eq!((copy.sharing, copy.addresses), (SecretSharing::Alone, Some(addresses)));
+        assert_eq!(slots(&copy), [1, 2], "all connections of the other process");
+        let joined = registry.admit(&of(1, secret, 16, 4), || unreachable!());
+        assert_eq!(joined.unwrap_err(), AdmissionError::UnknownSession);
+        // It was not: its process is there.
+        let back = registry.admit(&of(1, secret, 0, 5), || unreachable!()).unwrap();
+        assert_eq!(
+            (back.sharing, back.addresses, slots(&back)),
+            (SecretSharing::Kept, Some(addresses), vec![3])
+        );
+        let moved = registry.admit(&of(2, secret, 0, 6), || [2; 16]).unwrap();
+        assert_eq!((moved.sharing, moved.secret, moved.addresses), (SecretSharing::Moved, [2; 16], None));
+        assert_ne!(registry.assign([2; 16], "alice", &[]).unwrap(), addresses);
+        // Neither disturbs the other any more.
+        for (instance, secret) in [(1, [1; 16]), (2, [2; 16])] {
+            let again = registry.admit(&of(instance, Some(secret), 0, 7), || unreachable!()).unwrap();
+            assert_eq!((again.sharing, again.secret), (SecretSharing::Alone, secret));
+        }
+        assert_eq!(registry.sessions(), 2);
+    }
+
+    #[test]
+    fn changed_leases_are_kept_once() {
+        let registry = registry();
+        assert!(!registry.take_leases_changed());
+        let (first, addresses) = home(&registry, [1; 16]);
+        assert!(registry.take_leases_changed() && !registry.take_leases_changed());
+        registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        assert!(registry.take_leases_changed());
+        let after = self::registry();
+        assert_eq!(after.restore_leases(Instant::now(), registry.leases()), []);
+        let back = after.admit(&request(Some([1; 16]), 0, 0, 1), || unreachable!()).unwrap();
+        assert_eq!(back.addresses, Some(addresses), "a server that was started again knows the session");
+        let users = registry.end_leases_of_unknown(|user| user != "alice");
+        assert_eq!((users, registry.leases().len()), (1, 0));
     }
 
     #[test]

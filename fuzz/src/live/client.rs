@@ -78,6 +78,7 @@ impl ClientSubject {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some("token".to_owned()),
             class: Some(class),
+            instance: None,
             additional_addresses: 1,
             addresses_in_use: AddressesInUse::default(),
             scheduler: Scheduler::Auto,

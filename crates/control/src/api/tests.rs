@@ -73,8 +73,12 @@ fn up() -> RequestHandler {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
         ControlRequest::Reload(reply) => {
-            let _ =
-                reply.send(Ok(ReloadReport { links: true, classes: true, restart: vec!["routes".into()] }));
+            let _ = reply.send(Ok(ReloadReport {
+                links: true,
+                classes: true,
+                applied: vec!["dns".into()],
+                restart: vec!["routes".into()],
+            }));
         }
     })
 }
@@ -96,7 +100,12 @@ fn a_configuration_is_reloaded_over_the_socket() {
     let running = Running::start(&path, up());
     assert_eq!(
         reload(&path).unwrap(),
-        ReloadReport { links: true, classes: true, restart: vec!["routes".into()] }
+        ReloadReport {
+            links: true,
+            classes: true,
+            applied: vec!["dns".into()],
+            restart: vec!["routes".into()]
+        }
     );
     assert!(raw(&path, b"GET /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
     drop(running);

@@ -36,6 +36,19 @@ impl SourceText {
         locate(&self.text, at..at).0
     }
 
+    /// The same error with the place of the first key that it names as an option, if the file has one.
+    fn place(&self, error: Error) -> Error {
+        let Error::Usage { why, next } = &error else { return error };
+        let Ok(document) = toml_edit::Document::parse(self.text.as_str()) else { return error };
+        let words = why.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        let mut spans =
+            words.filter_map(|word| document.as_table().get_key_value(word.strip_prefix("--")?)?.0.span());
+        match spans.next() {
+            Some(span) => self.error_at(span, format!("{why}: {next}")),
+            None => error,
+        }
+    }
+
     /// The error for a mistake in the byte range `span`.
     pub(super) fn error_at(&self, span: Range<usize>, why: String) -> Error {
         let (line, column, shown) = locate(&self.text, span);
@@ -43,13 +56,33 @@ impl SourceText {
     }
 }
 
+/// The content of a file, and its text.
+#[derive(Clone, Debug)]
+pub(super) struct Loaded<T> {
+    pub(super) content: T,
+    source: SourceText,
+}
+
+impl<T: ConfigFile + Clone> Loaded<T> {
+    /// The configuration that results from the file and the command line by `resolve`. That is called again without the
+    /// command line to find out where a mistake is: one in the file is an error with its place.
+    pub(super) fn resolve<C>(self, cli: T, resolve: impl Fn(T, T) -> Result<C>) -> Result<C> {
+        resolve(cli, self.content.clone()).map_err(|error| {
+            match resolve(T::default(), self.content.clone()) {
+                Err(of_file) if of_file.to_string() == error.to_string() => self.source.place(error),
+                _ => error,
+            }
+        })
+    }
+}
+
 /// Reads the named file.
-pub(super) fn load_named<T: ConfigFile>(named: &Path) -> Result<T> {
+pub(super) fn load_named<T: ConfigFile>(named: &Path) -> Result<Loaded<T>> {
     load(Some(named), named)
 }
 
 /// Reads the named file, or the default one if it exists; else the content is empty.
-pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Result<T> {
+pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Result<Loaded<T>> {
     let path = match named {
         Some(path) if !path.exists() => {
             return Err(Error::Usage {
@@ -59,9 +92,11 @@ pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Resul
         }
         Some(path) => path,
         None if default.exists() => default,
-        None => return Ok(T::default()),
+        None => return Ok(Loaded { content: T::default(), source: SourceText::default() }),
     };
-    parse(&files::read_text(path)?, path)
+    let text = files::read_text(path)?;
+    let content = parse(&text, path)?;
+    Ok(Loaded { content, source: SourceText { file: path.into(), text } })
 }
 
 /// Parses `text`, the content of `file`.

@@ -24,8 +24,8 @@ use super::{
     shards::Shards,
     site::{self, Site},
     values::{
-        AuthMode, Confine, InstanceName, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp,
-        many, one, one_or_number, text, word,
+        AuthMode, Confine, InstanceName, LogLevel, Nat, ReloadMode, Routes, ServerAddr, SharedNetwork,
+        Subnet6, Tcp, many, one, one_or_number, text, word,
     },
     via::ViaOption,
 };
@@ -229,6 +229,12 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Confine>")]
     pub confine: Option<Confine>,
+
+    /// When the configuration file is read again while the process runs [default: manual]
+    #[arg(long, value_name = "manual|auto", value_parser = word::<ReloadMode>())]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ReloadMode>")]
+    pub reload: Option<ReloadMode>,
 
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
@@ -455,6 +461,12 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<Confine>")]
     pub confine: Option<Confine>,
 
+    /// When the configuration file is read again while the process runs [default: manual]
+    #[arg(long, value_name = "manual|auto", value_parser = word::<ReloadMode>())]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ReloadMode>")]
+    pub reload: Option<ReloadMode>,
+
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
@@ -507,7 +519,7 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
             auth users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
-            shards name api_socket metrics qlog confine log_level
+            shards name api_socket metrics qlog confine reload log_level
         }
     }
 }
@@ -525,7 +537,7 @@ impl ClientOptions {
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog
-            confine log_level
+            confine reload log_level
         }
     }
 }

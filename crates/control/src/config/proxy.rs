@@ -34,10 +34,15 @@ impl ClientConfig {
                 "leave it out, or use `mpvpn client`",
             ));
         }
-        let from_file = file.map_or_else(|| Ok(ClientOptions::default()), super::file::load_named)?;
-        let options = cli.or_fallback(from_file);
-        let via = super::via::or_from_environment(options.via, options.server.as_ref());
-        Self::resolve_proxy(ClientOptions { via, ..options })
+        let resolve = |cli: ClientOptions, from_file| {
+            let options = cli.or_fallback(from_file);
+            let via = super::via::or_from_environment(options.via, options.server.as_ref());
+            Self::resolve_proxy(ClientOptions { via, ..options })
+        };
+        match file {
+            Some(file) => super::file::load_named(file)?.resolve(cli, resolve),
+            None => resolve(cli, ClientOptions::default()),
+        }
     }
 
     /// Fills in the defaults of a proxy, and refuses options that contradict each other.

@@ -1,14 +1,15 @@
 //! Reads a configuration again while the process runs.
 //!
-//! In: the options of the start, and the file as it is now. Out: settings of links and classes, which apply at once, and the
-//! names of changed keys that need a restart. Always holds: a file with an error changes nothing.
+//! In: the options of the start, and the file as it is now. Out: settings that apply at once, and the names of changed keys that
+//! need a restart. Always holds: a file with an error changes nothing.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, classes::ClassReload,
+    CLIENT_FILE, ClientConfig, ClientOptions, LinkConfig, Rights, SERVER_FILE, ServerConfig, ServerOptions,
+    classes::ClassReload,
 };
 use crate::Result;
 
@@ -38,6 +39,9 @@ pub struct ReloadReport {
     /// Whether classes or their rules changed.
     #[serde(default)]
     pub classes: bool,
+    /// Keys whose values apply from now on, beside those of links and classes.
+    #[serde(default)]
+    pub applied: Vec<String>,
     /// Keys whose values differ from those at the start, and take effect after a restart.
     pub restart: Vec<String>,
 }
@@ -65,6 +69,15 @@ impl ConfigSource<ClientOptions> {
         Self { kind: Kind::App, ..Self::new(None, options) }
     }
 
+    /// The file that is read, if there is one: that of `--config`, or the default one.
+    pub fn file_to_watch(&self) -> Option<PathBuf> {
+        match self.kind {
+            Kind::Machine => watchable(self.file.as_deref().unwrap_or(Path::new(CLIENT_FILE))),
+            Kind::Proxy => self.file.clone(),
+            Kind::App => None,
+        }
+    }
+
     /// The configuration of a client that would start now.
     pub fn load(&self) -> Result<ClientConfig> {
         match self.kind {
@@ -81,10 +94,21 @@ impl ConfigSource<ServerOptions> {
         Self { rights, ..Self::new(file, options) }
     }
 
+    /// The file that is read, if there is one: that of `--config`, or the default one.
+    pub fn file_to_watch(&self) -> Option<PathBuf> {
+        watchable(self.file.as_deref().unwrap_or(Path::new(SERVER_FILE)))
+    }
+
     /// The configuration of a server that would start now.
     pub fn load(&self) -> Result<ServerConfig> {
         ServerConfig::load(self.file.as_deref(), self.options.clone(), self.rights)
     }
+}
+
+/// A file, if its folder exists: the file may come later.
+fn watchable(file: &Path) -> Option<PathBuf> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    folder.is_dir().then(|| file.to_owned())
 }
 
 /// The keys of the fields in which two values differ.
@@ -105,8 +129,13 @@ impl ClientConfig {
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             confine: "confine",
-            log_level: "log-level"
+            reload: "reload"
         );
+        let mut applied = Vec::new();
+        if self.log_level != new.log_level {
+            self.log_level = new.log_level;
+            applied.push("log-level".to_owned());
+        }
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
         if class_reload == ClassReload::NeedsRestart {
             restart.push(
@@ -120,7 +149,7 @@ impl ClientConfig {
         }
         let links = self.links != new.links;
         self.links = new.links;
-        ReloadReport { links, classes: class_reload == ClassReload::Applied, restart }
+        ReloadReport { links, classes: class_reload == ClassReload::Applied, applied, restart }
     }
 }
 
@@ -128,18 +157,97 @@ fn dscps(links: &[LinkConfig]) -> Vec<(&str, u8)> {
     links.iter().filter(|link| link.dscp != 0).map(|link| (link.name.as_str(), link.dscp)).collect()
 }
 
+/// A setting of a server that can change while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerSetting {
+    /// What clients reach.
+    Access,
+    /// The files of the certificates and keys.
+    Certificates,
+    /// The resolvers for clients.
+    Dns,
+    /// Limits of users.
+    Limits,
+    /// How much is logged.
+    LogLevel,
+    /// The networks to which packets are carried.
+    Routes,
+    /// The web site.
+    Site,
+}
+
+impl ServerSetting {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Access, Self::Certificates, Self::Dns, Self::Limits, Self::LogLevel, Self::Routes, Self::Site];
+
+    /// Its keys, as text for people.
+    pub const fn keys(self) -> &'static str {
+        match self {
+            Self::Access => "access and isolate",
+            Self::Certificates => "cert, key and certificate",
+            Self::Dns => "dns",
+            Self::Limits => "limit",
+            Self::LogLevel => "log-level",
+            Self::Routes => "routes",
+            Self::Site => "site",
+        }
+    }
+
+    fn differs(self, a: &ServerConfig, b: &ServerConfig) -> bool {
+        match self {
+            Self::Access => (&a.access, a.isolate) != (&b.access, b.isolate),
+            Self::Certificates => (&a.cert, &a.more_certs) != (&b.cert, &b.more_certs),
+            Self::Dns => a.dns != b.dns,
+            Self::Limits => a.limits != b.limits,
+            Self::LogLevel => a.log_level != b.log_level,
+            Self::Routes => a.routes != b.routes,
+            Self::Site => a.site != b.site,
+        }
+    }
+}
+
+/// What differs between two configurations of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerChanges {
+    /// Settings that can change while the server runs.
+    pub at_once: Vec<ServerSetting>,
+    /// Keys that take effect after a restart.
+    pub restart: Vec<String>,
+}
+
 impl ServerConfig {
-    /// The keys that differ in `new`. All of them need a restart of the server.
-    pub fn compare(&self, new: &Self) -> ReloadReport {
+    /// What differs in `new`.
+    pub fn compare(&self, new: &Self) -> ServerChanges {
         let restart = differing!(
-            self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", cert: "cert and key", more_certs: "certificate",
-            proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
-            tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat", routes: "routes", dns: "dns",
-            max_clients: "max-clients", isolate: "isolate", access: "access", limits: "limit", max_relays: "max-relays",
+            self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only",
+            proxy_protocol_from: "proxy-protocol-from", subnet: "subnet", subnet6: "subnet6",
+            tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat",
+            max_clients: "max-clients", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog", confine: "confine",
-            log_level: "log-level"
+            reload: "reload"
         );
-        ReloadReport { restart, ..ReloadReport::default() }
+        let at_once = ServerSetting::ALL.into_iter().filter(|setting| setting.differs(self, new)).collect();
+        ServerChanges { at_once, restart }
+    }
+
+    /// Takes the value of a setting from another configuration.
+    pub fn take(&mut self, setting: ServerSetting, from: &Self) {
+        match setting {
+            ServerSetting::Access => {
+                self.access.clone_from(&from.access);
+                self.isolate = from.isolate;
+            }
+            ServerSetting::Certificates => {
+                self.cert.clone_from(&from.cert);
+                self.more_certs.clone_from(&from.more_certs);
+            }
+            ServerSetting::Dns => self.dns.clone_from(&from.dns),
+            ServerSetting::Limits => self.limits.clone_from(&from.limits),
+            ServerSetting::LogLevel => self.log_level = from.log_level,
+            ServerSetting::Routes => self.routes.clone_from(&from.routes),
+            ServerSetting::Site => self.site.clone_from(&from.site),
+        }
     }
 }
 
@@ -252,6 +360,22 @@ mod tests {
         let before = ServerConfig::default();
         let after = ServerConfig { max_clients: 7, ..before.clone() };
         assert_eq!(before.compare(&after).restart, ["max-clients"]);
-        assert_eq!(before.compare(&before), ReloadReport::default());
+        assert_eq!(before.compare(&before), ServerChanges::default());
+    }
+
+    #[test]
+    fn a_setting_that_was_taken_differs_no_more() {
+        let before = ServerConfig::default();
+        let text = "isolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\nroutes = '10.9.0.0/16'\n\
+            [site]\nhide = true\n[[limit]]\nmax-classes = 1\n";
+        let after = ServerConfig::resolve(ServerOptions::parse(text).unwrap(), Rights::ALL).unwrap();
+        let mut changes = before.compare(&after);
+        assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (&ServerSetting::ALL[..], 0));
+        let mut config = before;
+        while let Some(setting) = changes.at_once.pop() {
+            config.take(setting, &after);
+            assert_eq!(config.compare(&after).at_once, changes.at_once, "{setting:?}");
+        }
+        assert_eq!(config, after);
     }
 }

@@ -71,23 +71,27 @@ impl ServerOptions {
 
 /// Merges the options `cli` with those of the file. The default file in `/etc` is for root: other users name one.
 pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
-    let from_file = match file {
-        Some(named) => file::load_named(named)?,
-        None if rights.network || dirs::is_root() => file::load(None, Path::new(SERVER_FILE))?,
-        None => ServerOptions::default(),
-    };
     let tun_only_option = tun_only_option(&cli);
-    let options = cli.or_fallback(from_file);
-    match (ServerMode::of(&options, rights), tun_only_option) {
-        (ServerMode::Relays, Some(option)) => Err(Error::usage(
-            format!("--{option} is about a TUN device, which a server with --relay-only does not have"),
-            "leave out one of the two",
-        )),
-        (ServerMode::Unprivileged, Some(option)) => Err(Error::usage(
-            format!("--{option} is about a TUN device, which needs root (or CAP_NET_ADMIN)"),
-            format!("run this with sudo, or leave --{option} out to relay TCP and UDP only"),
-        )),
-        _ => ServerConfig::resolve(options, rights),
+    let resolve = |cli: ServerOptions, from_file| {
+        let options = cli.or_fallback(from_file);
+        match (ServerMode::of(&options, rights), tun_only_option) {
+            (ServerMode::Relays, Some(option)) => Err(Error::usage(
+                format!("--{option} is about a TUN device, which a server with --relay-only does not have"),
+                "leave out one of the two",
+            )),
+            (ServerMode::Unprivileged, Some(option)) => Err(Error::usage(
+                format!("--{option} is about a TUN device, which needs root (or CAP_NET_ADMIN)"),
+                format!("run this with sudo, or leave --{option} out to relay TCP and UDP only"),
+            )),
+            _ => ServerConfig::resolve(options, rights),
+        }
+    };
+    match file {
+        Some(named) => file::load_named(named)?.resolve(cli, resolve),
+        None if rights.network || dirs::is_root() => {
+            file::load(None, Path::new(SERVER_FILE))?.resolve(cli, resolve)
+        }
+        None => resolve(cli, ServerOptions::default()),
     }
 }
 

@@ -44,6 +44,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         metrics: None,
         qlog: None,
         confine: Confine::On,
+        reload: ReloadMode::Manual,
         log_level: LogLevel::Info,
     };
     assert_eq!(server("").unwrap(), defaults);
@@ -77,6 +78,7 @@ fn every_key_of_a_server_arrives() {
         metrics = "0.0.0.0:9464"
         qlog = "/var/log/mpvpn"
         confine = "off"
+        reload = "auto"
         log-level = "debug"
         max-relays = 1000
         max-user-relays = 10
@@ -177,6 +179,7 @@ fn every_key_of_a_server_arrives() {
             metrics: Some("0.0.0.0:9464".parse().unwrap()),
             qlog: Some("/var/log/mpvpn".into()),
             confine: Confine::Off,
+            reload: ReloadMode::Auto,
             log_level: LogLevel::Debug,
         }
     );
@@ -231,6 +234,7 @@ fn every_key_of_a_client_arrives() {
         metrics = "[::1]:9465"
         qlog = "qlog"
         confine = "off"
+        reload = "auto"
         log-level = "warn"
 
         [[link]]
@@ -312,6 +316,7 @@ fn every_key_of_a_client_arrives() {
             metrics: Some("[::1]:9465".parse().unwrap()),
             qlog: Some("qlog".into()),
             confine: Confine::Off,
+            reload: ReloadMode::Auto,
             log_level: LogLevel::Warn,
         }
     );
@@ -432,6 +437,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         metrics: None,
         qlog: None,
         confine: Confine::On,
+        reload: ReloadMode::Manual,
         log_level: LogLevel::Info,
     };
     assert_eq!(config, defaults);
@@ -475,7 +481,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, public, \
              state-dir, nat, routes, dns, \
-             max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, log-level\n 1 | \
+             max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, reload, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (
@@ -752,4 +758,18 @@ fn a_kill_switch_needs_a_tunnel() {
     let cli = ClientOptions { kill_switch: true, ..ClientOptions::default() };
     let error = ClientConfig::load_proxy(None, cli).unwrap_err().to_string();
     assert!(error.contains("--kill-switch is about a TUN device"), "{error}");
+}
+
+#[test]
+fn a_contradiction_in_a_file_is_named_with_its_place() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("server.toml");
+    std::fs::write(&file, "tcp = 'off'\n  max-clients = 300\ncert = 'a.crt'\nkey = 'a.key'\n").unwrap();
+    let load = |cli| ServerConfig::load(Some(&file), cli, Rights::ALL).map_err(|error| error.to_string());
+    let error = load(ServerOptions::default()).unwrap_err();
+    assert!(error.contains("server.toml, line 2, column 3: --max-clients 300 is more than 253"), "{error}");
+    assert!(load(ServerOptions { max_clients: Some(9), ..ServerOptions::default() }).is_ok());
+    // The mistake is on the command line.
+    let error = load(ServerOptions { max_clients: Some(0), ..ServerOptions::default() }).unwrap_err();
+    assert!(error.starts_with("--max-clients 0"), "{error}");
 }

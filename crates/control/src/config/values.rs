@@ -161,7 +161,19 @@ macro_rules! take_words {
     )+};
 }
 
-take_words!(Confine, CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, Tier, Transport);
+take_words!(
+    Confine,
+    CongestionControl,
+    FlowMode,
+    LogLevel,
+    Nat,
+    ReloadMode,
+    Routes,
+    Scheduler,
+    Tcp,
+    Tier,
+    Transport
+);
 
 /// The word `mtls` is reserved for a later version.
 impl Text for AuthMode {
@@ -233,6 +245,17 @@ word_enum! {
         On = "on",
         /// It keeps everything.
         Off = "off",
+    }
+}
+
+word_enum! {
+    /// When a process reads its configuration file again.
+    pub enum ReloadMode {
+        /// On SIGHUP and on `mpvpn config reload`.
+        #[default]
+        Manual = "manual",
+        /// Also when the file changes.
+        Auto = "auto",
     }
 }
 

@@ -124,6 +124,16 @@ impl Display for Event {
             Self::RequestRefused { status, reason } => {
                 write!(f, "request refused with status {status}: {reason}")
             }
+            Self::SecretShared { client: Some(client), .. } => write!(
+                f,
+                "{client}: another machine has a copy of its state folder: this client keeps its addresses, the other gets its own"
+            ),
+            Self::SecretShared { client: None, kept: true } => {
+                f.write_str("another machine has a copy of this client's state folder: this client keeps its addresses")
+            }
+            Self::SecretShared { client: None, kept: false } => f.write_str(
+                "another machine uses the session of this client's state folder, a copy: this client gets addresses of its own",
+            ),
             Self::KillSwitchBlocking {} => {
                 f.write_str("the kill switch blocks: there is no tunnel, and nothing leaves past it")
             }
@@ -134,13 +144,14 @@ impl Display for Event {
             Self::KillSwitchRestored {} => f.write_str(
                 "another program changed or removed the firewall table of the kill switch: it is installed again",
             ),
-            Self::ConfigurationRead { links, classes, restart } => {
-                f.write_str(match (links, classes) {
-                    (true, true) => "configuration read again: links and classes changed",
-                    (true, false) => "configuration read again: links changed",
-                    (false, true) => "configuration read again: classes changed",
-                    (false, false) => "configuration read again: links and classes as before",
-                })?;
+            Self::ConfigurationRead { links, classes, applied, restart } => {
+                let parts = [(*links, "links"), (*classes, "classes")].into_iter().filter(|(changed, _)| *changed);
+                let parts = parts.map(|(_, part)| part).chain(applied.iter().map(String::as_str));
+                let parts: Vec<&str> = parts.collect();
+                match parts.is_empty() {
+                    true => f.write_str("configuration read again: everything as before")?,
+                    false => write!(f, "configuration read again: changed are {}", parts.join(", "))?,
+                }
                 if restart.is_empty() {
                     return Ok(());
                 }
@@ -148,6 +159,12 @@ impl Display for Event {
             }
             Self::ConfigurationRefused { reason } => {
                 write!(f, "the configuration cannot be read, nothing changed: {reason}")
+            }
+            Self::CertificatesRead { pin } => {
+                write!(f, "certificates read again: new handshakes show the one with the pin {pin}")
+            }
+            Self::CertificatesRefused { reason } => {
+                write!(f, "the certificates cannot be read, those before stay: {reason}")
             }
             Self::UsersRead { users, ended } => {
                 write!(f, "users read again: {}", Counted(*users, "user"))?;

@@ -66,6 +66,13 @@ impl ServerCertificates {
         self.now().first.clone()
     }
 
+    /// Whether these are the certificates, chains included.
+    pub fn are(&self, first: &Identity, others: &[Identity]) -> bool {
+        let now = self.now();
+        let all = std::iter::once(&now.first).chain(&now.others).map(Identity::certs);
+        all.eq(std::iter::once(first).chain(others).map(Identity::certs))
+    }
+
     /// Whether this is the leaf of one of the certificates.
     pub(super) fn has(&self, leaf: &CertificateDer<'_>) -> bool {
         let now = self.now();

@@ -234,6 +234,7 @@ fn probe_config(
         path: CONNECT_IP_PATH.to_owned(),
         token: config.load_token()?.map(|token| token.reveal().to_owned()),
         class: None,
+        instance: None,
         additional_addresses: 0,
         addresses_in_use: Default::default(),
         scheduler: Scheduler::Auto,

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use mpvpn_control::events::{Event, EventSender, PathName, ShortText};
-use mpvpn_tunnel::{ClassChange, ClientChange, ConnectionNumber, PathChange, PathEvent};
+use mpvpn_tunnel::{ClassChange, ClientChange, ConnectionNumber, PathChange, PathEvent, SecretSharing};
 use mpvpn_types::{ClassId, LinkId};
 
 use super::classes::Classes;
@@ -60,6 +60,9 @@ impl ShardEvents {
                 Event::ConnectFailed { link: link_name(links, link), class, reason }
             }
             ClientChange::Stopping(id) => Event::ServerStopping { class: class(id) },
+            ClientChange::SecretShared(sharing) => {
+                Event::SecretShared { client: None, kept: sharing == SecretSharing::Kept }
+            }
         };
         self.report(event);
     }

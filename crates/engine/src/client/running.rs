@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, ClientOptions, ConfigSource, LinkChange, ReloadReport, ServerAddr},
     events::{Event, EventSender, ShortText},
+    log,
     status::{FlowList, Link, Role, Status},
 };
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, UdpFlowEvent};
@@ -22,6 +23,7 @@ use super::{
     proxy_streams::{ProxyStreams, stream_event},
     server_name::ServerName,
     session::SessionState,
+    session_keeper::SessionKeeper,
 };
 use crate::{
     EngineError, answers, confine,
@@ -54,6 +56,7 @@ pub(crate) struct Running {
     pub(super) server_name: Option<ServerName>,
     pub(super) session: SessionState,
     pub(super) service_manager: ServiceManager,
+    pub(super) keeper: SessionKeeper,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -238,6 +241,7 @@ impl Running {
     pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         let reloaded = new.map(|new| self.config.apply_reload(new));
+        log::set_level(self.config.log_level);
         self.events.report(reload_event(&reloaded));
         let mut policies = self.data_plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {
@@ -321,6 +325,9 @@ impl Running {
         status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
         status.notes.extend(self.kind.dns_leak());
         status.notes.extend(self.kind.local_names_fail());
+        status
+            .notes
+            .extend(status::sharing_note(self.data_plane.connections.default_client().secret_sharing()));
         status
     }
 
@@ -431,6 +438,7 @@ impl Running {
     }
 
     fn assign(&mut self, assignment: Assignment) {
+        self.keeper.keep(self.data_plane.connections.default_client().session_secret(), &assignment);
         self.data_plane.assign(&assignment);
         self.kind.assign(&self.config, assignment);
     }

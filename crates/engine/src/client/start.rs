@@ -28,6 +28,7 @@ use super::{
     random,
     server_name::ServerName,
     session::SessionState,
+    session_keeper::SessionKeeper,
     transports::LinkTransports,
 };
 use crate::{
@@ -187,6 +188,7 @@ impl Running {
                     path: CONNECT_IP_PATH.to_owned(),
                     token: token.map(|token| token.reveal().to_owned()),
                     class: None,
+                    instance: Some(random()?),
                     additional_addresses: config.class_tuns().count(),
                     addresses_in_use: kind.addresses_in_use(),
                     scheduler: config.scheduler,
@@ -208,7 +210,9 @@ impl Running {
             tcp,
             events: events.clone(),
         };
-        let data_plane_parts = parts.data_plane_parts(0, event_loop);
+        let mut data_plane_parts = parts.data_plane_parts(0, event_loop);
+        let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
+        keeper.resume(data_plane_parts.connections.default_client_mut());
         let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());
         parts.start_others(&mut shards, queues.collect())?;
         Ok(Self {
@@ -221,6 +225,7 @@ impl Running {
             server_name: parts.config.server.ip().is_none().then(ServerName::default),
             session: SessionState::default(),
             service_manager: ServiceManager::none(),
+            keeper,
             _qlog: qlog,
             config: parts.config,
             origin,

@@ -1,7 +1,8 @@
 //! The web site for clients without credentials: files, the pages of another server, or nothing.
 //!
 //! Always holds: all versions of HTTP answer alike, as far as they have pages; concurrent answers and their memory
-//! are bounded; nothing in an answer reveals that there is a tunnel at this address.
+//! are bounded; nothing in an answer reveals that there is a tunnel at this address; a site that replaces another one while the
+//! server runs counts for the next request.
 
 mod files;
 mod upstream;
@@ -13,7 +14,10 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER},
 };
-use mpvpn_control::config::{self, SiteContent};
+use mpvpn_control::{
+    config::{self, SiteContent},
+    shared::Shared,
+};
 use mpvpn_masque::headers::Headers;
 use mpvpn_os::folder::Folder;
 use tokio::sync::Semaphore;
@@ -27,19 +31,47 @@ const MAX_ANSWERS_IN_PROGRESS: usize = 128;
 /// The error type of bodies.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A configured site.
+/// The site of a server. Clones see the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    content: Content,
-    server: HeaderValue,
+    now: Shared<ConfiguredSite>,
     answer_slots: Arc<Semaphore>,
 }
 
-#[derive(Clone, Debug)]
+/// The site of a configuration.
+#[derive(Debug)]
+pub(crate) struct ConfiguredSite {
+    content: Content,
+    server: HeaderValue,
+    /// Whether wrong credentials are answered like missing ones.
+    hide: bool,
+}
+
+#[derive(Debug)]
 enum Content {
     Nothing,
     Files(Folder),
     Upstream(String),
+}
+
+impl ConfiguredSite {
+    /// The site of a configuration.
+    ///
+    /// # Errors
+    /// If the folder does not exist.
+    pub(crate) fn new(config: &config::Site) -> Result<Self, mpvpn_control::Error> {
+        let content = match &config.content {
+            SiteContent::Nothing => Content::Nothing,
+            SiteContent::Root(root) => {
+                let error = |source| mpvpn_control::Error::File { doing: "open", path: root.clone(), source };
+                Content::Files(Folder::new(root).map_err(error)?)
+            }
+            SiteContent::Upstream(authority) => Content::Upstream(authority.clone()),
+        };
+        let server = HeaderValue::from_str(&config.server);
+        let server = server.unwrap_or(HeaderValue::from_static("nginx"));
+        Ok(Self { content, server, hide: config.hide })
+    }
 }
 
 impl Site {
@@ -48,16 +80,18 @@ impl Site {
     /// # Errors
     /// If the folder does not exist.
     pub(crate) fn new(config: &config::Site) -> Result<Self, EngineError> {
-        let content = match &config.content {
-            SiteContent::Nothing => Content::Nothing,
-            SiteContent::Root(root) => Content::Files(Folder::new(root).map_err(|source| {
-                mpvpn_control::Error::File { doing: "open", path: root.clone(), source }
-            })?),
-            SiteContent::Upstream(authority) => Content::Upstream(authority.clone()),
-        };
-        let server = HeaderValue::from_str(&config.server);
-        let server = server.unwrap_or(HeaderValue::from_static("nginx"));
-        Ok(Self { content, server, answer_slots: Arc::new(Semaphore::new(MAX_ANSWERS_IN_PROGRESS)) })
+        let now = Shared::from(ConfiguredSite::new(config)?);
+        Ok(Self { now, answer_slots: Arc::new(Semaphore::new(MAX_ANSWERS_IN_PROGRESS)) })
+    }
+
+    /// Answers like `site` from now on.
+    pub(crate) fn replace(&self, site: ConfiguredSite) {
+        self.now.replace(site);
+    }
+
+    /// Whether wrong credentials are answered like missing ones.
+    pub(super) fn hides_credentials(&self) -> bool {
+        self.now.now().hide
     }
 
     /// Answers a request from `peer`.
@@ -66,7 +100,8 @@ impl Site {
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<BoxError>,
     {
-        let mut response = match &self.content {
+        let now = self.now.now();
+        let mut response = match &now.content {
             _ if request.method() == Method::CONNECT => empty_site_answer(request.method()).map(full_body),
             Content::Nothing => empty_site_answer(request.method()).map(full_body),
             Content::Files(folder) => files::answer(folder, &request, &self.answer_slots).await,
@@ -83,7 +118,7 @@ impl Site {
         if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
             headers.entry(DATE).or_insert(now);
         }
-        headers.entry(SERVER).or_insert(self.server.clone());
+        headers.entry(SERVER).or_insert_with(|| self.now.now().server.clone());
     }
 
     /// The response over HTTP/3, where the site has no pages.

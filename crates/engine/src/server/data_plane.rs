@@ -4,11 +4,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use mpvpn_control::{
+    access::Access,
     events::EventSender,
     status::{Class, FlowList, Role, Status},
 };
 use mpvpn_tunnel::{
-    ConnectionSlot, FilterRequest, Server, ServerChange, ServerEvent, SessionReport, TunOutcome,
+    ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerEvent, SessionReport,
+    TunOutcome,
 };
 
 use super::{
@@ -41,8 +43,19 @@ pub(crate) enum ServerMessage {
     Filtered(Box<FilterRequest>),
     /// To shard 0: the clients' MTU has changed.
     MtuChanged,
+    /// To shard 0: the rules for clients' packets were replaced, or why they stay.
+    RulesReplaced(Result<(), String>),
+    /// From shard 0: the settings have changed.
+    Reconfigured(Arc<ShardSettings>),
     /// From shard 0: these users have no access any more, for these reasons.
     UsersEnded(Arc<BTreeMap<String, String>>),
+}
+
+/// Settings of a shard that change while the server runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ShardSettings {
+    pub(super) tunnel: Reconfiguration,
+    pub(super) access: Arc<Access>,
 }
 
 /// A message between shards of a server.
@@ -110,6 +123,9 @@ impl DataPlane {
                     ShardMessage::Specific(ServerMessage::UsersEnded(users)) => {
                         self.server.end_users(iteration.now, &users);
                     }
+                    ShardMessage::Specific(ServerMessage::Reconfigured(settings)) => {
+                        self.reconfigure(iteration.now, &settings);
+                    }
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))
                     }
@@ -122,6 +138,12 @@ impl DataPlane {
                 }
             }
         }
+    }
+
+    /// Changes the settings.
+    pub(super) fn reconfigure(&mut self, now: Instant, settings: &ShardSettings) {
+        self.server.reconfigure(now, &settings.tunnel);
+        self.egress.set_access(Arc::clone(&settings.access));
     }
 
     /// When [`Self::handle_ready`] must be called.

@@ -53,6 +53,9 @@ impl Refusals {
 pub(super) fn event_of(change: ServerChange) -> Option<Event> {
     let is_first = |client: &ClientTag| client.connection.class() == ClassId::DEFAULT;
     match change {
+        ServerChange::SecretShared { client } => {
+            Some(Event::SecretShared { client: Some(client_name(client)), kept: true })
+        }
         ServerChange::Joined { client, .. } | ServerChange::Left { client, .. }
             if client.connection.shard() != 0 =>
         {

@@ -10,6 +10,7 @@ use mpvpn_os::{
     undo::Interface,
 };
 use mpvpn_packet::public::machine_only_networks;
+use mpvpn_tunnel::Registry;
 
 use super::{
     data_plane::ShardMessage,
@@ -73,10 +74,11 @@ impl Machine {
     pub(super) fn start_filter(
         &mut self,
         users: UserProfiles,
+        registry: &Registry,
         shards: Vec<Outbox<ShardMessage>>,
     ) -> Result<Outbox<FilterMessage>, EngineError> {
         let (profiles, nat) = (self.net.session_profiles(), self.net.nat_rules().cloned());
-        let filter = self.filter.insert(FilterThread::start(profiles, nat, users, shards)?);
+        let filter = self.filter.insert(FilterThread::start(profiles, nat, users, registry.clone(), shards)?);
         Ok(filter.messages())
     }
 

@@ -17,7 +17,7 @@ use mpvpn_os::{
     poll::{Events, Interest, PollWaker, Poller},
 };
 use mpvpn_packet::public::embedding_networks;
-use mpvpn_tunnel::FilterRequest;
+use mpvpn_tunnel::{AddressSet, FilterRequest, Registry};
 
 use super::data_plane::{ServerMessage, ShardMessage};
 use crate::{
@@ -93,8 +93,18 @@ fn filter_rule(rule: &AccessRule) -> FilterRule {
 pub(super) enum FilterMessage {
     /// Filter a session, then tell its shard.
     Filter(Box<FilterRequest>),
+    /// Replace the rules of all users, then tell shard 0.
+    Replace(Box<NewRules>),
     /// End.
     End,
+}
+
+/// Rules that replace those before.
+#[derive(Debug)]
+pub(super) struct NewRules {
+    pub(super) users: UserProfiles,
+    /// Whether clients are kept from each other.
+    pub(super) is_isolated: bool,
 }
 
 /// The thread. It ends when this is dropped.
@@ -105,11 +115,12 @@ pub(super) struct FilterThread {
 }
 
 impl FilterThread {
-    /// `profiles` and `nat`: of the rules that are in the kernel. `shards`: the mailboxes of all shards, in order.
+    /// `profiles` and `nat`: of the rules that are in the kernel. `registry`: the sessions. `shards`: the mailboxes of all shards, in order.
     pub(super) fn start(
         profiles: SessionProfiles,
         nat: Option<Rules>,
         users: UserProfiles,
+        registry: Registry,
         shards: Vec<Outbox<ShardMessage>>,
     ) -> Result<Self, EngineError> {
         let failed = || EngineError::io("watch the firewall");
@@ -119,7 +130,7 @@ impl FilterThread {
         poller.add(&monitor, MONITOR_TOKEN, Interest::Read).map_err(failed())?;
         poller.add(&wake, WAKE_TOKEN, Interest::Read).map_err(failed())?;
         let (messages, inbox) = mailbox(wake.clone());
-        let worker = Worker { profiles, nat, users, shards, inbox, waiting: Vec::new() };
+        let worker = Worker { profiles, nat, users, registry, shards, inbox, waiting: Vec::new() };
         let thread = std::thread::Builder::new().name("packet-filter".to_owned());
         let thread = thread.spawn(move || worker.run(&poller, monitor, &wake));
         let thread = thread.map_err(EngineError::io("start a thread"))?;
@@ -145,6 +156,7 @@ struct Worker {
     profiles: SessionProfiles,
     nat: Option<Rules>,
     users: UserProfiles,
+    registry: Registry,
     shards: Vec<Outbox<ShardMessage>>,
     inbox: Inbox<FilterMessage>,
     /// Requests without an answer, in their order.
@@ -163,6 +175,7 @@ impl Worker {
             while let Some(message) = self.inbox.next() {
                 match message {
                     FilterMessage::Filter(request) => self.waiting.push(*request),
+                    FilterMessage::Replace(rules) => self.replace(*rules),
                     FilterMessage::End => return,
                 }
             }
@@ -196,6 +209,25 @@ impl Worker {
             );
         }
         Ok(())
+    }
+
+    /// Replaces the rules. Requests that wait are handled by the new ones.
+    fn replace(&mut self, NewRules { users, is_isolated }: NewRules) {
+        // A session that gets addresses after this has sent, or will send, a request.
+        let sessions = self.registry.addresses_by_user();
+        let of_session = |(user, addresses): &(String, AddressSet)| {
+            let profile = users.of(user);
+            addresses.iter().map(|address| (address, profile)).collect::<Vec<_>>()
+        };
+        let sessions: Vec<_> = sessions.iter().flat_map(of_session).collect();
+        let replaced = self.profiles.replace_rules(is_isolated, users.profiles().to_vec(), sessions);
+        if replaced.is_ok() {
+            self.users = users;
+        }
+        if let Some(first) = self.shards.first() {
+            let answer = replaced.map_err(|error| error.to_string());
+            first.send(ShardMessage::Specific(ServerMessage::RulesReplaced(answer)));
+        }
     }
 
     fn handle_requests(&mut self) -> Result<(), OsError> {

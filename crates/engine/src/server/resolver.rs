@@ -12,15 +12,23 @@ use tokio::runtime::Handle;
 
 use crate::dns::{Forwarder, PORT};
 
-/// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns the resolvers to suggest to
-/// clients. A port that is taken is no reason not to serve: clients then keep their own resolvers.
+/// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns where it listens. A port that is
+/// taken is no reason not to serve: clients then keep their own resolvers.
 pub(super) fn start(config: &ServerDns, tunnel: &[IpNet], runtime: Option<&Handle>) -> Vec<IpAddr> {
     match (config, runtime) {
-        (ServerDns::Servers(servers), _) => servers.clone(),
         (ServerDns::Own, Some(runtime)) => {
             tunnel.iter().filter(|own| listen(**own, tunnel, runtime)).map(IpNet::addr).collect()
         }
-        (ServerDns::Off | ServerDns::Own, _) => Vec::new(),
+        _ => Vec::new(),
+    }
+}
+
+/// The resolvers to suggest to clients. `own`: where the server's own listens.
+pub(super) fn suggested(config: &ServerDns, own: &[IpAddr]) -> Vec<IpAddr> {
+    match config {
+        ServerDns::Servers(servers) => servers.clone(),
+        ServerDns::Own => own.to_vec(),
+        ServerDns::Off => Vec::new(),
     }
 }
 

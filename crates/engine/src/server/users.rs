@@ -7,21 +7,25 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
-    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
 use mpvpn_control::{
     auth::{Authenticator, SharedUsers},
-    config::{LimitRule, ServerConfig},
-    credentials::users_file,
+    config::LimitRule,
+    shared::Shared,
     status::User,
-    users::{UserEntry, Users},
+    users::UserEntry,
 };
 use mpvpn_os::file_watch::FileWatch;
 use mpvpn_tunnel::{Authenticate, SessionReport, UserLimits};
 use mpvpn_types::SessionId;
 
+use super::store::FileStore;
 use crate::EngineError;
 
 /// How often the clock is looked at while a user's access will end. Longer: sessions end late after the clock was set; shorter:
@@ -39,7 +43,7 @@ pub(super) struct UserChange {
 
 /// The users' file of a server.
 pub(super) struct UserList {
-    file: PathBuf,
+    store: FileStore,
     users: SharedUsers,
     watch: FileWatch,
     /// When the next access ends by the clock, and when to look at the clock for that.
@@ -48,14 +52,10 @@ pub(super) struct UserList {
 
 impl UserList {
     /// The list of a server that has users.
-    pub(super) fn open(
-        config: &ServerConfig,
-        authenticator: &Authenticator,
-    ) -> Result<Option<Self>, EngineError> {
+    pub(super) fn open(store: FileStore, authenticator: &Authenticator) -> Result<Option<Self>, EngineError> {
         let Authenticator::Tokens(users) = authenticator else { return Ok(None) };
-        let file = users_file(config);
-        let watch = FileWatch::new([file.clone()]).map_err(EngineError::io("watch the users' file"))?;
-        let mut list = Self { file, users: users.clone(), watch, expiry: None };
+        let watch = store.watch_users().map_err(EngineError::io("watch the users' file"))?;
+        let mut list = Self { store, users: users.clone(), watch, expiry: None };
         list.plan(Instant::now(), SystemTime::now());
         // What was written since the credentials were read, before anybody watched.
         if let Err(reason) = list.read(Instant::now()) {
@@ -74,7 +74,7 @@ impl UserList {
 
     /// Reads the file, and tells what is different; `None` if nothing is.
     pub(super) fn read(&mut self, now: Instant) -> Result<Option<UserChange>, String> {
-        let new = Users::load(&self.file).map_err(|error| error.to_string())?;
+        let new = self.store.users().map_err(|error| error.to_string())?;
         let count = new.iter().count();
         let before = self.users.replace(new);
         let (users, clock) = (self.users.now(), SystemTime::now());
@@ -118,6 +118,11 @@ impl UserList {
         self.users.now().iter().map(user).collect()
     }
 
+    /// Whether there is a user with this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.users.now().get(name).is_some()
+    }
+
     /// The fixed addresses of all users.
     pub(super) fn fixed_addresses(&self) -> Vec<(IpAddr, String)> {
         self.users.now().fixed_addresses().collect()
@@ -139,8 +144,9 @@ impl AsFd for UserList {
 /// Checks of the credentials and limits of users.
 pub(super) struct UserChecks {
     pub(super) authenticator: Authenticator,
-    pub(super) limits: Vec<LimitRule>,
-    pub(super) has_rules_of_users: bool,
+    pub(super) limits: Shared<Vec<LimitRule>>,
+    /// Whether the rules for packets differ between users.
+    pub(super) has_rules_of_users: Arc<AtomicBool>,
 }
 
 impl Authenticate for UserChecks {
@@ -150,7 +156,8 @@ impl Authenticate for UserChecks {
     }
 
     fn limits(&self, user: &str) -> UserLimits {
-        let rule = LimitRule::of(&self.limits, user);
+        let rules = self.limits.now();
+        let rule = LimitRule::of(&rules, user);
         // Without authentication all clients are one user.
         let (default, own) = match &self.authenticator {
             Authenticator::None => (None, None),
@@ -169,6 +176,6 @@ impl Authenticate for UserChecks {
     }
 
     fn has_rules_of_users(&self) -> bool {
-        self.has_rules_of_users
+        self.has_rules_of_users.load(Ordering::SeqCst)
     }
 }

@@ -13,8 +13,9 @@ const SUMMARY: &str = "cannot reload the configuration";
 const EXAMPLES: &str = "\
 Examples:
   mpvpn config reload
-      links and classes change at once; other changed keys need a restart, and the command lists them;
-      changes by `mpvpn link set` are undone
+      what can change without a restart counts from then on, and no connection is lost: at a server access, limits,
+      certificates, site, dns and routes, at a client links and classes; the command lists the keys that need a
+      restart; a file with a mistake changes nothing; changes by `mpvpn link set` are undone
 
 SIGHUP does the same, except for a process that was started in a terminal: that ends.";
 
@@ -41,13 +42,16 @@ impl Command for Config {
     }
 }
 
-fn text_of(ReloadReport { links, classes, restart }: &ReloadReport) -> String {
+fn text_of(ReloadReport { links, classes, applied, restart }: &ReloadReport) -> String {
     let mut text = String::new();
     if *classes {
         text += "classes are as the file says now\n";
     }
     if *links {
         text += "links are used as the file says now\n";
+    }
+    if !applied.is_empty() {
+        text += &format!("counts from now on: {}\n", applied.join(", "));
     }
     if !restart.is_empty() {
         text += &format!("counts after a restart: {}\n", restart.join(", "));
@@ -64,16 +68,17 @@ mod tests {
 
     #[test]
     fn what_counts_now_is_told_from_what_counts_later() {
-        let text = |links, classes, restart: &[&str]| {
-            text_of(&ReloadReport {
-                links,
-                classes,
-                restart: restart.iter().map(ToString::to_string).collect(),
-            })
+        let list = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let text = |links, classes, applied: &[&str], restart: &[&str]| {
+            text_of(&ReloadReport { links, classes, applied: list(applied), restart: list(restart) })
         };
-        assert_eq!(text(false, false, &[]), "nothing has changed\n");
+        assert_eq!(text(false, false, &[], &[]), "nothing has changed\n");
         assert_eq!(
-            text(true, true, &["routes", "cc"]),
+            text(false, false, &["access and isolate", "site"], &["listen"]),
+            "counts from now on: access and isolate, site\ncounts after a restart: listen\n"
+        );
+        assert_eq!(
+            text(true, true, &[], &["routes", "cc"]),
             "classes are as the file says now\nlinks are used as the file says now\ncounts after a restart: routes, cc\n"
         );
     }

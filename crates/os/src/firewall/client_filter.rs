@@ -218,6 +218,24 @@ impl SessionProfiles {
         Ok(())
     }
 
+    /// Replaces the rules of all users, in one transaction. `sessions`: the addresses of all sessions with their profiles among the
+    /// new ones; all others have the first.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses the rules; then nothing has changed.
+    pub fn replace_rules(
+        &mut self,
+        is_isolated: bool,
+        profiles: Vec<Profile>,
+        sessions: impl IntoIterator<Item = (IpAddr, usize)>,
+    ) -> Result<(), OsError> {
+        let filter = ClientFilter { is_isolated, profiles, ..self.filter.clone() };
+        let assigned = sessions.into_iter().filter(|(_, profile)| *profile != 0).collect();
+        filter.install_with(&assigned)?;
+        (self.filter, self.assigned) = (filter, assigned);
+        Ok(())
+    }
+
     /// Installs the table again if another program has removed it; returns whether it had.
     ///
     /// # Errors

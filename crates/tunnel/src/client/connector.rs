@@ -272,6 +272,7 @@ mod tests {
                 path: "/".to_owned(),
                 token: None,
                 class: None,
+                instance: None,
                 additional_addresses: 0,
                 addresses_in_use: Default::default(),
                 scheduler: Scheduler::default(),

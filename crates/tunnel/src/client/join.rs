@@ -7,7 +7,7 @@
 
 use mpvpn_types::{ClassId, Instant};
 
-use super::{Client, ClientConfig};
+use super::{Assignment, Client, ClientConfig};
 use crate::{ConnectionNumber, multipath::extensions::NegotiatedExtensions, shapers::Shapers};
 
 /// The role of a client's connection in its session.
@@ -73,13 +73,15 @@ pub(super) struct Membership {
     pub(super) role: SessionRole,
     /// The secret of the session, from the server or the initial connection.
     pub(super) secret: Option<Vec<u8>>,
+    /// The addresses that a process before had in the session, to be asked for until the server has assigned some.
+    pub(super) wanted: Option<Assignment>,
     /// The shapers of the links, shared by all connections of the session.
     pub(super) shapers: Shapers,
 }
 
 impl Membership {
     pub(super) fn new(role: SessionRole) -> Self {
-        Self { role, secret: None, shapers: Shapers::default() }
+        Self { role, secret: None, wanted: None, shapers: Shapers::default() }
     }
 
     /// Whether a connection may be made: a joined one needs the secret.
@@ -115,6 +117,20 @@ impl Client {
     /// before the first link is up.
     pub fn allow_joins(&mut self) {
         self.membership.role = SessionRole::Initial { agreed: false, classes: false };
+    }
+
+    /// Resumes the session that a process before had, if the server knows it still, and asks for its addresses. Must be called
+    /// before the first link is up. Does nothing for a client that joins a session.
+    pub fn resume(&mut self, secret: Vec<u8>, wanted: Assignment) {
+        if !self.membership.role.is_joined() {
+            self.membership.secret = Some(secret);
+            self.membership.wanted = Some(wanted);
+        }
+    }
+
+    /// The secret of the session, if the server keeps sessions.
+    pub fn session_secret(&self) -> Option<&[u8]> {
+        self.membership.secret.as_deref()
     }
 
     /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures are never fatal:

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::{Assignment, ClientEvent, ClientReport, ClientState};
 use crate::{
-    TrafficCounters, TrafficRates,
+    SecretSharing, TrafficCounters, TrafficRates,
     events::{Changes, ClientChange},
     multipath::MultipathConnection,
 };
@@ -21,6 +21,8 @@ pub(super) struct Reports {
     pub(super) assignment: Option<Assignment>,
     /// How often the session was resumed.
     pub(super) resumed: u32,
+    /// Whether another machine has shown the secret of the session.
+    pub(super) sharing: SecretSharing,
     /// Totals of closed connections.
     closed_counters: TrafficCounters,
     closed_drops: u64,

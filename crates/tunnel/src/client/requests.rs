@@ -17,6 +17,7 @@ use mpvpn_types::Instant;
 
 use super::{Client, ClientError, ClientEvent, TunnelMode, addresses, in_use};
 use crate::{
+    SecretSharing,
     events::ClientChange,
     multipath::{
         MultipathConnection, Role,
@@ -107,7 +108,7 @@ impl Client {
 
     fn send_request(&mut self, now: Instant) {
         let addresses = addresses::requested_addresses(
-            self.reports.assignment.as_ref(),
+            self.reports.assignment.as_ref().or(self.membership.wanted.as_ref()),
             self.config.additional_addresses,
         );
         let offers =
@@ -201,8 +202,15 @@ impl Client {
                 self.apply_extensions(now, TunnelMode::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
+                let sharing = session.agreed.sharing;
                 match self.membership.accepted(&session.agreed, accepted.session) {
-                    Some(resumed) => self.reports.resumed += u32::from(resumed),
+                    Some(resumed) => {
+                        self.reports.resumed += u32::from(resumed);
+                        if sharing != SecretSharing::Alone {
+                            self.reports.sharing = sharing;
+                            self.reports.changes.push(ClientChange::SecretShared(sharing));
+                        }
+                    }
                     None => {
                         let reason = "the server lets no further connection join the session".to_owned();
                         self.on_lost(now, &LostReason::Transport(reason));

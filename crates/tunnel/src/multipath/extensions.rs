@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_class::MAX_COPIES;
-use mpvpn_masque::{headers::Headers, structured};
+use mpvpn_masque::{headers::Headers, session_header, structured};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
 use mpvpn_types::{ClassId, CongestionControl, Fec, Instant};
@@ -21,13 +21,18 @@ use super::{
     reinjection::Reinjection, sequence::Sequencer,
 };
 use crate::{
-    ClassProfile, ClientConfig, ConnectionNumber, ServerConfig, TunnelMode, UserLimits, client::Links,
-    shapers::Shapers,
+    ClassProfile, ClientConfig, ClientInstance, ConnectionNumber, SecretSharing, ServerConfig, TunnelMode,
+    UserLimits, client::Links, shapers::Shapers,
 };
 
 /// The Structured Fields Boolean "true" (RFC 9651 §3.3.6).
 const SF_TRUE: &str = "?1";
 const MEMBER_FIELD: &str = "mpvpn-member";
+const INSTANCE_FIELD: &str = "mpvpn-instance";
+const SHARED_FIELD: &str = "mpvpn-shared";
+/// Values of [`SHARED_FIELD`].
+const KEPT: &str = "kept";
+const MOVED: &str = "moved";
 const STREAMS_FIELD: &str = "mpvpn-streams";
 const UDP_FIELD: &str = "mpvpn-udp";
 /// Maximum number of DNS resolvers taken from a server: the C library asks no more (`MAXNS` of resolv.conf(5)).
@@ -151,6 +156,22 @@ const PACKET_EXTENSIONS: &[Extension] = &[
         |client, answer| {
             client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
         },
+    ),
+    // The process of the client: see [`instance_of`].
+    request_only(
+        INSTANCE_FIELD,
+        |config, _| config.instance.as_ref().and_then(|instance| session_header::encode(instance)),
+        |_, _| None,
+    ),
+    // Whether another machine shows the secret of the session (a Token); only to clients that say which process they are.
+    response_only(
+        SHARED_FIELD,
+        |server, _| match server.admitted.as_ref()?.sharing {
+            SecretSharing::Alone => None,
+            SecretSharing::Kept => Some(KEPT.to_owned()),
+            SecretSharing::Moved => Some(MOVED.to_owned()),
+        },
+        |client, answer| client.agreed.sharing = sharing_of(answer).unwrap_or_default(),
     ),
     // The prefixes of the server's tunnel network, in which other clients are, as in `10.0.0.0/24, fd00::/64`.
     response_only(
@@ -346,6 +367,8 @@ pub(crate) struct NegotiatedExtensions {
     pub(crate) streams: bool,
     /// The server opens UDP flows (CONNECT-UDP) to destinations outside its networks.
     pub(crate) udp: bool,
+    /// Whether another machine shows the secret of the session.
+    pub(crate) sharing: SecretSharing,
 }
 
 /// The server's side of a negotiation, while it answers a request.
@@ -368,6 +391,8 @@ pub(crate) struct AdmittedClient {
     pub(crate) shapers: Shapers,
     /// The prefixes of the server's tunnel network.
     pub(crate) networks: (Ipv4Net, Option<Ipv6Net>),
+    /// Whether another machine shows the secret of the session.
+    pub(crate) sharing: SecretSharing,
 }
 
 /// Returns the extensions of CONNECT-IP requests, or those of other requests.
@@ -446,6 +471,24 @@ pub(crate) fn member_of(headers: &Headers) -> Option<ConnectionNumber> {
     ConnectionNumber::new(u8::try_from(number).ok()?)
 }
 
+/// Returns the process of a client, if it says which; a malformed field counts as absent.
+pub(crate) fn instance_of(headers: &Headers) -> Option<ClientInstance> {
+    parse_instance(headers.single(INSTANCE_FIELD)?)
+}
+
+fn parse_instance(value: &[u8]) -> Option<ClientInstance> {
+    session_header::parse(value)?.try_into().ok()
+}
+
+/// Parses whether another machine shows the secret of the session.
+fn sharing_of(answer: &[u8]) -> Option<SecretSharing> {
+    match structured::token(answer)?.as_ref() {
+        KEPT => Some(SecretSharing::Kept),
+        MOVED => Some(SecretSharing::Moved),
+        _ => None,
+    }
+}
+
 /// Adds to a response that refuses CONNECT-IP the fields which say that CONNECT and CONNECT-UDP work.
 pub(crate) fn announce_flow_requests(answer: &mut Headers) {
     answer.push(STREAMS_FIELD, SF_TRUE);
@@ -516,7 +559,6 @@ fn plausible_resolvers(list: &str) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_masque::session_header;
     use serde_json::{Value, json};
 
     use super::*;
@@ -563,6 +605,13 @@ mod tests {
             "mpvpn-session" => {
                 ("secret", session_header::parse(value).map(|secret| json!(hex(&secret))).ok_or(absent))
             }
+            INSTANCE_FIELD => {
+                ("instance", parse_instance(value).map(|instance| json!(hex(&instance))).ok_or(absent))
+            }
+            SHARED_FIELD => (
+                "shared",
+                sharing_of(value).map(|sharing| json!(format!("{sharing:?}").to_lowercase())).ok_or(absent),
+            ),
             "mpvpn-cc" => ("controller", cc_of(value).map(|cc| json!(cc.to_string())).ok_or(absent)),
             "mpvpn-scheduler" => ("scheduler", Ok(json!(scheduler_of(Some(value)).to_string()))),
             "mpvpn-copies" => ("copies", Ok(json!(copies_of(Some(value))))),
@@ -597,6 +646,8 @@ mod tests {
         };
         let value = match field {
             "mpvpn-session" => session_header::encode(&bytes(&fields["secret"])).unwrap(),
+            INSTANCE_FIELD => session_header::encode(&bytes(&fields["instance"])).unwrap(),
+            SHARED_FIELD => text("shared"),
             "mpvpn-cc" => text("controller").parse::<CongestionControl>().unwrap().to_string(),
             "mpvpn-scheduler" => text("scheduler").parse::<Scheduler>().unwrap().to_string(),
             "mpvpn-copies" => fields["copies"].to_string(),

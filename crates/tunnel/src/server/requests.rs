@@ -18,8 +18,8 @@ use super::{
     peer::{AuthenticatedPeer, MAX_UNSENT_REPLIES, Peer, PendingGrant, Tunnel},
 };
 use crate::{
-    ConnectionNumber, SessionSecret, TunnelMode,
-    events::ServerChange,
+    ConnectionNumber, SecretSharing, SessionSecret, TunnelMode,
+    events::{ClientTag, ServerChange},
     http::Http,
     multipath::extensions::{self, AdmittedClient, LocalEnd, ServerNegotiation},
     registry::{AdmissionError, AdmissionRequest},
@@ -162,9 +162,11 @@ impl Server {
             return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
         let secret = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
+        let instance = extensions::instance_of(headers);
         let limits = self.config.auth.limits(&user);
         let shard = self.shard.index();
-        let admission = AdmissionRequest { user: &user, secret, number, limits, shard, connection: id };
+        let admission =
+            AdmissionRequest { user: &user, secret, instance, number, limits, shard, connection: id };
         let entry =
             self.registry.admit(&admission, || (self.config.new_secret)()).map_err(|error| match error {
                 AdmissionError::ServerFull => reject(503, "the server is full"),
@@ -178,7 +180,7 @@ impl Server {
                     Rejection::new(403, format!("too many classes: allowed are {}", limits.max_classes))
                 }
             })?;
-        if let Some(slot) = entry.replaced {
+        for slot in entry.replaced {
             self.replace(now, slot);
         }
         let mut routes = BytesMut::new();
@@ -200,6 +202,7 @@ impl Server {
                 limits,
                 shapers,
                 networks: self.routes.networks(),
+                sharing: entry.sharing,
             }),
             local: LocalEnd::at_server(&mut authenticated.multipath, stream, number),
             class: None,
@@ -228,6 +231,13 @@ impl Server {
         }
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);
+        }
+        if entry.sharing == SecretSharing::Kept
+            && let Some(authenticated) = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref())
+        {
+            let address = entry.addresses.and_then(|addresses| addresses.iter().next());
+            let client = ClientTag { address, ..authenticated.tag() };
+            self.changes.push(ServerChange::SecretShared { client });
         }
         Ok(())
     }

@@ -186,6 +186,7 @@ impl CrowdClients {
                 token: None,
                 scheduler: Default::default(),
                 class: None,
+                instance: None,
                 additional_addresses: 0,
                 addresses_in_use: Default::default(),
                 copies: 1,

@@ -293,6 +293,7 @@ impl World {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
             class: None,
+            instance: None,
             additional_addresses: self.additional_addresses,
             addresses_in_use: self.addresses_in_use.clone(),
             scheduler,
