@@ -1,4 +1,4 @@
-//! Peers with other MASQUE implementations: starts the programs of `tests/interop` on the hosts of a testbed.
+//! Peers with other implementations of MASQUE and ACME: starts the programs of `tests/interop` on the hosts of a testbed.
 
 use std::{
     fs::{self, File},
@@ -24,6 +24,8 @@ pub enum Program {
     ConnectIp,
     /// quic-go/masque-go.
     Masque,
+    /// The ACME CA letsencrypt/pebble, with this file as its `/etc/hosts`.
+    Pebble(&'static str),
     /// A Python script that uses aioquic or h2.
     Python(&'static str),
 }
@@ -64,6 +66,14 @@ impl InteropPeer {
                 testbed.command(host, &built_programs().join("connect-ip").to_string_lossy())
             }
             Program::Masque => testbed.command(host, &built_programs().join("masque").to_string_lossy()),
+            Program::Pebble(hosts) => {
+                let mut command = testbed.command(host, "unshare");
+                let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
+                command.args(["--mount", "sh", "-c", script, hosts]).arg(built_programs().join("pebble"));
+                // It waits for up to 15 s before it validates a name unless it is told not to.
+                command.env("PEBBLE_VA_NOSLEEP", "1");
+                command
+            }
             Program::Python(script) => {
                 let mut command =
                     testbed.command(host, &built_programs().join("venv/bin/python").to_string_lossy());

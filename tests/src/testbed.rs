@@ -333,9 +333,25 @@ impl Testbed {
         args: &[&str],
         socket: &Path,
     ) -> MpvpnProcess {
+        self.start_with_files(host, &[(own, path)], args, socket)
+    }
+
+    /// The same with several files.
+    pub fn start_with_files(
+        &self,
+        host: Host,
+        files: &[(&Path, &Path)],
+        args: &[&str],
+        socket: &Path,
+    ) -> MpvpnProcess {
         let mut command = self.command(host, "unshare");
-        let script = r#"mount --bind "$0" "$1" && shift && exec "$@""#;
-        command.args(["--mount", "sh", "-c", script]).arg(own).arg(path).arg(binary());
+        let script =
+            r#"while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit; done; shift; exec "$@""#;
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        for (own, path) in files {
+            command.arg(own).arg(path);
+        }
+        command.arg("--").arg(binary());
         self.spawn(command, host, args, socket)
     }
 

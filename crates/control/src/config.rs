@@ -4,6 +4,7 @@
 //! Out: [`ServerConfig`] and [`ClientConfig`], with defaults filled in and contradictions refused. Always holds: the command
 //! line overrides the file, the file overrides the defaults.
 
+mod acme;
 mod app;
 mod block;
 mod classes;
@@ -33,6 +34,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_types::Transport;
 
+pub use acme::{Acme, AcmeChallenge};
 pub use block::{BlockWish, files_of_enabled_clients};
 pub use classes::{
     ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
@@ -115,6 +117,8 @@ pub struct ServerConfig {
     pub cert: Option<CertFiles>,
     /// Further certificates. A client gets the one for the server name that it asks for (SNI), else `cert`.
     pub more_certs: Vec<CertFiles>,
+    /// Certificates that a CA issues by ACME.
+    pub acme: Option<Acme>,
     /// Networks of load balancers, whose TCP connections begin with a PROXY protocol header.
     pub proxy_protocol_from: Vec<IpNet>,
     /// The web site for visitors without credentials.
@@ -305,6 +309,7 @@ impl ServerConfig {
             ));
         }
         let tcp = options.tcp.unwrap_or_default();
+        let acme = options.acme.map(|table| table.resolve(&listen, tcp)).transpose()?;
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             tcp,
@@ -313,6 +318,7 @@ impl ServerConfig {
             service,
             cert: cert_files(options.cert, options.key)?,
             more_certs: options.certificate,
+            acme,
             proxy_protocol_from: options.proxy_protocol_from,
             site: options.site.unwrap_or_default(),
             max_clients: max_clients(options.max_clients, subnet)?,

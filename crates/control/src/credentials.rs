@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
+    acme::AcmeStore,
     auth::{Authenticator, Token},
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
@@ -68,6 +69,9 @@ impl Credentials {
             }
         }
         let certificates = ServerCertificates::new(identity.clone(), others);
+        if let Some(acme) = &config.acme {
+            certificates.set_issued(AcmeStore::new(&config.state_dir, acme).certificate());
+        }
         Ok(Self { certificates, identity, authenticator, token })
     }
 }
@@ -178,9 +182,12 @@ impl Reachability {
     }
 
     fn new(config: &ServerConfig, identity: &Identity) -> Self {
+        let ordered = config.acme.iter().flat_map(|acme| acme.domains.iter().cloned());
+        let mut public_names: Vec<String> = ordered.collect();
         // A certificate that mpvpn made is signed by nobody.
-        let public_names =
-            if config.cert.is_some() { tls::publicly_trusted_names(identity.certs()) } else { Vec::new() };
+        if config.cert.is_some() {
+            public_names.extend(tls::publicly_trusted_names(identity.certs()));
+        }
         Self { pin: identity.fingerprint(), port: port(config), public_names }
     }
 
@@ -224,7 +231,7 @@ impl Reachability {
     pub fn address(&self, config: &ServerConfig) -> Result<ServerAddr> {
         let guess =
             || guess_address(&config.listen).map(|ip| ServerAddr { host: ip.to_string(), port: self.port });
-        config.public.clone().or_else(guess).ok_or_else(|| {
+        config.public.clone().or_else(|| ordered_address(config)).or_else(guess).ok_or_else(|| {
             Error::usage(
                 "this machine has no address by which clients could reach the server",
                 "say how they reach it by --host HOST:PORT, or by `public` in the server's file",
@@ -241,6 +248,12 @@ fn identity(config: &ServerConfig) -> Result<Identity> {
     }
 }
 
+/// The first of the names for which the server orders a certificate.
+fn ordered_address(config: &ServerConfig) -> Option<ServerAddr> {
+    let name = config.acme.as_ref()?.domains.first()?;
+    Some(ServerAddr { host: name.clone(), port: port(config) })
+}
+
 fn port(config: &ServerConfig) -> u16 {
     config.listen.first().map_or(443, SocketAddr::port)
 }
@@ -254,9 +267,14 @@ pub fn first_start_message(
 ) -> String {
     let port = port(config);
     let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
-    let server = ServerAddr { host, port };
-    let pin = credentials.identity.fingerprint();
-    let mut options = format!("--server {server} --pin {pin}");
+    let ordered = ordered_address(config);
+    let is_unknown = address.is_none() && ordered.is_none();
+    let server = ordered.unwrap_or(ServerAddr { host, port });
+    let trust = match Reachability::new(config, &credentials.identity).trust(&server) {
+        LinkTrust::System => "--ca system".to_owned(),
+        LinkTrust::Pins(pins) => pins.iter().map(|pin| format!("--pin {pin}")).collect::<Vec<_>>().join(" "),
+    };
+    let mut options = format!("--server {server} {trust}");
     if let Some(token) = &credentials.token {
         options.push_str(&format!(" --token {}", token.reveal()));
     } else if config.auth == AuthMode::Token {
@@ -267,7 +285,7 @@ pub fn first_start_message(
         message.push_str(&format!("or, without root,\n  mpvpn proxy --socks5 127.0.0.1:1080 {options}\n"));
         message.insert_str(0, &format!("This server {note}.\n"));
     }
-    if address.is_none() {
+    if is_unknown {
         message.push_str("with this machine's address for SERVER-ADDRESS.\n");
     }
     message
@@ -358,6 +376,33 @@ mod tests {
         assert_eq!((after.pin, after.port), (started.identity.fingerprint(), 4433));
         let named = ServerConfig { public: Some("vpn.example:1".parse().unwrap()), ..without_options };
         assert_eq!(after.address(&named).unwrap().to_string(), "vpn.example:1");
+    }
+
+    #[test]
+    fn who_reaches_a_server_by_a_name_of_its_certificate_of_a_ca_trusts_the_cas_and_others_the_pin() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("server.toml");
+        std::fs::write(&file, "[acme]\ndomains = ['vpn.example.org', 'www.example.org']\n").unwrap();
+        let options = crate::config::ServerOptions {
+            state_dir: Some(home.path().join("state")),
+            api_socket: Some(home.path().join("api")),
+            ..Default::default()
+        };
+        let config = ServerConfig::load(Some(&file), options, crate::config::Rights::ALL).unwrap();
+        let credentials = Credentials::load(&config).unwrap();
+        let message = first_start_message(&config, &credentials, guess_address(&config.listen));
+        assert!(message.contains("--server vpn.example.org:443 --ca system --token"), "{message}");
+        let reachability = Reachability::of(&config).unwrap();
+        assert_eq!(reachability.address(&config).unwrap().to_string(), "vpn.example.org:443");
+        let pins = LinkTrust::Pins(vec![credentials.identity.fingerprint()]);
+        for (host, trust) in [
+            ("vpn.example.org", LinkTrust::System),
+            ("WWW.Example.org:4433", LinkTrust::System),
+            ("other.example.org", pins.clone()),
+            ("192.0.2.1", pins),
+        ] {
+            assert_eq!(reachability.trust(&host.parse().unwrap()), trust, "{host}");
+        }
     }
 
     #[test]

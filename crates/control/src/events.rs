@@ -43,6 +43,8 @@ word_enum! {
         Session = "session",
         /// The kill switch of a client.
         KillSwitch = "kill_switch",
+        /// The certificates of a server.
+        Certificate = "certificate",
         /// The configuration and signals to this process.
         Configuration = "configuration",
         /// The event log.
@@ -284,6 +286,16 @@ pub enum Event {
     KillSwitchLifted { reason: ShortText },
     /// Another program changed or removed the firewall table of the kill switch, and it was installed again.
     KillSwitchRestored {},
+    /// A CA issued a certificate for these names by ACME, valid until this moment. New connections get it.
+    CertificateIssued { names: Vec<String>, until: ShortText },
+    /// A CA issued no certificate. It is asked again after `retry_s` seconds; until then the certificate of an earlier order, valid
+    /// until the moment `until`, stays in use, if there is one.
+    CertificateFailed {
+        reason: ShortText,
+        retry_s: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        until: Option<ShortText>,
+    },
     /// The configuration was read again. `applied` lists the keys that count from now on, beside those of links and classes,
     /// `restart` those that take effect after a restart; if there are any of these, the level is WARN.
     ConfigurationRead {
@@ -342,6 +354,7 @@ kinds! {
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
+    Certificate: CertificateIssued INFO CertificateFailed WARN;
     Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO CertificatesRefused WARN
         UsersRead INFO UsersRefused WARN Ending INFO;
     Log: EventsDropped WARN;
@@ -384,6 +397,7 @@ impl Event {
                 }
             }
             Self::EventsDropped { count } => *count = 0,
+            Self::CertificateFailed { retry_s, .. } => *retry_s = 0,
             _ => {}
         }
         self

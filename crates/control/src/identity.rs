@@ -36,11 +36,18 @@ pub struct Identity {
 impl Identity {
     /// Reads a certificate chain (PEM, leaf first) and its private key (PEM: PKCS #8, SEC 1 or PKCS #1).
     pub fn load(cert: &Path, key: &Path) -> Result<Self> {
-        let chain = read_certs(cert)?;
+        Self::new(read_certs(cert)?, &files::read_secret(key)?, cert, key)
+    }
+
+    /// A private key and a certificate chain, leaf first, both PEM, which are to be kept in `path`.
+    pub(crate) fn from_pem(key: &str, chain: &str, path: &Path) -> Result<Self> {
+        Self::new(parse_certs(chain.as_bytes(), path)?, key.as_bytes(), path, path)
+    }
+
+    fn new(chain: Vec<CertificateDer<'static>>, secret: &[u8], cert: &Path, key: &Path) -> Result<Self> {
         let bad_key =
             |found: String| Error::Content { path: key.into(), expected: "a private key in PEM", found };
-        let secret = files::read_secret(key)?;
-        let private = PrivateKeyDer::from_pem_slice(&secret).map_err(|error| bad_key(error.to_string()))?;
+        let private = PrivateKeyDer::from_pem_slice(secret).map_err(|error| bad_key(error.to_string()))?;
         let certified = match CertifiedKey::from_der(chain, private.clone_key(), &tls::provider()) {
             Ok(certified) => certified,
             Err(rustls::Error::InconsistentKeys(_)) => {
@@ -56,6 +63,14 @@ impl Identity {
             Err(error) => return Err(bad_key(error.to_string())),
         };
         Ok(Self { certified: Arc::new(certified), key: Arc::new(private) })
+    }
+
+    /// A private key (PKCS #8, DER) and a certificate for it that has a critical extension which webpki does not know.
+    pub(crate) fn unchecked(key: Vec<u8>, certificate: CertificateDer<'static>) -> Result<Self> {
+        let key = PrivateKeyDer::Pkcs8(key.into());
+        let signing = tls::provider().key_provider.load_private_key(key.clone_key())?;
+        let certified = CertifiedKey::new(vec![certificate], signing);
+        Ok(Self { certified: Arc::new(certified), key: Arc::new(key) })
     }
 
     /// The identity kept in `state_dir` as `server.crt` and `server.key`; made at the first call.
@@ -79,6 +94,29 @@ impl Identity {
     /// The fingerprint of the leaf certificate, which clients pin.
     pub fn fingerprint(&self) -> Fingerprint {
         self.certified.cert.first().map_or(Fingerprint([0; 32]), |leaf| Fingerprint::of(leaf))
+    }
+
+    /// From when until when the leaf is valid; in the past if it cannot be read.
+    pub fn validity(&self) -> (SystemTime, SystemTime) {
+        let parsed = self.certs().first().and_then(|leaf| x509_parser::parse_x509_certificate(leaf).ok());
+        let at = |time: x509_parser::time::ASN1Time| {
+            UNIX_EPOCH + Duration::from_secs(time.timestamp().max(0).unsigned_abs())
+        };
+        parsed.map_or((UNIX_EPOCH, UNIX_EPOCH), |(_, leaf)| {
+            (at(leaf.validity().not_before), at(leaf.validity().not_after))
+        })
+    }
+
+    /// The moment until which the leaf is valid (RFC 3339, UTC).
+    pub fn valid_until(&self) -> String {
+        let moment = time::OffsetDateTime::from(self.validity().1);
+        moment.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
+    }
+
+    /// Whether the leaf has all of these DNS names.
+    pub(crate) fn is_for(&self, names: &[String]) -> bool {
+        let own = self.certs().first().map(tls::dns_names).unwrap_or_default();
+        names.iter().all(|name| own.iter().any(|own| own.eq_ignore_ascii_case(name)))
     }
 
     /// A secret of `N` bytes (at most 8160) for the purpose that `label` names.
@@ -117,8 +155,13 @@ impl fmt::Debug for Identity {
 
 /// All certificates of a PEM file, at least one.
 pub(crate) fn read_certs(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    parse_certs(&files::read(path)?, path)
+}
+
+/// The certificates in the content of the PEM file `path`, at least one.
+fn parse_certs(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let bad = |found: String| Error::Content { path: path.into(), expected: "a certificate in PEM", found };
-    let certs: Vec<_> = CertificateDer::pem_slice_iter(&files::read(path)?)
+    let certs: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<std::result::Result<_, _>>()
         .map_err(|error| bad(error.to_string()))?;
     if certs.is_empty() {
@@ -203,12 +246,33 @@ fn nibble(digit: u8) -> Option<u8> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A certificate that is valid for this time.
+    pub(crate) fn valid(from: SystemTime, lifetime: Duration) -> Identity {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["vpn.example".to_owned()]).unwrap();
+        let start = from.duration_since(UNIX_EPOCH).unwrap();
+        params.not_before = rcgen::date_time_ymd(1970, 1, 1) + start;
+        params.not_after = params.not_before + lifetime;
+        let cert = params.self_signed(&key).unwrap();
+        Identity::from_pem(&key.serialize_pem(), &cert.pem(), Path::new("test")).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_tells_its_validity_and_names() {
+        let (from, lifetime) = (UNIX_EPOCH + Duration::from_secs(1_800_000_000), Duration::from_secs(3600));
+        let identity = valid(from, lifetime);
+        assert_eq!(identity.validity(), (from, from + lifetime));
+        assert_eq!(identity.valid_until(), "2027-01-15T09:00:00Z");
+        let of = |names: &[&str]| identity.is_for(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert!(of(&["VPN.example"]) && !of(&["vpn.example", "other.example"]));
+    }
 
     #[test]
     fn an_identity_is_made_once_and_kept() {

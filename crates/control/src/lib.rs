@@ -15,6 +15,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod access;
+pub mod acme;
 pub mod api;
 pub mod auth;
 pub mod check;

@@ -100,7 +100,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         }
     };
     let slow = SlowThread::start(
-        Services { api: Some(api), metrics, https_server: None },
+        Services { api: Some(api), metrics, ..Services::default() },
         resolve,
         event_loop.wake.clone(),
     )?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use mpvpn_control::{
-    config::{ClientConfig, Confine, ServerConfig, ServerDns, Trust},
+    config::{AcmeChallenge, ClientConfig, Confine, ServerConfig, ServerDns, Trust},
     credentials::users_file,
     files,
     status::Confinement,
@@ -59,8 +59,9 @@ pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), E
     let has_tun = config.service.has_tun();
     let needs = Needs {
         network: has_tun,
-        // Its resolver listens on port 53 of the tunnel's addresses, which come later.
-        low_ports: has_tun && config.dns == ServerDns::Own,
+        // Its resolver listens on port 53 of the tunnel's addresses, which come later; a CA looks at port 80.
+        low_ports: has_tun && config.dns == ServerDns::Own
+            || config.acme.as_ref().is_some_and(|acme| acme.challenge == AcmeChallenge::Http01),
         readable: files.map(|file| folder_of(file)).chain(config.site.folder().map(Path::to_owned)).collect(),
         writable: folders.collect(),
         ..Needs::default()

@@ -31,8 +31,9 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use ipnet::IpNet;
 use mpvpn_control::{
+    acme::ACME_TLS_ALPN,
     auth::{Authenticator, Denied},
-    config::ServerConfig,
+    config::{AcmeChallenge, ServerConfig},
     credentials::Credentials,
     tls,
 };
@@ -280,6 +281,10 @@ impl Listener {
         };
         drop(slot);
         let (socket, session) = stream.get_ref();
+        if session.alpn_protocol() == Some(ACME_TLS_ALPN) {
+            // The handshake was the answer (RFC 8737 §3).
+            return tracing::debug!(%peer, "a CA has validated a name of this server");
+        }
         let agreed = session.alpn_protocol().map(|protocol| protocol == b"h2");
         let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
             return self
@@ -315,7 +320,11 @@ impl ServerContext {
         site: Site,
         loopback_clients: &LoopbackClients,
     ) -> Result<Arc<Self>, EngineError> {
-        let tls = tls::server_config(&credentials.certificates, &[b"h2", b"http/1.1"])?;
+        let validates_by_tls =
+            config.acme.as_ref().is_some_and(|acme| acme.challenge == AcmeChallenge::TlsAlpn01);
+        let protocols: &[&[u8]] =
+            if validates_by_tls { &[b"h2", b"http/1.1", ACME_TLS_ALPN] } else { &[b"h2", b"http/1.1"] };
+        let tls = tls::server_config(&credentials.certificates, protocols)?;
         Ok(Arc::new(Self {
             tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
             authenticator: credentials.authenticator.clone(),

@@ -14,6 +14,7 @@
 // The engine is the place of clocks, sockets and files.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod acme;
 mod answers;
 pub mod client;
 pub mod confine;

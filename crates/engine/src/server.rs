@@ -42,7 +42,9 @@ use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
 
 use crate::{
-    EngineError, answers,
+    EngineError,
+    acme::Acme,
+    answers,
     client::random,
     confine,
     egress::{Budget, Egress, EgressSetup, local_address_reader},
@@ -92,13 +94,17 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
     let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
+    let acme = Acme::of(&config, &credentials.certificates)?;
     let store = FileStore::new(&config);
     let user_list = UserList::open(store.clone(), &credentials.authenticator)?;
     // Where a folder does not exist yet, files in it are read again by command only.
     let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
     confine::server(&config, origin.file())?;
-    let slow =
-        SlowThread::start(Services { api: Some(api), metrics, https_server }, None, event_loop.wake.clone())?;
+    let slow = SlowThread::start(
+        Services { api: Some(api), metrics, https_server, acme },
+        None,
+        event_loop.wake.clone(),
+    )?;
     let address = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, address);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);

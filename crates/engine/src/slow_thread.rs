@@ -1,5 +1,5 @@
 //! The slow thread: a tokio runtime for everything that may block. It serves the local API, metrics and a server's
-//! HTTPS over TCP, keeps the log of events, and resolves names.
+//! HTTPS over TCP, orders certificates, keeps the log of events, and resolves names.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -22,6 +22,7 @@ use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
     EngineError,
+    acme::Acme,
     https_server::HttpsServer,
     resolver::{MAX_CONCURRENT_LOOKUPS, Resolver, ResolverHandle, resolver},
     service_manager::LoopActivity,
@@ -62,6 +63,7 @@ pub(crate) struct Services {
     pub(crate) api: Option<api::Server>,
     pub(crate) metrics: Option<metrics::Server>,
     pub(crate) https_server: Option<HttpsServer>,
+    pub(crate) acme: Option<Acme>,
 }
 
 /// The data plane's end. Dropping it ends the thread.
@@ -92,11 +94,19 @@ impl SlowThread {
             .map_err(EngineError::io("start the runtime"))?;
         let runtime_handle = runtime.handle().clone();
         let (events, recorder) = event_channel();
+        let reporter = events.clone();
         let thread = std::thread::Builder::new()
             .name("slow".to_owned())
             .spawn(move || {
                 let uses_system_resolver = resolve.is_none();
-                runtime.block_on(serve((offers, recorder), resolve, requests, resolver, post, wake));
+                runtime.block_on(serve(
+                    (offers, recorder, reporter),
+                    resolve,
+                    requests,
+                    resolver,
+                    post,
+                    wake,
+                ));
                 // Lookups of the system are abandoned, but an app's resolver must not be called after this thread has
                 // ended.
                 if uses_system_resolver {
@@ -173,7 +183,7 @@ impl Drop for SlowThread {
 }
 
 async fn serve(
-    (Services { api, metrics, https_server }, recorder): (Services, EventReceiver),
+    (Services { api, metrics, https_server, acme }, recorder, events): (Services, EventReceiver, EventSender),
     resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
@@ -239,8 +249,13 @@ async fn serve(
             tracing::warn!(%error, "the HTTPS server has ended");
         }
     };
+    let acme = async move {
+        if let Some(acme) = acme {
+            acme.run(events).await;
+        }
+    };
     let services = async {
-        tokio::join!(api, metrics, https_server);
+        tokio::join!(api, metrics, https_server, acme);
         // Even without services, name resolution goes on.
         std::future::pending().await
     };

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 mod access;
+mod acme;
 mod alone;
 mod auto_pipes;
 mod blocked_udp;

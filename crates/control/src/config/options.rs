@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::{
     Ca, CertFiles, CongestionControl, FlowMode, Scheduler,
+    acme::{AcmeTable, acme_table},
     classes::ClassTables,
     dns::{DnsOption, Domain, ServerDnsOption},
     file::{ConfigFile, SourceText},
@@ -78,6 +79,12 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "site::certificates")]
     #[schemars(with = "Vec<site::CertificateTable>")]
     pub certificate: Vec<CertFiles>,
+
+    /// Certificates that a CA issues by ACME: the table `[acme]`
+    #[arg(skip)]
+    #[serde(deserialize_with = "acme_table")]
+    #[schemars(with = "AcmeTable")]
+    pub acme: Option<AcmeTable>,
 
     /// Network of a load balancer in front of the server; repeatable. TCP connections from there must begin with a
     /// PROXY protocol header (version 1 or 2), which tells the client's address; without this option all clients seem
@@ -517,7 +524,7 @@ impl ServerOptions {
     /// These options; a missing one is taken from `fallback`.
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
-            listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
+            listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
             auth users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
             shards name api_socket metrics qlog confine reload log_level
         }

@@ -220,7 +220,7 @@ impl ServerConfig {
     /// What differs in `new`.
     pub fn compare(&self, new: &Self) -> ServerChanges {
         let restart = differing!(
-            self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only",
+            self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", acme: "acme",
             proxy_protocol_from: "proxy-protocol-from", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", max_relays: "max-relays",

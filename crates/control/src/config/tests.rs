@@ -20,6 +20,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         service: ServerMode::Packets,
         cert: None,
         more_certs: Vec::new(),
+        acme: None,
         proxy_protocol_from: Vec::new(),
         site: Site::default(),
         subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
@@ -94,6 +95,13 @@ fn every_key_of_a_server_arrives() {
         cert = "other.crt"
         key = "other.key"
 
+        [acme]
+        domains = ["vpn.example.org", "www.example.org"]
+        email = "admin@example.org"
+        directory = "https://ca.example.org/acme"
+        ca = "ca.pem"
+        challenge = "http-01"
+
         [[access]]
         allow = false
         ports = ["25", "8000-8100"]
@@ -123,6 +131,13 @@ fn every_key_of_a_server_arrives() {
             service: ServerMode::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
             more_certs: vec![CertFiles { cert: "other.crt".into(), key: "other.key".into() }],
+            acme: Some(Acme {
+                domains: vec!["vpn.example.org".into(), "www.example.org".into()],
+                email: Some("admin@example.org".into()),
+                directory: "https://ca.example.org/acme".into(),
+                ca: Some("ca.pem".into()),
+                challenge: AcmeChallenge::Http01,
+            }),
             proxy_protocol_from: vec!["10.0.0.0/8".parse().unwrap(), "fd00::1/128".parse().unwrap()],
             site: Site {
                 content: SiteContent::Upstream("127.0.0.1:8080".into()),
@@ -479,7 +494,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
-             listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, public, \
+             listen, tcp, old-clients, relay-only, cert, key, certificate, acme, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, public, \
              state-dir, nat, routes, dns, \
              max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, reload, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",

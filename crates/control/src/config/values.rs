@@ -340,7 +340,7 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
 }
 
 /// Letters, digits, hyphens and underscores in labels of 1 to 63 characters (RFC 1123, section 2.1).
-fn is_host_name(text: &str) -> bool {
+pub(crate) fn is_host_name(text: &str) -> bool {
     let labels = text.strip_suffix('.').unwrap_or(text);
     let label_is_good = |label: &str| {
         (1..=63).contains(&label.len())

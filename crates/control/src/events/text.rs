@@ -144,6 +144,16 @@ impl Display for Event {
             Self::KillSwitchRestored {} => f.write_str(
                 "another program changed or removed the firewall table of the kill switch: it is installed again",
             ),
+            Self::CertificateIssued { names, until } => {
+                write!(f, "new certificate for {}, valid until {until}", names.join(", "))
+            }
+            Self::CertificateFailed { reason, retry_s, until } => {
+                write!(f, "no new certificate: {reason}; next try in {}", Milliseconds(retry_s * 1000))?;
+                match until {
+                    Some(until) => write!(f, "; the one in use is valid until {until}"),
+                    None => f.write_str("; clients that ask for these names get the server's own certificate"),
+                }
+            }
             Self::ConfigurationRead { links, classes, applied, restart } => {
                 let parts = [(*links, "links"), (*classes, "classes")].into_iter().filter(|(changed, _)| *changed);
                 let parts = parts.map(|(_, part)| part).chain(applied.iter().map(String::as_str));

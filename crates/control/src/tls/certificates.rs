@@ -1,7 +1,7 @@
 //! The certificates of a server, and the choice among them by the name that the client asks for (SNI, RFC 6066 §3).
 //!
-//! In: the certificates, again whenever one is new. Out: the certificate of a handshake. Always holds: a new certificate counts
-//! for the handshakes that begin later; connections keep what they agreed on.
+//! In: the certificates, again whenever one is new; the answers to challenges of a CA. Out: the certificate of a handshake. Always
+//! holds: a new certificate counts for the handshakes that begin later; connections keep what they agreed on.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use rustls::{
 };
 
 use super::verify;
-use crate::identity::Identity;
+use crate::{acme::ACME_TLS_ALPN, identity::Identity};
 
 /// Certificates that may change while a server runs: all clones see the same.
 #[derive(Clone, Debug)]
@@ -27,18 +27,32 @@ struct Current {
     /// For clients that ask for no name or an unknown one, too.
     first: Identity,
     others: Vec<Identity>,
+    /// The certificate that a CA has issued by ACME.
+    issued: Option<Identity>,
     by_name: HashMap<String, Arc<CertifiedKey>>,
+    /// The certificates for a CA that validates names by TLS-ALPN-01, by name.
+    challenges: HashMap<String, Arc<CertifiedKey>>,
 }
 
 impl Current {
     fn new(first: Identity, others: Vec<Identity>) -> Self {
+        let (by_name, challenges) = (HashMap::new(), HashMap::new());
+        Self { first, others, issued: None, by_name, challenges }.with_names()
+    }
+
+    fn with_names(mut self) -> Self {
         let mut by_name = HashMap::new();
-        for identity in std::iter::once(&first).chain(&others) {
+        for identity in self.all() {
             for name in identity.certs().first().map(verify::dns_names).unwrap_or_default() {
                 by_name.entry(name.to_ascii_lowercase()).or_insert_with(|| identity.certified());
             }
         }
-        Self { first, others, by_name }
+        self.by_name = by_name;
+        self
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Identity> {
+        self.issued.iter().chain(std::iter::once(&self.first)).chain(&self.others)
     }
 
     /// The certificate for a name, or the wildcard certificate for its siblings (`*.example.org`, RFC 9525 §6.3).
@@ -51,14 +65,31 @@ impl Current {
 
 impl ServerCertificates {
     /// A client that asks for a name of one of `others` gets that certificate, else `first`. If several certificates have the
-    /// same name, the first one counts.
+    /// same name, the issued one counts, else the first one.
     pub fn new(first: Identity, others: Vec<Identity>) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(Current::new(first, others)))))
     }
 
     /// Replaces the certificates for the handshakes that begin from now on.
     pub fn replace(&self, first: Identity, others: Vec<Identity>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Current::new(first, others));
+        self.change(|now| Current { first, others, ..now });
+    }
+
+    /// Sets the certificate that a CA has issued by ACME: clients that ask for one of its names get it from now on.
+    pub fn set_issued(&self, issued: Option<Identity>) {
+        self.change(|now| Current { issued, ..now });
+    }
+
+    /// Sets what a CA sees that validates a name by TLS-ALPN-01: the certificate for each name.
+    pub fn set_challenges(&self, challenges: Vec<(String, Identity)>) {
+        let challenges =
+            challenges.into_iter().map(|(name, identity)| (name, identity.certified())).collect();
+        self.change(|now| Current { challenges, ..now });
+    }
+
+    fn change(&self, change: impl FnOnce(Current) -> Current) {
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(change((**current).clone()).with_names());
     }
 
     /// The certificate for clients that ask for no name or an unknown one.
@@ -75,8 +106,7 @@ impl ServerCertificates {
 
     /// Whether this is the leaf of one of the certificates.
     pub(super) fn has(&self, leaf: &CertificateDer<'_>) -> bool {
-        let now = self.now();
-        std::iter::once(&now.first).chain(&now.others).any(|identity| identity.certs().first() == Some(leaf))
+        self.now().all().any(|identity| identity.certs().first() == Some(leaf))
     }
 
     fn now(&self) -> Arc<Current> {
@@ -93,6 +123,10 @@ impl From<Identity> for ServerCertificates {
 impl ResolvesServerCert for ServerCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let now = self.now();
+        if hello.alpn().is_some_and(|mut offered| offered.any(|protocol| protocol == ACME_TLS_ALPN)) {
+            // Nobody but a CA asks like this, and only while it validates a name (RFC 8737 §3).
+            return now.challenges.get(&hello.server_name()?.to_ascii_lowercase()).cloned();
+        }
         let named = hello.server_name().and_then(|name| now.certificate_for(name));
         Some(named.cloned().unwrap_or_else(|| now.first.certified()))
     }
@@ -138,5 +172,18 @@ mod tests {
         certificates.replace(new.clone(), Vec::new());
         assert_eq!(clone.first().fingerprint(), new.fingerprint());
         assert!(clone.has(&new.certs()[0]) && !clone.has(&old.certs()[0]));
+    }
+
+    #[test]
+    fn an_issued_certificate_is_for_its_names_and_outlasts_a_reload() {
+        let (own, issued, reloaded) =
+            (identity(&["mpvpn"]), identity(&["vpn.example"]), identity(&["mpvpn"]));
+        let certificates = ServerCertificates::from(own);
+        certificates.set_issued(Some(issued.clone()));
+        certificates.replace(reloaded.clone(), vec![identity(&["vpn.example"])]);
+        let now = certificates.now();
+        let found = now.certificate_for("vpn.example").unwrap();
+        assert_eq!(found.cert[0], issued.certs()[0], "before others with the same name");
+        assert_eq!(certificates.first().fingerprint(), reloaded.fingerprint());
     }
 }

@@ -270,7 +270,7 @@ fn start_slow_thread(
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-    SlowThread::start(Services { api, metrics, https_server: None }, resolve, event_loop.wake.clone())
+    SlowThread::start(Services { api, metrics, ..Services::default() }, resolve, event_loop.wake.clone())
 }
 
 impl Running {

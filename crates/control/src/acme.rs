@@ -1,0 +1,13 @@
+//! Certificates from a CA by ACME (RFC 8555): what is kept, and when the next one is ordered.
+//!
+//! In: the certificate that there is, the time, and the outcome of orders. Out: the time of the next order; files in the state
+//! folder. Always holds: the account's key and certificates have mode 0600 from the beginning; a certificate and its key are
+//! one file, so that they are replaced together; the order itself is made by the caller.
+
+mod challenge;
+mod schedule;
+mod store;
+
+pub use challenge::{ACME_TLS_ALPN, certificate_request, serve_http_challenges, tls_alpn_certificate};
+pub use schedule::{Failure, RenewalWindow, Schedule};
+pub use store::AcmeStore;

@@ -1,0 +1,142 @@
+//! The account and the certificate in the state folder: `acme/DIRECTORY/account.json` and `certificate.pem`.
+
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::digest;
+
+use crate::{Result, config::Acme, files, identity::Identity};
+
+/// Name of the folder in the state folder.
+const FOLDER: &str = "acme";
+/// The account: its URL and its key, as JSON.
+const ACCOUNT: &str = "account.json";
+/// The private key and the certificate chain, as PEM.
+const CERTIFICATE: &str = "certificate.pem";
+/// Bytes of the hash in a folder's name: two directories of one host do not share them by chance.
+const HASH_BYTES: usize = 4;
+
+/// What is kept of one CA.
+#[derive(Clone, Debug)]
+pub struct AcmeStore {
+    folder: PathBuf,
+    domains: Vec<String>,
+}
+
+impl AcmeStore {
+    /// The files of the CA of `acme`. Another directory has other files: a certificate for tests does not count for another CA.
+    pub fn new(state_dir: &Path, acme: &Acme) -> Self {
+        let host = acme.directory.split('/').nth(2).unwrap_or_default();
+        let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '-', "_");
+        let hash = digest::digest(&digest::SHA256, acme.directory.as_bytes());
+        let hash: String = hash.as_ref().iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
+        let folder = state_dir.join(FOLDER).join(format!("{host}-{hash}"));
+        Self { folder, domains: acme.domains.clone() }
+    }
+
+    /// The account of an earlier order, as JSON.
+    pub fn account(&self) -> Option<Vec<u8>> {
+        files::read(&self.folder.join(ACCOUNT)).ok()
+    }
+
+    /// Keeps the account.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save_account(&self, json: &[u8]) -> Result<()> {
+        files::create_private_dir(&self.folder)?;
+        files::write_secret(&self.folder.join(ACCOUNT), json)
+    }
+
+    /// The certificate of an earlier order, if it has all names; it may have expired.
+    pub fn certificate(&self) -> Option<Identity> {
+        let file = self.folder.join(CERTIFICATE);
+        if !file.exists() {
+            return None;
+        }
+        match Identity::load(&file, &file) {
+            Ok(identity) if identity.is_for(&self.domains) => Some(identity),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(%error, "a certificate of an earlier order cannot be used, and a new one is ordered");
+                None
+            }
+        }
+    }
+
+    /// Keeps a certificate chain and its private key (both PEM), and returns them.
+    ///
+    /// # Errors
+    /// If they do not belong together, the certificate has not all names, or the file cannot be written.
+    pub fn save_certificate(&self, key: &str, chain: &str) -> Result<Identity> {
+        files::create_private_dir(&self.folder)?;
+        let file = self.folder.join(CERTIFICATE);
+        let identity = Identity::from_pem(key, chain, &file)?;
+        if !identity.is_for(&self.domains) {
+            return Err(crate::Error::Content {
+                path: file,
+                expected: "a certificate for the names of [acme]",
+                found: "one for other names from the CA".into(),
+            });
+        }
+        files::write_secret(&file, format!("{key}{chain}").as_bytes())?;
+        Ok(identity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::config::AcmeChallenge;
+
+    fn acme(directory: &str, domains: &[&str]) -> Acme {
+        Acme {
+            domains: domains.iter().map(ToString::to_string).collect(),
+            email: None,
+            directory: directory.into(),
+            ca: None,
+            challenge: AcmeChallenge::TlsAlpn01,
+        }
+    }
+
+    #[test]
+    fn a_certificate_is_kept_for_its_directory_and_names() {
+        let home = tempfile::tempdir().unwrap();
+        let names = ["vpn.example", "www.vpn.example"];
+        let store = AcmeStore::new(home.path(), &acme("https://ca.example:14000/dir", &names));
+        assert!(store.certificate().is_none() && store.account().is_none());
+        let made = rcgen::generate_simple_self_signed(names.map(String::from).to_vec()).unwrap();
+        let kept = store.save_certificate(&made.signing_key.serialize_pem(), &made.cert.pem()).unwrap();
+        store.save_account(b"{}").unwrap();
+        assert_eq!(store.certificate().unwrap().fingerprint(), kept.fingerprint());
+        assert_eq!(store.account().unwrap(), b"{}");
+        for file in [ACCOUNT, CERTIFICATE] {
+            let mode = std::fs::metadata(store.folder.join(file)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{file}");
+        }
+        for other in [
+            acme("https://ca.example:14000/other", &names),
+            acme("https://ca.example:14000/dir", &["vpn.example", "more.example"]),
+        ] {
+            assert!(AcmeStore::new(home.path(), &other).certificate().is_none(), "{other:?}");
+        }
+        let fewer = acme("https://ca.example:14000/dir", &["vpn.example"]);
+        assert!(AcmeStore::new(home.path(), &fewer).certificate().is_some());
+    }
+
+    #[test]
+    fn what_does_not_belong_together_is_not_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let store = AcmeStore::new(home.path(), &acme("https://ca.example/", &["vpn.example"]));
+        let make = |name: &str| rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+        let (good, other) = (make("vpn.example"), make("other.example"));
+        let key = good.signing_key.serialize_pem();
+        assert!(store.save_certificate(&key, &other.cert.pem()).is_err());
+        assert!(store.save_certificate(&other.signing_key.serialize_pem(), &other.cert.pem()).is_err());
+        assert!(store.save_certificate(&key, "").is_err());
+        assert!(store.certificate().is_none());
+        std::fs::write(store.folder.join(CERTIFICATE), "junk").unwrap();
+        assert!(store.certificate().is_none());
+    }
+}
