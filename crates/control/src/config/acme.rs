@@ -63,7 +63,7 @@ pub struct AcmeTable {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Email>")]
     email: Option<Email>,
-    /// URL of the CA's directory [default: https://acme-v02.api.letsencrypt.org/directory]
+    /// URL of the CA's directory [default: that of Let's Encrypt]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<DirectoryUrl>")]
     directory: Option<DirectoryUrl>,
