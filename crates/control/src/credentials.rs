@@ -109,9 +109,14 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
 
 /// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not.
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
-    ["users.toml", "client-token", "server.crt", "server.key", LAST_START]
-        .map(|name| config.state_dir.join(name))
-        .into()
+    let names = ["users.toml", "client-token", "server.crt", "server.key", LAST_START]
+        .map(|name| config.state_dir.join(name));
+    names.into_iter().chain([leases_file(config)]).collect()
+}
+
+/// The file with the leases of a server.
+pub fn leases_file(config: &ServerConfig) -> PathBuf {
+    config.state_dir.join(format!("leases-{}.json", config.name))
 }
 
 /// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.

@@ -146,7 +146,7 @@ fn client_name(path: &Path) -> Option<&str> {
 
 /// The name of the TUN device of a client with this name, which the kernel takes: at most 15 bytes. Long names are cut, and have a
 /// number of their own.
-fn tun_name(name: &str) -> String {
+pub(crate) fn tun_name(name: &str) -> String {
     let whole = format!("mpvpn-{name}");
     if whole.len() <= MAX_INTERFACE_BYTES {
         return whole;

@@ -25,7 +25,7 @@ pub use instance::Instance;
 pub use machine::{Interface, Machine, PortHolder, Protocol, UnitState, comes_over_network};
 pub use plan::{Action, Audience, Plan, Step};
 pub use record::{Record, Rollback};
-pub use removal::{Removal, ServerState, plan_removal};
+pub use removal::{KeptState, Removal, plan_removal};
 pub use server::{HostOption, ServerWishes, passing_firewall_steps, plan_server};
 
 /// Writes a file of a plan, with its folder.

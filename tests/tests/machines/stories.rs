@@ -7,6 +7,7 @@ mod firewalls;
 mod instances;
 mod kill_switch;
 mod lifecycle;
+mod ssh;
 mod upgrade;
 
 /// A test of whole machines.
@@ -22,7 +23,7 @@ pub(crate) struct Story {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const STORIES: [Story; 10] = [
+pub(crate) const STORIES: [Story; 11] = [
     Story {
         name: "lifecycle",
         proves: "a server and two clients are installed, joined, used, reloaded, revoked, removed and purged without a trace",
@@ -58,6 +59,12 @@ pub(crate) const STORIES: [Story; 10] = [
         proves: "several servers and clients on one machine run side by side, and leave nothing behind",
         is_short: false,
         run: instances::run,
+    },
+    Story {
+        name: "ssh",
+        proves: "a client that is set up over SSH is taken back, unless somebody confirms it",
+        is_short: false,
+        run: ssh::run,
     },
     Story {
         name: "desktop",

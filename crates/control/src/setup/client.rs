@@ -91,12 +91,6 @@ fn file_text(machine: &Machine, wishes: &ClientWishes) -> Result<String> {
     if wishes.kill_switch {
         document["kill-switch"] = value(true);
     }
-    if let Some(name) = instance.name()
-        && machine.file.is_none()
-    {
-        document["name"] = value(name);
-        document["tun-name"] = value(machine.free_tun_name());
-    }
     Ok(document.to_string())
 }
 

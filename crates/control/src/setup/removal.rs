@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Instance,
-    client::KILL_SWITCH_UNIT,
     machine::Machine,
     plan::{Action, Plan, Step},
     record::Record,
@@ -14,10 +13,10 @@ use crate::{
     status::Role,
 };
 
-/// What a server keeps for its users.
+/// What a server keeps for its users, or a client of its session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServerState {
-    /// The files of users and certificates that exist.
+pub struct KeptState {
+    /// The files that exist.
     pub files: Vec<PathBuf>,
     /// Whether they are removed.
     pub is_removed: bool,
@@ -38,7 +37,7 @@ pub fn plan_removal(
     instance: &Instance,
     record: Option<&Record>,
     device: Option<&str>,
-    state: &ServerState,
+    state: &KeptState,
 ) -> Removal {
     let mut removal = Removal::default();
     let steps = &mut removal.plan.steps;
@@ -49,10 +48,6 @@ pub fn plan_removal(
             "it ends, and is not started again",
             None,
         ));
-    }
-    if instance.role() == Role::Client && machine.systemd && machine.kill_switch_unit.enabled {
-        let disable = Action::run(["systemctl", "disable", "--now", KILL_SWITCH_UNIT]);
-        steps.push(Step::new(disable, "nothing blocks packets past the tunnel any more", None));
     }
     if instance.role() == Role::Server {
         steps.extend(machine.firewall.removal(instance, device.unwrap_or(TUN_NAME)));
@@ -73,7 +68,11 @@ pub fn plan_removal(
         None => {}
     }
     if was_set_up {
-        steps.push(Step::new(Action::Reset, "routes, firewall tables and resolvers as they were", None));
+        steps.push(Step::new(
+            Action::Reset,
+            "routes, firewall tables and resolvers as they were; no kill switch blocks any more",
+            None,
+        ));
     }
     if state.is_removed {
         steps.extend(state.files.iter().map(|file| Step::new(Action::Remove(file.clone()), "", None)));
@@ -121,7 +120,7 @@ mod tests {
         };
         machine.firewall.ufw = Some("ufw allow 443/udp comment 'mpvpn-server'\n".into());
         let record = record_of(machine.file.as_deref().unwrap());
-        let mut state = ServerState { files: vec!["/var/lib/mpvpn/users.toml".into()], is_removed: false };
+        let mut state = KeptState { files: vec!["/var/lib/mpvpn/users.toml".into()], is_removed: false };
         let removal = plan_removal(&machine, &server, Some(&record), Some("mpvpn0"), &state);
         let expected = [
             "systemctl disable --now mpvpn-server",
@@ -150,11 +149,11 @@ mod tests {
         let client = Instance::unnamed(Role::Client);
         let machine = Machine { file: Some("server = \"a\" # mine\n".into()), ..Machine::default() };
         for record in [None, Some(record_of("server = \"a\"\n"))] {
-            let removal = plan_removal(&machine, &client, record.as_ref(), None, &ServerState::default());
+            let removal = plan_removal(&machine, &client, record.as_ref(), None, &KeptState::default());
             assert!(!texts(&removal).contains(&"remove /etc/mpvpn/client.toml".to_owned()), "{removal:?}");
             assert!(removal.left[0].starts_with("/etc/mpvpn/client.toml: "), "{:?}", removal.left);
         }
-        let nothing = plan_removal(&Machine::default(), &client, None, None, &ServerState::default());
+        let nothing = plan_removal(&Machine::default(), &client, None, None, &KeptState::default());
         assert_eq!(nothing, Removal::default(), "nothing was there");
     }
 }

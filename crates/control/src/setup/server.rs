@@ -19,6 +19,7 @@ use crate::{
     Error, Result,
     config::{self, AuthMode, Nat, ServerAddr, ServerConfig, ServerDns, Tcp},
     credentials,
+    join::tun_name,
 };
 
 /// The beginning of a server's file that setup makes.
@@ -192,9 +193,9 @@ fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
         let [a, b, c, d, e, ..] = machine.random;
         document["subnet6"] = value(private_subnet6([a, b, c, d, e]).to_string());
         if let Some(name) = wishes.instance.name() {
-            document["tun-name"] = value(machine.free_tun_name());
+            document["tun-name"] = value(machine.free_tun_name(name));
             document["name"] = value(name);
-            document["state-dir"] = value(format!("{}/server-{name}", config::STATE_DIR));
+            document["state-dir"] = value(format!("{}/{name}", config::STATE_DIR));
         }
     }
     if let Some(HostOption { host, port }) = &wishes.host {
@@ -320,14 +321,15 @@ impl Machine {
         })
     }
 
-    /// A name of a TUN device that no interface and no other instance has.
-    pub(super) fn free_tun_name(&self) -> String {
+    /// A name of a TUN device that no interface and no other instance has: that of the instance, if it is short enough.
+    fn free_tun_name(&self, instance: &str) -> String {
         let is_used = |name: &String| {
             self.interfaces.iter().any(|interface| interface.name == *name) || self.other_tuns.contains(name)
         };
-        // As many names as there are instances and one more are enough.
-        let mut names =
-            (1..=self.interfaces.len() + self.other_tuns.len() + 1).map(|number| format!("mpvpn{number}"));
+        let own = Some(tun_name(instance));
+        // As many numbers as there are instances and one more are enough.
+        let count = self.interfaces.len() + self.other_tuns.len() + 1;
+        let mut names = own.into_iter().chain((1..=count).map(|number| format!("mpvpn{number}")));
         names.find(|name| !is_used(name)).unwrap_or_else(|| config::TUN_NAME.to_owned())
     }
 }
@@ -562,15 +564,14 @@ mod tests {
     #[test]
     fn a_second_server_has_a_device_networks_and_a_folder_of_its_own() {
         let mut machine = vps();
-        machine.other_tuns = vec!["mpvpn0".into(), "mpvpn1".into()];
+        machine.other_tuns = vec!["mpvpn0".into(), "mpvpn-work".into(), "mpvpn1".into()];
         let instance = Instance::new(Role::Server, Some("work".into())).unwrap();
         let plan = plan_server(&machine, &ServerWishes { instance, port: Some(4433), ..wishes() }).unwrap();
         let text = written(&plan);
-        for part in ["tun-name = \"mpvpn2\"", "name = \"work\"", "state-dir = \"/var/lib/mpvpn/server-work\""]
-        {
+        for part in ["tun-name = \"mpvpn2\"", "name = \"work\"", "state-dir = \"/var/lib/mpvpn/work\""] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert_eq!(texts(&plan)[1], "add the user default to /var/lib/mpvpn/server-work/users.toml");
+        assert_eq!(texts(&plan)[1], "add the user default to /var/lib/mpvpn/work/users.toml");
     }
 
     #[test]

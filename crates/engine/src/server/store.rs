@@ -6,7 +6,7 @@ use std::{io, path::PathBuf};
 use mpvpn_control::{
     Error,
     config::ServerConfig,
-    credentials::users_file,
+    credentials::{leases_file, users_file},
     leases::{self, KeptLease},
     users::Users,
 };
@@ -23,7 +23,7 @@ impl FileStore {
     /// The store of a server.
     pub(super) fn new(config: &ServerConfig) -> Self {
         // Servers that share a folder, and so users, have networks of their own.
-        let leases = config.state_dir.join(format!("leases-{}.json", config.name));
+        let leases = leases_file(config);
         Self { users: users_file(config), leases }
     }
 

@@ -244,6 +244,7 @@ impl Joining {
         }
         let mut text = format!("{user} joins with this link, which is shown this once:\n  {link}\n");
         text += &format!("on the client, as root:\n  {command}\n");
+        text += "`mpvpn setup client` instead of `mpvpn client` makes it a service there.\n";
         if is_guess {
             text += &format!(
                 "The link names {host}, an address of this machine. If clients reach it by another one, say so by --host, \

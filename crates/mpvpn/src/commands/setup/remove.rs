@@ -5,7 +5,8 @@ use std::{fs, io::IsTerminal, process::ExitCode};
 use clap::{Args, ValueEnum};
 use mpvpn_control::{
     config::{ClientConfig, Rights, ServerConfig, ServerOptions},
-    setup::{Instance, Plan, Record, Removal, ServerState, plan_removal},
+    kept_session::KeptSession,
+    setup::{Instance, KeptState, Plan, Record, Removal, plan_removal},
     status::Role,
 };
 use mpvpn_engine::setup;
@@ -94,18 +95,20 @@ fn removal_of(instance: &Instance, removes_users: bool, consent: Consent) -> Res
     let (device, files) = device_and_files(instance)?;
     let machine = setup::look(instance, None).map_err(failed_to_look)?;
     let can_ask = !consent.yes && !consent.dry_run && std::io::stdin().is_terminal();
+    // A session is of no use without its client; users are.
     let is_removed = !files.is_empty()
         && (removes_users
+            || instance.role() == Role::Client
             || can_ask
                 && question(&format!(
                     "Remove the users ({}) and the certificate of the server, too? Their links never work again.",
                     machine.users.join(", ")
                 ))?);
-    let state = ServerState { files, is_removed };
+    let state = KeptState { files, is_removed };
     Ok(plan_removal(&machine, instance, record.as_ref(), device.as_deref(), &state))
 }
 
-/// The TUN device of an instance, and the files with users and certificates of a server.
+/// The TUN device of an instance, and the files with users and certificates of a server, or with the session of a client.
 fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::path::PathBuf>), Failure> {
     let Ok(text) = fs::read_to_string(instance.file()) else {
         // A server without a name and without a file has its defaults.
@@ -121,7 +124,11 @@ fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::pat
             Ok((Some(config.tun_name), files))
         }
         Role::Client => {
-            Ok((ClientConfig::parse(&text, &instance.file()).ok().map(|config| config.tun_name), Vec::new()))
+            let Ok(config) = ClientConfig::parse(&text, &instance.file()) else {
+                return Ok((None, Vec::new()));
+            };
+            let session = KeptSession::file(&config.state_dir, &config.name, &config.server);
+            Ok((Some(config.tun_name), Some(session).filter(|file| file.exists()).into_iter().collect()))
         }
     }
 }
