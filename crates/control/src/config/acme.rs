@@ -74,11 +74,10 @@ pub struct AcmeTable {
     ca: Option<PathBuf>,
     /// How the server proves that the names are its own [default: tls-alpn-01 if the server listens on TCP port 443, else
     /// http-01]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<AcmeChallenge>")]
     challenge: Option<AcmeChallenge>,
 }
-
-schema::word_schemas!(AcmeChallenge);
 
 struct DomainName(String);
 

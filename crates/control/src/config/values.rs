@@ -16,6 +16,7 @@ use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Unexpected, Visitor};
 use mpvpn_path::Scheduler;
 use mpvpn_types::{CongestionControl, FlowMode, Tier, Transport, UnknownWord, word_enum};
 
+use super::acme::AcmeChallenge;
 use crate::{auth::Token, identity::Fingerprint};
 
 /// A value that is parsed from text, in the same way on the command line and in a file.
@@ -162,6 +163,7 @@ macro_rules! take_words {
 }
 
 take_words!(
+    AcmeChallenge,
     Confine,
     CongestionControl,
     FlowMode,

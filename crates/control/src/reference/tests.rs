@@ -108,6 +108,7 @@ fn every_key_of_the_schemas_is_read_and_an_unknown_one_is_refused() {
         "[[limit]]",
         "[[link]]",
         "[[user]]",
+        "[acme]",
         "[site]",
     ];
     assert_eq!(heads, expected.map(String::from).into());
