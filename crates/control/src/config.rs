@@ -10,6 +10,7 @@ mod block;
 mod classes;
 mod dns;
 mod file;
+mod inspect;
 mod lane;
 pub(crate) mod limits;
 mod links;
@@ -41,6 +42,7 @@ pub use classes::{
     SteeringRule, render_classes, rules_of,
 };
 pub use dns::{Dns, ServerDns};
+pub use inspect::{CheckedFile, ConfigValue, check_file, values};
 pub use lane::LaneRule;
 pub use limits::LimitRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
@@ -56,7 +58,7 @@ pub use site::{Site, SiteContent};
 pub(crate) use trust::MAX_PINS;
 pub use trust::{Ca, Trust};
 pub use values::{
-    AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp,
+    AuthMode, Confine, FileKind, LogLevel, Nat, ReloadMode, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp,
     is_link_name,
 };
 pub use via::{ProxyCredentials, ViaOption, ViaProxy};

@@ -52,11 +52,16 @@ pub(crate) fn read_toml(path: &Path, new: &str, expected: &'static str) -> Resul
 
 /// The whole content of `path`, at most [`MAX_FILE_BYTES`] bytes.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    read_up_to(path, MAX_FILE_BYTES)
+}
+
+/// The whole content of `path`, at most `limit` bytes.
+pub(crate) fn read_up_to(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let error = || Error::file("read", path);
     let bytes = match fs::File::open(path) {
         Ok(file) => {
             let mut bytes = Vec::new();
-            file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map(|_| bytes)
+            file.take(limit + 1).read_to_end(&mut bytes).map(|_| bytes)
         }
         // What the other process answers is about its own rights, and means less to people than the refusal itself.
         Err(refused) if refused.kind() == io::ErrorKind::PermissionDenied => {
@@ -65,10 +70,10 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
         Err(error) => Err(error),
     }
     .map_err(error())?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
+    if bytes.len() as u64 > limit {
         return Err(Error::Content {
             path: path.into(),
-            expected: "at most 4 MiB",
+            expected: if limit == MAX_FILE_BYTES { "at most 4 MiB" } else { "at most 128 MiB" },
             found: "more than that".into(),
         });
     }
@@ -98,16 +103,51 @@ pub fn create_private_dir(dir: &Path) -> Result<()> {
 /// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file has mode 0600; a file
 /// that exists keeps its mode, and, if root writes it, its owner; a new one of root belongs to the owner of the folder.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = write_new(&temporary, content)
-        .and_then(|file| keep_owner_and_mode(path, &file))
-        .and_then(|()| fs::rename(&temporary, path));
+    let temporary = temporary(path);
+    let written = write_beside(path, &temporary, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(Error::file("write", path))
+}
+
+/// Writes several files as [`write_secret`] does, and makes their folders. None is replaced before all are written.
+pub(crate) fn write_secrets<'a>(all: impl Iterator<Item = (PathBuf, &'a [u8])>) -> Result<()> {
+    let mut written = Vec::new();
+    let mut write = |path: PathBuf, content: &[u8]| {
+        if let Some(folder) = path.parent() {
+            create_private_dir(folder)?;
+        }
+        let temporary = temporary(&path);
+        written.push((temporary.clone(), path.clone()));
+        write_beside(&path, &temporary, content).map_err(Error::file("write", path))
+    };
+    let all = all.map(|(path, content)| write(path, content)).collect::<Result<Vec<()>>>();
+    if let Err(error) = all {
+        written.iter().for_each(|(temporary, _)| drop(fs::remove_file(temporary)));
+        return Err(error);
+    }
+    written
+        .iter()
+        .try_for_each(|(temporary, path)| fs::rename(temporary, path).map_err(Error::file("write", path)))
+}
+
+/// The name under which a new content of `path` is written first.
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn write_beside(path: &Path, temporary: &Path, content: &[u8]) -> io::Result<()> {
+    write_new(temporary, content).and_then(|file| keep_owner_and_mode(path, &file))
+}
+
+/// Opens `path` for a lock; a new file has mode 0600 and no content.
+pub(crate) fn open_private(path: &Path) -> Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.open(path).map_err(Error::file("open", path))
 }
 
 /// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group `mpvpn`, if there is

@@ -18,6 +18,7 @@ pub mod access;
 pub mod acme;
 pub mod api;
 pub mod auth;
+pub mod backup;
 pub mod check;
 pub mod config;
 pub mod credentials;

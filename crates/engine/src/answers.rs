@@ -31,6 +31,9 @@ pub(crate) fn answer_client_request(
                 client.shards.report_flows(round, client.flows(now));
             }
         }
+        ControlRequest::Config(reply) => {
+            drop(reply.send(client.config_values().map_err(|error| error.to_string())));
+        }
         ControlRequest::Reload(reply) => drop(reply.send(client.reload(event_loop, now))),
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
@@ -51,6 +54,9 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
             if let Some(round) = server.shards.ask_flows(now, reply) {
                 server.shards.report_flows(round, server.data_plane.flows(now));
             }
+        }
+        ControlRequest::Config(reply) => {
+            drop(reply.send(server.config_values().map_err(|error| error.to_string())));
         }
         ControlRequest::Reload(reply) => server.reload(now, Some(reply)),
         ControlRequest::Link { reply, .. } => {

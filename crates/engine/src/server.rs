@@ -27,6 +27,7 @@ use std::{
 
 use mpvpn_control::{
     api,
+    backup::RunningLock,
     config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
     credentials::{Credentials, first_start_message, guess_address},
     events::{Event, EventSender},
@@ -95,6 +96,8 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
     let acme = Acme::of(&config, &credentials.certificates)?;
+    // Nothing is restored while it is held. A folder that cannot be used is said where it is needed.
+    let running_lock = RunningLock::hold(&config.state_dir).ok();
     let store = FileStore::new(&config);
     let user_list = UserList::open(store.clone(), &credentials.authenticator)?;
     // Where a folder does not exist yet, files in it are read again by command only.
@@ -223,6 +226,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     running.watch_configuration(&event_loop);
     let result = running.run(&mut event_loop);
     let end = running.end();
+    drop(running_lock);
     result.and(end)
 }
 

@@ -3,6 +3,7 @@
 //! In: a parsed command line. Out: an exit code, or a [`Failure`]. Always holds: a command is known only to its own file and
 //! to its two lines here.
 
+mod backup;
 mod check;
 mod class;
 pub(crate) mod client;
@@ -44,6 +45,8 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<class::Class>(),
     entry::<config::Config>(),
     entry::<kill_switch::KillSwitch>(),
+    entry::<backup::Backup>(),
+    entry::<backup::Restore>(),
     entry::<reset::Reset>(),
     entry::<completions::Completions>(),
     entry::<man::Man>(),

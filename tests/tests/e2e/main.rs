@@ -7,6 +7,7 @@ mod access;
 mod acme;
 mod alone;
 mod auto_pipes;
+mod backup;
 mod blocked_udp;
 mod bonding;
 mod by_flows;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    config::{LinkChange, ReloadReport},
+    config::{ConfigValue, LinkChange, ReloadReport},
     status::{FlowList, Link, Status},
 };
 
@@ -35,6 +35,8 @@ pub enum ControlRequest {
         /// The status of the link after the change, or why nothing changed.
         reply: oneshot::Sender<std::result::Result<Link, String>>,
     },
+    /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
+    Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
     /// Read the configuration again. The reply says what changed, or why nothing did.
     Reload(oneshot::Sender<std::result::Result<ReloadReport, String>>),
 }
@@ -53,6 +55,7 @@ pub(super) const ROUTES: &[Route] = &[
             reply,
         })
     }),
+    Route::get("/v1/config", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Config)),
     Route::post("/v1/reload", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Reload)),
 ];
 
@@ -95,5 +98,13 @@ pub fn reload(path: &Path) -> Result<ReloadReport> {
     let next =
         "correct the file and run `mpvpn config reload` again; until then the running configuration stays";
     request(path, Method::POST, "/v1/reload", Bytes::new())?
+        .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
+}
+
+/// Asks the process at the socket `path` for the values of its configuration. Waits for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn fetch_config(path: &Path) -> Result<Vec<ConfigValue>> {
+    let next = "correct the file, as `mpvpn config check FILE` says";
+    request(path, Method::GET, "/v1/config", Bytes::new())?
         .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }

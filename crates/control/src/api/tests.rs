@@ -17,7 +17,7 @@ use mpvpn_types::Tier;
 use super::*;
 use crate::{
     Error,
-    config::{LinkChange, ReloadReport},
+    config::{ConfigValue, LinkChange, ReloadReport},
     events::{Event, MAX_ENTRIES_PER_KIND, SharedEventLog},
     status::{FlowList, Link, State, Status},
 };
@@ -72,6 +72,9 @@ fn up() -> RequestHandler {
         ControlRequest::Link { name, reply, .. } => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
+        ControlRequest::Config(reply) => {
+            let _ = reply.send(Ok(vec![dns_off()]));
+        }
         ControlRequest::Reload(reply) => {
             let _ = reply.send(Ok(ReloadReport {
                 links: true,
@@ -91,6 +94,18 @@ fn raw(path: &Path, request: &[u8]) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn dns_off() -> ConfigValue {
+    ConfigValue { key: "dns".into(), value: "off".into(), origin: "option".into() }
+}
+
+#[test]
+fn the_values_of_a_configuration_come_over_the_socket() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let _running = Running::start(&path, up());
+    assert_eq!(fetch_config(&path).unwrap(), [dns_off()]);
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl SourceText {
 
     /// The line of the byte offset `at`, counted from 1.
     pub(super) fn line(&self, at: usize) -> usize {
-        locate(&self.text, at..at).0
+        line_of(&self.text, at)
     }
 
     /// The same error with the place of the first key that it names as an option, if the file has one.
@@ -144,6 +144,11 @@ fn locate(text: &str, span: Range<usize>) -> (usize, usize, String) {
     let source = text[line_start..line_end].trim_end_matches('\r').replace('\t', " ");
     let shown = format!(" {number} | {source}\n {gutter} | {}{}", " ".repeat(before), "^".repeat(marked));
     (line, before + 1, shown)
+}
+
+/// The line of the byte offset `at` in `text`, counted from 1.
+pub(super) fn line_of(text: &str, at: usize) -> usize {
+    locate(text, at..at).0
 }
 
 fn floor_char(text: &str, at: usize) -> usize {

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     CLIENT_FILE, ClientConfig, ClientOptions, LinkConfig, Rights, SERVER_FILE, ServerConfig, ServerOptions,
     classes::ClassReload,
+    inspect::{ConfigValue, values},
+    values::FileKind,
 };
 use crate::Result;
 
@@ -78,6 +80,15 @@ impl ConfigSource<ClientOptions> {
         }
     }
 
+    /// The values of the running process: of its file as it is now, and of its command line, where tokens are hidden.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn values(&self) -> Result<Vec<ConfigValue>> {
+        let kind = if matches!(self.kind, Kind::Machine) { FileKind::Client } else { FileKind::Proxy };
+        values(kind, self.file_to_watch().filter(|file| file.exists()).as_deref(), &arguments())
+    }
+
     /// The configuration of a client that would start now.
     pub fn load(&self) -> Result<ClientConfig> {
         match self.kind {
@@ -99,10 +110,23 @@ impl ConfigSource<ServerOptions> {
         watchable(self.file.as_deref().unwrap_or(Path::new(SERVER_FILE)))
     }
 
+    /// The values of the running process: of its file as it is now, and of its command line.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn values(&self) -> Result<Vec<ConfigValue>> {
+        values(FileKind::Server, self.file_to_watch().filter(|file| file.exists()).as_deref(), &arguments())
+    }
+
     /// The configuration of a server that would start now.
     pub fn load(&self) -> Result<ServerConfig> {
         ServerConfig::load(self.file.as_deref(), self.options.clone(), self.rights)
     }
+}
+
+/// The arguments of this process, without its name.
+fn arguments() -> Vec<String> {
+    std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect()
 }
 
 /// A file, if its folder exists: the file may come later.

@@ -251,6 +251,19 @@ word_enum! {
 }
 
 word_enum! {
+    /// The command that reads a file.
+    pub enum FileKind {
+        /// `mpvpn server`.
+        #[default]
+        Server = "server",
+        /// `mpvpn client`.
+        Client = "client",
+        /// `mpvpn proxy`.
+        Proxy = "proxy",
+    }
+}
+
+word_enum! {
     /// When a process reads its configuration file again.
     pub enum ReloadMode {
         /// On SIGHUP and on `mpvpn config reload`.

@@ -8,7 +8,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use ipnet::IpNet;
 use mpvpn_control::{
-    config::{ClientConfig, ClientOptions, ConfigSource, LinkChange, ReloadReport, ServerAddr},
+    config::{ClientConfig, ClientOptions, ConfigSource, ConfigValue, LinkChange, ReloadReport, ServerAddr},
     events::{Event, EventSender, ShortText},
     log,
     status::{FlowList, Link, Role, Status},
@@ -235,6 +235,11 @@ impl Running {
             }
         }
         Ok(())
+    }
+
+    /// The values of the configuration, and where each comes from.
+    pub(crate) fn config_values(&self) -> Result<Vec<ConfigValue>, mpvpn_control::Error> {
+        self.origin.values()
     }
 
     /// Reads the configuration again. Link settings and classes apply at once; run-time changes are dropped.

@@ -19,7 +19,10 @@ use std::{
 use mpvpn_control::{
     Error,
     access::Access,
-    config::{LimitRule, ReloadMode, ReloadReport, ServerChanges, ServerConfig, ServerDns, ServerSetting},
+    config::{
+        ConfigValue, LimitRule, ReloadMode, ReloadReport, ServerChanges, ServerConfig, ServerDns,
+        ServerSetting,
+    },
     credentials::{Certificates, Reachability},
     events::Event,
     log,
@@ -127,6 +130,11 @@ impl Running {
         }
         self.reloadable.certificates.replace(certificates.first, certificates.others);
         self.events.report(Event::CertificatesRead { pin: pin.to_string().as_str().into() });
+    }
+
+    /// The values of the configuration, and where each comes from.
+    pub(crate) fn config_values(&self) -> Result<Vec<ConfigValue>, Error> {
+        self.origin.values()
     }
 
     /// Reads the configuration again, applies what can change while the server runs, and reports the rest.

@@ -102,7 +102,7 @@ fn what_does_not_work_yet_says_so() {
         assert!(text.contains("is not available in this version yet"), "{text}");
         assert!(
             text.contains(
-                "available are: server, client, join, setup, proxy, user, status, events, check, link, class, config, kill-switch, reset, completions, lab"
+                "available are: server, client, join, setup, proxy, user, status, events, check, link, class, config, kill-switch, backup, restore, reset, completions, lab"
             ),
             "{text}"
         );

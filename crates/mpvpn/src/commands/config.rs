@@ -1,25 +1,38 @@
-//! `mpvpn config`: makes a running process read its configuration again.
+//! `mpvpn config`: checks and shows configuration files, and makes a running process read its file again.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::{api, config::ReloadReport};
+use mpvpn_control::{
+    api,
+    config::{CheckedFile, ConfigValue, FileKind, ReloadReport, check_file},
+};
 
 use super::Command;
-use crate::{failure::Failure, output::print, process_selector::ProcessSelector};
+use crate::{
+    failure::Failure,
+    output::{json_line, print},
+    process_selector::{ProcessSelector, help_for_any_role},
+};
 
 const SUMMARY: &str = "cannot reload the configuration";
+const CHECK_SUMMARY: &str = "the configuration does not work";
+const SHOW_SUMMARY: &str = "cannot show the configuration";
 
 const EXAMPLES: &str = "\
 Examples:
+  mpvpn config check /etc/mpvpn/server.toml
+      whether a server would start with this file, and the files that it names; a mistake is named with line and column
+  mpvpn config show
+      each key of the process that runs here: its value, and whether it is a default, an option, or in which line of the file
   mpvpn config reload
       what can change without a restart counts from then on, and no connection is lost: at a server access, limits,
       certificates, site, dns and routes, at a client links and classes; the command lists the keys that need a
       restart; a file with a mistake changes nothing; changes by `mpvpn link set` are undone
 
-SIGHUP does the same, except for a process that was started in a terminal: that ends.";
+SIGHUP does the same as reload, except for a process that was started in a terminal: that ends.";
 
-/// Make a running server or client read its configuration again
+/// Check and show the configuration, and make a running server or client read it again
 #[derive(Debug, Parser)]
 #[command(name = "config", after_help = EXAMPLES)]
 pub(crate) struct Config {
@@ -30,16 +43,80 @@ pub(crate) struct Config {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Read the configuration file again; sessions continue
+    #[command(mut_arg("name", help_for_any_role))]
     Reload(ProcessSelector),
+    /// Check a file as the command does at its start, without starting anything
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// The command that the file is for [default: as its keys and its name say]
+        #[arg(long = "for", value_name = "server|client|proxy")]
+        kind: Option<FileKind>,
+    },
+    /// Show each key with its value, and where that comes from; secrets are hidden
+    Show {
+        /// Show what this file says, instead of a running process
+        #[arg(value_name = "FILE", conflicts_with_all = ["name", "api_socket"])]
+        file: Option<PathBuf>,
+        /// The command that the file is for [default: as its keys and its name say]
+        #[arg(long = "for", value_name = "server|client|proxy", requires = "file")]
+        kind: Option<FileKind>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        target: ProcessSelector,
+    },
 }
 
 impl Command for Config {
     fn run(self) -> Result<ExitCode, Failure> {
-        let ConfigCommand::Reload(target) = self.command;
-        let socket = target.socket(SUMMARY)?;
-        let reloaded = api::reload(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
-        print(&text_of(&reloaded))
+        match self.command {
+            ConfigCommand::Reload(target) => {
+                let socket = target.socket(SUMMARY)?;
+                let reloaded =
+                    api::reload(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                print(&text_of(&reloaded))
+            }
+            ConfigCommand::Check { file, kind } => {
+                let checked = check_file(&file, kind)
+                    .map_err(|error| Failure::from_control_error(CHECK_SUMMARY, &error))?;
+                let CheckedFile { kind, notes } = checked;
+                let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
+                print(&format!("{notes}{}: `mpvpn {kind}` would start with it\n", file.display()))
+            }
+            ConfigCommand::Show { file, kind, json, target } => {
+                let failure = |error| Failure::from_control_error(SHOW_SUMMARY, &error);
+                let values = match file {
+                    Some(file) => FileKind::of(&file, kind)
+                        .and_then(|kind| mpvpn_control::config::values(kind, Some(&file), &[]))
+                        .map_err(failure)?,
+                    None => api::fetch_config(&target.socket(SHOW_SUMMARY)?).map_err(failure)?,
+                };
+                match json {
+                    true => print(&json_line(SHOW_SUMMARY, serde_json::to_string(&values))?),
+                    false => print(&table(&values)),
+                }
+            }
+        }
     }
+}
+
+/// One line for each key.
+fn table(values: &[ConfigValue]) -> String {
+    let longest = |text: fn(&ConfigValue) -> &str, limit: usize| {
+        values
+            .iter()
+            .map(|value| text(value).chars().count())
+            .filter(|width| *width <= limit)
+            .max()
+            .unwrap_or(0)
+    };
+    let (keys, texts) = (longest(|value| &value.key, 40), longest(|value| &value.value, 50));
+    let line =
+        |ConfigValue { key, value, origin }: &ConfigValue| format!("{key:keys$}  {value:texts$}  {origin}\n");
+    values.iter().map(line).collect()
 }
 
 fn text_of(ReloadReport { links, classes, applied, restart }: &ReloadReport) -> String {

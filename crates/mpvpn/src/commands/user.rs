@@ -131,7 +131,7 @@ struct Shown {
 
 /// Where the users are.
 #[derive(Args, Debug)]
-struct ServerFiles {
+pub(super) struct ServerFiles {
     /// Configuration file of the server [default: /etc/mpvpn/server.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -145,7 +145,7 @@ struct ServerFiles {
 }
 
 impl ServerFiles {
-    fn load(self) -> mpvpn_control::Result<ServerConfig> {
+    pub(super) fn load(self) -> mpvpn_control::Result<ServerConfig> {
         let Self { config, users, state_dir } = self;
         let options = ServerOptions { users, state_dir, ..ServerOptions::default() };
         ConfigSource::of_server(config, options, server::rights()).load()

@@ -1,0 +1,311 @@
+//! Checks a configuration file without starting anything, and shows what a file and a command line say.
+//!
+//! In: a file, and the arguments of a command line. Out: whether a server, client or proxy would start with it; each key with its
+//! value and where that comes from. Always holds: nothing is written; secrets are not shown.
+
+use std::{
+    collections::BTreeMap,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use toml_edit::{Document, Item, TableLike};
+
+use super::{
+    ClientConfig, ClientOptions, FileKind, Rights, ServerConfig, ServerOptions, Trust, file::line_of,
+};
+use crate::{Error, Result, credentials::Certificates, files, tls, users::Users};
+
+impl FileKind {
+    /// The command that a file is for: as given, else as its keys say, else its name.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn of(path: &Path, given: Option<Self>) -> Result<Self> {
+        given.map_or_else(|| Ok(Self::guess(path, &files::read_text(path)?)), Ok)
+    }
+
+    fn guess(path: &Path, text: &str) -> Self {
+        let keys = text.parse::<toml::Table>().unwrap_or_default();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let has = |some: &[&str]| some.iter().any(|key| keys.contains_key(*key));
+        match () {
+            () if has(&["socks5", "http"]) => Self::Proxy,
+            () if has(&["server", "link", "class", "path", "pin", "lane"]) => Self::Client,
+            () if has(&["listen", "access", "limit", "site", "subnet", "users"]) => Self::Server,
+            () if name.starts_with("client") => Self::Client,
+            () if name.starts_with("proxy") => Self::Proxy,
+            () => Self::Server,
+        }
+    }
+}
+
+/// A file with which the command would start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckedFile {
+    /// The command.
+    pub kind: FileKind,
+    /// Files that it names and that this process cannot read, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Checks a file as the command does at its start, and the files that it names. `kind`: as the file says, if it is `None`.
+///
+/// # Errors
+/// The first mistake, with line and column if it is in the file itself.
+pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
+    let kind = FileKind::of(path, kind)?;
+    let mut notes = Vec::new();
+    match kind {
+        FileKind::Server => {
+            let config = ServerConfig::load(Some(path), ServerOptions::default(), Rights::ALL)?;
+            if config.cert.is_some() {
+                note_missing(Certificates::load(&config).map(drop), &mut notes)?;
+            }
+            if let Some(users) = &config.users {
+                note_missing(Users::load(users).map(drop), &mut notes)?;
+            }
+            if let Some(folder) = config.site.folder() {
+                let listed = std::fs::read_dir(folder).map(drop).map_err(Error::file("read", folder));
+                note_missing(listed, &mut notes)?;
+            }
+        }
+        FileKind::Client | FileKind::Proxy => {
+            let config = match kind {
+                FileKind::Client => ClientConfig::load(Some(path), ClientOptions::default())?,
+                _ => {
+                    // Its default depends on the user who runs it.
+                    let api_socket = Some(PathBuf::from("proxy.sock"));
+                    ClientConfig::load_proxy(
+                        Some(path),
+                        ClientOptions { api_socket, ..ClientOptions::default() },
+                    )?
+                }
+            };
+            note_missing(config.load_token().map(drop), &mut notes)?;
+            if let Trust::Ca(_) = config.trust {
+                note_missing(tls::client_config(&config.trust, &[]).map(drop), &mut notes)?;
+            }
+        }
+    }
+    Ok(CheckedFile { kind, notes })
+}
+
+/// A file that is not there, or not for this user, may be there when the command starts.
+fn note_missing(result: Result<()>, notes: &mut Vec<String>) -> Result<()> {
+    match result {
+        Err(error @ Error::File { .. }) => {
+            let Error::File { source, .. } = &error else { return Err(error) };
+            match source.kind() {
+                ErrorKind::NotFound | ErrorKind::PermissionDenied => {
+                    notes.push(error.to_string());
+                    Ok(())
+                }
+                _ => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
+/// A key and its value.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
+pub struct ConfigValue {
+    /// The key of the file, which is also the option.
+    pub key: String,
+    /// Its value; a default as the help describes it.
+    pub value: String,
+    /// Where it comes from: `default`, `option`, or the file with the line.
+    pub origin: String,
+}
+
+/// The values of a command with this file and this command line (without the program's name), in the order of their keys.
+///
+/// # Errors
+/// If the file is no TOML.
+pub fn values(kind: FileKind, file: Option<&Path>, args: &[String]) -> Result<Vec<ConfigValue>> {
+    let command = clap::Command::new("options");
+    let command = match kind {
+        FileKind::Server => ServerOptions::augment_args(command),
+        FileKind::Client | FileKind::Proxy => ClientOptions::augment_args(command),
+    };
+    let text = file.map_or(Ok(String::new()), files::read_text)?;
+    let document = Document::parse(text.as_str()).map_err(|error| Error::Content {
+        path: file.unwrap_or(Path::new("")).to_owned(),
+        expected: "TOML",
+        found: error.to_string(),
+    })?;
+    let mut values = Vec::new();
+    let given = options_of(args);
+    for arg in command.get_arguments() {
+        let Some(key) = arg.get_long() else { continue };
+        let in_file = document.get(key);
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let (value, origin) = match (given.get(key), in_file) {
+            (Some(given), _) => (given.join(", "), "option".to_owned()),
+            (None, Some(item)) => (text_of(item), origin_of(file, &text, item)),
+            (None, None) => (default_of(&help), "default".to_owned()),
+        };
+        values.push(ConfigValue { key: key.to_owned(), value: without_secrets(key, value), origin });
+    }
+    // Tables, which are no options.
+    for (key, item) in
+        document.iter().filter(|(key, _)| values.iter().all(|value| value.key != *key)).collect::<Vec<_>>()
+    {
+        let tables: Vec<&dyn TableLike> = match item {
+            Item::ArrayOfTables(all) => all.iter().map(|table| table as &dyn TableLike).collect(),
+            _ => Vec::new(),
+        };
+        if tables.is_empty() {
+            let (value, origin) = (text_of(item), origin_of(file, &text, item));
+            values.push(ConfigValue { key: key.to_owned(), value, origin });
+        }
+        if let Item::ArrayOfTables(all) = item {
+            for table in all {
+                let value = table.clone().into_inline_table().to_string().trim().to_owned();
+                let origin = place(file, &text, table.span().map(|span| span.start));
+                values.push(ConfigValue { key: key.to_owned(), value, origin });
+            }
+        }
+    }
+    values.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(values)
+}
+
+fn text_of(item: &Item) -> String {
+    let text = match item {
+        Item::Table(table) => table.clone().into_inline_table().to_string(),
+        other => other.to_string(),
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn origin_of(file: Option<&Path>, text: &str, item: &Item) -> String {
+    place(file, text, item.span().map(|span| span.start))
+}
+
+fn place(file: Option<&Path>, text: &str, at: Option<usize>) -> String {
+    let file = file.unwrap_or(Path::new("file")).display().to_string();
+    at.map_or(file.clone(), |at| format!("{file}, line {}", line_of(text, at)))
+}
+
+/// What the help of an option says about its default.
+fn default_of(help: &str) -> String {
+    let default = help.rsplit_once("[default: ").and_then(|(_, rest)| rest.rsplit_once(']'));
+    default.map_or_else(
+        || "not set".to_owned(),
+        |(text, _)| text.split_whitespace().collect::<Vec<_>>().join(" "),
+    )
+}
+
+/// The options of a command line with their values. The token of a join link is hidden already.
+fn options_of(args: &[String]) -> BTreeMap<String, Vec<String>> {
+    let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut args = args.iter().peekable();
+    while let Some(arg) = args.next() {
+        let Some(option) = arg.strip_prefix("--") else {
+            if arg.starts_with("mpvpn://") {
+                for key in ["server", "token", "pin"] {
+                    options.entry(key.to_owned()).or_default().push("as the join link says".to_owned());
+                }
+            }
+            continue;
+        };
+        let (key, value) = match option.split_once('=') {
+            Some((key, value)) => (key, value.to_owned()),
+            None => {
+                let value = args.next_if(|next| !next.starts_with("--"));
+                (option, value.map_or_else(|| "true".to_owned(), Clone::clone))
+            }
+        };
+        options.entry(key.to_owned()).or_default().push(value);
+    }
+    options
+}
+
+/// A value that everybody may see.
+fn without_secrets(key: &str, value: String) -> String {
+    match key {
+        "token" if value != default_of("") && !value.starts_with("as the") => "(hidden)".to_owned(),
+        "via" => {
+            match value.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?))) {
+                Some((scheme, (_, host))) => format!("{scheme}://(hidden)@{host}"),
+                None => value,
+            }
+        }
+        _ => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        (home, file)
+    }
+
+    #[test]
+    fn a_file_is_checked_as_the_command_that_it_is_for() {
+        for (name, text, kind) in [
+            ("a.toml", "server = '192.0.2.1'\ninsecure = true\n", FileKind::Client),
+            ("a.toml", "server = '192.0.2.1'\ninsecure = true\nsocks5 = '127.0.0.1:1080'\n", FileKind::Proxy),
+            ("a.toml", "listen = '0.0.0.0:1'\n", FileKind::Server),
+            ("server-x.toml", "", FileKind::Server),
+        ] {
+            let (_home, file) = write(name, text);
+            assert_eq!(check_file(&file, None).unwrap(), CheckedFile { kind, notes: Vec::new() }, "{text}");
+        }
+        let (_home, file) = write("client.toml", "log-level = 'info'\n");
+        assert!(check_file(&file, None).unwrap_err().to_string().contains("no server is given"));
+    }
+
+    #[test]
+    fn mistakes_have_a_place_and_missing_files_are_notes() {
+        let (home, file) = write("server.toml", "tcp = 'off'\nmax-clients = 0\n");
+        let error = check_file(&file, None).unwrap_err().to_string();
+        assert!(error.contains("server.toml, line 2, column 1"), "{error}");
+        std::fs::write(&file, "cert = '/no/such.crt'\nkey = '/no/such.key'\n[site]\nroot = '/no/such'\n")
+            .unwrap();
+        let notes = check_file(&file, None).unwrap().notes;
+        assert!(notes.len() == 2 && notes[0].contains("/no/such.crt"), "{notes:?}");
+        let users = home.path().join("users.toml");
+        std::fs::write(&users, "[[user]]\nname = 1\n").unwrap();
+        std::fs::write(&file, format!("users = '{}'\n", users.display())).unwrap();
+        let error = check_file(&file, None).unwrap_err().to_string();
+        assert!(error.contains("users.toml") && error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn each_value_says_where_it_comes_from_and_secrets_are_hidden() {
+        let text = "server = 'vpn.example'\ninsecure = true\ntoken = 'mpvpn_secret'\nvia = 'http://a:secret@proxy:3128'\n\
+            [[link]]\nname = 'wwan0'\ntier = 'backup'\n[[link]]\nname = 'eth0'\n";
+        let (_home, file) = write("client.toml", text);
+        let args =
+            ["--log-level", "debug", "--kill-switch", "--path=eth0", "--path", "eth1"].map(str::to_owned);
+        let values = values(FileKind::Client, Some(&file), &args).unwrap();
+        let of = |key: &str| -> Vec<(&str, &str)> {
+            let all = values.iter().filter(|value| value.key == key);
+            all.map(|value| (value.value.as_str(), value.origin.as_str())).collect()
+        };
+        let at = |line: usize| format!("{}, line {line}", file.display());
+        assert_eq!(of("server"), [("\"vpn.example\"", at(1).as_str())]);
+        assert_eq!(of("log-level"), [("debug", "option")]);
+        assert_eq!(of("kill-switch"), [("true", "option")]);
+        assert_eq!(of("path"), [("eth0, eth1", "option")]);
+        assert_eq!(of("tun-name")[0].1, "default");
+        assert_eq!(of("scheduler"), [("auto", "default")]);
+        let links = of("link");
+        assert_eq!((links.len(), links[0].1, links[1].1), (2, at(5).as_str(), at(8).as_str()));
+        assert!(links[0].0.contains("tier = \"backup\""), "{links:?}");
+        assert_eq!((of("token")[0].0, of("via")[0].0.contains("(hidden)@proxy:3128")), ("(hidden)", true));
+        assert!(values.iter().all(|value| !value.value.contains("secret")), "{values:?}");
+        assert!(values.is_sorted_by(|a, b| a.key <= b.key));
+    }
+}
