@@ -355,6 +355,21 @@ impl Testbed {
         self.spawn(command, host, args, socket)
     }
 
+    /// Starts `mpvpn` as a service manager does that listens at `notify`, and wants a sign of life within `watchdog` each time.
+    pub fn start_as_service(
+        &self,
+        host: Host,
+        notify: &Path,
+        watchdog: Duration,
+        args: &[&str],
+    ) -> MpvpnProcess {
+        let socket = self.file("api", host);
+        let mut command = self.command(host, binary().to_str().expect("an ASCII path"));
+        command.env("NOTIFY_SOCKET", notify).env("WATCHDOG_USEC", watchdog.as_micros().to_string());
+        let args = [args, &["--api-socket", socket.to_str().expect("an ASCII path")]].concat();
+        self.spawn(command, host, &args, &socket)
+    }
+
     /// Starts `mpvpn` as an unprivileged user.
     pub fn start_as_user(&self, host: Host, home: &UserHome, args: &[&str], socket: &Path) -> MpvpnProcess {
         let mut command = self.command(host, "setpriv");
@@ -649,6 +664,16 @@ impl MpvpnProcess {
     /// Sends SIGHUP: the process reads its configuration again.
     pub fn reload(&self) {
         self.signal(libc::SIGHUP);
+    }
+
+    /// Stops the process (SIGSTOP), until [`Self::go_on`].
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets a stopped process go on.
+    pub fn go_on(&self) {
+        self.signal(libc::SIGCONT);
     }
 
     fn signal(&self, signal: libc::c_int) {

@@ -36,7 +36,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_types::Transport;
 
 pub use acme::{Acme, AcmeChallenge};
-pub use block::{BlockWish, files_of_enabled_clients};
+pub use block::BlockWish;
 pub use classes::{
     ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
     SteeringRule, render_classes, rules_of,

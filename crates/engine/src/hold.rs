@@ -7,18 +7,16 @@ use mpvpn_os::{kill_switch, undo::DEFAULT_FOLDER};
 
 use crate::EngineError;
 
-/// Blocks for a client that wants a kill switch, whether it runs or not; ends that where it wants none. Returns whether it blocks.
+/// Blocks for those of these clients that want a kill switch, whether they run or not; the holds of all others end. Returns the
+/// names of their TUN devices.
 ///
 /// # Errors
 /// If nft refuses.
-pub fn set(wish: &BlockWish) -> Result<bool, EngineError> {
-    let base = Path::new(DEFAULT_FOLDER);
-    if wish.kill_switch {
-        kill_switch::hold(base, &wish.tun_name)?;
-    } else {
-        kill_switch::end_hold(base, &wish.tun_name)?;
-    }
-    Ok(wish.kill_switch)
+pub fn set(wishes: &[BlockWish]) -> Result<Vec<String>, EngineError> {
+    let names = wishes.iter().filter(|wish| wish.kill_switch).map(|wish| wish.tun_name.clone());
+    let names: Vec<String> = names.collect();
+    kill_switch::hold(Path::new(DEFAULT_FOLDER), &names)?;
+    Ok(names)
 }
 
 /// Ends the holds of all clients; those that run block on. Returns their names.

@@ -133,26 +133,24 @@ pub fn lift_left_over(base: &Path, name: &str) -> Result<bool, OsError> {
     Ok(!left.is_empty())
 }
 
-/// Blocks everything for the instance `name`, also while it does not run, until [`release`].
+/// Blocks everything for these instances, also while they do not run, until the next call; the holds of others end.
 ///
 /// # Errors
-/// If nft refuses the table, or the record cannot be written. Then everything is as it was.
-pub fn hold(base: &Path, name: &str) -> Result<(), OsError> {
-    let name = format!("{}{HOLD_SUFFIX}", file_name(name));
-    let exceptions = Exceptions { is_hold: true, ..Exceptions::default() };
-    KillSwitch { folder: folder(base)?, name, exceptions: Exceptions::default() }.put_in_force(&exceptions)
-}
-
-/// Ends the hold of the instance `name`, if there is one.
-///
-/// # Errors
-/// If nft refuses, or a file cannot be removed.
-pub fn end_hold(base: &Path, name: &str) -> Result<(), OsError> {
-    let (folder, name) = (folder(base)?, format!("{}{HOLD_SUFFIX}", file_name(name)));
-    if folder.join(format!("{name}.json")).exists() {
-        lift(&folder, &[name])?;
+/// If nft refuses the table, or a record cannot be changed.
+pub fn hold(base: &Path, names: &[String]) -> Result<(), OsError> {
+    let folder = folder(base)?;
+    if names.is_empty() && !folder.exists() {
+        return Ok(());
     }
-    Ok(())
+    let records = record::Records::lock(&folder)?;
+    let wanted: Vec<String> = names.iter().map(|name| format!("{}{HOLD_SUFFIX}", file_name(name))).collect();
+    for held in holds(&records).iter().filter(|held| !wanted.contains(held)) {
+        records.remove(held)?;
+    }
+    for name in &wanted {
+        records.write(name, &Exceptions { is_hold: true, ..Exceptions::default() })?;
+    }
+    install(&records)
 }
 
 /// Ends the holds of all instances; the blocks of those that run stay. Returns the names of the instances.
@@ -165,15 +163,15 @@ pub fn release(base: &Path) -> Result<Vec<String>, OsError> {
         return Ok(Vec::new());
     }
     let records = record::Records::lock(&folder)?;
-    let holds: Vec<String> = records
-        .all()
-        .into_iter()
-        .filter(|(_, record)| record.exceptions.is_hold)
-        .map(|(name, _)| name)
-        .collect();
-    holds.iter().try_for_each(|name| records.remove(name))?;
+    let held = holds(&records);
+    held.iter().try_for_each(|name| records.remove(name))?;
     install(&records)?;
-    Ok(holds.iter().map(|name| instance(name)).collect())
+    Ok(held.iter().map(|name| instance(name)).collect())
+}
+
+fn holds(records: &record::Records) -> Vec<String> {
+    let all = records.all().into_iter();
+    all.filter(|(_, record)| record.exceptions.is_hold).map(|(name, _)| name).collect()
 }
 
 /// The instance of a record.
@@ -219,7 +217,7 @@ fn lift(folder: &Path, names: &[String]) -> Result<bool, OsError> {
     let records = record::Records::lock(folder)?;
     names.iter().try_for_each(|name| records.remove(name))?;
     install(&records)?;
-    Ok(records.all().iter().any(|(_, record)| record.exceptions.is_hold))
+    Ok(!holds(&records).is_empty())
 }
 
 /// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns their names.

@@ -27,12 +27,13 @@ pub struct BlockWish {
 }
 
 impl BlockWish {
-    /// Reads a client's file.
+    /// What the files of the clients say whose services start with this machine. A client without a file cannot start.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub fn of_file(file: &Path) -> Result<Self> {
-        Ok(Self::of_text(&files::read_text(file)?))
+    /// If a file cannot be read.
+    pub fn of_enabled_clients() -> Result<Vec<Self>> {
+        let files = files_of_enabled_clients().into_iter().filter(|file| file.exists());
+        files.map(|file| Ok(Self::of_text(&files::read_text(&file)?))).collect()
     }
 
     fn of_text(text: &str) -> Self {
@@ -58,7 +59,7 @@ impl BlockWish {
 }
 
 /// The files of the clients whose services start with this machine.
-pub fn files_of_enabled_clients() -> Vec<PathBuf> {
+fn files_of_enabled_clients() -> Vec<PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let is_of_targets = |folder: &PathBuf| {
         folder.extension().is_some_and(|extension| extension == "wants" || extension == "requires")

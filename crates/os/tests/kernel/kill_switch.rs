@@ -158,7 +158,7 @@ fn a_hold_blocks_before_the_client_runs_and_after_it_has_ended() {
     in_namespace(|| {
         links();
         let folder = Folder::new();
-        kill_switch::hold(&folder.0, "first").unwrap();
+        kill_switch::hold(&folder.0, &["first".to_owned()]).unwrap();
         assert!(!leaves("198.51.100.9:80", 0) && !leaves(SERVER, MARK), "no client runs");
         let switch = KillSwitch::arm(&folder.0, "first", exceptions()).unwrap();
         assert!(leaves(SERVER, MARK) && leaves("192.168.1.9:80", 0), "the exceptions of the client count");
@@ -168,9 +168,16 @@ fn a_hold_blocks_before_the_client_runs_and_after_it_has_ended() {
         assert!(leaves("198.51.100.9:80", 0));
         folder.assert_empty();
 
-        kill_switch::hold(&folder.0, "first").unwrap();
+        kill_switch::hold(&folder.0, &["first".to_owned()]).unwrap();
         assert!(kill_switch::lift_left_over(&folder.0, "first").unwrap(), "it starts without a kill switch");
         assert!(leaves("198.51.100.9:80", 0));
         assert!(kill_switch::release(&folder.0).unwrap().is_empty(), "nothing is held");
+
+        kill_switch::hold(&folder.0, &["first".to_owned(), "second".to_owned()]).unwrap();
+        kill_switch::hold(&folder.0, &["second".to_owned()]).unwrap();
+        assert!(!leaves("198.51.100.9:80", 0), "the second is held on");
+        kill_switch::hold(&folder.0, &[]).unwrap();
+        assert!(leaves("198.51.100.9:80", 0), "nobody is");
+        folder.assert_empty();
     });
 }
