@@ -8,6 +8,7 @@ use std::{
     sync::OnceLock,
 };
 
+use rustix::fs::{Mode, OFlags};
 use toml_edit::{DocumentMut, TomlError};
 
 use crate::{Error, Result};
@@ -92,12 +93,29 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates `dir` and its parents with mode 0700; an existing folder stays as it is.
+/// Creates `dir` and its parents with mode 0700; an existing folder stays as it is. In a folder of another user, root makes folders
+/// of that user.
 ///
 /// # Errors
 /// If it cannot be created.
 pub fn create_private_dir(dir: &Path) -> Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(Error::file("create", dir))
+    create_dirs(dir).map_err(Error::file("create", dir))
+}
+
+fn create_dirs(dir: &Path) -> io::Result<()> {
+    if dir.as_os_str().is_empty() || dir.is_dir() {
+        return Ok(());
+    }
+    dir.parent().map_or(Ok(()), create_dirs)?;
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        // Another process was quicker.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(()),
+        done => done?,
+    }
+    // The owner of the folder above must not be able to put a link to another folder into its place.
+    let flags = OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let new = rustix::fs::open(dir, flags, Mode::empty())?;
+    give_to_owner_of_folder(dir, &new.into())
 }
 
 /// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file has mode 0600; a file
@@ -247,4 +265,28 @@ pub(crate) fn lock_dir(dir: &Path) -> Result<fs::File> {
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)
         .map_err(|errno| Error::file("lock", dir)(errno.into()))?;
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_in_the_folder_of_another_user_are_that_users() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("state/second");
+        create_private_dir(&dir).unwrap();
+        create_private_dir(&dir).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        let Ok(()) = std::os::unix::fs::chown(top.path(), Some(1234), Some(1235)) else {
+            eprintln!("skipped: only root makes folders for others");
+            return;
+        };
+        let dir = top.path().join("others/second");
+        create_private_dir(&dir).unwrap();
+        for folder in [dir.parent().unwrap(), &dir] {
+            let about = fs::metadata(folder).unwrap();
+            assert_eq!((about.uid(), about.gid()), (1234, 1235), "{}", folder.display());
+        }
+    }
 }
