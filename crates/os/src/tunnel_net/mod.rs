@@ -93,7 +93,14 @@ fn enable_forwarding(
     families: Families,
 ) -> Result<(), OsError> {
     if families.v4 {
-        sysctl::set(undo, "net/ipv4/ip_forward", "1")?;
+        // When forwarding ends, the kernel accepts redirects, whatever was set before (inet_forward_change). Journalled as if
+        // mpvpn had set that, the value from before is put back afterwards.
+        const FORWARD: &str = "net/ipv4/ip_forward";
+        const REDIRECTS: &str = "net/ipv4/conf/all/accept_redirects";
+        if sysctl::read(FORWARD)? == "0" && sysctl::read(REDIRECTS)? == "0" {
+            sysctl::set(undo, REDIRECTS, "1")?;
+        }
+        sysctl::set(undo, FORWARD, "1")?;
     }
     const ALL_V6: &str = "net/ipv6/conf/all/forwarding";
     if !families.v6 {

@@ -59,8 +59,9 @@ pub(crate) fn uplink() {
 
 /// The network configuration that a tunnel may change, as text.
 pub(crate) fn state() -> String {
-    let forwarding =
-        ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(|key| sysctl::read(key).unwrap());
+    const FORWARDING: [&str; 3] =
+        ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/accept_redirects"];
+    let forwarding = FORWARDING.map(|key| sysctl::read(key).unwrap());
     [
         ip("rule"),
         ip("-6 rule"),
@@ -391,6 +392,8 @@ fn a_server_forwards_and_translates_and_reverts_it() {
     in_namespace(|| {
         uplink();
         sysctl::write("net/ipv6/conf/eth0/accept_ra", "1").unwrap();
+        // A hardened machine accepts no redirects, and the kernel changes that with forwarding.
+        sysctl::write("net/ipv4/conf/all/accept_redirects", "0").unwrap();
         let folder = Folder::new();
         let before = state();
         let (device, t0) = tun("t0");
@@ -406,6 +409,7 @@ fn a_server_forwards_and_translates_and_reverts_it() {
         assert_eq!(server.addresses(), [net("10.9.0.1/24"), net("fd00:9::1/64")]);
         assert_eq!((way("10.9.0.77", None), way("fd00:9::77", None)), (Some(t0.index), Some(t0.index)));
         assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
+        assert_eq!(sysctl::read("net/ipv4/conf/all/accept_redirects").unwrap(), "0");
         assert_eq!(sysctl::read("net/ipv6/conf/all/forwarding").unwrap(), "1");
         assert_eq!(sysctl::read("net/ipv6/conf/eth0/accept_ra").unwrap(), "2");
         assert!(run("nft", "list table inet mpvpn_t0").contains("masquerade"));
