@@ -79,6 +79,12 @@ impl Link {
         format!("{}.1", self.net)
     }
 
+    /// The machine's hardware address, which stays over reboots: locally administered, and made of the IPv4 address.
+    fn hardware_address(&self) -> String {
+        let numbers: Vec<u8> = self.address().split('.').filter_map(|number| number.parse().ok()).collect();
+        numbers.iter().fold("02:00".to_owned(), |text, number| format!("{text}:{number:02x}"))
+    }
+
     /// The device that connects the machine's namespace with the bridge.
     fn port(&self) -> String {
         format!("{}p", self.bridge)
@@ -88,7 +94,9 @@ impl Link {
     pub(crate) fn connect(&self, namespace: &str) {
         let (port, interface) = (self.port(), self.interface.as_str());
         let (port, bridge) = (port.as_str(), self.bridge.as_str());
-        run("ip", &["link", "add", port, "type", "veth", "peer", "name", interface, "netns", namespace]);
+        let hardware = self.hardware_address();
+        let near = ["link", "add", port, "type", "veth", "peer", "name", interface];
+        run("ip", &[&near[..], &["address", &hardware, "netns", namespace]].concat());
         run("ip", &["link", "set", port, "master", bridge, "up"]);
         if self.is_limited {
             let limit = ["root", "tbf", "rate", RATE, "burst", "64kb", "latency", "60ms"];

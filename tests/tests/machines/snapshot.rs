@@ -9,12 +9,15 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::Path,
+    time::Duration,
 };
+
+use mpvpn_tests::eventually;
 
 use crate::{isolation::run, machine::Machine};
 
 /// Files and folders whose content any installation, removal or boot changes.
-const LEFT_OUT: [(&str, &str); 18] = [
+const LEFT_OUT: [(&str, &str); 19] = [
     ("proc", "of the kernel"),
     ("sys", "of the kernel"),
     ("dev", "of the container"),
@@ -27,6 +30,7 @@ const LEFT_OUT: [(&str, &str); 18] = [
     ("var/lib/dpkg", "compared by the packages that dpkg lists"),
     ("var/lib/systemd", "times and seeds"),
     ("var/lib/private", "private folders of services that run"),
+    ("var/lib/NetworkManager", "when its connections were used"),
     ("etc/ld.so.cache", "made again by each installation of a library"),
     ("etc/passwd-", "the state before the last change"),
     ("etc/group-", "the state before the last change"),
@@ -47,11 +51,14 @@ const COMMANDS: [(&str, &str); 10] = [
         "ip -details route show table all; ip -6 -details route show table all | sed 's/ expires [0-9]*sec//'",
     ),
     ("rules", "ip rule; ip -6 rule"),
-    ("interfaces", "ip -o link | sed 's/ qlen .*//; s/^[0-9]*: //'; ip -o address | sed 's/^[0-9]*: //'"),
+    (
+        "interfaces",
+        "ip -o link | sed 's/ qlen .*//; s/^[0-9]*: //; s/@if[0-9]*:/:/'; ip -o address | sed 's/^[0-9]*: //'",
+    ),
     ("kernel parameters", "sysctl -a 2>/dev/null | grep '^net[.]' | grep -v nf_conntrack_count"),
     (
         "files in /run",
-        "find /run -mindepth 1 -maxdepth 2 -not -path '/run/systemd*' -not -path '/run/udev*' -not -path '/run/user*'",
+        "find /run -mindepth 1 -maxdepth 2 -not -path '/run/systemd*' -not -path '/run/udev*' -not -path '/run/user*' -not -name agetty.reload -not -name ufw.lock",
     ),
 ];
 
@@ -61,6 +68,13 @@ pub(crate) struct Snapshot(BTreeMap<&'static str, BTreeSet<String>>);
 impl Snapshot {
     /// The machine as it is now.
     pub(crate) fn take(machine: &Machine) -> Self {
+        // IPv6 addresses are tentative for a second (RFC 4862).
+        eventually(Duration::from_secs(10), "no address is tentative", || {
+            match machine.run(&["ip", "address"]).contains("tentative") {
+                true => Err("one is".to_owned()),
+                false => Ok(()),
+            }
+        });
         let mut groups = BTreeMap::new();
         for (group, command) in COMMANDS {
             let lines = machine.shell(command);
