@@ -9,6 +9,7 @@
 //! - [`FqCodel`] shares a tunnel fairly among flows (RFC 8290): flows that send little (ping, DNS, a TCP handshake) go
 //!   first, and early drops keep the queueing delay of the others short (RFC 8289).
 //! - [`Shaper`] divides the capacity of a link among the classes that send over it.
+//! - [`RateLimit`] keeps what one user carries in a direction to a rate, over all of the user's connections.
 //!
 //! Always holds:
 //! - the packets of one flow leave in the order in which they came;
@@ -20,6 +21,7 @@
 mod dns_snooper;
 mod flows;
 mod queue;
+mod rate_limit;
 mod rules;
 mod shaper;
 
@@ -31,6 +33,7 @@ pub const MAX_COPIES: u8 = 4;
 pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError, has_plausible_counts};
 pub use flows::FlowClasses;
 pub use queue::{FqCodel, QueueConfig, QueuedPacket};
+pub use rate_limit::{RateLimit, RateLimitMember};
 pub use rules::{
     BuiltInRule, Classification, PacketFields, Rule, Rules, UnreachableReason, UnreachableRule,
     builtin::{BUILT_IN_RULES, BULK, CRITICAL},

@@ -16,6 +16,9 @@ use base64::{
     engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
 
+use mpvpn_path::Day;
+use mpvpn_types::ByteSize;
+
 use crate::{
     Error, Result,
     shared::Shared,
@@ -89,7 +92,7 @@ pub struct User {
     pub name: String,
 }
 
-/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the last two are for
+/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the last ones are for
 /// holders of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
@@ -108,6 +111,9 @@ pub enum Denied {
     /// The user had access until then.
     #[error("the access of this user ended on {0}")]
     Expired(Expiry),
+    /// The user has used up the quota until that day.
+    #[error("the quota of this user, {0}, is used up; it begins anew on {1} (UTC)")]
+    QuotaUsedUp(ByteSize, Day),
 }
 
 /// Users that may change while a server runs: all clones see the same.

@@ -3,6 +3,7 @@
 //! In: a [`ServerConfig`]. Out: [`Credentials`], and the message with the complete client command.
 
 use std::{
+    io::IsTerminal,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -19,7 +20,7 @@ use crate::{
     identity::{Fingerprint, Identity},
     join::LinkTrust,
     tls::{self, ServerCertificates},
-    users::{LockedUsers, UserSettings, Users},
+    users::{LockedUsers, UserQuotas, UserSettings, Users},
 };
 
 /// Name of the user that the first start creates.
@@ -111,7 +112,8 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
     let names = ["users.toml", "client-token", "server.crt", "server.key", LAST_START]
         .map(|name| config.state_dir.join(name));
-    names.into_iter().chain([leases_file(config)]).collect()
+    let quotas = UserQuotas::file(&config.state_dir, &config.name);
+    names.into_iter().chain([leases_file(config), quotas]).collect()
 }
 
 /// The file with the leases of a server.
@@ -119,9 +121,14 @@ pub fn leases_file(config: &ServerConfig) -> PathBuf {
     config.state_dir.join(format!("leases-{}.json", config.name))
 }
 
+/// The file with the token of the user that the first start created; nobody but its owner can read it.
+fn token_file(state_dir: &Path) -> PathBuf {
+    state_dir.join("client-token")
+}
+
 /// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.
 fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
-    let (users_file, token_file) = (state_dir.join("users.toml"), state_dir.join("client-token"));
+    let (users_file, token_file) = (state_dir.join("users.toml"), token_file(state_dir));
     files::create_private_dir(state_dir)?;
     if !users_file.exists() {
         let mut users = LockedUsers::open(&users_file)?;
@@ -263,12 +270,29 @@ fn port(config: &ServerConfig) -> u16 {
     config.listen.first().map_or(443, SocketAddr::port)
 }
 
+/// What the message of the start is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A terminal, which shows the token.
+    Terminal,
+    /// A log or a file, which names the file with the token.
+    Log,
+}
+
+impl Reader {
+    /// The reader of the standard output.
+    pub fn of_stdout() -> Self {
+        if std::io::stdout().is_terminal() { Self::Terminal } else { Self::Log }
+    }
+}
+
 /// The message that a server prints at its start: the complete command of a client. `address` is the server's public
 /// address, as found by [`guess_address`].
 pub fn first_start_message(
     config: &ServerConfig,
     credentials: &Credentials,
     address: Option<IpAddr>,
+    reader: Reader,
 ) -> String {
     let port = port(config);
     let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
@@ -280,7 +304,8 @@ pub fn first_start_message(
         LinkTrust::Pins(pins) => pins.iter().map(|pin| format!("--pin {pin}")).collect::<Vec<_>>().join(" "),
     };
     let mut options = format!("--server {server} {trust}");
-    if let Some(token) = &credentials.token {
+    let shown_token = credentials.token.as_ref().filter(|_| reader == Reader::Terminal);
+    if let Some(token) = shown_token {
         options.push_str(&format!(" --token {}", token.reveal()));
     } else if config.auth == AuthMode::Token {
         options.push_str(" --token-file FILE");
@@ -292,6 +317,10 @@ pub fn first_start_message(
     }
     if is_unknown {
         message.push_str("with this machine's address for SERVER-ADDRESS.\n");
+    }
+    if credentials.token.is_some() && shown_token.is_none() {
+        let file = token_file(&config.state_dir);
+        message.push_str(&format!("A token, for FILE, is in {} on this machine.\n", file.display()));
     }
     message
 }
@@ -331,20 +360,32 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let config = config(&home.path().join("deep/state"));
         let first = Credentials::load(&config).unwrap();
-        let message = first_start_message(&config, &first, guess_address(&config.listen));
+        let message = |credentials: &Credentials, reader| {
+            first_start_message(&config, credentials, guess_address(&config.listen), reader)
+        };
         let token = first.token.clone().unwrap();
         assert_eq!(
-            message,
+            message(&first, Reader::Terminal),
             format!(
                 "A client connects with\n  mpvpn client --server 203.0.113.1:4433 --pin {} --token {}\n",
                 first.identity.fingerprint(),
                 token.reveal()
             )
         );
+        // A log shows nobody the token.
+        assert_eq!(
+            message(&first, Reader::Log),
+            format!(
+                "A client connects with\n  mpvpn client --server 203.0.113.1:4433 --pin {} --token-file FILE\n\
+                 A token, for FILE, is in {} on this machine.\n",
+                first.identity.fingerprint(),
+                home.path().join("deep/state/client-token").display()
+            )
+        );
         assert_eq!(first.authenticator.check(Some(&token.authorization())).unwrap().name, "default");
 
         let second = Credentials::load(&config).unwrap();
-        assert_eq!(first_start_message(&config, &second, guess_address(&config.listen)), message);
+        assert_eq!(message(&second, Reader::Terminal), message(&first, Reader::Terminal));
         assert_eq!(second.authenticator.check(None), Err(Denied::Missing));
     }
 
@@ -356,7 +397,7 @@ mod tests {
         LockedUsers::open(&home.path().join("users.toml")).unwrap().rotate("default").unwrap();
         let later = Credentials::load(&config).unwrap();
         assert_eq!(later.token, None);
-        let message = first_start_message(&config, &later, None);
+        let message = first_start_message(&config, &later, None, Reader::Terminal);
         assert!(message.contains("--server SERVER-ADDRESS:4433"), "{message}");
         assert!(message.contains("--token-file FILE"), "{message}");
     }
@@ -416,6 +457,6 @@ mod tests {
         let config = ServerConfig { auth: AuthMode::None, ..config(home.path()) };
         let credentials = Credentials::load(&config).unwrap();
         assert!(!home.path().join("users.toml").exists());
-        assert!(!first_start_message(&config, &credentials, None).contains("token"));
+        assert!(!first_start_message(&config, &credentials, None, Reader::Log).contains("token"));
     }
 }

@@ -313,6 +313,10 @@ pub enum Event {
     CertificatesRefused { reason: ShortText },
     /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
     UsersRead { users: u64, ended: u64 },
+    /// A user of this server has used up the monthly quota (bytes) and has no access until this day; sessions end.
+    UserQuotaReached { user: ShortText, quota_bytes: u64, until: ShortText },
+    /// A user of this server is below the quota again.
+    UserQuotaRenewed { user: ShortText },
     /// The users' file could not be read again; nothing changed.
     UsersRefused { reason: ShortText },
     /// A signal ends this process.
@@ -356,7 +360,7 @@ kinds! {
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
     Certificate: CertificateIssued INFO CertificateFailed WARN;
     Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO CertificatesRefused WARN
-        UsersRead INFO UsersRefused WARN Ending INFO;
+        UsersRead INFO UserQuotaReached INFO UserQuotaRenewed INFO UsersRefused WARN Ending INFO;
     Log: EventsDropped WARN;
 }
 

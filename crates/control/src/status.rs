@@ -20,7 +20,7 @@ use crate::{
 };
 
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
-pub(crate) use render::{Table, fit, section};
+pub(crate) use render::{Table, fit, section, used_of};
 pub use render::{render, render_flows, render_links};
 
 /// The status of one process: the answer of `GET /v1/status`.
@@ -147,6 +147,8 @@ word_enum! {
         Revoked = "revoked",
         /// The access has ended by its date.
         Expired = "expired",
+        /// The quota of this month is used up.
+        QuotaUsedUp = "quota-used-up",
     }
 }
 
@@ -165,6 +167,18 @@ pub struct User {
     /// Number of sessions at once that the users' file allows; left out if it says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_sessions: Option<u32>,
+    /// Limit of the rate at which the user's clients send, in bit/s; left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_cap_bps: Option<u64>,
+    /// Limit of the rate at which the user's clients receive, in bit/s; left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_cap_bps: Option<u64>,
+    /// Bytes that the user may carry in a calendar month (UTC), both directions together; left out if there is no quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+    /// Bytes that the user has carried in this month; left out if there is no quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_used_bytes: Option<u64>,
 }
 
 /// The session of a client.

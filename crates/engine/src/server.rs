@@ -29,7 +29,7 @@ use mpvpn_control::{
     api,
     backup::RunningLock,
     config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
-    credentials::{Credentials, first_start_message, guess_address},
+    credentials::{Credentials, Reader, first_start_message, guess_address},
     events::{Event, EventSender},
     metrics,
     shared::Shared,
@@ -109,7 +109,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         event_loop.wake.clone(),
     )?;
     let address = guess_address(&config.listen);
-    let message = first_start_message(&config, &credentials, address);
+    let message = first_start_message(&config, &credentials, address, Reader::of_stdout());
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
     let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
     // Dropped after everything that records events, so that the last events are written.
@@ -336,13 +336,15 @@ pub(crate) struct Running {
 
 impl Running {
     /// Acts on changes of these users from now on.
-    fn watch_users(&mut self, list: Option<UserList>, event_loop: &EventLoop) -> Result<(), EngineError> {
-        if let Some(list) = &list {
-            let added = event_loop.poller.add(list, FILES_TOKEN, Interest::Read);
+    fn watch_users(&mut self, mut list: Option<UserList>, event_loop: &EventLoop) -> Result<(), EngineError> {
+        if let Some(list) = &mut list {
+            list.report_to(self.events.clone());
+            let added = event_loop.poller.add(&*list, FILES_TOKEN, Interest::Read);
             added.map_err(EngineError::io("watch a descriptor"))?;
         }
         self.user_list = list;
         self.update_fixed_addresses();
+        self.update_accounts(Instant::now());
         Ok(())
     }
 
@@ -350,12 +352,28 @@ impl Running {
     fn update_users(&mut self, now: Instant, iteration: &Iteration) {
         let Some(list) = &mut self.user_list else { return };
         if iteration.ready.iter().any(|event| event.token == FILES_TOKEN)
-            && let Some(read) = list.read_if_changed(now)
+            && let Some(read) = list.read_if_changed(now, SystemTime::now())
         {
             self.on_users_read(now, read);
         }
-        let expired = self.user_list.as_mut().and_then(|list| list.expire(now));
+        let expired = self.user_list.as_mut().and_then(|list| list.expire(now, SystemTime::now()));
         expired.into_iter().for_each(|ended| self.end_users(now, ended));
+        self.count_quotas(now);
+    }
+
+    /// Counts what users with quotas have carried, if it is time, and ends what those have who used theirs up.
+    fn count_quotas(&mut self, now: Instant) {
+        let Some(list) = self.user_list.as_mut().filter(|list| list.is_count_due(now)) else { return };
+        let ended = list.count(now, SystemTime::now(), &self.registry.take_carried());
+        ended.into_iter().for_each(|ended| self.end_users(now, ended));
+    }
+
+    /// Applies the rates of users, at all shards.
+    fn update_accounts(&mut self, now: Instant) {
+        let Some(list) = &self.user_list else { return };
+        self.registry.set_accounts(now, &list.rates());
+        self.data_plane.server.update_accounts(now);
+        self.shards.send(|| ServerMessage::AccountsChanged);
     }
 
     fn on_users_read(&mut self, now: Instant, read: Result<UserChange, String>) {
@@ -367,6 +385,7 @@ impl Running {
                 if let Some(list) = &self.user_list {
                     self.registry.end_leases_of_unknown(|user| list.has(user));
                 }
+                self.update_accounts(now);
             }
             Err(reason) => self.events.report(Event::UsersRefused { reason: reason.as_str().into() }),
         }
@@ -457,7 +476,11 @@ impl Running {
                     self.on_rules_replaced(now, replaced)
                 }
                 // Sent by this shard, to the others.
-                ShardEvent::Specific(ServerMessage::UsersEnded(_) | ServerMessage::Reconfigured(_)) => {}
+                ShardEvent::Specific(
+                    ServerMessage::UsersEnded(_)
+                    | ServerMessage::Reconfigured(_)
+                    | ServerMessage::AccountsChanged,
+                ) => {}
                 ShardEvent::Ended => ended = true,
             }
         }
@@ -515,6 +538,11 @@ impl Running {
         self.service_manager.stopping();
         self.data_plane.end();
         let shards = self.shards.end();
+        if let Some(list) = &mut self.user_list {
+            let now = Instant::now();
+            list.count(now, SystemTime::now(), &self.registry.take_carried());
+            list.save(now);
+        }
         // After the sessions, whose addresses were used until now.
         drop(self.leases.take());
         self.machine.map_or(Ok(()), Machine::end).and(shards)

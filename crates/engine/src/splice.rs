@@ -31,7 +31,7 @@ pub(crate) trait ByteStreams {
 
     /// The number of bytes that the stream accepts now. After 0, [`Splice::move_to_stream`] must be called when it
     /// accepts more.
-    fn writable_bytes(&mut self, id: Self::Id) -> usize;
+    fn writable_bytes(&mut self, now: Instant, id: Self::Id) -> usize;
 
     /// Writes bytes of the socket, at most as many as [`Self::writable_bytes`] returned.
     fn write(&mut self, now: Instant, id: Self::Id, data: Bytes);
@@ -311,7 +311,7 @@ impl Splice {
         let buffer = &mut buffers.buffer;
         let mut left = MAX_READ_BYTES_PER_EVENT;
         while self.socket_half == Half::Open {
-            let writable = streams.writable_bytes(id);
+            let writable = streams.writable_bytes(now, id);
             if writable == 0 {
                 // If something was read, the stream may accept more before the poller reports the socket again.
                 self.read_paused |= left == MAX_READ_BYTES_PER_EVENT;

@@ -18,6 +18,7 @@
 // Tests need a start time.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod accounts;
 mod class;
 mod class_connections;
 mod client;
@@ -38,6 +39,7 @@ mod udp;
 #[path = "../../masque/src/vectors.rs"]
 mod vectors;
 
+pub use accounts::UserRates;
 pub use class::{ClassProfile, UserLimits};
 pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{

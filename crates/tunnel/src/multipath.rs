@@ -45,6 +45,7 @@ mod usage;
 
 use std::net::SocketAddr;
 
+use mpvpn_class::RateLimitMember;
 use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::{PathCandidate, Scheduler, Tiers};
 use mpvpn_quic::{Connection, LocalAddress, PathStatus};
@@ -115,6 +116,8 @@ pub(crate) struct MultipathConnection {
     mtu: MtuFollower,
     trimmer: MemoryTrimmer,
     traffic: Traffic,
+    /// The limit of the user to whom the data goes; `None` if there is none.
+    rate_limit: Option<RateLimitMember>,
     events: PathEvents,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
@@ -143,6 +146,7 @@ impl MultipathConnection {
             mtu: MtuFollower::new(now),
             trimmer: MemoryTrimmer::default(),
             traffic: Traffic::new(now),
+            rate_limit: None,
             events: PathEvents::default(),
             stalled_until: now,
         }
@@ -156,6 +160,12 @@ impl MultipathConnection {
     /// At a server: sets the session that this connection belongs to, for the log.
     pub(crate) fn set_session(&mut self, session: SessionId) {
         self.log.set_session(session);
+    }
+
+    /// At a server: limits what is sent to the user by `limit`. Stream data is not sent at the rate: the caller limits what it
+    /// writes.
+    pub(crate) fn set_rate_limit(&mut self, limit: Option<RateLimitMember>) {
+        self.rate_limit = limit;
     }
 
     /// Shares the links with the other connections of the session from now on. This connection carries `class`.
@@ -385,8 +395,10 @@ impl MultipathConnection {
         let waits = !empty || self.recovery.has_waiting() || connection.stream_backlog() > 0;
         let while_waiting =
             || [connection.pacer_timeout(now), self.scheduler.poll_timeout(now)].into_iter().flatten().min();
+        let rate_limit = self.rate_limit.as_ref().filter(|_| !empty);
         let sequencer = self.recovery.sequencer.as_ref();
         let all = [
+            rate_limit.and_then(|limit| limit.retry_at(now)),
             self.paths.values().filter_map(|path| path.poll_timeout(now)).min(),
             if waits { while_waiting() } else { None },
             sequencer.and_then(|sequencer| sequencer.poll_timeout()),

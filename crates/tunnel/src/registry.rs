@@ -19,7 +19,8 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     AddressPool, AddressSet, Addresses, ClientInstance, LeaseRecord, PoolExhausted, RestoreError,
-    SessionSecret, UserLimits,
+    SessionSecret, UserLimits, UserRates,
+    accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
 };
 
@@ -149,6 +150,7 @@ struct Inner {
     last_serial: u64,
     /// The largest MTU of the clients of each shard that has clients (bytes).
     mtus: BTreeMap<u8, usize>,
+    accounts: Accounts,
 }
 
 /// The sessions of a server. Clones share them.
@@ -172,6 +174,7 @@ impl Registry {
             last_session: 0,
             last_serial: 0,
             mtus: BTreeMap::new(),
+            accounts: Accounts::default(),
         };
         Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default() }
     }
@@ -244,6 +247,22 @@ impl Registry {
             Some((session.user.clone(), inner.pool.addresses(secret)?))
         };
         inner.sessions.iter().filter_map(with_addresses).collect()
+    }
+
+    /// Sets which users have limited rates or are counted. [`Server::update_accounts`](crate::Server::update_accounts) must
+    /// be called at all shards after it.
+    pub fn set_accounts(&self, now: Instant, rates: &BTreeMap<String, UserRates>) {
+        self.lock().accounts.set(now, rates);
+    }
+
+    /// The bytes that each of those users has carried since the last call, in both directions together.
+    pub fn take_carried(&self) -> Vec<(String, u64)> {
+        self.lock().accounts.take_carried()
+    }
+
+    /// The account of a user, if there is one.
+    pub(crate) fn account(&self, user: &str) -> Option<UserAccount> {
+        self.lock().accounts.get(user)
     }
 
     /// Sets the largest MTU of the clients of a shard (bytes), and returns the largest of all shards.

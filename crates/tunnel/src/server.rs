@@ -9,6 +9,8 @@ mod client_mtus;
 mod config;
 mod connect_mpvpn;
 mod isolation;
+mod limits;
+mod metering;
 mod packets;
 mod peer;
 mod peers;
@@ -44,6 +46,7 @@ use crate::{
 
 use client_mtus::ClientMtus;
 pub use config::{Authenticate, FilterRequest, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
+use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};
 use peers::Peers;
 pub use reconfiguration::Reconfiguration;
@@ -413,18 +416,26 @@ impl Server {
             return;
         };
         connection.handle_timeout(now);
-        if let Some(multipath) = peer.multipath() {
+        let limits = &mut peer.limits;
+        if let Some(multipath) = peer.authenticated.as_mut().map(|authenticated| &mut authenticated.multipath)
+        {
             if let Some(at) = self.stalled_until {
                 multipath.on_local_stall(at);
             }
             multipath.handle_timeout(now, connection);
             let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
-            multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
+            multipath.release_timed_out(now, |packet| {
+                pass_on(now, limits.as_deref_mut(), joiner, clamp_received(packet, mtu));
+            });
         }
+        let has_limits = limits.is_some();
         if peer.tunnel().is_some_and(|tunnel| tunnel.has_missed_address_request(now)) {
             self.address(now, id, &[]);
         } else if peer.is_idle(now) && !connection.is_closed() {
             self.close_peer(now, id, h3::code::NO_ERROR, "no request came");
+        }
+        if has_limits {
+            self.release_limited(now, id);
         }
         self.drive(now, id);
     }

@@ -194,9 +194,9 @@ impl Subject for ServerSubject {
                 0 => self.server.relay_opened(relay),
                 1 => self.server.relay_failed(relay, ProxyError::Refused, "refused".to_owned()),
                 2 => {
-                    let room = self.server.relay_room(relay);
+                    let room = self.server.relay_room(now, relay);
                     let bytes = vec![what; usize::from(input.u16()).min(room)];
-                    self.server.relay_write(relay, bytes.into());
+                    self.server.relay_write(now, relay, bytes.into());
                 }
                 3 => self.server.relay_finish(relay),
                 4 => self.server.relay_abort(relay),

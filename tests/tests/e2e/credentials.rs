@@ -1,11 +1,17 @@
 //! Tokens of clients and certificates of servers.
 
-use std::{fs, process::Command, time::Duration};
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use mpvpn_tests::{
+    eventually,
     ping::reaches,
-    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed, binary},
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -56,24 +62,48 @@ fn the_right_token_is_accepted() {
 }
 
 #[test]
-fn the_first_start_prints_a_client_command_that_works() {
+fn the_first_start_prints_a_client_command_that_works_and_only_a_terminal_shows_the_token() {
     let testbed = Testbed::two_links();
     let args = ["server", "--listen", "0.0.0.0:4433", "--state-dir", "first-start"];
     let server = testbed.start(Host::Server, &args).wait_until_up();
     let log = server.log();
+    let token_file = testbed.dir().join("first-start/client-token");
+    let token = fs::read_to_string(&token_file).expect("a token");
+    assert!(!log.contains(&token.trim()["mpvpn_".len()..]), "{log}");
+    assert!(log.contains("A token, for FILE, is in first-start/client-token on this machine."), "{log}");
     let command = log
         .lines()
         .find_map(|line| line.find("mpvpn client ").map(|at| &line[at + "mpvpn ".len()..]))
         .unwrap_or_else(|| panic!("no client command in:\n{log}"));
-    for option in ["--server", "--pin", "--token"] {
+    for option in ["--server", "--pin", "--token-file FILE"] {
         assert!(command.contains(option), "no {option} in {command}");
     }
-    let mut args: Vec<&str> = command.split_whitespace().collect();
+    let file = token_file.to_str().expect("ASCII");
+    let mut args: Vec<&str> =
+        command.split_whitespace().map(|word| if word == "FILE" { file } else { word }).collect();
     // The server can only guess which of its addresses a client can reach.
     let at = args.iter().position(|word| *word == "--server").expect("checked above") + 1;
     args[at] = mpvpn_tests::testbed::SERVER;
-    let _client = testbed.start(Host::Client, &args).wait_until_up();
+    let client = testbed.start(Host::Client, &args).wait_until_up();
     reaches(&testbed, Host::Client, TUNNEL);
+    drop((client, server));
+
+    // A terminal shows the whole command.
+    let path = testbed.file("terminal", Host::Server);
+    let shown = fs::File::create(&path).expect("a file");
+    let script = format!("exec {} server --listen 0.0.0.0:4433 --state-dir first-start", binary().display());
+    let mut on_terminal = testbed.command(Host::Server, "script");
+    on_terminal.args(["-qefc", &script, "/dev/null"]).stdin(Stdio::null()).stdout(shown);
+    let mut on_terminal = on_terminal.spawn().expect("script runs");
+    eventually(Duration::from_secs(15), "the token is shown", || {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        match text.contains(&format!("--token {}", token.trim())) {
+            true => Ok(()),
+            false => Err(text),
+        }
+    });
+    kill_process(Pid::from_child(&on_terminal), Signal::INT).expect("our own child");
+    on_terminal.wait().expect("our own child");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     net::TcpListener,
     os::unix::fs::{PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -130,6 +130,7 @@ struct PageHosts {
 struct Running {
     at: At,
     program: String,
+    has_terminal: bool,
     child: Child,
     log: PathBuf,
 }
@@ -213,9 +214,17 @@ impl PageHosts {
         }
         let log = self.folder.join(format!("{}-{program}.log", host_name(run.at.host)));
         let output = fs::File::create(&log).expect("a log");
-        let mut command = self.command(run.at, &["sh", "-c", &format!("exec {script}")]);
+        let script = format!("exec {script}");
+        // Who follows the page has a terminal, where a server shows the token.
+        let has_terminal = run.script.contains("mpvpn server");
+        let args: &[&str] = match has_terminal {
+            true => &["script", "-qefc", &script, "/dev/null"],
+            false => &["sh", "-c", &script],
+        };
+        let mut command = self.command(run.at, args);
+        command.env("NO_COLOR", "1").stdin(Stdio::null());
         let child = command.stdout(output).spawn().expect("sh runs");
-        self.running.push(Running { at: run.at, program, child, log });
+        self.running.push(Running { at: run.at, program, has_terminal, child, log });
         self.wait_up(run)?;
         let log = self.running.last().map(Running::log).unwrap_or_default();
         let mut args = log.split_whitespace().skip_while(|word| *word != "--pin").skip(1);
@@ -321,7 +330,8 @@ impl PageHosts {
 
 impl Running {
     fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+        // A terminal ends lines by CR LF.
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).replace("\r\n", "\n")
     }
 
     fn end(mut self) -> Result<(), String> {
@@ -332,10 +342,19 @@ impl Running {
         Ok(())
     }
 
+    /// The program's own process, which is the child of the one that makes the terminal.
+    fn process(&self) -> Pid {
+        let own = Pid::from_child(&self.child);
+        let id = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        let on_terminal = children.split_whitespace().next().filter(|_| self.has_terminal);
+        on_terminal.and_then(|id| Pid::from_raw(id.parse().ok()?)).unwrap_or(own)
+    }
+
     /// Sends SIGINT, and waits.
     fn interrupt(&mut self) {
         let began = Instant::now();
-        let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
+        let _ = kill_process(self.process(), Signal::INT);
         while began.elapsed() < Duration::from_secs(5) {
             if self.child.try_wait().expect("our own child").is_some() {
                 return;

@@ -36,6 +36,7 @@ mod lab_command;
 mod lasting_sessions;
 mod leaks;
 mod legacy;
+mod limits;
 mod links;
 mod many_links;
 mod metrics;

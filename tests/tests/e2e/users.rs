@@ -16,24 +16,28 @@ const SOON: Duration = Duration::from_secs(15);
 const SERVER: &str = "192.0.2.1:4433";
 
 /// A server with users, and a machine for each of two clients.
-struct Site {
-    server: MpvpnProcess,
-    testbed: Testbed,
+pub(crate) struct Site {
+    pub(crate) server: MpvpnProcess,
+    pub(crate) testbed: Testbed,
 }
 
 impl Site {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let testbed = Testbed::two_clients();
-        let server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+        let server = Self::start_server(&testbed);
         Self { server, testbed }
     }
 
-    fn user(&self, args: &[&str]) -> std::process::Output {
+    pub(crate) fn start_server(testbed: &Testbed) -> MpvpnProcess {
+        testbed.server(&["--auth", "token", "--state-dir", "state"])
+    }
+
+    pub(crate) fn user(&self, args: &[&str]) -> std::process::Output {
         self.testbed.mpvpn(Host::Server, &[&["user"], args, &["--state-dir", "state"]].concat())
     }
 
     /// Adds a user; returns the join link.
-    fn add(&self, name: &str, more: &[&str]) -> String {
+    pub(crate) fn add(&self, name: &str, more: &[&str]) -> String {
         let output = self.user(&[&["add", name, "--json", "--host", SERVER], more].concat());
         assert!(output.status.success(), "{output:?}");
         let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -42,9 +46,11 @@ impl Site {
     }
 
     fn join(&self, host: Host, link: &str) -> MpvpnProcess {
-        let socket = self.testbed.file("api", host);
-        let args = ["client", link, "--api-socket", socket.to_str().expect("ASCII")];
-        self.testbed.start_as_is(host, &args, &socket)
+        self.join_with(host, link, &[])
+    }
+
+    pub(crate) fn join_with(&self, host: Host, link: &str, more: &[&str]) -> MpvpnProcess {
+        self.testbed.start(host, &[&["client", link], more].concat())
     }
 }
 
@@ -167,6 +173,44 @@ fn a_fixed_address_belongs_to_its_user() {
     let output = site.user(&["add", "carol", "--address", "192.168.1.1"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("is not in the networks of the tunnel"), "{said}");
+}
+
+#[test]
+fn a_full_disk_is_said_and_loses_nothing() {
+    let site = Site::new();
+    // A folder of its own that holds hardly more than the users.
+    let script = r#"
+        set -e; mkdir full; mount -t tmpfs -o size=12k none full; cd full
+        add() { "$0" user add "$1" --users users.toml --state-dir ../state --host 192.0.2.1 > ../link; }
+        add alice
+        dd if=/dev/zero of=filler bs=1k count=100 2>/dev/null || true
+        if add bob 2>../said; then exit 3; fi
+        "$0" user list --users users.toml --state-dir ../state > ../listed
+        ls > ../files; rm filler
+        add bob; "$0" user list --users users.toml --state-dir ../state >> ../listed"#;
+    let binary = fs::canonicalize(binary()).expect("the binary");
+    let args = ["unshare", "--mount", "sh", "-c", script, binary.to_str().expect("ASCII")];
+    site.testbed.run(Host::Server, &args);
+    let text = |name: &str| fs::read_to_string(site.testbed.dir().join(name)).expect("a file");
+    let said = text("said");
+    assert!(said.contains("cannot add the user") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("users.toml") && said.contains("next:"), "{said}");
+    assert_eq!(text("files"), "filler\nusers.toml\n", "nothing is left behind");
+    let listed = text("listed");
+    let names: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["user", "alice", "user", "alice", "bob"], "{listed}");
+}
+
+#[test]
+fn commands_that_add_users_at_once_all_succeed() {
+    let site = Site::new();
+    let script = r#"
+        for number in 1 2 3 4 5 6; do "$0" user add user$number --state-dir state --host 192.0.2.1 > /dev/null & done
+        wait; "$0" user list --state-dir state"#;
+    let binary = binary();
+    let listed = site.testbed.run(Host::Server, &["sh", "-c", script, binary.to_str().expect("ASCII")]);
+    let added = listed.lines().filter(|line| line.starts_with("user") && line.contains("active")).count();
+    assert_eq!(added, 6, "{listed}");
 }
 
 #[test]

@@ -28,12 +28,14 @@ fn start(testbed: &Testbed, home: &UserHome, more: &[&str]) -> MpvpnProcess {
     testbed.start_as_user(Host::Server, home, &args, &home.file(SOCKET_FILE))
 }
 
-/// The arguments after `--server` in the command for a proxy that the server prints.
-fn printed_arguments(server: &MpvpnProcess) -> Vec<String> {
+/// The arguments after `--server` in the command for a proxy that the server prints, with `token` for its FILE.
+fn printed_arguments(server: &MpvpnProcess, token: &Path) -> Vec<String> {
     let log = server.log();
     let line = log.lines().find(|line| line.trim().starts_with("mpvpn proxy --socks5"));
     let line = line.unwrap_or_else(|| panic!("no command in:\n{log}"));
-    line.split_whitespace().skip_while(|word| *word != "--server").skip(1).map(str::to_owned).collect()
+    let token = token.to_str().expect("ASCII");
+    let words = line.split_whitespace().skip_while(|word| *word != "--server").skip(1);
+    words.map(|word| if word == "FILE" { token } else { word }.to_owned()).collect()
 }
 
 /// Starts a proxy with the arguments that the server printed.
@@ -67,7 +69,7 @@ fn apps_of_another_machine_reach_the_internet_through_a_server_without_root() {
     for file in [&kept[..], &[SOCKET_FILE]].concat() {
         check_private(&home.file(file), 0o600);
     }
-    let command = printed_arguments(&server);
+    let command = printed_arguments(&server, &home.file("client-token"));
     assert!(command[0].ends_with(":4433"), "{command:?}");
 
     let mut client = proxy(&testbed, &command);
@@ -92,7 +94,11 @@ fn apps_of_another_machine_reach_the_internet_through_a_server_without_root() {
     assert!(!home.file(SOCKET_FILE).exists());
     assert_eq!(testbed.network_state(Host::Server), before);
     let again = start(&testbed, &home, &["--shards", "2"]).wait_until_up();
-    assert_eq!(printed_arguments(&again), command, "the certificate and the token are kept");
+    assert_eq!(
+        printed_arguments(&again, &home.file("client-token")),
+        command,
+        "the certificate and the token are kept"
+    );
     let _client = proxy(&testbed, &command);
     download(&testbed, &site, Family::V4);
 }
@@ -124,7 +130,8 @@ fn root_may_ask_for_relays_only() {
     let server = testbed.start(Host::Server, &args).wait_until_up();
     assert_eq!(testbed.network_state(Host::Server), before);
     assert!(server.status()["notes"][0].as_str().is_some_and(|note| note.contains("--relay-only")));
-    let _client = proxy(&testbed, &printed_arguments(&server));
+    let token = testbed.dir().join("relays/client-token");
+    let _client = proxy(&testbed, &printed_arguments(&server, &token));
     download(&testbed, &TestPages::start(&testbed, Host::Inet), Family::V4);
     let mut second = testbed.start(Host::Server, &["server", "--relay-only", "--subnet", "10.9.0.0/24"]);
     assert_eq!(second.wait(TIMEOUT).code(), Some(2), "{}", second.log());

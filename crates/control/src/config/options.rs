@@ -312,8 +312,8 @@ pub struct ClientOptions {
     #[arg(long)]
     pub insecure: bool,
 
-    /// Token of a user, which the server printed at its first start. Other users of this machine can see it in the list
-    /// of processes; --token-file avoids that
+    /// Token of a user, as `mpvpn user add` prints it. It is hidden in the list of processes at once; --token-file keeps it
+    /// out of the history of the shell, too
     #[arg(long, value_name = "TOKEN", value_parser = text::<Token>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Token>")]

@@ -183,6 +183,10 @@ impl Display for Event {
                     ended => write!(f, "; {} lost access", Counted(*ended, "user")),
                 }
             }
+            Self::UserQuotaReached { user, quota_bytes, until } => {
+                write!(f, "{user} used up the quota of {}; no access until {until}", Bytes(*quota_bytes))
+            }
+            Self::UserQuotaRenewed { user } => write!(f, "{user} is below the quota again"),
             Self::UsersRefused { reason } => {
                 write!(f, "the users cannot be read, nothing changed: {reason}")
             }

@@ -237,11 +237,16 @@ fn limits(link: &Link) -> String {
     words.extend(link.up_cap_bps.map(|cap| format!("up {}", BitRate::from_bps(cap))));
     words.extend(link.down_cap_bps.map(|cap| format!("down {}", BitRate::from_bps(cap))));
     words.extend(link.weight.map(|weight| format!("weight {weight}")));
-    words.extend(link.quota_bytes.map(|quota| {
-        let used = scaled(link.quota_used_bytes.unwrap_or(0), 1000.0, &["B", "kB", "MB", "GB", "TB"]);
-        format!("{used} of {}", ByteSize::from_bytes(quota))
-    }));
+    words.extend(
+        link.quota_bytes
+            .map(|quota| used_of(link.quota_used_bytes.unwrap_or(0), ByteSize::from_bytes(quota))),
+    );
     words.join(", ")
+}
+
+/// How much of a quota is used.
+pub(crate) fn used_of(used: u64, quota: ByteSize) -> String {
+    format!("{} of {quota}", scaled(used, 1000.0, &["B", "kB", "MB", "GB", "TB"]))
 }
 
 /// A line for each link whose number of pipes is found by measurement, with the reason for this number.

@@ -24,7 +24,7 @@ impl ByteStreams for ProxyStreams<'_> {
         self.0.relay_read(now, id).into()
     }
 
-    fn writable_bytes(&mut self, id: RelayId) -> usize {
+    fn writable_bytes(&mut self, _: Instant, id: RelayId) -> usize {
         self.0.relay_room(id)
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use mpvpn_control::{
     events::{Event, EventSender, ShortText},
-    quota_usage::{self, QuotaUsage},
+    quota_usage::{self, QuotaHolders, QuotaUsage},
 };
 use mpvpn_path::Month;
 use mpvpn_types::Duration;
@@ -46,7 +46,10 @@ impl Quotas {
     ) -> Result<Self, mpvpn_control::Error> {
         let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
         Ok(Self {
-            used: file.as_deref().map_or_else(|| Ok(BTreeMap::new()), quota_usage::load)?,
+            used: match &file {
+                Some(file) => quota_usage::load(file, QuotaHolders::Links)?,
+                None => BTreeMap::new(),
+            },
             file,
             meters,
             events,
@@ -92,13 +95,9 @@ impl Quotas {
         let Some(quota) = link.quota else { return policies.set_quota_exhausted(name, None) };
         let month = Month::of(unix, link.quota_day);
         let since = month.first.unix();
-        let used = self.used.entry(name.to_owned()).or_insert(QuotaUsage { since, bytes: 0 });
+        let used = self.used.entry(name.to_owned()).or_insert(QuotaUsage { since, ..QuotaUsage::default() });
         let old = *used;
-        // A corrected clock may go back: only an older period's count starts anew.
-        if used.since < since {
-            *used = QuotaUsage { since, bytes: 0 };
-        }
-        used.bytes = used.bytes.saturating_add(carried - before);
+        used.count(since, carried - before);
         self.dirty |= *used != old;
         let exhausted = (used.bytes >= quota.bytes()).then_some((quota, month.next));
         let changed = policies.set_quota_exhausted(name, exhausted);
@@ -131,7 +130,7 @@ impl Quotas {
     /// Writes the counts if they changed.
     pub(super) fn save(&mut self) {
         let Some(file) = self.file.as_deref().filter(|_| self.dirty) else { return };
-        match quota_usage::save(file, &self.used) {
+        match quota_usage::save(file, QuotaHolders::Links, &self.used) {
             Ok(()) => (self.dirty, self.save_failed) = (false, false),
             Err(error) if !self.save_failed => {
                 self.save_failed = true;

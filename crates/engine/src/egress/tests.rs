@@ -62,7 +62,7 @@ impl ByteStreams for Fake {
         }
     }
 
-    fn writable_bytes(&mut self, id: u32) -> usize {
+    fn writable_bytes(&mut self, _: Instant, id: u32) -> usize {
         self.stream(id).room
     }
 

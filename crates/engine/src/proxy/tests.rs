@@ -59,7 +59,7 @@ impl ByteStreams for Fake {
         }
     }
 
-    fn writable_bytes(&mut self, id: usize) -> usize {
+    fn writable_bytes(&mut self, _: Instant, id: usize) -> usize {
         self.streams[id].room
     }
 

@@ -31,16 +31,16 @@ impl ByteStreams for ClientRelays<'_> {
         }
     }
 
-    fn writable_bytes(&mut self, id: RelayKey) -> usize {
+    fn writable_bytes(&mut self, now: Instant, id: RelayKey) -> usize {
         match id {
-            RelayKey::Tcp(id) => self.0.relay_room(id),
+            RelayKey::Tcp(id) => self.0.relay_room(now, id),
             RelayKey::Udp(_) => 0,
         }
     }
 
-    fn write(&mut self, _: Instant, id: RelayKey, data: Bytes) {
+    fn write(&mut self, now: Instant, id: RelayKey, data: Bytes) {
         if let RelayKey::Tcp(id) = id {
-            self.0.relay_write(id, data);
+            self.0.relay_write(now, id, data);
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) enum ServerMessage {
     Reconfigured(Arc<ShardSettings>),
     /// From shard 0: these users have no access any more, for these reasons.
     UsersEnded(Arc<BTreeMap<String, String>>),
+    /// From shard 0: the rates of users have changed in the registry.
+    AccountsChanged,
 }
 
 /// Settings of a shard that change while the server runs.
@@ -122,6 +124,9 @@ impl DataPlane {
                     }
                     ShardMessage::Specific(ServerMessage::UsersEnded(users)) => {
                         self.server.end_users(iteration.now, &users);
+                    }
+                    ShardMessage::Specific(ServerMessage::AccountsChanged) => {
+                        self.server.update_accounts(iteration.now);
                     }
                     ShardMessage::Specific(ServerMessage::Reconfigured(settings)) => {
                         self.reconfigure(iteration.now, &settings);

@@ -13,7 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use mpvpn_control::{
@@ -151,7 +151,7 @@ impl Running {
             Ok(prepared) => prepared,
             Err(error) => return self.finish_reload(Err(error.to_string()), replies),
         };
-        match self.user_list.as_mut().map(|list| list.read(now)) {
+        match self.user_list.as_mut().map(|list| list.read(now, SystemTime::now())) {
             Some(Err(reason)) => return self.finish_reload(Err(reason), replies),
             Some(Ok(Some(change))) => self.on_users_read(now, Ok(change)),
             Some(Ok(None)) | None => {}

@@ -1,4 +1,4 @@
-//! Where a server keeps users and leases: files in its state folder. Everything that the server looks up, keeps or watches of them
+//! Where a server keeps users, what they have used, and leases: files in its state folder. Everything that the server looks up, keeps or watches of them
 //! goes through [`FileStore`], so that another store, as one that several servers share, can take its place.
 
 use std::{io, path::PathBuf};
@@ -8,7 +8,7 @@ use mpvpn_control::{
     config::ServerConfig,
     credentials::{leases_file, users_file},
     leases::{self, KeptLease},
-    users::Users,
+    users::{UserQuotas, Users},
 };
 use mpvpn_os::file_watch::FileWatch;
 
@@ -17,14 +17,18 @@ use mpvpn_os::file_watch::FileWatch;
 pub(super) struct FileStore {
     users: PathBuf,
     leases: PathBuf,
+    quotas: PathBuf,
 }
 
 impl FileStore {
     /// The store of a server.
     pub(super) fn new(config: &ServerConfig) -> Self {
         // Servers that share a folder, and so users, have networks of their own.
-        let leases = leases_file(config);
-        Self { users: users_file(config), leases }
+        Self {
+            users: users_file(config),
+            leases: leases_file(config),
+            quotas: UserQuotas::file(&config.state_dir, &config.name),
+        }
     }
 
     /// The users.
@@ -35,6 +39,11 @@ impl FileStore {
     /// Notices that the users may have changed.
     pub(super) fn watch_users(&self) -> io::Result<FileWatch> {
         FileWatch::new([self.users.clone()])
+    }
+
+    /// How much users have used of their quotas.
+    pub(super) fn quotas(&self) -> Result<UserQuotas, Error> {
+        UserQuotas::load(&self.quotas)
     }
 
     /// The leases that were kept.

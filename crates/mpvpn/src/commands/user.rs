@@ -9,8 +9,8 @@ use mpvpn_control::{
     credentials::{Reachability, users_file},
     join::{JoinLink, LinkTrust},
     users::{
-        ExpiryOption, LockedUsers, UserEntry, UserSettings, Users, check_addresses, render_user,
-        render_users, unknown_user,
+        ChangeOptions, ExpiryOption, LimitOptions, LockedUsers, UserEntry, UserQuotas, UserSettings, Users,
+        check_addresses, render_user, render_users, unknown_user,
     },
 };
 use mpvpn_engine::server;
@@ -31,13 +31,17 @@ Examples:
       a user whose access ends after 90 days, with one client at a time
   mpvpn user add backup --address 10.0.0.7 --host vpn.example:4433
       a user with a fixed address in the tunnel; the link says how the server is reached
+  mpvpn user add guest --up 5mbit --down 20mbit --quota 50GB
+      all clients of guest together send at most 5 and receive at most 20 Mbit/s, and carry 50 GB a month
+  mpvpn user set guest --down none --quota 100GB --expires 2027-01-31
+      other limits from now on, for sessions that run, too; what is not named stays
   mpvpn user rotate alice
       a new token, after the old one was lost: sessions with the old one end
   mpvpn user revoke alice
       no access from now on; `mpvpn user rotate alice` gives it back
 
 No server need run. A running one acts within a second: it takes the new users, and ends the sessions of those who lost
-access, with the reason. The users are in users.toml in the state folder, or where --users or the server's file says.";
+access, with the reason. Changed limits count for sessions that run. The users are in users.toml in the state folder, or where --users or the server's file says.";
 
 /// Add, show, change and remove the users of the server on this machine
 #[derive(Debug, Parser)]
@@ -63,7 +67,18 @@ enum UserCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         sessions: Option<u32>,
         #[command(flatten)]
+        limits: LimitOptions,
+        #[command(flatten)]
         shown: Shown,
+        #[command(flatten)]
+        files: ServerFiles,
+    },
+    /// Change settings of a user, which count at once; what is not named stays
+    Set {
+        #[command(flatten)]
+        user: Name,
+        #[command(flatten)]
+        change: ChangeOptions,
         #[command(flatten)]
         files: ServerFiles,
     },
@@ -156,6 +171,7 @@ impl Command for User {
     fn run(self) -> Result<ExitCode, Failure> {
         let summary = match &self.command {
             UserCommand::Add { .. } => "cannot add the user",
+            UserCommand::Set { .. } => "cannot change the user",
             UserCommand::List { .. } => "cannot list the users",
             UserCommand::Show { .. } => "cannot show the user",
             UserCommand::Rotate { .. } => "cannot give the user a new token",
@@ -172,14 +188,23 @@ impl UserCommand {
     fn perform(self) -> mpvpn_control::Result<String> {
         let now = SystemTime::now();
         let text = match self {
-            Self::Add { user: Name { name }, expires, address, sessions, shown, files } => {
+            Self::Add { user: Name { name }, expires, address, sessions, limits, shown, files } => {
                 let config = files.load()?;
                 check_addresses(&config, &address)?;
                 let expires = expires.map(|option| option.resolve(now));
                 let joining = Joining::new(&config, shown.host)?;
-                let settings = UserSettings { expires, address, sessions };
+                let LimitOptions { up, down, quota } = limits;
+                let settings = UserSettings { expires, address, sessions, up, down, quota };
                 let token = LockedUsers::open(&users_file(&config))?.add(&name, &settings)?;
                 joining.text(&name, token, shown.json)
+            }
+            Self::Set { user: Name { name }, change, files } => {
+                let config = files.load()?;
+                let change = change.resolve(now);
+                check_addresses(&config, change.address.as_deref().unwrap_or_default())?;
+                let mut users = LockedUsers::open(&users_file(&config))?;
+                users.set(&name, &change)?;
+                show(users.users(), &name, &config, now)?
             }
             Self::Rotate { user: Name { name }, shown, files } => {
                 let config = files.load()?;
@@ -196,20 +221,45 @@ impl UserCommand {
                 format!("{name} is removed\n")
             }
             Self::List { json, files } => {
-                let users = Users::load(&users_file(&files.load()?))?;
+                let config = files.load()?;
+                let (users, quotas) = load(&config, now)?;
                 match json {
-                    true => json_text(&users.iter().map(|entry| json_of(entry, now)).collect()),
-                    false => render_users(&users, now, width()),
+                    true => {
+                        json_text(&users.iter().map(|entry| json_of(&users, entry, &quotas, now)).collect())
+                    }
+                    false => render_users(&users, &quotas, now, width()),
                 }
             }
             Self::Show { user: Name { name }, json, files } => {
-                let users = Users::load(&users_file(&files.load()?))?;
+                let config = files.load()?;
+                let (users, quotas) = load(&config, now)?;
                 let entry = users.get(&name).ok_or_else(|| unknown_user(&users, &name))?;
-                if json { json_text(&json_of(entry, now)) } else { render_user(entry, now, width()) }
+                match json {
+                    true => json_text(&json_of(&users, entry, &quotas, now)),
+                    false => render_user(&users, entry, &quotas, now, width()),
+                }
             }
         };
         Ok(text)
     }
+}
+
+/// The users of a server, and what they have used of their quotas.
+fn load(config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<(Users, UserQuotas)> {
+    let users = Users::load(&users_file(config))?;
+    let quotas = match users.iter().any(|entry| entry.quota.is_some()) {
+        true => UserQuotas::read(&config.state_dir)?,
+        false => UserQuotas::default(),
+    };
+    let used_up = quotas.used_up(now, &users);
+    Ok((users.with_used_up(used_up.into()), quotas))
+}
+
+fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<String> {
+    // What is used does not matter here, and may not be readable for who may change users.
+    let quotas = UserQuotas::read(&config.state_dir).unwrap_or_default();
+    let entry = users.get(name).ok_or_else(|| unknown_user(users, name))?;
+    Ok(render_user(users, entry, &quotas, now, width()))
 }
 
 /// What a join link has beside the token.
@@ -275,13 +325,17 @@ fn json_text(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-fn json_of(entry: &UserEntry, now: SystemTime) -> Value {
+fn json_of(users: &Users, entry: &UserEntry, quotas: &UserQuotas, now: SystemTime) -> Value {
     json!({
         "user": entry.name,
-        "state": entry.state(now),
+        "state": users.state(entry, now),
         "expires": entry.expires.map(|expiry| expiry.to_string()),
         "address": entry.address,
         "sessions": entry.sessions,
+        "up_cap_bps": entry.up.map(|rate| rate.bps()),
+        "down_cap_bps": entry.down.map(|rate| rate.bps()),
+        "quota_bytes": entry.quota.map(|quota| quota.bytes()),
+        "quota_used_bytes": entry.quota.map(|_| quotas.used(now, &entry.name)),
     })
 }
 

@@ -6,7 +6,7 @@
 //! before new data, and paths of later tiers get only what is left.
 
 use bytes::Bytes;
-use mpvpn_class::QueuedPacket;
+use mpvpn_class::{QueuedPacket, RateLimitMember};
 use mpvpn_flow::fec::Load;
 use mpvpn_path::{EligiblePackets, PathCandidate, first_to_arrive_if};
 use mpvpn_quic::{Connection, TrackedDatagram};
@@ -16,6 +16,7 @@ use super::{
     groups::PathGroups, log_context::LogContext, packetizer::Packetizer, path_table::PathTable,
     recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
 };
+use crate::accounts::counted_bytes;
 
 /// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more passes.
 /// Larger: one path delays the others.
@@ -40,6 +41,11 @@ pub(super) struct Pass<'a> {
     pub(super) paths: &'a PathTable,
     pub(super) groups: &'a PathGroups,
     pub(super) traffic: &'a mut Traffic,
+    pub(super) rate_limit: Option<&'a mut RateLimitMember>,
+    /// Bytes of packets that the limit of the user still allows.
+    pub(super) allowance: u64,
+    /// Bytes of packets that this pass has taken out of the queues.
+    pub(super) taken: u64,
 }
 
 /// The result of moving packets to a path.
@@ -55,6 +61,9 @@ impl Pass<'_> {
     /// Runs the pass; `candidates` is empty, and passed for its allocation. Returns whether any data was assigned.
     pub(super) fn run(mut self, candidates: &mut Vec<PathCandidate>) -> bool {
         let repairing = self.recovery.has_waiting();
+        if let Some(limit) = &self.rate_limit {
+            self.allowance = limit.available_bytes(self.now);
+        }
         // Paths of later tiers get only what is left.
         let mut later = Vec::new();
         for id in self.scheduler.paths_in_order() {
@@ -86,6 +95,10 @@ impl Pass<'_> {
             let window = self.connection.available_window(self.now, candidate.id);
             let limited = window == 0 && (waits || self.scheduler.has_packet_for(candidate.id));
             self.connection.set_backlogged(candidate.id, limited);
+        }
+        if let Some(limit) = self.rate_limit {
+            limit.on_carried(self.now, self.taken);
+            limit.set_waiting(self.allowance == 0 && !self.scheduler.is_empty());
         }
         moved
     }
@@ -140,16 +153,34 @@ impl Pass<'_> {
             if want == EligiblePackets::Pinned { window } else { self.scheduler.path_turn_bytes(window) };
         let mut taken = 0;
         let mut drained = false;
-        while taken < max_bytes && !drained {
+        while taken < max_bytes && !drained && self.allowance > 0 {
             match self.scheduler.pop(self.now, id, want) {
-                Some(packet) => taken += self.queue_packet(packet, id, candidates),
+                Some(packet) => {
+                    if self.rate_limit.is_some() {
+                        self.count(&packet);
+                    }
+                    taken += self.queue_packet(packet, id, candidates);
+                }
                 None => drained = true,
             }
             taken += self.send_repair(id, max_bytes.saturating_sub(taken));
         }
+        // Packets that the user's limit holds back are for no path now.
+        drained |= self.allowance == 0;
         self.scheduler.charge(&candidates[at], taken);
         candidates[at].assign(taken);
         Handover { moved: taken > 0, drained }
+    }
+
+    /// Counts a packet for its user.
+    fn count(&mut self, packet: &QueuedPacket) {
+        let bytes = match packet.unnumbered {
+            // The payload of a UDP flow.
+            true => packet.data.len() as u64,
+            false => counted_bytes(self.packetizer.behind_prefix(packet)),
+        };
+        self.allowance = self.allowance.saturating_sub(bytes);
+        self.taken += bytes;
     }
 
     /// Queues a packet for a path, split if it does not fit a datagram; returns the bytes that it takes on the path.

@@ -172,6 +172,9 @@ impl MultipathConnection {
             paths: &self.paths,
             groups: &self.groups,
             traffic: &mut self.traffic,
+            rate_limit: self.rate_limit.as_mut(),
+            allowance: u64::MAX,
+            taken: 0,
         };
         self.candidates.clear();
         let moved = pass.run(&mut self.candidates);

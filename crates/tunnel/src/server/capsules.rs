@@ -110,6 +110,7 @@ impl Server {
             && let Some(connection) = self.endpoint.get(id)
         {
             authenticated.restart(now, connection);
+            self.attach_account(now, id);
         }
     }
 }

@@ -5,15 +5,17 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
+use mpvpn_packet::{GroCoalescer, TunPacket, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, TunOutcome, peer::AuthenticatedPeer};
+use super::{Peer, Server, TunOutcome, limits::ConnectionLimits, peer::AuthenticatedPeer};
 use crate::{
     UdpId,
+    accounts::counted_bytes,
     client::{clamp_received, is_link_local},
     multipath::{DecodedDatagram, Gateway, decode_payload},
+    udp::PayloadInbox,
 };
 
 /// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1) or link-local, as metadata of clouds
@@ -23,12 +25,47 @@ fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
     icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
 }
 
+/// Passes a packet of a client on to the TUN, as far as the limits of its user allow it now.
+pub(super) fn pass_on(
+    now: Instant,
+    limits: Option<&mut ConnectionLimits>,
+    joiner: &mut GroCoalescer,
+    packet: Bytes,
+) {
+    match limits {
+        Some(limits) if limits.uplink.is_limited() => limits.uplink.push_packet(now, &packet),
+        Some(limits) => {
+            limits.uplink.count(now, counted_bytes(&packet));
+            joiner.push(packet);
+        }
+        None => joiner.push(packet),
+    }
+}
+
+/// As [`pass_on`], for the payload of a UDP flow.
+pub(super) fn pass_payload_on(
+    now: Instant,
+    limits: Option<&mut ConnectionLimits>,
+    inbox: &mut PayloadInbox,
+    udp: UdpId,
+    payload: Bytes,
+) {
+    match limits {
+        Some(limits) if limits.uplink.is_limited() => limits.uplink.push_payload(now, udp.stream, &payload),
+        Some(limits) => {
+            limits.uplink.count(now, payload.len() as u64);
+            inbox.push(udp, payload);
+        }
+        None => inbox.push(udp, payload),
+    }
+}
+
 impl Server {
     pub(super) fn receive(&mut self, now: Instant, id: ConnectionHandle) {
         let gateway = self.routes.gateway();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
-        let Peer { authenticated, udp, early, .. } = peer;
+        let Peer { authenticated, udp, early, limits, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
         let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
@@ -43,7 +80,13 @@ impl Server {
                 Ok(DecodedDatagram::Packet(arrived)) => Some(arrived),
                 Ok(DecodedDatagram::Payload(stream, payload)) if udp.has(stream) => {
                     payload_bytes += payload.len() as u64;
-                    return inbox.push(UdpId::new(id, stream), payload);
+                    return pass_payload_on(
+                        now,
+                        limits.as_deref_mut(),
+                        inbox,
+                        UdpId::new(id, stream),
+                        payload,
+                    );
                 }
                 Ok(DecodedDatagram::Payload(stream, payload)) => return early.push(stream, &payload),
                 Ok(DecodedDatagram::Ignored) => None,
@@ -71,9 +114,12 @@ impl Server {
                 }
                 bytes += arrived.packet.len() as u64;
                 let mtu = multipath.announced_mtu();
-                multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+                multipath.resequence(now, arrived, |packet| {
+                    pass_on(now, limits.as_deref_mut(), joiner, clamp_received(packet, mtu));
+                });
             }
         });
+        let has_limits = limits.is_some();
         let mut downlink_started = None;
         if let Some(tunnel) = peer.tunnel_mut()
             && bytes > 0
@@ -89,6 +135,9 @@ impl Server {
         }
         if let Some((secret, addresses)) = downlink_started {
             self.update_downlink(&secret, addresses.unwrap_or_default());
+        }
+        if has_limits {
+            self.release_limited(now, id);
         }
         match malformed {
             Some(DatagramError::NoContextId { stream_id }) if !self.is_tunnel(id, stream_id) => {

@@ -11,7 +11,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
-use super::{ServerEvent, capsules::RequestStream, report::ClosedConnection};
+use super::{ServerEvent, capsules::RequestStream, limits::ConnectionLimits, report::ClosedConnection};
 use crate::{
     AddressSet, ClassProfile, ConnectionNumber, RelayId, SessionSecret,
     events::ClientTag,
@@ -45,6 +45,8 @@ pub(super) struct Peer {
     pub(super) early: EarlyPayloads,
     /// The last credentials that were checked, and their user.
     pub(super) checked_credentials: Option<(String, String)>,
+    /// The limits of its user; `None` if the user has none.
+    pub(super) limits: Option<Box<ConnectionLimits>>,
 }
 
 /// Events of a connection that need an action of the server.
@@ -124,6 +126,7 @@ impl Peer {
             udp: UdpFlows::default(),
             early: EarlyPayloads::default(),
             checked_credentials: None,
+            limits: None,
         }
     }
 
@@ -234,7 +237,9 @@ impl Peer {
         };
         let address_due = self.tunnel().filter(|tunnel| tunnel.awaits_address_request());
         let address_due = address_due.map(|tunnel| tunnel.since + ADDRESS_REQUEST_TIMEOUT);
-        authenticated.multipath.poll_timeout(now, connection).into_iter().chain(address_due).min()
+        let limits = self.limits.as_ref().and_then(|limits| limits.poll_timeout(now));
+        let all = [authenticated.multipath.poll_timeout(now, connection), address_due, limits];
+        all.into_iter().flatten().min()
     }
 }
 

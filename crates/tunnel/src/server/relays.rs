@@ -29,8 +29,11 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, connection)) = self.authenticate_peer(now, id, &user) else { return };
-        peer.relays.insert(connection, stream);
+        match self.authenticate_peer(now, id, &user) {
+            Ok(Some((peer, connection))) => peer.relays.insert(connection, stream),
+            Ok(None) => return,
+            Err(refusal) => return self.refuse(id, stream, &refusal),
+        }
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }
 
@@ -82,15 +85,35 @@ impl Server {
 
     /// The next bytes from the client.
     pub fn relay_read(&mut self, now: Instant, relay: RelayId) -> RelayRead {
+        let mut waits = false;
         let read = |peer: &mut Peer, connection: &mut Connection| -> Result<RelayRead, H3Error> {
+            if let Some(limits) = &mut peer.limits
+                && limits.reads.available_bytes(now, relay.stream) == 0
+            {
+                waits = true;
+                return Ok(RelayRead::Blocked);
+            }
             let Some(http) = &mut peer.http else { return Ok(RelayRead::Broken) };
             let read = peer.relays.read(connection, http, relay.stream)?;
-            if let (RelayRead::Data(data), Some(multipath)) = (&read, peer.multipath()) {
-                multipath.on_data_received(now, data.len() as u64);
+            if let (Some(limits), true) = (&mut peer.limits, !matches!(read, RelayRead::Data(_))) {
+                waits = limits.reads.give_up(relay.stream);
+            }
+            if let RelayRead::Data(data) = &read {
+                let bytes = data.len() as u64;
+                if let Some(limits) = &mut peer.limits {
+                    limits.reads.on_moved(now, relay.stream, bytes);
+                }
+                if let Some(multipath) = peer.multipath() {
+                    multipath.on_data_received(now, bytes);
+                }
             }
             Ok(read)
         };
-        match self.on_relay(relay, read) {
+        let read = self.on_relay(relay, read);
+        if waits {
+            self.call_reader(now, relay.connection);
+        }
+        match read {
             Some(Ok(RelayRead::Broken)) => {
                 self.on_relay_broken(relay.connection, relay.stream);
                 RelayRead::Broken
@@ -105,13 +128,24 @@ impl Server {
     }
 
     /// Bytes that may be written now; after 0, [`ServerEvent::RelayWritable`] follows.
-    pub fn relay_room(&mut self, relay: RelayId) -> usize {
-        self.relay(relay).map_or(0, |(_, connection)| connection.writable_bytes(relay.stream))
+    pub fn relay_room(&mut self, now: Instant, relay: RelayId) -> usize {
+        let Some((peer, connection)) = self.relay(relay) else { return 0 };
+        let writable = connection.writable_bytes(relay.stream);
+        let Some(limits) = peer.limits.as_mut().filter(|_| writable > 0) else { return writable };
+        let allowed = limits.writes.available_bytes(now, relay.stream);
+        if allowed == 0 {
+            self.peers.mark_sends(relay.connection);
+            self.call_writer(now, relay.connection);
+        }
+        usize::try_from(allowed).map_or(writable, |allowed| writable.min(allowed))
     }
 
     /// Sends bytes to the client.
-    pub fn relay_write(&mut self, relay: RelayId, data: Bytes) {
+    pub fn relay_write(&mut self, now: Instant, relay: RelayId, data: Bytes) {
         self.on_relay(relay, |peer, connection| {
+            if let Some(limits) = &mut peer.limits {
+                limits.writes.on_moved(now, relay.stream, data.len() as u64);
+            }
             if let Some(multipath) = peer.multipath() {
                 multipath.count_sent(data.len() as u64);
             }

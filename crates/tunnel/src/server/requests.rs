@@ -57,7 +57,7 @@ impl Server {
                 }
                 event if stream_of_event(&event).is_some_and(|stream| peer.udp.has(stream)) => {
                     if let Some(stream) = stream_of_event(&event) {
-                        self.on_udp_stream_event(id, stream, event);
+                        self.on_udp_stream_event(now, id, stream, event);
                     }
                 }
                 // Events of bytes that arrived together with the request of a relay.
@@ -109,9 +109,13 @@ impl Server {
             Ok(user) => user,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        if self.authenticate_peer(now, id, &user).is_some() {
-            let (refusal, answer) = no_packets(self.config.offers_streams);
-            self.respond_and_end(id, stream, &refusal, &answer);
+        match self.authenticate_peer(now, id, &user) {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                let (refusal, answer) = no_packets(self.config.offers_streams);
+                self.respond_and_end(id, stream, &refusal, &answer);
+            }
+            Err(refusal) => self.refuse(id, stream, &refusal),
         }
     }
 
@@ -155,6 +159,7 @@ impl Server {
         let request = connect_ip::parse_request(headers, &self.template)?;
         let user = self.user_of(id, request.authorization.as_deref())?;
         self.require_datagrams(id)?;
+        self.require_user(id, &user)?;
         if self.peers.get(id).and_then(Peer::tunnel).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
@@ -229,6 +234,7 @@ impl Server {
             let before = peer.authenticated.replace(Box::new(authenticated));
             self.closed.extend(before.map(|before| before.closed_report()));
         }
+        self.attach_account(now, id);
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);
         }
@@ -258,6 +264,18 @@ impl Server {
             peer.checked_credentials = Some((shown.to_owned(), user.clone()));
         }
         Ok(user)
+    }
+
+    /// Refuses a request of another user than the one of the connection: what a connection carries counts for one user, and ends
+    /// with the access of this user. The client takes another connection (421, RFC 9110 §15.5.20).
+    pub(super) fn require_user(&self, id: ConnectionHandle, user: &str) -> Result<(), Rejection> {
+        let own = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
+        match own.is_none_or(|own| own.user == user) {
+            true => Ok(()),
+            false => {
+                Err(Rejection::new(421, "this connection belongs to another user: open one for this user"))
+            }
+        }
     }
 
     /// Whether a stream is the request stream of the tunnel.

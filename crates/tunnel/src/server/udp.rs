@@ -14,7 +14,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, ServerEvent};
+use super::{Peer, Server, ServerEvent, packets::pass_payload_on};
 use crate::UdpId;
 
 impl Server {
@@ -30,12 +30,20 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, _)) = self.authenticate_peer(now, id, &user) else { return };
+        let peer = match self.authenticate_peer(now, id, &user) {
+            Ok(Some((peer, _))) => peer,
+            Ok(None) => return,
+            Err(refusal) => return self.refuse(id, stream, &refusal),
+        };
         peer.udp.insert(now, stream);
         let early = peer.early.take(stream);
         let udp = UdpId::new(id, stream);
         self.events.push_back(ServerEvent::ConnectUdp { udp, user, to });
-        early.into_iter().for_each(|payload| self.udp_in.push(udp, payload));
+        let Some(Peer { limits, .. }) = self.peers.get_mut(id) else { return };
+        for payload in early {
+            pass_payload_on(now, limits.as_deref_mut(), &mut self.udp_in, udp, payload);
+        }
+        self.release_limited(now, id);
     }
 
     fn look_at_connect_udp(
@@ -48,18 +56,27 @@ impl Server {
     }
 
     /// Handles an HTTP/3 event of the stream of a flow.
-    pub(super) fn on_udp_stream_event(&mut self, id: ConnectionHandle, stream: StreamId, event: HttpEvent) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+    pub(super) fn on_udp_stream_event(
+        &mut self,
+        now: Instant,
+        id: ConnectionHandle,
+        stream: StreamId,
+        event: HttpEvent,
+    ) {
+        let Some(Peer { udp: flows, limits, .. }) = self.peers.get_mut(id) else { return };
         let udp = UdpId::new(id, stream);
         let ended = match event {
             HttpEvent::Data { data, .. } => {
                 let inbox = &mut self.udp_in;
-                match peer.udp.take_capsules(stream, &data, |payload| inbox.push(udp, payload)) {
-                    Ok(()) => return,
+                let taken = flows.take_capsules(stream, &data, |payload| {
+                    pass_payload_on(now, limits.as_deref_mut(), inbox, udp, payload);
+                });
+                match taken {
+                    Ok(()) => return self.release_limited(now, id),
                     Err(code) => Err(code),
                 }
             }
-            HttpEvent::Finished { .. } => peer.udp.finish(stream),
+            HttpEvent::Finished { .. } => flows.finish(stream),
             HttpEvent::StreamError { code, .. } => Err(code),
             _ => Err(code::REQUEST_CANCELLED),
         };

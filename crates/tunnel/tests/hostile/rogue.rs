@@ -404,9 +404,9 @@ impl Rogue {
             }
             if *targets == Targets::Flood {
                 for relay in relays.iter() {
-                    let room = server.relay_room(*relay);
+                    let room = server.relay_room(now, *relay);
                     if room > 0 {
-                        server.relay_write(*relay, Bytes::from(vec![7; room]));
+                        server.relay_write(now, *relay, Bytes::from(vec![7; room]));
                     }
                 }
             }

@@ -197,7 +197,7 @@ fn bytes_go_both_ways_and_each_half_ends_by_itself() {
     inside.run(5 * MS);
     assert_eq!(inside.read_at_server(relay), (b"up".to_vec(), RelayRead::Finished));
     assert!(inside.forwarder.is_open(request), "the other half goes on");
-    inside.world.servers[0].relay_write(relay, Bytes::from_static(b"down"));
+    inside.world.servers[0].relay_write(inside.world.now, relay, Bytes::from_static(b"down"));
     inside.world.servers[0].relay_finish(relay);
     inside.run(5 * MS);
     assert!(inside.events.contains(&ForwardEvent::Readable(request)));
@@ -210,7 +210,7 @@ fn bytes_go_both_ways_and_each_half_ends_by_itself() {
 fn a_connection_that_breaks_at_either_end_is_broken_at_the_other() {
     let mut inside = Inside::new();
     let (request, relay) = inside.connected();
-    inside.world.servers[0].relay_write(relay, Bytes::from_static(b"part of it"));
+    inside.world.servers[0].relay_write(inside.world.now, relay, Bytes::from_static(b"part of it"));
     inside.run(5 * MS);
     inside.world.servers[0].relay_abort(relay);
     inside.run(5 * MS);
@@ -249,8 +249,8 @@ fn a_reader_that_stops_stops_the_sender() {
     let (request, relay) = inside.connected();
     let mut sent = 0;
     for _ in 0..2000 {
-        let room = inside.world.servers[0].relay_room(relay);
-        inside.world.servers[0].relay_write(relay, vec![7; room].into());
+        let room = inside.world.servers[0].relay_room(inside.world.now, relay);
+        inside.world.servers[0].relay_write(inside.world.now, relay, vec![7; room].into());
         sent += room;
         inside.turn();
         inside.world.now += MS;

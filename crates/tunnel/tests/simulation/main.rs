@@ -13,6 +13,7 @@ mod classes;
 mod decisions;
 mod fec;
 mod forward;
+mod limits;
 mod links;
 mod liveness;
 mod many;

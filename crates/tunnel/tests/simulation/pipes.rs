@@ -22,12 +22,13 @@ fn start(pipes: u8, scheduler: Scheduler, cc: CongestionControl, links: &[&str])
 }
 
 /// The goodput of TCP flows, and the delay of small packets beside them.
-struct Found {
-    mbit: f64,
-    ping: Duration,
+pub struct Found {
+    pub mbit: f64,
+    pub ping: Duration,
 }
 
-fn carry(world: &mut World, client: usize, flows: u16, direction: Direction, time: Duration) -> Found {
+/// What TCP flows get through in one direction in `time`, after two seconds.
+pub fn carry(world: &mut World, client: usize, flows: u16, direction: Direction, time: Duration) -> Found {
     let mtu = world.machines[client].mtu.unwrap();
     let (near, far) = (world.address(client, true), SocketAddr::from(([203, 0, 113, 9], 5201)));
     let flow = |number| {

@@ -176,11 +176,11 @@ impl Destination {
             }
         }
         while self.sent < self.sends && !self.closed {
-            let room = server.relay_room(self.relay).min((self.sends - self.sent) as usize).min(60_000);
+            let room = server.relay_room(now, self.relay).min((self.sends - self.sent) as usize).min(60_000);
             if room == 0 {
                 break;
             }
-            server.relay_write(self.relay, Bytes::from(pattern(self.sent, room)));
+            server.relay_write(now, self.relay, Bytes::from(pattern(self.sent, room)));
             self.sent += room as u64;
             if self.sent == self.sends {
                 server.relay_finish(self.relay);

@@ -41,6 +41,8 @@ use self::{
 
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
+/// The token of another user.
+pub const TOKEN_OF_BOB: &str = "the token of bob";
 /// The server panics when it checks this one.
 pub const TOKEN_THAT_PANICS: &str = "a token that panics";
 pub const SERVER: &str = "192.0.2.1:443";

@@ -8,7 +8,7 @@ use mpvpn_quic::{FlowControlWindows, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
-use super::{DNS, TOKEN, TOKEN_THAT_PANICS};
+use super::{DNS, TOKEN, TOKEN_OF_BOB, TOKEN_THAT_PANICS};
 
 /// The certificate and key of a server.
 #[derive(Clone)]
@@ -39,6 +39,7 @@ impl Authenticate for Users {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
         match authorization {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
+            Some(value) if value == format!("Bearer {TOKEN_OF_BOB}") => Ok("bob".to_owned()),
             Some(value) if value == format!("Bearer {TOKEN_THAT_PANICS}") => panic!("the test wants it"),
             _ => Err("unknown token".to_owned()),
         }

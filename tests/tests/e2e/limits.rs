@@ -1,0 +1,234 @@
+//! Rates and quotas of users.
+
+use std::{
+    process::Output,
+    thread,
+    time::{Duration, Instant},
+};
+
+use mpvpn_tests::{
+    eventually,
+    http::TestPages,
+    iperf::IperfServer,
+    machine_share::{MachineShare, Share},
+    ping::{Ping, reaches},
+    testbed::{Direction, Host, TUNNEL, inet4},
+};
+use serde_json::Value;
+
+use crate::users::Site;
+
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+const SOON: Duration = Duration::from_secs(15);
+/// Seconds of a measurement.
+const SECONDS: u32 = 6;
+
+/// Whether a rate is that of the user within 5 % (Mbit/s).
+#[track_caller]
+fn is_the_rate(what: &str, found: f64, limit: f64) {
+    println!("{what}: {found:.2} of {limit} Mbit/s");
+    assert!((0.95 * limit..=1.05 * limit).contains(&found), "{what}: {found:.2} of {limit} Mbit/s");
+}
+
+/// The rate without the first second (Mbit/s), in which windows grow and the first burst passes.
+fn mean(seconds: &[f64]) -> f64 {
+    seconds[1..].iter().sum::<f64>() / (seconds.len() - 1) as f64 / 1e6
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn tcp_gets_the_rates_of_its_user_as_packets_and_as_streams() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let site = Site::new();
+    let alice = site.add("alice", &["--up", "10mbit", "--down", "20mbit"]);
+    let _alice = site.join_with(Host::Client, &alice, &[]).wait_until_up();
+    // To the server's own address TCP travels as packets, to the internet as streams.
+    for (host, to, lane) in [(Host::Server, TUNNEL.to_owned(), "packets"), (Host::Inet, inet4(), "streams")] {
+        reaches(&site.testbed, Host::Client, &to);
+        let iperf = IperfServer::start(&site.testbed, host, 5201);
+        for (direction, limit) in [(Direction::Down, 20.0), (Direction::Up, 10.0)] {
+            for flows in [1, 8] {
+                let run = iperf.tcp(&site.testbed, Host::Client, &to, flows, direction, SECONDS);
+                let report = run.finish();
+                // The receiver reports its seconds of a download, and the mean of an upload.
+                let rate =
+                    if direction == Direction::Down { mean(&report.seconds) } else { report.megabits() };
+                is_the_rate(&format!("{flows} flows {direction:?} as {lane}"), rate, limit);
+            }
+        }
+    }
+}
+
+#[test]
+fn udp_gets_the_rates_of_its_user_and_others_feel_nothing() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let site = Site::new();
+    let alice = site.add("alice", &["--up", "5mbit", "--down", "10mbit"]);
+    let bob = site.add("bob", &[]);
+    let _alice = site.join_with(Host::Client, &alice, &[]).wait_until_up();
+    let _bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
+    reaches(&site.testbed, Host::Other, TUNNEL);
+    let iperf = IperfServer::start(&site.testbed, Host::Inet, 5201);
+    for (direction, limit) in [(Direction::Down, 10.0), (Direction::Up, 5.0)] {
+        let pings = Ping::every(&site.testbed, Host::Other, Duration::from_millis(20), TUNNEL, 5);
+        let run = iperf.udp(&site.testbed, Host::Client, &inet4(), 30, direction, SECONDS);
+        let report = run.finish();
+        is_the_rate(&format!("UDP {direction:?}"), report.megabits(), limit);
+        let pings = pings.finish();
+        assert_eq!(pings.missing(), 0, "of {}", pings.sent);
+    }
+}
+
+#[test]
+fn two_sessions_of_a_user_share_the_rate() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let site = Site::new();
+    let alice = site.add("alice", &["--down", "20mbit"]);
+    let _one = site.join_with(Host::Client, &alice, &[]).wait_until_up();
+    let _two = site.join_with(Host::Other, &alice, &[]).wait_until_up();
+    let runs = [(Host::Client, 5201), (Host::Other, 5202)].map(|(host, port)| {
+        reaches(&site.testbed, host, TUNNEL);
+        let iperf = IperfServer::start(&site.testbed, Host::Server, port);
+        (iperf.tcp(&site.testbed, host, TUNNEL, 4, Direction::Down, SECONDS), iperf)
+    });
+    let rates = runs.map(|(run, _iperf)| mean(&run.finish().seconds));
+    is_the_rate("two sessions together", rates[0] + rates[1], 20.0);
+    assert!(rates.iter().all(|rate| *rate > 7.0), "{rates:?}");
+}
+
+#[test]
+fn a_changed_rate_counts_within_a_second_for_what_runs() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let site = Site::new();
+    let alice = site.add("alice", &["--down", "20mbit"]);
+    let alice = site.join_with(Host::Client, &alice, &[]).wait_until_up();
+    reaches(&site.testbed, Host::Client, TUNNEL);
+    let iperf = IperfServer::start(&site.testbed, Host::Server, 5201);
+    let run = iperf.tcp(&site.testbed, Host::Client, TUNNEL, 4, Direction::Down, 10);
+    let begin = Instant::now();
+    thread::sleep(Duration::from_secs(4));
+    let output = site.user(&["set", "alice", "--down", "5mbit"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("down      5mbit"), "{}", said(&output));
+    let changed = begin.elapsed().as_secs_f64();
+    let seconds = run.finish().seconds;
+    // iperf3 began a little later.
+    let after = changed.ceil() as usize + 1;
+    is_the_rate("before", mean(&seconds[..3]), 20.0);
+    let slow = &seconds[after..];
+    is_the_rate("after", slow.iter().sum::<f64>() / slow.len() as f64 / 1e6, 5.0);
+    let status = site.server.status();
+    let users = status["users"].as_array().expect("a list");
+    let shown = users.iter().find(|user| user["name"] == "alice").expect("alice");
+    assert_eq!(
+        (&shown["down_cap_bps"], &shown["up_cap_bps"]),
+        (&5_000_000.into(), &Value::Null),
+        "{shown:#}"
+    );
+    assert_eq!(alice.status()["session"]["resumed"], 0);
+}
+
+#[test]
+fn clients_of_other_programs_get_the_rates_of_their_user_over_tcp_too() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let site = Site::new();
+    let link = site.add("alice", &["--up", "10mbit", "--down", "20mbit"]);
+    let token = link.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
+    let pages = TestPages::start(&site.testbed, Host::Inet);
+    // Twelve seconds at the rate, so that the handshakes before it do not matter.
+    let url = pages.url(&inet4(), "30000000");
+    let header = format!("Proxy-Authorization: Bearer {token}");
+    let args = ["curl", "-s", "--max-time", "40", "-o", "/dev/null", "-w", "%{speed_download}"];
+    let more = ["--proxy-insecure", "-p", "-x", "https://192.0.2.1:4433", "--proxy-header", &header, &url];
+    let speed = site.testbed.run(Host::Client, &[&args[..], &more].concat());
+    let bytes: f64 = speed.trim().parse().unwrap_or_else(|error| panic!("{speed}: {error}"));
+    is_the_rate("CONNECT over HTTP/1.1", bytes * 8e-6, 20.0);
+}
+
+#[test]
+fn a_used_up_quota_ends_sessions_and_says_until_when() {
+    let mut site = Site::new();
+    let link = site.add("alice", &["--quota", "3MB"]);
+    let bob = site.add("bob", &[]);
+    let mut alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
+    let bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
+    reaches(&site.testbed, Host::Client, &inet4());
+    let shown = said(&site.user(&["show", "alice"]));
+    assert!(shown.contains("of 3 MB used this month (UTC)"), "{shown}");
+
+    let pages = TestPages::start(&site.testbed, Host::Inet);
+    let script = format!("curl -s --max-time 10 -o /dev/null {} || true", pages.url(&inet4(), "5000000"));
+    site.testbed.run(Host::Client, &["sh", "-c", &script]);
+    assert_eq!(alice.wait(SOON).code(), Some(1), "{}", alice.log());
+    let reason = "the quota of this user, 3 MB, is used up; it begins anew on 1 ";
+    assert!(alice.log().contains(reason), "{}", alice.log());
+    assert!(site.server.log().contains("alice used up the quota of 3.0 MB"), "{}", site.server.log());
+    let listed = said(&site.user(&["list"]));
+    assert!(listed.contains("quota-used-up"), "{listed}");
+
+    // A restart gives nothing back.
+    let refused = |site: &Site| {
+        let mut again = site.join_with(Host::Client, &link, &[]);
+        assert_eq!(again.wait(SOON).code(), Some(1), "{}", again.log());
+    };
+    refused(&site);
+    assert!(site.server.terminate().success());
+    site.server = Site::start_server(&site.testbed);
+    refused(&site);
+    eventually(SOON, "the reason is said", || match site.server.log().contains(reason) {
+        true => Ok(()),
+        false => Err(site.server.log()),
+    });
+    assert!(site.user(&["set", "alice", "--quota", "100MB"]).status.success());
+    eventually(SOON, "the server knows", || {
+        let status = site.server.status();
+        let users = status["users"].as_array().expect("a list");
+        let alice = users.iter().find(|user| user["name"] == "alice").expect("alice").clone();
+        match (alice["state"].as_str(), alice["quota_used_bytes"].as_u64()) {
+            (Some("active"), Some(3_000_000..)) => Ok(()),
+            _ => Err(alice.to_string()),
+        }
+    });
+    let _alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
+    drop(bob);
+}
+
+#[test]
+fn proxies_and_clients_inside_tcp_lose_access_at_once_too() {
+    let site = Site::new();
+    let alice = site.add("alice", &[]);
+    let bob = site.add("bob", &[]);
+    let mut inside_tcp = site.join_with(Host::Client, &alice, &["--transport", "tcp"]).wait_until_up();
+    reaches(&site.testbed, Host::Client, TUNNEL);
+    let token = bob.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
+    let args = ["proxy", "--socks5", "127.0.0.1:1080", "--server", "192.0.2.1:4433", "--insecure"];
+    let more = ["--token", token, "--state-dir", "proxy-state"];
+    let mut proxy = site.testbed.start(Host::Other, &[&args[..], &more].concat()).wait_until_up();
+
+    let pages = TestPages::start(&site.testbed, Host::Inet);
+    let url = pages.url(&inet4(), "1000000000");
+    let mut download = site.testbed.command(Host::Other, "curl");
+    download.args(["-s", "--max-time", "30", "-o", "/dev/null", "--limit-rate", "1M"]);
+    let mut download = download.args(["-x", "socks5://127.0.0.1:1080", &url]).spawn().expect("curl runs");
+    let socks = || site.server.status()["flows"]["stream"].as_u64();
+    eventually(SOON, "the download runs", || {
+        if socks() == Some(1) { Ok(()) } else { Err(format!("{:?}", socks())) }
+    });
+
+    for (name, process) in [("alice", &mut inside_tcp), ("bob", &mut proxy)] {
+        let begin = Instant::now();
+        assert!(site.user(&["revoke", name]).status.success());
+        assert_eq!(process.wait(SOON).code(), Some(1), "{}", process.log());
+        assert!(process.log().contains("the access of this user was revoked"), "{}", process.log());
+        let took = begin.elapsed();
+        println!("{name} is gone after {took:?}");
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+    eventually(SOON, "no connection is left", || {
+        if socks() == Some(0) { Ok(()) } else { Err(format!("{:?}", socks())) }
+    });
+    assert_ne!(download.wait().expect("our own child").code(), Some(0));
+}
