@@ -436,7 +436,8 @@ mod tests {
         };
         let config = ServerConfig::load(Some(&file), options, crate::config::Rights::ALL).unwrap();
         let credentials = Credentials::load(&config).unwrap();
-        let message = first_start_message(&config, &credentials, guess_address(&config.listen));
+        let message =
+            first_start_message(&config, &credentials, guess_address(&config.listen), Reader::Terminal);
         assert!(message.contains("--server vpn.example.org:443 --ca system --token"), "{message}");
         let reachability = Reachability::of(&config).unwrap();
         assert_eq!(reachability.address(&config).unwrap().to_string(), "vpn.example.org:443");
