@@ -1,4 +1,4 @@
-//! JSON schemas of the values of a configuration file: one function for each function of [`values`](super::values) or
+//! JSON schemas of the values of a configuration file: one function for each function of [`values`](mod@super::values) or
 //! [`rules`](super::rules) that reads values, with the same name.
 //!
 //! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value, `examples` holds an
