@@ -32,7 +32,7 @@ const MAX_DEPTH: usize = 3;
 /// The name of the users' file in a backup, wherever it is on the machine.
 const USERS: &str = "users.toml";
 /// The file that running servers hold locked, in the state folder.
-const LOCK: &str = "running.lock";
+pub(crate) const LOCK: &str = "running.lock";
 /// What a backup is, for errors.
 const EXPECTED: &str = "a backup of `mpvpn backup`";
 

@@ -15,6 +15,7 @@ use crate::{
     Error, Result,
     acme::AcmeStore,
     auth::{Authenticator, Token},
+    backup,
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
     identity::{Fingerprint, Identity},
@@ -110,7 +111,7 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
 
 /// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not.
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
-    let names = ["users.toml", "client-token", "server.crt", "server.key", LAST_START]
+    let names = ["users.toml", "client-token", "server.crt", "server.key", LAST_START, backup::LOCK]
         .map(|name| config.state_dir.join(name));
     let quotas = UserQuotas::file(&config.state_dir, &config.name);
     names.into_iter().chain([leases_file(config), quotas]).collect()
