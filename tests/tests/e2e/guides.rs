@@ -33,13 +33,14 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 14] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
     "docs/guide/router-for-a-lan.md",
     "docs/guide/three-satellite-links.md",
     "docs/guide/server-on-a-vps.md",
+    "docs/guide/install.md",
     "docs/guide/proxy-without-root.md",
     "docs/guide/where-udp-is-blocked.md",
     "docs/guide/inside-an-app.md",
@@ -75,13 +76,14 @@ pages! {
     a_router_for_a_lan 3
     three_satellite_links 4
     a_server_on_a_vps 5
-    a_proxy_without_root 6
-    where_udp_is_blocked 7
-    inside_an_app 8
-    when_something_is_wrong 9
-    links 10
-    classes_of_traffic 11
-    how_tcp_travels 12
+    installing 6
+    a_proxy_without_root 7
+    where_udp_is_blocked 8
+    inside_an_app 9
+    when_something_is_wrong 10
+    links 11
+    classes_of_traffic 12
+    how_tcp_travels 13
 }
 
 fn play(path: &str) {

@@ -274,10 +274,12 @@ impl Machine {
         addresses.filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// Starts a ping to `to` every `interval` that ends after `seconds`.
+    /// Starts a ping to `to` every `interval` that ends after `seconds`. Errors that routers report while there is no tunnel do
+    /// not end it, as they would with `-w`.
     pub(crate) fn ping(&self, to: &str, interval: Duration, seconds: u32) -> Ping {
-        let (interval, seconds) = (interval.as_secs_f64().to_string(), seconds.to_string());
-        let args = ["ping", "-n", "-D", "-i", &interval, "-w", &seconds, to];
+        let count = (f64::from(seconds) / interval.as_secs_f64()).ceil().to_string();
+        let interval = interval.as_secs_f64().to_string();
+        let args = ["ping", "-n", "-D", "-i", &interval, "-c", &count, "-W", "1", to];
         let file = folder().join(format!("{}-{}.ping", self.name, to));
         Ping::run(self.command(Duration::from_secs(600), &args), file)
     }

@@ -6,5 +6,6 @@
 
 mod blocked_udp;
 mod bonding;
+mod hostile;
 mod pipes;
 mod testbed;
