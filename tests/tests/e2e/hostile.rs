@@ -10,7 +10,7 @@ use mpvpn_tests::{
     hostile,
     iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    ping::{Ping, ping},
+    ping::ping,
     random::Random,
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, path_of},
 };
