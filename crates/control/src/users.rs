@@ -75,7 +75,7 @@ pub struct UserEntry {
     #[serde(default, deserialize_with = "sessions")]
     #[schemars(schema_with = "schema::one_or_number::<crate::config::limits::SessionCount>")]
     pub sessions: Option<u32>,
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without IP headers, 64kbit to 1000gbit
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers, 64kbit to 1000gbit
     /// [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use mpvpn_class::{RateLimit, RateLimitMember};
+use mpvpn_packet::{protocol, udp::UDP_HEADER};
 use mpvpn_types::{BitRate, Instant};
 
 /// The limits of a user's rates; `None`: no limit in this direction.
@@ -20,16 +21,27 @@ pub struct UserRates {
     pub down: Option<BitRate>,
 }
 
-/// Bytes of an IP packet that count for its user: the content without the IP header, so that TCP data in packets, in streams, and
-/// over IPv4 and IPv6 get about the same rate.
+/// Bytes of an IP packet that count for its user: the data of its TCP segment or UDP datagram, so that data in packets, in
+/// streams, and over IPv4 and IPv6 get the same rate; of other packets, and of those without data, the content of the IP packet,
+/// so that floods of them are not free.
 pub(crate) fn counted_bytes(packet: &[u8]) -> u64 {
-    let header = match packet.first() {
+    let (protocol, ip_header) = match packet.first() {
         // The length of the header in words (RFC 791 §3.1).
-        Some(first) if first >> 4 == 4 => usize::from(first & 0xf) * 4,
-        Some(first) if first >> 4 == 6 => 40,
+        Some(first) if first >> 4 == 4 => (packet.get(9).copied(), usize::from(first & 0xf) * 4),
+        Some(first) if first >> 4 == 6 => (packet.get(6).copied(), 40),
+        _ => (None, 0),
+    };
+    let content = packet.get(ip_header..).unwrap_or_default();
+    let header = match (protocol, content.get(12)) {
+        // The data offset in words (RFC 9293 §3.1).
+        (Some(protocol::TCP), Some(offset)) => usize::from(offset >> 4) * 4,
+        (Some(protocol::UDP), _) => UDP_HEADER,
         _ => 0,
     };
-    packet.len().saturating_sub(header) as u64
+    match content.len().saturating_sub(header) {
+        0 => content.len() as u64,
+        data => data as u64,
+    }
 }
 
 /// The account of a user. Clones share it.
@@ -115,6 +127,17 @@ mod tests {
             assert_eq!(counted_bytes(&packet), 100);
         }
         assert_eq!((counted_bytes(&[0x4f; 10]), counted_bytes(&[])), (0, 0));
+        // Data offset 8 words: 32 bytes of header.
+        let tcp = |content: usize| {
+            let mut packet = vec![0; 20 + content];
+            (packet[0], packet[9], packet[20 + 12]) = (0x45, protocol::TCP, 0x80);
+            packet
+        };
+        assert_eq!(counted_bytes(&tcp(132)), 100);
+        assert_eq!(counted_bytes(&tcp(32)), 32, "an acknowledgement is not free");
+        let mut udp = packet(0x60, 40);
+        udp[6] = protocol::UDP;
+        assert_eq!(counted_bytes(&udp), 92);
     }
 
     #[test]

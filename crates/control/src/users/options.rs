@@ -11,7 +11,7 @@ use crate::config::{Limit, values::text};
 /// The limits of a new user.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitOptions {
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without IP headers, as in 5mbit
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers, as in 5mbit
     /// [default: none]
     #[arg(long, value_name = "RATE", value_parser = text::<BitRate>)]
     pub up: Option<BitRate>,
@@ -37,7 +37,7 @@ pub struct ChangeOptions {
     /// Number of sessions (connected clients) at once; none: 64
     #[arg(long, value_name = "N|none")]
     pub sessions: Option<OrNone<NonZeroU32>>,
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without IP headers; none: no limit
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers; none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
     pub up: Option<Limit<BitRate>>,
     /// Limit of the rate at which they receive; none: no limit

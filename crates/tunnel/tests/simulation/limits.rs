@@ -42,11 +42,11 @@ fn tcp_in_packets_gets_the_rate_of_its_user_and_pings_do_not_wait() {
         (10, 1, Direction::Down),
         (10, 8, Direction::Down),
         (40, 1, Direction::Down),
-        (2, 8, Direction::Down),
+        (2, 1, Direction::Down),
         (10, 1, Direction::Up),
         (10, 8, Direction::Up),
         (40, 1, Direction::Up),
-        (2, 8, Direction::Up),
+        (2, 1, Direction::Up),
     ] {
         // The other direction carries acknowledgements only.
         limit(&mut world, mbit, mbit);
