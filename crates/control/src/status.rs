@@ -21,7 +21,7 @@ use crate::{
 
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub(crate) use render::{Table, fit, section, used_of};
-pub use render::{render, render_flows, render_links};
+pub use render::{format_bytes, format_duration, format_rate, render, render_flows, render_links};
 
 /// The status of one process: the answer of `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -81,6 +81,8 @@ Examples:
       as any user: a proxy for apps instead of a VPN for the machine
   mpvpn status
       state, rates, delay and loss of links and paths
+  mpvpn top
+      the same live, until q is pressed
   mpvpn lab demo
       a demonstration on this machine, over emulated links
 
@@ -116,7 +118,7 @@ const KEYS_OF_THE_FILE: &[(&str, &str)] =
     &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
 /// Commands that are planned for later versions.
-const LATER_COMMANDS: &[&str] = &["top", "ping"];
+const LATER_COMMANDS: &[&str] = &["ping"];
 
 fn missing_command() -> Failure {
     Failure::usage(SUMMARY, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))

@@ -4,13 +4,14 @@
 //! to its two lines here.
 
 mod backup;
+mod bugreport;
 mod check;
 mod class;
 pub(crate) mod client;
 mod completions;
 mod config;
 mod dns_service;
-mod events;
+pub(crate) mod events;
 mod helper;
 mod join;
 mod kill_switch;
@@ -22,6 +23,7 @@ mod reset;
 pub(crate) mod server;
 mod setup;
 mod status;
+pub(crate) mod top;
 mod user;
 
 use std::process::ExitCode;
@@ -39,8 +41,10 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<proxy::Proxy>(),
     entry::<user::User>(),
     entry::<status::Status>(),
+    entry::<top::Top>(),
     entry::<events::Events>(),
     entry::<check::Check>(),
+    entry::<bugreport::Bugreport>(),
     entry::<link::Link>(),
     entry::<class::Class>(),
     entry::<config::Config>(),

@@ -6,6 +6,7 @@
 // This crate is at the edge: clocks, files and sockets are allowed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod bugreport;
 mod cli;
 mod commands;
 mod failure;
@@ -13,6 +14,7 @@ mod output;
 mod process_selector;
 #[cfg(test)]
 mod reference;
+mod top;
 
 use std::process::ExitCode;
 

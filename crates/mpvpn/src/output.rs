@@ -33,3 +33,13 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
         _ => Ok(ExitCode::SUCCESS),
     }
 }
+
+/// Asks a question at the terminal. Anything else than yes is no.
+pub(crate) fn confirm(question: &str) -> std::io::Result<bool> {
+    let mut stdout = std::io::stdout().lock();
+    write!(stdout, "{question} [y/N] ")?;
+    stdout.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}

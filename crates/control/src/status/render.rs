@@ -112,7 +112,7 @@ fn headline(status: &Status) -> String {
         (Role::Server, 1) => ", 1 client".into(),
         (Role::Server, n) => format!(", {n} clients"),
     };
-    let time = duration(status.uptime_s);
+    let time = format_duration(status.uptime_s);
     format!("mpvpn {} {}: {state}, running for {time}{clients}\n", status.role, status.version)
 }
 
@@ -153,10 +153,10 @@ fn flows(list: &FlowList) -> Table {
         }
         cells.extend([
             flow.state.map_or("", FlowState::as_str).to_owned(),
-            bytes(flow.up_bytes),
-            bytes(flow.down_bytes),
-            duration(flow.age_s),
-            duration(flow.idle_s),
+            format_bytes(flow.up_bytes),
+            format_bytes(flow.down_bytes),
+            format_duration(flow.age_s),
+            format_duration(flow.idle_s),
         ]);
         table.rows.push(cells);
     }
@@ -192,8 +192,8 @@ fn classes(classes: &[Class]) -> Table {
                 Some(peer) => format!("{}, {} (server: {peer})", class.scheduler, class.cc),
                 None => format!("{}, {}", class.scheduler, class.cc),
             },
-            class.tx_bps.map_or(String::new(), rate),
-            class.rx_bps.map_or(String::new(), rate),
+            class.tx_bps.map_or(String::new(), format_rate),
+            class.rx_bps.map_or(String::new(), format_rate),
             optional(class.rtt_ms, "ms"),
             optional(class.loss_pct, "%"),
             format!("{:.1} ms", class.queue_ms),
@@ -216,8 +216,8 @@ fn links(links: &[Link]) -> Table {
             link.name.clone(),
             with_reason(link.state.as_str(), &link.reason),
             link.tier.clone(),
-            bytes(link.tx_bytes),
-            bytes(link.rx_bytes),
+            format_bytes(link.tx_bytes),
+            format_bytes(link.rx_bytes),
         ];
         if limited {
             cells.push(limits(link));
@@ -280,9 +280,9 @@ fn paths(paths: &[Path]) -> Table {
             format!("{:.1} ms", path.rtt_ms),
             format!("{:.1} ms", path.jitter_ms),
             format!("{:.1} %", path.loss_pct),
-            rate(path.rate_bps),
-            bytes(path.tx_bytes),
-            bytes(path.rx_bytes),
+            format_rate(path.rate_bps),
+            format_bytes(path.tx_bytes),
+            format_bytes(path.rx_bytes),
             path.mtu.to_string(),
             path.remote.to_string(),
         ]);
@@ -296,9 +296,9 @@ fn clients(clients: &[Client]) -> Table {
     for client in clients {
         table.row([
             client.user.clone(),
-            duration(client.connected_s),
-            bytes(client.tx_bytes),
-            bytes(client.rx_bytes),
+            format_duration(client.connected_s),
+            format_bytes(client.tx_bytes),
+            format_bytes(client.rx_bytes),
             client.paths.len().to_string(),
             client.resequencing.as_ref().map_or_else(|| "not numbered".into(), order),
             join(&client.addresses),
@@ -386,15 +386,18 @@ fn scaled(value: u64, step: f64, units: &[&str]) -> String {
     if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{value:.1} {}", units[unit]) }
 }
 
-fn bytes(value: u64) -> String {
+/// A size with its unit, as in `5.0 MiB`.
+pub fn format_bytes(value: u64) -> String {
     scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
-fn rate(value: u64) -> String {
+/// A rate (bit/s) with its unit, as in `93.2 Mbit/s`.
+pub fn format_rate(value: u64) -> String {
     scaled(value, 1000.0, &["bit/s", "kbit/s", "Mbit/s", "Gbit/s"])
 }
 
-fn duration(seconds: f64) -> String {
+/// A duration (s) in two units, as in `2 h 3 min`.
+pub fn format_duration(seconds: f64) -> String {
     let whole = if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 };
     let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
     match (days, hours, minutes) {
@@ -592,14 +595,14 @@ cams      asleep (not used yet)  auto  auto, bbr                                
 
     #[test]
     fn units_are_those_people_read() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
-        assert_eq!(rate(999_940), "999.9 kbit/s");
-        assert_eq!(rate(2_000_000_000), "2.0 Gbit/s");
-        assert_eq!(duration(59.9), "59.9 s");
-        assert_eq!(duration(61.0), "1 min 1 s");
-        assert_eq!(duration(90_000.0), "1 d 1 h");
-        assert_eq!(duration(f64::NAN), "0.0 s");
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(format_bytes(u64::MAX), "16777216.0 TiB");
+        assert_eq!(format_rate(999_940), "999.9 kbit/s");
+        assert_eq!(format_rate(2_000_000_000), "2.0 Gbit/s");
+        assert_eq!(format_duration(59.9), "59.9 s");
+        assert_eq!(format_duration(61.0), "1 min 1 s");
+        assert_eq!(format_duration(90_000.0), "1 d 1 h");
+        assert_eq!(format_duration(f64::NAN), "0.0 s");
     }
 }

@@ -117,6 +117,12 @@ const SECOND: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]:[
 const MILLISECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[hour]:[minute]:[second].[subsecond digits:3]");
 
+/// A time of an event (RFC 3339) as local time of day; the text itself if it is no time.
+pub(crate) fn format_local_time(at: &str) -> String {
+    let parsed = OffsetDateTime::parse(at, &Rfc3339).ok();
+    parsed.and_then(|at| to_local(at).format(MILLISECOND).ok()).unwrap_or_else(|| at.to_owned())
+}
+
 /// Formats a time as local time, without the date if `beside` has the same date.
 fn format_local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
     let (at, beside) = (to_local(at), beside.map(to_local));

@@ -4,7 +4,7 @@ mod remove;
 mod ssh;
 
 use std::{
-    io::{BufRead, IsTerminal, Write, stdin, stdout},
+    io::{IsTerminal, Write, stdin, stdout},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -22,7 +22,10 @@ use mpvpn_control::{
 use mpvpn_engine::{EngineError, hide_tokens, server, setup};
 
 use super::{Command, client::read_link, user::Joining};
-use crate::{failure::Failure, output::print};
+use crate::{
+    failure::Failure,
+    output::{confirm, print},
+};
 
 const SUMMARY: &str = "cannot set it up";
 const NEXT: &str = "correct the cause, and run the same command again";
@@ -179,13 +182,9 @@ fn question(text: &str) -> Result<bool, Failure> {
             "add --yes, or --dry-run to see what follows",
         ));
     }
-    print(&format!("{text} [y/N] "))?;
-    let mut line = String::new();
-    let read = stdin().lock().read_line(&mut line);
-    read.map_err(|error| {
-        Failure::runtime(SUMMARY, format!("standard input cannot be read: {error}"), "add --yes")
-    })?;
-    Ok(matches!(line.trim(), "y" | "Y" | "yes" | "Yes" | "YES"))
+    confirm(text).map_err(|error| {
+        Failure::runtime(SUMMARY, format!("the terminal cannot be read: {error}"), "add --yes")
+    })
 }
 
 impl Command for Setup {

@@ -1,0 +1,412 @@
+//! The views of `mpvpn top`: which rows and columns each has.
+//!
+//! In: a status, flows, and rates. Out: a [`Sheet`]. `down` is always towards the client, at a server too.
+
+use mpvpn_control::status::{
+    Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, Role, State, Status, User,
+    UserState, format_bytes, format_duration, format_rate,
+};
+
+use super::{
+    rates::{Counters, Rate, Rates},
+    sheet::{Cell, Column, Health, Row, Sheet, number, text},
+};
+
+/// A view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    Links,
+    Paths,
+    Classes,
+    Flows,
+    Events,
+    Clients,
+    Users,
+}
+
+impl View {
+    /// The views of a process, in the order of their keys.
+    pub(super) fn of(role: Role) -> &'static [Self] {
+        match role {
+            Role::Client => &[Self::Links, Self::Paths, Self::Classes, Self::Flows, Self::Events],
+            Role::Server => {
+                &[Self::Clients, Self::Paths, Self::Classes, Self::Flows, Self::Users, Self::Events]
+            }
+        }
+    }
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Links => "links",
+            Self::Paths => "paths",
+            Self::Classes => "classes",
+            Self::Flows => "flows",
+            Self::Events => "events",
+            Self::Clients => "clients",
+            Self::Users => "users",
+        }
+    }
+
+    /// The rows of the view; none for events, which are no table.
+    pub(super) fn sheet(self, status: &Status, flows: &FlowList, rates: &Rates) -> Sheet {
+        match self {
+            Self::Links => links(status, rates),
+            Self::Paths => paths(status, rates),
+            Self::Classes => classes(status, rates),
+            Self::Flows => flow_rows(flows),
+            Self::Clients => clients(status, rates),
+            Self::Users => users(status),
+            Self::Events => Sheet::default(),
+        }
+    }
+}
+
+/// The counters of everything in a status that has a rate.
+pub(super) fn counters(status: &Status) -> Vec<Counters> {
+    let is_server = status.role == Role::Server;
+    let counters = |key: String, tx_bytes: u64, rx_bytes: u64| match is_server {
+        true => Counters { key, down_bytes: tx_bytes, up_bytes: rx_bytes },
+        false => Counters { key, down_bytes: rx_bytes, up_bytes: tx_bytes },
+    };
+    let links = status.links.iter().map(|link| counters(link_key(&link.name), link.tx_bytes, link.rx_bytes));
+    let classes =
+        status.classes.iter().map(|class| counters(class_key(&class.name), class.tx_bytes, class.rx_bytes));
+    let clients =
+        status.clients.iter().map(|client| counters(client_key(client), client.tx_bytes, client.rx_bytes));
+    let paths = all_paths(status).map(|(key, path)| counters(key, path.tx_bytes, path.rx_bytes));
+    links.chain(classes).chain(clients).chain(paths).collect()
+}
+
+/// The sum of the rates of a process: of its links, or of its clients.
+pub(super) fn total(status: &Status, rates: &Rates) -> Rate {
+    let links = status.links.iter().map(|link| rates.now(&link_key(&link.name)));
+    let clients = status.clients.iter().map(|client| rates.now(&client_key(client)));
+    links
+        .chain(clients)
+        .fold(Rate::default(), |sum, rate| Rate { down: sum.down + rate.down, up: sum.up + rate.up })
+}
+
+fn link_key(name: &str) -> String {
+    format!("link {name}")
+}
+
+fn class_key(name: &str) -> String {
+    format!("class {name}")
+}
+
+fn client_key(client: &Client) -> String {
+    format!("client {}", client_name(client))
+}
+
+fn path_key(owner: &str, id: &str) -> String {
+    format!("path {owner} {id}")
+}
+
+/// The name of a session: its user and its first address.
+fn client_name(client: &Client) -> String {
+    match client.addresses.first() {
+        Some(address) => format!("{} {}", client.user, address.addr()),
+        None => client.user.clone(),
+    }
+}
+
+/// The paths of a process with their keys.
+fn all_paths(status: &Status) -> impl Iterator<Item = (String, &Path)> {
+    let own = status.paths.iter().map(|path| (path_key("", &path.id), path));
+    let of_clients = status.clients.iter().flat_map(|client| {
+        let name = client_name(client);
+        client.paths.iter().map(move |path| (path_key(&name, &path.id), path))
+    });
+    own.chain(of_clients)
+}
+
+fn rate_cell(rate: f64) -> Cell {
+    Cell::number(rate, format_rate(rate as u64))
+}
+
+fn milliseconds(value: f64) -> Cell {
+    Cell::number(value, format!("{value:.1} ms"))
+}
+
+fn percent(value: f64) -> Cell {
+    Cell::number(value, format!("{value:.1} %"))
+}
+
+fn optional(value: Option<f64>, cell: fn(f64) -> Cell) -> Cell {
+    value.map_or_else(Cell::unknown, cell)
+}
+
+/// The share of a rate in a sum.
+fn share(rate: Rate, sum: f64) -> Cell {
+    if sum <= 0.0 {
+        return Cell::unknown();
+    }
+    let share = 100.0 * rate.sum() / sum;
+    Cell::number(share, format!("{share:.0} %"))
+}
+
+/// Texts that are not empty, joined.
+fn joined(parts: impl IntoIterator<Item = String>) -> String {
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+}
+
+const LINKS: &[Column] = &[
+    text("link", 8),
+    text("state", 7),
+    text("tier", 8),
+    number("down", 12),
+    number("up", 12),
+    number("share", 5),
+    number("rtt", 8),
+    number("loss", 6),
+];
+
+fn links(status: &Status, rates: &Rates) -> Sheet {
+    let sum = total(status, rates).sum();
+    let row = |link: &Link| {
+        let key = link_key(&link.name);
+        let now = rates.now(&key);
+        let working =
+            || status.paths.iter().filter(|path| path.link == link.name && path.state != PathState::Down);
+        let lowest_rtt = working().map(|path| path.rtt_ms).min_by(f64::total_cmp);
+        let highest_loss = working().map(|path| path.loss_pct).max_by(f64::total_cmp);
+        let cells = vec![
+            Cell::text(&link.name),
+            Cell::text(link.state.as_str()),
+            Cell::text(&link.tier),
+            rate_cell(now.down),
+            rate_cell(now.up),
+            share(now, sum),
+            optional(lowest_rtt, milliseconds),
+            optional(highest_loss, percent),
+        ];
+        let quota = link.quota_bytes.map_or_else(String::new, |quota| {
+            format!(
+                "{} of {} of the month used",
+                format_bytes(link.quota_used_bytes.unwrap_or(0)),
+                format_bytes(quota)
+            )
+        });
+        let addresses: Vec<_> = link.addresses.iter().map(ToString::to_string).collect();
+        Row {
+            health: match link.state {
+                LinkState::Up => Health::Works,
+                LinkState::Standby | LinkState::Never => Health::Waits,
+                LinkState::Down => Health::Fails,
+            },
+            history: rates.last(&key, HISTORY),
+            detail: joined([link.reason.clone(), addresses.join(" "), quota]),
+            key,
+            cells,
+        }
+    };
+    Sheet { columns: LINKS, rows: status.links.iter().map(row).collect() }
+}
+
+/// Samples of the bars at the end of a row, at most.
+const HISTORY: usize = 120;
+
+const PATHS: &[Column] = &[
+    text("path", 16),
+    text("state", 8),
+    number("down", 12),
+    number("up", 12),
+    number("rtt", 8),
+    number("jitter", 8),
+    number("loss", 6),
+];
+
+fn paths(status: &Status, rates: &Rates) -> Sheet {
+    let row = |(key, path): (String, &Path)| {
+        let now = rates.now(&key);
+        let name = key.strip_prefix("path ").unwrap_or(&key).trim_start();
+        Row {
+            cells: vec![
+                Cell::text(name),
+                Cell::text(path.state.as_str()),
+                rate_cell(now.down),
+                rate_cell(now.up),
+                milliseconds(path.rtt_ms),
+                milliseconds(path.jitter_ms),
+                percent(path.loss_pct),
+            ],
+            health: match path.state {
+                PathState::Active => Health::Works,
+                PathState::Standby | PathState::Probing => Health::Waits,
+                PathState::Down => Health::Fails,
+            },
+            history: rates.last(&key, HISTORY),
+            detail: joined([
+                path.reason.clone(),
+                format!("{} to {}", path.local, path.remote),
+                path.transport.clone().unwrap_or_default(),
+                format!("lowest rtt {:.1} ms", path.min_rtt_ms),
+                format!("{} lost packets", path.lost_packets),
+                format!("window {}", format_bytes(path.cwnd_bytes)),
+                format!("mtu {}", path.mtu),
+            ]),
+            key,
+        }
+    };
+    Sheet { columns: PATHS, rows: all_paths(status).map(row).collect() }
+}
+
+const CLASSES: &[Column] = &[
+    text("class", 10),
+    text("state", 10),
+    number("down", 12),
+    number("up", 12),
+    number("rtt", 8),
+    number("loss", 6),
+    number("queue", 8),
+    number("drops", 6),
+];
+
+fn classes(status: &Status, rates: &Rates) -> Sheet {
+    let row = |class: &Class| {
+        let key = class_key(&class.name);
+        let now = rates.now(&key);
+        Row {
+            cells: vec![
+                Cell::text(&class.name),
+                Cell::text(class.state.map_or("", State::as_str)),
+                rate_cell(now.down),
+                rate_cell(now.up),
+                optional(class.rtt_ms, milliseconds),
+                optional(class.loss_pct, percent),
+                milliseconds(class.queue_ms),
+                Cell::number(class.drops as f64, class.drops.to_string()),
+            ],
+            health: match class.state {
+                None | Some(State::Up) => Health::Works,
+                Some(State::Reconnecting | State::Stopping) => Health::Fails,
+                Some(State::Asleep | State::Connecting | State::Starting) => Health::Waits,
+            },
+            history: rates.last(&key, HISTORY),
+            detail: joined([
+                class.reason.clone(),
+                class.scheduler.clone(),
+                class.cc.clone(),
+                class.tun.clone().unwrap_or_default(),
+            ]),
+            key,
+        }
+    };
+    Sheet { columns: CLASSES, rows: status.classes.iter().map(row).collect() }
+}
+
+const FLOWS: &[Column] = &[
+    text("flow", 5),
+    text("from", 21),
+    text("to", 24),
+    text("lane", 8),
+    text("state", 10),
+    number("down", 10),
+    number("up", 10),
+    number("age", 11),
+    number("idle", 8),
+];
+
+fn flow_rows(list: &FlowList) -> Sheet {
+    let rows = list.flows.iter().map(|flow| {
+        let from = if flow.from.is_empty() { &flow.user } else { &flow.from };
+        Row {
+            key: format!("{} {from} {}", flow.protocol, flow.to),
+            cells: vec![
+                Cell::text(&flow.protocol),
+                Cell::text(from),
+                Cell::text(&flow.to),
+                Cell::text(flow.mode.as_str()),
+                Cell::text(flow.state.map_or("", FlowState::as_str)),
+                Cell::number(flow.down_bytes as f64, format_bytes(flow.down_bytes)),
+                Cell::number(flow.up_bytes as f64, format_bytes(flow.up_bytes)),
+                Cell::number(flow.age_s, format_duration(flow.age_s)),
+                Cell::number(flow.idle_s, format_duration(flow.idle_s)),
+            ],
+            health: if flow.idle_s < 10.0 { Health::Works } else { Health::Waits },
+            history: Vec::new(),
+            detail: joined([flow.class.clone(), flow.why.clone()]),
+        }
+    });
+    Sheet { columns: FLOWS, rows: rows.collect() }
+}
+
+const CLIENTS: &[Column] = &[
+    text("client", 22),
+    number("down", 12),
+    number("up", 12),
+    number("share", 5),
+    number("rtt", 8),
+    number("loss", 6),
+    number("paths", 5),
+];
+
+fn clients(status: &Status, rates: &Rates) -> Sheet {
+    let sum = total(status, rates).sum();
+    let row = |client: &Client| {
+        let key = client_key(client);
+        let now = rates.now(&key);
+        let working = || client.paths.iter().filter(|path| path.state != PathState::Down);
+        let addresses: Vec<_> = client.addresses.iter().map(ToString::to_string).collect();
+        Row {
+            cells: vec![
+                Cell::text(client_name(client)),
+                rate_cell(now.down),
+                rate_cell(now.up),
+                share(now, sum),
+                optional(working().map(|path| path.rtt_ms).min_by(f64::total_cmp), milliseconds),
+                optional(working().map(|path| path.loss_pct).max_by(f64::total_cmp), percent),
+                Cell::number(working().count() as f64, working().count().to_string()),
+            ],
+            health: if working().next().is_some() { Health::Works } else { Health::Fails },
+            history: rates.last(&key, HISTORY),
+            detail: joined([
+                format!("connected for {}", format_duration(client.connected_s)),
+                addresses.join(" "),
+                format!("sent {}", format_bytes(client.tx_bytes)),
+                format!("received {}", format_bytes(client.rx_bytes)),
+            ]),
+            key,
+        }
+    };
+    Sheet { columns: CLIENTS, rows: status.clients.iter().map(row).collect() }
+}
+
+const USERS: &[Column] = &[
+    text("user", 16),
+    text("state", 8),
+    number("sessions", 8),
+    number("down at most", 12),
+    number("up at most", 12),
+    text("expires", 10),
+];
+
+fn users(status: &Status) -> Sheet {
+    let cap = |cap: Option<u64>| cap.map_or_else(Cell::unknown, |cap| rate_cell(cap as f64));
+    let row = |user: &User| {
+        let quota = user.quota_bytes.map_or_else(String::new, |quota| {
+            let used = format_bytes(user.quota_used_bytes.unwrap_or(0));
+            format!("{used} of {} of the month used", format_bytes(quota))
+        });
+        let sessions = user.max_sessions.map_or_else(String::new, |most| format!("at most {most} sessions"));
+        Row {
+            key: user.name.clone(),
+            cells: vec![
+                Cell::text(&user.name),
+                Cell::text(user.state.as_str()),
+                Cell::number(user.sessions.into(), user.sessions.to_string()),
+                cap(user.down_cap_bps),
+                cap(user.up_cap_bps),
+                Cell::text(user.expires.clone().unwrap_or_default()),
+            ],
+            health: match user.state {
+                UserState::Active if user.sessions > 0 => Health::Works,
+                UserState::Active => Health::Waits,
+                UserState::Revoked | UserState::Expired | UserState::QuotaUsedUp => Health::Fails,
+            },
+            history: Vec::new(),
+            detail: joined([quota, sessions]),
+        }
+    };
+    Sheet { columns: USERS, rows: status.users.iter().map(row).collect() }
+}
