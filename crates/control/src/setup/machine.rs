@@ -213,22 +213,6 @@ pub struct PortHolder {
     pub unit: Option<String>,
 }
 
-/// Whether hosts of the internet reach an address without translation: it is none of RFC 1918, RFC 6598, RFC 3927, RFC 4193,
-/// or one of this host.
-pub(super) fn is_public(address: IpAddr) -> bool {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            let is_shared = a == 100 && (64..128).contains(&b);
-            !(v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || is_shared)
-        }
-        IpAddr::V6(v6) => {
-            let first = v6.segments()[0];
-            !(v6.is_loopback() || v6.is_unspecified() || first & 0xfe00 == 0xfc00 || first & 0xffc0 == 0xfe80)
-        }
-    }
-}
-
 /// Whether one of these processes, by their names, serves a session over the network.
 pub fn comes_over_network<'a>(ancestors: impl IntoIterator<Item = &'a str>) -> bool {
     ancestors.into_iter().any(|name| ["sshd", "sshd-session", "dropbear", "mosh-server"].contains(&name))
@@ -236,6 +220,8 @@ pub fn comes_over_network<'a>(ancestors: impl IntoIterator<Item = &'a str>) -> b
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_packet::public::is_public;
+
     use super::*;
 
     #[test]

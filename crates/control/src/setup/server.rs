@@ -6,12 +6,13 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net};
+use mpvpn_packet::public::is_public;
 use toml_edit::{Array, DocumentMut, TomlError, value};
 
 use super::{
     Instance,
     firewall::{Firewall, Openings},
-    machine::{Machine, PortHolder, Protocol, is_public},
+    machine::{Machine, PortHolder, Protocol},
     plan::{Action, Audience, Plan, Step},
     subnet::{free_subnet, overlap, private_subnet6},
 };
