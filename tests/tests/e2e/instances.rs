@@ -143,19 +143,8 @@ fn two_servers_with_the_same_networks_give_a_machine_different_addresses() {
     let_inet_reach_links(&testbed);
     let _near = testbed.server(&[]);
     let socket = testbed.file("api", Host::Inet);
-    let args = [
-        "server",
-        "--listen",
-        "0.0.0.0:4433",
-        "--cert",
-        "server.crt",
-        "--key",
-        "server.key",
-        "--auth",
-        "none",
-    ];
     let usual = ["--subnet", "10.0.0.0/24", "--api-socket", socket.to_str().expect("ASCII")];
-    let _far = testbed.start_as_is(Host::Inet, &[&args[..], &usual].concat(), &socket).wait_until_up();
+    let _far = testbed.start_as_is(Host::Inet, &[&SERVER_ARGS[..], &usual].concat(), &socket).wait_until_up();
 
     let mut first = testbed.client(&[]);
     let socket = testbed.file("api", Host::Client);

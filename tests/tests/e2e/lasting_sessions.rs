@@ -10,7 +10,7 @@ use std::{
 use mpvpn_tests::{
     eventually,
     ping::reaches,
-    testbed::{Family, Host, MpvpnProcess, SERVER, TUNNEL, Testbed},
+    testbed::{Family, Host, MpvpnProcess, SERVER, SERVER_ARGS, TUNNEL, Testbed},
 };
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
@@ -216,20 +216,7 @@ fn a_full_disk_ends_nothing_and_is_said_once() {
         .concat();
         testbed.start_program(host, "unshare", &all, &socket)
     };
-    let server = start(
-        Host::Server,
-        &[
-            "server",
-            "--listen",
-            "0.0.0.0:4433",
-            "--cert",
-            "server.crt",
-            "--key",
-            "server.key",
-            "--auth",
-            "none",
-        ],
-    );
+    let server = start(Host::Server, &SERVER_ARGS);
     let server = server.wait_until_up();
     let client =
         start(Host::Client, &["client", "--server", SERVER, "--insecure", "--path", "eth1"]).wait_until_up();
