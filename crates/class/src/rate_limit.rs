@@ -84,7 +84,7 @@ impl RateLimit {
         self.last_update = self.last_update.max(now);
         if let Some(rate) = self.rate {
             let most = if self.waiting > 0 { self.depth().max(rate * LATE_SECONDS) } else { self.depth() };
-            // What was gathered while members waited is not taken away.
+            // Tokens that were added while members waited stay, also beyond the depth.
             self.tokens = (self.tokens + rate * passed).min(self.tokens.max(most));
         }
     }

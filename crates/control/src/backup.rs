@@ -62,7 +62,9 @@ struct Entry {
 
 /// The lock of a running server, held until dropped.
 #[derive(Debug)]
-pub struct RunningLock(#[allow(dead_code, reason = "closing it ends the lock")] fs::File);
+pub struct RunningLock {
+    _file: fs::File,
+}
 
 impl RunningLock {
     /// Says that a server runs with this state folder; several may.
@@ -70,7 +72,7 @@ impl RunningLock {
     /// # Errors
     /// If the folder or the file cannot be made, or a backup is being restored.
     pub fn hold(state_dir: &Path) -> Result<Self> {
-        lock(state_dir, rustix::fs::FlockOperation::NonBlockingLockShared).map(Self)
+        lock(state_dir, rustix::fs::FlockOperation::NonBlockingLockShared).map(|_file| Self { _file })
     }
 }
 
@@ -146,7 +148,7 @@ impl Backup {
     /// Checks the content of a backup.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// If the bytes are no whole backup; the text says what was found.
     pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
         let file: BackupFile = serde_json::from_slice(bytes).map_err(|error| match error.is_eof() {
             true => format!("one that is cut short after {} bytes", bytes.len()),
@@ -221,7 +223,7 @@ fn collect(state_dir: &Path, below: &Path, depth: usize, files: &mut Vec<(PathBu
         let name = below.join(entry.file_name());
         let kind = entry.file_type().map_err(Error::file("read", &name))?;
         let text = entry.file_name().to_string_lossy().into_owned();
-        // What is left of broken files and interrupted writes belongs to no server.
+        // Broken files that were moved aside, and temporary files of interrupted writes, belong to no server.
         if !is_inside(&name) || [".bad", ".new", ".lock"].iter().any(|end| text.ends_with(end)) {
             continue;
         }

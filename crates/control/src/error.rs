@@ -13,7 +13,7 @@ pub enum Error {
         /// What to do instead.
         next: String,
     },
-    /// A machine that lacks what is asked for.
+    /// The machine lacks something that a command needs.
     #[error("{why}")]
     Machine {
         /// One sentence without a full stop.

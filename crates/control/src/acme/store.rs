@@ -15,7 +15,7 @@ const CERTIFICATE: &str = "certificate.pem";
 /// Bytes of the hash in a folder's name: two directories of one host do not share them by chance.
 const HASH_BYTES: usize = 4;
 
-/// What is kept of one CA.
+/// The files of one CA: the account there, and the certificate.
 #[derive(Clone, Debug)]
 pub struct AcmeStore {
     folder: PathBuf,
