@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net};
 use mpvpn_masque::headers::Headers;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Client, ClientConfig, Server, ServerConfig, TunnelMode};
+use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Client, ClientConfig, Server, ServerConfig, TunnelMode};
 use mpvpn_types::{Fec, Instant};
 use rustls::{
     ClientConfig as TlsClient, DigitallySignedStruct, Error, ServerConfig as TlsServer, SignatureScheme,
@@ -128,8 +128,8 @@ fn provider() -> Arc<CryptoProvider> {
 struct AcceptAnyToken;
 
 impl Authenticate for AcceptAnyToken {
-    fn authenticate(&self, _: Option<&str>) -> Result<String, String> {
-        Ok("user".to_owned())
+    fn authenticate(&self, _: Option<&str>, _: Option<&[u8]>) -> Result<AuthenticatedUser, String> {
+        Ok("user".into())
     }
 }
 

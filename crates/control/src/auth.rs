@@ -21,6 +21,8 @@ use mpvpn_types::ByteSize;
 
 use crate::{
     Error, Result,
+    client_certificates::{self, CertificateCheck, CertificateId},
+    events::ShortText,
     shared::Shared,
     users::{Expiry, Users},
 };
@@ -94,7 +96,7 @@ pub struct User {
 
 /// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the last ones are for
 /// holders of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No `authorization` field.
     #[error("no token was shown")]
@@ -114,6 +116,21 @@ pub enum Denied {
     /// The user has used up the quota until that day.
     #[error("the quota of this user, {0}, is used up; it begins anew on {1} (UTC)")]
     QuotaUsedUp(ByteSize, Day),
+    /// No certificate.
+    #[error("no certificate of a client was shown")]
+    NoCertificate,
+    /// The certificate names nobody.
+    #[error("the client's certificate has neither an e-mail address, a DNS name or a URI, nor a common name")]
+    Nameless,
+    /// The user of the certificate is not in the users' file.
+    #[error("the user of the client's certificate, {0}, is not in the users' file")]
+    Unlisted(ShortText),
+    /// The CA has revoked the certificate.
+    #[error("{}", client_certificates::REVOKED)]
+    CertificateRevoked,
+    /// The certificate was valid when the connection began.
+    #[error("{}", client_certificates::EXPIRED)]
+    CertificateExpired,
 }
 
 /// Users that may change while a server runs: all clones see the same.
@@ -126,14 +143,47 @@ pub enum Authenticator {
     None,
     /// Requests with the token of a user are accepted.
     Tokens(SharedUsers),
+    /// Requests of clients whose certificate names a user are accepted.
+    Certificates(CertificateCheck),
 }
 
 impl Authenticator {
+    /// The users, if they are known by name.
+    pub fn users(&self) -> Option<&SharedUsers> {
+        match self {
+            Self::None => None,
+            Self::Tokens(users) => Some(users),
+            Self::Certificates(check) => Some(check.users()),
+        }
+    }
+
+    /// The user of a client that shows this value of the field `authorization`, and whose TLS handshake has verified this
+    /// certificate (DER); and which certificate it is, if that is what counts.
+    ///
+    /// # Errors
+    /// If the client has no access.
+    pub fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        certificate: Option<&[u8]>,
+    ) -> std::result::Result<(User, Option<CertificateId>), Denied> {
+        match self {
+            Self::Certificates(check) => {
+                let checked = check.check(authorization, certificate, SystemTime::now());
+                checked.map(|(user, id)| (user, Some(id)))
+            }
+            Self::None | Self::Tokens(_) => self.check(authorization).map(|user| (user, None)),
+        }
+    }
+
     /// The user whose token is in `authorization`, the value of the request's field of that name.
     pub fn check(&self, authorization: Option<&str>) -> std::result::Result<User, Denied> {
         let users = match self {
             Self::None => return Ok(User { name: "anonymous".into() }),
             Self::Tokens(users) => users,
+            Self::Certificates(check) => {
+                return check.check(authorization, None, SystemTime::now()).map(|(user, _)| user);
+            }
         };
         let (scheme, rest) =
             authorization.ok_or(Denied::Missing)?.split_once(' ').ok_or(Denied::Malformed)?;

@@ -133,6 +133,10 @@ pub struct ServerConfig {
     pub tun_name: String,
     /// How clients prove who they are.
     pub auth: AuthMode,
+    /// The CAs that sign certificates of clients (PEM), if these are what counts.
+    pub client_ca: Option<PathBuf>,
+    /// The certificates of clients that were revoked (PEM).
+    pub crl: Option<PathBuf>,
     /// The file with the users; `None`: `users.toml` in `state_dir`, created if it is missing.
     pub users: Option<PathBuf>,
     /// Where clients reach the server; `None`: see [`guess_address`](crate::credentials::guess_address).
@@ -192,6 +196,8 @@ pub struct ClientConfig {
     pub server: ServerAddr,
     /// How the server's certificate is judged.
     pub trust: Trust,
+    /// This client's own certificate and its private key.
+    pub cert: Option<CertFiles>,
     /// The bearer token, if given directly: see [`ClientConfig::load_token`].
     pub token: Option<Token>,
     /// The file with the bearer token: see [`ClientConfig::load_token`].
@@ -304,7 +310,9 @@ impl ServerConfig {
         if let Some(twice) = first_repeated(&listen) {
             return Err(Error::usage(format!("--listen {twice} is given twice"), "give every address once"));
         }
-        if options.users.is_some() && options.auth == Some(AuthMode::None) {
+        let auth = options.auth.unwrap_or_default();
+        check_client_ca(auth, options.client_ca.as_deref(), options.crl.as_deref())?;
+        if options.users.is_some() && auth == AuthMode::None {
             return Err(Error::usage(
                 "--users and --auth none contradict each other",
                 "leave out one of the two",
@@ -333,7 +341,9 @@ impl ServerConfig {
             subnet,
             subnet6,
             tun_name,
-            auth: options.auth.unwrap_or_default(),
+            auth,
+            client_ca: options.client_ca,
+            crl: options.crl,
             users: options.users,
             public: options.public,
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
@@ -431,6 +441,7 @@ impl ClientConfig {
         Ok(Self {
             server,
             trust,
+            cert: cert_files(options.cert, options.key)?,
             token: options.token,
             token_file: options.token_file,
             paths,
@@ -500,6 +511,23 @@ fn kill_switch(is_on: bool, allows_lan: Option<bool>) -> Result<KillSwitch> {
             "--kill-switch-lan is given without --kill-switch",
             "add --kill-switch, or leave out --kill-switch-lan",
         )),
+    }
+}
+
+fn check_client_ca(auth: AuthMode, client_ca: Option<&Path>, crl: Option<&Path>) -> Result<()> {
+    match (auth, client_ca, crl) {
+        (AuthMode::Mtls, None, _) => Err(Error::usage(
+            "--auth mtls is given without --client-ca",
+            "add --client-ca PEM with the CA that signs the certificates of clients",
+        )),
+        (AuthMode::None | AuthMode::Token, Some(_), _) => Err(Error::usage(
+            format!("--client-ca is given with --auth {auth}, so that no certificate counts"),
+            "add --auth mtls, or leave out --client-ca",
+        )),
+        (_, None, Some(_)) => {
+            Err(Error::usage("--crl is given without --client-ca", "add --auth mtls --client-ca PEM"))
+        }
+        _ => Ok(()),
     }
 }
 

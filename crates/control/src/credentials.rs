@@ -16,6 +16,7 @@ use crate::{
     acme::AcmeStore,
     auth::{Authenticator, Token},
     backup,
+    client_certificates::{CertificateCheck, ClientCa, ClientCertificates},
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
     identity::{Fingerprint, Identity},
@@ -34,6 +35,8 @@ pub struct Credentials {
     pub certificates: ServerCertificates,
     /// Where secrets come from that are the same after a restart.
     pub identity: Identity,
+    /// The CAs that sign certificates of clients, if these count.
+    pub client_ca: Option<ClientCa>,
     /// The check of a client's credentials.
     pub authenticator: Authenticator,
     /// The token of the user that the first start created, as long as the file `client-token` exists.
@@ -45,26 +48,30 @@ impl Credentials {
     /// at the first start.
     pub fn load(config: &ServerConfig) -> Result<Self> {
         let Certificates { first: identity, others } = Certificates::load(config)?;
+        let clients = ClientCertificates::load(config)?;
+        let client_ca = clients.as_ref().map(|clients| clients.ca.clone());
         let (authenticator, token) = match (config.auth, &config.users) {
             (AuthMode::None, _) => (Authenticator::None, None),
+            (AuthMode::Mtls, _) => {
+                let revoked = clients.map(|clients| clients.revoked).unwrap_or_default();
+                let check = CertificateCheck::new(listed_users(config)?.into(), revoked)?;
+                (Authenticator::Certificates(check), None)
+            }
             (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?.into()), None),
             (AuthMode::Token, None) => {
                 let (users, token) = first_user(&config.state_dir)?;
                 (Authenticator::Tokens(users.into()), token)
             }
         };
-        match &authenticator {
-            Authenticator::Tokens(users) if users.now().is_empty() => {
+        if matches!(authenticator, Authenticator::None) {
+            tracing::warn!("--auth none: this server accepts every client, without a token");
+        }
+        if let Some(users) = authenticator.users() {
+            if users.now().is_empty() {
                 tracing::warn!(
                     "there are no users: every client is refused until `mpvpn user add NAME` adds one"
                 );
             }
-            Authenticator::None => {
-                tracing::warn!("--auth none: this server accepts every client, without a token");
-            }
-            Authenticator::Tokens(_) => {}
-        }
-        if let Authenticator::Tokens(_) = authenticator {
             let reachability = Reachability::new(config, &identity);
             if let Err(error) = reachability.save(&config.state_dir) {
                 tracing::debug!(%error, "`mpvpn user add` will not know the options of this server");
@@ -74,8 +81,25 @@ impl Credentials {
         if let Some(acme) = &config.acme {
             certificates.set_issued(AcmeStore::new(&config.state_dir, acme).certificate());
         }
-        Ok(Self { certificates, identity, authenticator, token })
+        Ok(Self { certificates, identity, client_ca, authenticator, token })
     }
+
+    /// The TLS of the server with the protocols `alpn`.
+    ///
+    /// # Errors
+    /// If the TLS library refuses it.
+    pub fn server_tls(&self, alpn: &[&[u8]]) -> Result<rustls::ServerConfig> {
+        tls::server_config_for(&self.certificates, self.client_ca.as_ref(), alpn)
+    }
+}
+
+/// The users that certificates may name. If the configuration names no file, an empty one is made in the state folder.
+fn listed_users(config: &ServerConfig) -> Result<Users> {
+    let path = users_file(config);
+    if config.users.is_none() && !path.exists() {
+        LockedUsers::open(&path)?.create()?;
+    }
+    Users::load(&path)
 }
 
 /// The certificates that a configuration names, with their keys.
@@ -164,6 +188,9 @@ pub struct Reachability {
     pub pin: Fingerprint,
     /// Its port.
     pub port: u16,
+    /// Whether clients show certificates instead of tokens.
+    #[serde(default)]
+    pub client_certificates: bool,
     /// Names for which a CA that machines trust signs its certificates, in lower case.
     #[serde(default)]
     pub public_names: Vec<String>,
@@ -201,7 +228,8 @@ impl Reachability {
         if config.cert.is_some() {
             public_names.extend(tls::publicly_trusted_names(identity.certs()));
         }
-        Self { pin: identity.fingerprint(), port: port(config), public_names }
+        let client_certificates = config.auth == AuthMode::Mtls;
+        Self { pin: identity.fingerprint(), port: port(config), client_certificates, public_names }
     }
 
     /// How clients that connect to `server` know it: by its pin, unless a CA that machines trust signs its certificates for that
@@ -225,7 +253,7 @@ impl Reachability {
     /// If the file cannot be written.
     pub fn keep(config: &ServerConfig, identity: &Identity) -> Result<()> {
         match config.auth {
-            AuthMode::Token => Self::new(config, identity).save(&config.state_dir),
+            AuthMode::Token | AuthMode::Mtls => Self::new(config, identity).save(&config.state_dir),
             AuthMode::None => Ok(()),
         }
     }
@@ -300,16 +328,15 @@ pub fn first_start_message(
     let ordered = ordered_address(config);
     let is_unknown = address.is_none() && ordered.is_none();
     let server = ordered.unwrap_or(ServerAddr { host, port });
-    let trust = match Reachability::new(config, &credentials.identity).trust(&server) {
-        LinkTrust::System => "--ca system".to_owned(),
-        LinkTrust::Pins(pins) => pins.iter().map(|pin| format!("--pin {pin}")).collect::<Vec<_>>().join(" "),
-    };
+    let trust = Reachability::new(config, &credentials.identity).trust(&server).options();
     let mut options = format!("--server {server} {trust}");
     let shown_token = credentials.token.as_ref().filter(|_| reader == Reader::Terminal);
     if let Some(token) = shown_token {
         options.push_str(&format!(" --token {}", token.reveal()));
     } else if config.auth == AuthMode::Token {
         options.push_str(" --token-file FILE");
+    } else if config.auth == AuthMode::Mtls {
+        options.push_str(" --cert CERT.pem --key KEY.pem");
     }
     let mut message = format!("A client connects with\n  mpvpn client {options}\n");
     if let Some(note) = config.service.note() {

@@ -67,6 +67,16 @@ impl fmt::Display for LinkTrust {
     }
 }
 
+impl LinkTrust {
+    /// The options of a client.
+    pub fn options(&self) -> String {
+        match self {
+            Self::Pins(pins) => pins.iter().map(|pin| format!("--pin {pin}")).collect::<Vec<_>>().join(" "),
+            Self::System => format!("--{} {}", SYSTEM_CA.0, SYSTEM_CA.1),
+        }
+    }
+}
+
 impl fmt::Display for JoinLink {
     /// The link, with the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -20,6 +20,7 @@ pub mod api;
 pub mod auth;
 pub mod backup;
 pub mod check;
+pub mod client_certificates;
 pub mod config;
 pub mod credentials;
 mod dirs;

@@ -36,7 +36,7 @@ use crate::{
 };
 
 pub use expiry::{Expiry, ExpiryOption};
-pub use file::{LockedUsers, SettingsChange, UserSettings, unknown_user};
+pub use file::{LockedUsers, SettingsChange, UserCredential, UserSettings, unknown_user};
 pub use options::{ChangeOptions, LimitOptions, OrNone};
 pub use quotas::UserQuotas;
 pub use text::{render_user, render_users};
@@ -46,7 +46,7 @@ pub(crate) const MAX_USERS: usize = 10_000;
 /// Fixed addresses of a user. Chosen. More: one user takes the addresses of others.
 const MAX_ADDRESSES: usize = 16;
 /// What the file has.
-const EXPECTED: &str = "users, each with a name and the SHA-256 of a token";
+const EXPECTED: &str = "users, each with a name, and most with the SHA-256 of a token";
 /// A user in the file.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "user")]
@@ -55,10 +55,11 @@ pub struct UserEntry {
     /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
     #[schemars(schema_with = "schema::one::<UserName>")]
     pub name: String,
-    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere
-    #[serde(deserialize_with = "hash")]
+    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere. A user without one has
+    /// access by a certificate only [default: none]
+    #[serde(default, deserialize_with = "hash")]
     #[schemars(schema_with = "schema::one::<Fingerprint>")]
-    pub token_sha256: Fingerprint,
+    pub token_sha256: Option<Fingerprint>,
     /// The user has no access any more: sessions end at once, and the token is refused [default: false]
     #[serde(default)]
     pub revoked: bool,
@@ -116,9 +117,9 @@ fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<V
     Ok(many::<D, FixedAddress>(from)?.into_iter().map(|address| address.0).collect())
 }
 
-fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Fingerprint, D::Error> {
+fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Option<Fingerprint>, D::Error> {
     let text = String::deserialize(from)?;
-    text.parse().map_err(serde::de::Error::custom)
+    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 /// Users that have used up their quotas, each with the day on which the next month begins.
@@ -161,7 +162,9 @@ impl Users {
             if by_name.insert(entry.name.clone(), place).is_some() {
                 return Err(format!("user `{}` twice", entry.name));
             }
-            if let Some(other) = by_hash.insert(entry.token_sha256.0, place) {
+            if let Some(hash) = &entry.token_sha256
+                && let Some(other) = by_hash.insert(hash.0, place)
+            {
                 let other: &UserEntry = &all[other];
                 return Err(format!("users `{}` and `{}` with the same token", other.name, entry.name));
             }
@@ -237,7 +240,14 @@ impl Users {
     pub(crate) fn user_with(&self, token: &Token, now: SystemTime) -> std::result::Result<User, Denied> {
         let hash = token.hash();
         let entry = self.by_hash.get(&hash).and_then(|place| self.all.get(*place)).ok_or(Denied::Unknown)?;
-        verify_slices_are_equal(&entry.token_sha256.0, &hash).map_err(|_| Denied::Unknown)?;
+        let own = entry.token_sha256.as_ref().ok_or(Denied::Unknown)?;
+        verify_slices_are_equal(&own.0, &hash).map_err(|_| Denied::Unknown)?;
+        self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
+    }
+
+    /// The user with this name, which a certificate has.
+    pub(crate) fn listed(&self, name: &str, now: SystemTime) -> std::result::Result<User, Denied> {
+        let entry = self.get(name).ok_or_else(|| Denied::Unlisted(name.into()))?;
         self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
     }
 

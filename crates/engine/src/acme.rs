@@ -74,7 +74,7 @@ impl Acme {
         let Some(acme) = &config.acme else { return Ok(None) };
         let trust = acme.ca.clone().map_or(Trust::System, Trust::Ca);
         let last_refusal = LastRefusal::default();
-        let tls = tls::client_config_reporting(&trust, &[b"http/1.1"], &last_refusal)?;
+        let tls = tls::client_config_reporting(&trust, None, &[b"http/1.1"], &last_refusal)?;
         let store = AcmeStore::new(&config.state_dir, acme);
         let current = store.certificate();
         let [fraction] = random::<1>()?;

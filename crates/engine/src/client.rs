@@ -65,7 +65,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let mut event_loop = EventLoop::new()?;
     let mut service_manager = ServiceManager::of_process();
     let slot = LastRefusal::default();
-    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
+    let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let state_dir = Some(config.state_dir.clone());

@@ -35,6 +35,7 @@ pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), E
         // The CAs of the system are in system folders.
         Trust::System | Trust::Pin(_) | Trust::Insecure => None,
     };
+    let own: Vec<_> = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]).collect();
     let needs = Needs {
         network: config.proxies.is_empty(),
         // The resolver for local names listens on port 53.
@@ -43,7 +44,8 @@ pub(crate) fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), E
         writable: folders.collect(),
         ..Needs::default()
     };
-    confine(config.confine, &[file], needs)
+    let read_again: Vec<_> = [file].into_iter().chain(own.into_iter().map(Some)).collect();
+    confine(config.confine, &read_again, needs)
 }
 
 /// Confines a server. `file`: its configuration file.
@@ -68,6 +70,7 @@ pub(crate) fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), E
     };
     let users = users_file(config);
     let mut read_again = vec![file, Some(users.as_path())];
+    read_again.extend([config.client_ca.as_deref(), config.crl.as_deref()]);
     read_again.extend(certificates.iter().map(|file| Some(file.as_path())));
     confine(config.confine, &read_again, needs)
 }

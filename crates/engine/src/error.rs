@@ -1,6 +1,7 @@
 use std::io;
 
 use mpvpn_control::tls::CertificateRefusal;
+use mpvpn_masque::connect_ip::RefusalDetail;
 use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
 use mpvpn_tunnel::ClientError;
@@ -66,6 +67,8 @@ impl EngineError {
         let own = [
             Self::Privilege,
             Self::Tunnel(ClientError::Unauthorized(401)),
+            Self::Tunnel(ClientError::AccessDenied { status: 401, detail: RefusalDetail::default() }),
+            Self::Tunnel(ClientError::CertificateRefused("REASON")),
             Self::Tunnel(ClientError::AddressInUse([10, 0, 0, 2].into())),
             Self::Tunnel(ClientError::Tls("REASON".into())),
             Self::Tunnel(ClientError::Unsupported("FEATURE")),
@@ -76,6 +79,19 @@ impl EngineError {
             Self::Unprotected,
         ];
         own.into_iter().chain(OsError::examples().into_iter().map(Self::Os)).collect()
+    }
+
+    /// What people can do about it, where that is known.
+    pub fn next_step(&self) -> Option<&'static str> {
+        match self {
+            Self::Tunnel(ClientError::AccessDenied { .. }) => Some(
+                "ask for access at the server: `mpvpn user list` there shows the users, to whom certificates of clients have to belong",
+            ),
+            Self::Tunnel(ClientError::CertificateRefused(_)) => Some(
+                "name with --cert and --key a certificate that is valid now and that a CA of the server's `client-ca` signed",
+            ),
+            _ => None,
+        }
     }
 
     /// For `map_err`: turns an I/O error of the operation `what` into an [`EngineError::Io`].

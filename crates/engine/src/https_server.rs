@@ -35,7 +35,6 @@ use mpvpn_control::{
     auth::{Authenticator, Denied},
     config::{AcmeChallenge, ServerConfig},
     credentials::Credentials,
-    tls,
 };
 use mpvpn_masque::{
     connect, connect_udp,
@@ -291,7 +290,9 @@ impl Listener {
                 .context
                 .log_refusal(source, &"no descriptors are left: raise the limit of open files");
         };
-        let client = Arc::new(ClientConnection::new(&self, socket, peer, unauthenticated));
+        let certificate =
+            session.peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.to_vec());
+        let client = Arc::new(ClientConnection::new(&self, (socket, certificate), peer, unauthenticated));
         let served = Arc::clone(&client);
         let serve = async {
             match agreed {
@@ -324,7 +325,7 @@ impl ServerContext {
             config.acme.as_ref().is_some_and(|acme| acme.challenge == AcmeChallenge::TlsAlpn01);
         let protocols: &[&[u8]] =
             if validates_by_tls { &[b"h2", b"http/1.1", ACME_TLS_ALPN] } else { &[b"h2", b"http/1.1"] };
-        let tls = tls::server_config(&credentials.certificates, protocols)?;
+        let tls = credentials.server_tls(protocols)?;
         Ok(Arc::new(Self {
             tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
             authenticator: credentials.authenticator.clone(),
@@ -422,6 +423,8 @@ enum RequestKind {
 struct ClientConnection {
     context: Arc<ServerContext>,
     socket: OwnedFd,
+    /// The client's certificate (DER), if it has shown one.
+    certificate: Option<Vec<u8>>,
     quic: SocketAddr,
     gateway_client: GatewayClient,
     peer: SocketAddr,
@@ -436,16 +439,23 @@ struct ClientConnection {
 impl ClientConnection {
     fn new(
         listener_context: &Listener,
-        socket: OwnedFd,
+        (socket, certificate): (OwnedFd, Option<Vec<u8>>),
         peer: SocketAddr,
         slot: Slot<ClientNetwork>,
     ) -> Self {
         let evicted = slot.evicted();
+        let forwarded = match &listener_context.context.authenticator {
+            Authenticator::Certificates(check) => {
+                certificate.as_deref().and_then(|certificate| check.forward(certificate))
+            }
+            Authenticator::None | Authenticator::Tokens(_) => None,
+        };
         Self {
             context: Arc::clone(&listener_context.context),
             socket,
             quic: listener_context.quic,
-            gateway_client: listener_context.gateway.client(peer),
+            certificate,
+            gateway_client: listener_context.gateway.client(peer, forwarded),
             peer,
             slot: Mutex::new(Some(slot)),
             evicted,
@@ -468,9 +478,10 @@ impl ClientConnection {
 
     fn classify_headers(&self, headers: &Headers) -> RequestKind {
         let shown = connect::credentials(headers);
-        let user = match self.context.authenticator.check(shown.as_deref()) {
-            Ok(user) => user.name,
-            Err(Denied::Missing) => return RequestKind::Site,
+        let authenticator = &self.context.authenticator;
+        let user = match authenticator.authenticate(shown.as_deref(), self.certificate.as_deref()) {
+            Ok((user, _)) => user.name,
+            Err(Denied::Missing | Denied::NoCertificate) => return RequestKind::Site,
             Err(_) if self.context.site.hides_credentials() => return RequestKind::Site,
             Err(denied) => {
                 self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &denied);

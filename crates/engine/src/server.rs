@@ -18,7 +18,7 @@ mod tun_queues;
 mod users;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::Path,
     sync::{Arc, atomic::AtomicBool},
@@ -28,19 +28,19 @@ use std::{
 use mpvpn_control::{
     api,
     backup::RunningLock,
+    client_certificates,
     config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
     credentials::{Credentials, Reader, first_start_message, guess_address},
     events::{Event, EventSender},
     metrics,
     shared::Shared,
     status::Role,
-    tls,
 };
 use mpvpn_os::{
     UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
 };
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
+use mpvpn_tunnel::{CertificateId, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
 
 use crate::{
     EngineError,
@@ -198,6 +198,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     }
     let reloadable = Reloadable {
         certificates: credentials.certificates,
+        client_ca: credentials.client_ca,
         site,
         limits,
         has_rules_of_users,
@@ -273,7 +274,7 @@ fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSo
 }
 
 fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
-    let tls = Arc::new(tls::server_config(&credentials.certificates, &[b"h3"])?);
+    let tls = Arc::new(credentials.server_tls(&[b"h3"])?);
     // The server does not know the clients' links; each client's transport parameter limits what it is sent. Inside
     // TCP that may be the maximum.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
@@ -358,6 +359,8 @@ impl Running {
         }
         let expired = self.user_list.as_mut().and_then(|list| list.expire(now, SystemTime::now()));
         expired.into_iter().for_each(|ended| self.end_users(now, ended));
+        let expired = self.user_list.as_ref().map(|list| list.take_expired_certificates(SystemTime::now()));
+        self.end_certificates(now, expired.unwrap_or_default(), client_certificates::EXPIRED);
         self.count_quotas(now);
     }
 
@@ -378,9 +381,10 @@ impl Running {
 
     fn on_users_read(&mut self, now: Instant, read: Result<UserChange, String>) {
         match read {
-            Ok(UserChange { count, ended }) => {
+            Ok(UserChange { count, ended, revoked }) => {
                 self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
                 self.end_users(now, ended);
+                self.end_certificates(now, revoked, client_certificates::REVOKED);
                 self.update_fixed_addresses();
                 if let Some(list) = &self.user_list {
                     self.registry.end_leases_of_unknown(|user| list.has(user));
@@ -405,6 +409,16 @@ impl Running {
         let ended = Arc::new(ended);
         self.data_plane.server.end_users(now, &ended);
         self.shards.send(|| ServerMessage::UsersEnded(Arc::clone(&ended)));
+    }
+
+    /// Ends everything that these certificates authenticated, which count no more.
+    fn end_certificates(&mut self, now: Instant, ended: BTreeSet<CertificateId>, reason: &'static str) {
+        if ended.is_empty() {
+            return;
+        }
+        let ended = Arc::new(ended);
+        self.data_plane.server.end_certificates(now, &ended, reason);
+        self.shards.send(|| ServerMessage::CertificatesEnded(Arc::clone(&ended), reason));
     }
 
     fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
@@ -478,6 +492,7 @@ impl Running {
                 // Sent by this shard, to the others.
                 ShardEvent::Specific(
                     ServerMessage::UsersEnded(_)
+                    | ServerMessage::CertificatesEnded(..)
                     | ServerMessage::Reconfigured(_)
                     | ServerMessage::AccountsChanged,
                 ) => {}

@@ -24,8 +24,8 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
 /// What a plan has brought.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// The user that was added, with the new token.
-    pub user: Option<(String, Token)>,
+    /// The user that was added, with the new token if there is one.
+    pub user: Option<(String, Option<Token>)>,
 }
 
 /// A plan that failed.
@@ -88,8 +88,9 @@ fn perform(action: &Action, done: &mut Done) -> Result<(), String> {
                 .collect();
             run_words(&words)
         }
-        Action::AddUser { name, file } => {
-            let add = |mut users: LockedUsers| users.add(name, &UserSettings::default());
+        Action::AddUser { name, file, credential } => {
+            let settings = UserSettings::default();
+            let add = |mut users: LockedUsers| users.add_with_credential(name, &settings, *credential);
             done.user = Some((name.clone(), LockedUsers::open(file).and_then(add).map_err(said)?));
             Ok(())
         }

@@ -272,7 +272,8 @@ impl RefusalDetail {
     /// Maximum length in bytes: a message on one line; a longer text from the server is truncated.
     const MAX: usize = 300;
 
-    fn of(headers: &Headers) -> Self {
+    /// The details in a response.
+    pub fn of(headers: &Headers) -> Self {
         let value = headers.value("proxy-status").unwrap_or_default();
         let printable = value.iter().filter(|byte| (b' '..=b'~').contains(*byte)).take(Self::MAX);
         Self(printable.map(|byte| char::from(*byte)).collect())

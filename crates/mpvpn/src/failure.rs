@@ -1,6 +1,7 @@
 use std::{error::Error as StdError, process::ExitCode};
 
 use mpvpn_control::tls::CertificateRefusal;
+use mpvpn_engine::EngineError;
 
 /// The next step for errors that have none of their own.
 pub(crate) const READ_THE_LOG: &str = "read the log above; --log-level debug shows more";
@@ -48,8 +49,8 @@ impl Failure {
         Self::new(summary, error.to_string(), error.next_step(), exit_code_of(error))
     }
 
-    /// An error of a running server, client or lab. The next step is that of its cause, if the cause is an error of
-    /// configuration or a refused certificate; else `default_next_step`.
+    /// An error of a running server, client or lab. The next step is that of its cause, if the cause has one; else
+    /// `default_next_step`.
     pub(crate) fn from_error(
         summary: &str,
         error: &(dyn StdError + 'static),
@@ -63,6 +64,8 @@ impl Failure {
                 exit_code = exit_code_of(control);
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
                 next_step = refusal.next_step().into();
+            } else if let Some(known) = cause.downcast_ref::<EngineError>().and_then(EngineError::next_step) {
+                next_step = known.into();
             }
         }
         Self::new(summary, join_causes(error), next_step, exit_code)

@@ -236,6 +236,10 @@ impl Client {
         let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
+                QuicEvent::Lost(LostReason::CertificateRefused(reason)) => {
+                    // The server verifies it when the handshake is over for the client (RFC 8446 §2).
+                    return self.fail(now, ClientError::CertificateRefused(reason));
+                }
                 QuicEvent::Lost(reason) => {
                     self.on_lost(now, &reason);
                     return;

@@ -58,7 +58,7 @@ pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, R
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
-    Authenticate, ClosedConnection, FilterRequest, Reconfiguration, Server, ServerConfig, ServerEvent,
-    SessionReport, SiteResponse, TunOutcome,
+    Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, FilterRequest, Reconfiguration, Server,
+    ServerConfig, ServerEvent, SessionReport, SiteResponse, TunOutcome,
 };
 pub use udp::UdpId;

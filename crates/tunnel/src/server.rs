@@ -24,7 +24,7 @@ mod sessions;
 mod udp;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
 };
 
@@ -45,7 +45,10 @@ use crate::{
 };
 
 use client_mtus::ClientMtus;
-pub use config::{Authenticate, FilterRequest, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
+pub use config::{
+    Authenticate, AuthenticatedUser, CertificateId, FilterRequest, ServerConfig, ServerEvent, SiteResponse,
+    TunOutcome,
+};
 use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};
 use peers::Peers;
@@ -215,6 +218,16 @@ impl Server {
         for id in self.peers.ids() {
             let user = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref()).map(|own| &own.user);
             if let Some(reason) = user.and_then(|user| users.get(user)) {
+                self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
+            }
+        }
+    }
+
+    /// Ends all connections that these certificates authenticated; each is told the reason.
+    pub fn end_certificates(&mut self, now: Instant, ended: &BTreeSet<CertificateId>, reason: &str) {
+        for id in self.peers.ids() {
+            let checked = self.peers.get(id).and_then(|peer| peer.checked_credentials.as_ref());
+            if checked.and_then(|(_, user)| user.certificate).is_some_and(|own| ended.contains(&own)) {
                 self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
             }
         }

@@ -6,7 +6,8 @@ use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{connect::ProxyError, headers::Headers};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, ip};
 use mpvpn_tunnel::{
-    Authenticate, RelayId, RelayRead, Server, ServerConfig, ServerEvent, TunOutcome, TunnelMode, UdpId,
+    Authenticate, AuthenticatedUser, RelayId, RelayRead, Server, ServerConfig, ServerEvent, TunOutcome,
+    TunnelMode, UdpId,
 };
 use mpvpn_types::{Duration, Instant, LinkId};
 
@@ -62,9 +63,13 @@ pub(super) struct ServerSubject {
 struct OneToken;
 
 impl Authenticate for OneToken {
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
+    fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        _: Option<&[u8]>,
+    ) -> Result<AuthenticatedUser, String> {
         match authorization {
-            Some("Bearer token") => Ok("user".to_owned()),
+            Some("Bearer token") => Ok("user".into()),
             _ => Err("another token".to_owned()),
         }
     }

@@ -41,6 +41,7 @@ mod links;
 mod many_links;
 mod metrics;
 mod moved_server;
+mod mtls;
 mod name_servers;
 mod package;
 mod packet_sizes;

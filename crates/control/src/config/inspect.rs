@@ -17,7 +17,10 @@ use toml_edit::{Document, Item, TableLike};
 use super::{
     ClientConfig, ClientOptions, FileKind, Rights, ServerConfig, ServerOptions, Trust, file::line_of,
 };
-use crate::{Error, Result, credentials::Certificates, files, tls, users::Users};
+use crate::{
+    Error, Result, client_certificates::ClientCertificates, credentials::Certificates, files,
+    identity::Identity, tls, users::Users,
+};
 
 impl FileKind {
     /// The command that a file is for: as given, else as its keys say, else its name.
@@ -65,6 +68,7 @@ pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
             if config.cert.is_some() {
                 note_missing(Certificates::load(&config).map(drop), &mut notes)?;
             }
+            note_missing(ClientCertificates::load(&config).map(drop), &mut notes)?;
             if let Some(users) = &config.users {
                 note_missing(Users::load(users).map(drop), &mut notes)?;
             }
@@ -86,6 +90,9 @@ pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
                 }
             };
             note_missing(config.load_token().map(drop), &mut notes)?;
+            if let Some(files) = &config.cert {
+                note_missing(Identity::load(&files.cert, &files.key).map(drop), &mut notes)?;
+            }
             if let Trust::Ca(_) = config.trust {
                 note_missing(tls::client_config(&config.trust, &[]).map(drop), &mut notes)?;
             }

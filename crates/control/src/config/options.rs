@@ -121,10 +121,23 @@ pub struct ServerOptions {
     pub tun_name: Option<String>,
 
     /// How clients prove who they are [default: token]
-    #[arg(long, value_name = "none|token", value_parser = word::<AuthMode>())]
+    #[arg(long, value_name = "none|token|mtls", value_parser = word::<AuthMode>())]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<AuthMode>")]
     pub auth: Option<AuthMode>,
+
+    /// PEM file with the CAs that sign the certificates of clients; with --auth mtls
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub client_ca: Option<PathBuf>,
+
+    /// PEM file with the certificates of clients that were revoked; with --client-ca. It is read again when it changes:
+    /// then sessions with a revoked certificate end at once [default: none is revoked]
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub crl: Option<PathBuf>,
 
     /// TOML file with the users and the hashes of their tokens. Set it to have more users than the one that the first
     /// start makes [default: users.toml in the state folder, made at the first start]
@@ -307,6 +320,18 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "many")]
     #[schemars(schema_with = "schema::many::<Fingerprint>")]
     pub pin: Vec<Fingerprint>,
+
+    /// PEM file with this client's certificate chain, leaf first, for servers with --auth mtls; needs --key
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --cert
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub key: Option<PathBuf>,
 
     /// Trust any server, for tests only: an attacker between client and server can read and change everything
     #[arg(long)]
@@ -525,7 +550,7 @@ impl ServerOptions {
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
-            auth users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
+            auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
             shards name api_socket metrics qlog confine reload log_level
         }
     }
@@ -542,7 +567,7 @@ impl ClientOptions {
             (fallback.token, fallback.token_file) = (None, None);
         }
         fields_or_fallback! { self, fallback;
-            server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
+            server path link class pipes transport ca pin cert key insecure token token_file tun_name scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog
             confine reload log_level
         }

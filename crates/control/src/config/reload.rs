@@ -149,7 +149,7 @@ impl ClientConfig {
     /// Applies the settings of `new` that can change while a client runs, and reports the others.
     pub fn apply_reload(&mut self, new: Self) -> ReloadReport {
         let mut restart = differing!(
-            self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
+            self, new, server: "server", trust: "ca, pin or insecure", cert: "cert and key", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             confine: "confine",
@@ -188,6 +188,8 @@ pub enum ServerSetting {
     Access,
     /// The files of the certificates and keys.
     Certificates,
+    /// The files about certificates of clients, where these count before and after.
+    ClientCertificates,
     /// The resolvers for clients.
     Dns,
     /// Limits of users.
@@ -202,14 +204,23 @@ pub enum ServerSetting {
 
 impl ServerSetting {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Access, Self::Certificates, Self::Dns, Self::Limits, Self::LogLevel, Self::Routes, Self::Site];
+    pub const ALL: [Self; 8] = [
+        Self::Access,
+        Self::Certificates,
+        Self::ClientCertificates,
+        Self::Dns,
+        Self::Limits,
+        Self::LogLevel,
+        Self::Routes,
+        Self::Site,
+    ];
 
     /// Its keys, as text for people.
     pub const fn keys(self) -> &'static str {
         match self {
             Self::Access => "access and isolate",
             Self::Certificates => "cert, key and certificate",
+            Self::ClientCertificates => "client-ca and crl",
             Self::Dns => "dns",
             Self::Limits => "limit",
             Self::LogLevel => "log-level",
@@ -222,6 +233,8 @@ impl ServerSetting {
         match self {
             Self::Access => (&a.access, a.isolate) != (&b.access, b.isolate),
             Self::Certificates => (&a.cert, &a.more_certs) != (&b.cert, &b.more_certs),
+            // Where `auth` differs, all of it needs a restart.
+            Self::ClientCertificates => a.auth == b.auth && (&a.client_ca, &a.crl) != (&b.client_ca, &b.crl),
             Self::Dns => a.dns != b.dns,
             Self::Limits => a.limits != b.limits,
             Self::LogLevel => a.log_level != b.log_level,
@@ -265,6 +278,10 @@ impl ServerConfig {
             ServerSetting::Certificates => {
                 self.cert.clone_from(&from.cert);
                 self.more_certs.clone_from(&from.more_certs);
+            }
+            ServerSetting::ClientCertificates => {
+                self.client_ca.clone_from(&from.client_ca);
+                self.crl.clone_from(&from.crl);
             }
             ServerSetting::Dns => self.dns.clone_from(&from.dns),
             ServerSetting::Limits => self.limits.clone_from(&from.limits),
@@ -389,10 +406,13 @@ mod tests {
 
     #[test]
     fn a_setting_that_was_taken_differs_no_more() {
-        let before = ServerConfig::default();
-        let text = "isolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\nroutes = '10.9.0.0/16'\n\
-            [site]\nhide = true\n[[limit]]\nmax-classes = 1\n";
-        let after = ServerConfig::resolve(ServerOptions::parse(text).unwrap(), Rights::ALL).unwrap();
+        let read =
+            |text: &str| ServerConfig::resolve(ServerOptions::parse(text).unwrap(), Rights::ALL).unwrap();
+        let before = read("auth = 'mtls'\nclient-ca = 'a'\n");
+        let after = read(
+            "auth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
+             routes = '10.9.0.0/16'\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
+        );
         let mut changes = before.compare(&after);
         assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (&ServerSetting::ALL[..], 0));
         let mut config = before;

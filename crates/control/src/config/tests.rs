@@ -27,6 +27,8 @@ fn an_empty_file_gives_a_server_the_defaults() {
         subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
         tun_name: TUN_NAME.into(),
         auth: AuthMode::Token,
+        client_ca: None,
+        crl: None,
         users: None,
         public: None,
         state_dir: STATE_DIR.into(),
@@ -64,7 +66,9 @@ fn every_key_of_a_server_arrives() {
         subnet = "10.9.0.0/16"
         subnet6 = "fd12:3456::/48"
         tun-name = "tun7"
-        auth = "token"
+        auth = "mtls"
+        client-ca = "clients.pem"
+        crl = "revoked.pem"
         users = "/etc/mpvpn/users.toml"
             public = "vpn.example:4433"
         state-dir = "/tmp/state"
@@ -147,7 +151,9 @@ fn every_key_of_a_server_arrives() {
             subnet: "10.9.0.0/16".parse().unwrap(),
             subnet6: Some("fd12:3456::/48".parse().unwrap()),
             tun_name: "tun7".into(),
-            auth: AuthMode::Token,
+            auth: AuthMode::Mtls,
+            client_ca: Some("clients.pem".into()),
+            crl: Some("revoked.pem".into()),
             users: Some("/etc/mpvpn/users.toml".into()),
             public: Some("vpn.example:4433".parse().unwrap()),
             state_dir: "/tmp/state".into(),
@@ -227,6 +233,8 @@ fn every_key_of_a_client_arrives() {
         server = "vpn.example:4433"
         path = ["eth0", "wwan0"]
         pin = "{pin}"
+        cert = "client.crt"
+        key = "client.key"
         token = "mpvpn_secret"
         tun-name = "tun7"
         scheduler = "failover"
@@ -283,6 +291,7 @@ fn every_key_of_a_client_arrives() {
         ClientConfig {
             server: ServerAddr { host: "vpn.example".into(), port: 4433 },
             trust: Trust::Pin(vec![pin.parse().unwrap()]),
+            cert: Some(CertFiles { cert: "client.crt".into(), key: "client.key".into() }),
             token: Some("mpvpn_secret".parse().unwrap()),
             token_file: None,
             paths: vec!["eth0".into(), "wwan0".into()],
@@ -410,6 +419,20 @@ fn mistakes_about_access_are_told_where_they_are() {
 }
 
 #[test]
+fn certificates_of_clients_need_the_ca_and_the_mode() {
+    for (text, said) in [
+        ("auth = 'mtls'", "--auth mtls is given without --client-ca"),
+        ("client-ca = 'a.pem'", "--client-ca is given with --auth token"),
+        ("auth = 'none'\nclient-ca = 'a.pem'", "--client-ca is given with --auth none"),
+        ("crl = 'a.pem'", "--crl is given without --client-ca"),
+    ] {
+        let error = server(text).unwrap_err().to_string();
+        assert!(error.contains(said), "{text}: {error}");
+    }
+    assert_eq!(server("auth = 'mtls'\nclient-ca = 'a.pem'").unwrap().auth, AuthMode::Mtls);
+}
+
+#[test]
 fn fewer_relays_for_all_are_fewer_for_each() {
     let config = server("max-relays = 100").unwrap();
     assert_eq!((config.max_relays, config.max_user_relays), (100, 100));
@@ -424,6 +447,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
     let defaults = ClientConfig {
         server,
         trust,
+        cert: None,
         token: None,
         token_file: None,
         paths: vec!["auto".into()],
@@ -494,7 +518,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
-             listen, tcp, old-clients, relay-only, cert, key, certificate, acme, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, public, \
+             listen, tcp, old-clients, relay-only, cert, key, certificate, acme, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, client-ca, crl, users, public, \
              state-dir, nat, routes, dns, \
              max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, reload, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
@@ -535,9 +559,8 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
              larger\n 1 | subnet = '10.0.0.0/31'\n   |          ^^^^^^^^^^^^^",
         ),
         (
-            "auth = 'mtls'",
-            "server.toml, line 1, column 8: `mtls` is not available in this version yet; available are: \
-             none, token\n 1 | auth = 'mtls'\n   |        ^^^^^^",
+            "auth = 'ldap'",
+            "server.toml, line 1, column 8: `ldap` is none of: none, token, mtls\n 1 | auth = 'ldap'\n   |        ^^^^^^",
         ),
         (
             "max-clients = -1",

@@ -164,6 +164,7 @@ macro_rules! take_words {
 
 take_words!(
     AcmeChallenge,
+    AuthMode,
     Confine,
     CongestionControl,
     FlowMode,
@@ -177,22 +178,6 @@ take_words!(
     Transport
 );
 
-/// The word `mtls` is reserved for a later version.
-impl Text for AuthMode {
-    const EXPECTED: &'static str = Self::EXPECTED;
-    const EXAMPLE: &'static str = Self::WORDS[0].0;
-    const WORDS: &'static [(&'static str, &'static str)] = Self::WORDS;
-
-    fn read(text: &str) -> Result<Self, String> {
-        match text {
-            "mtls" => {
-                Err("`mtls` is not available in this version yet; available are: none, token".to_owned())
-            }
-            _ => text.parse().map_err(|error: UnknownWord| error.to_string()),
-        }
-    }
-}
-
 word_enum! {
     /// How a server authenticates clients.
     pub enum AuthMode {
@@ -201,6 +186,9 @@ word_enum! {
         /// Bearer tokens of named users (RFC 6750).
         #[default]
         Token = "token",
+        /// Certificates that a CA of `client-ca` has signed; the user is the first e-mail address, DNS name or URI of the
+        /// subjectAltName, else the common name, and has to be in the users' file.
+        Mtls = "mtls",
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use super::{Instance, firewall::NftRule};
+use crate::users::UserCredential;
 
 /// Who may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub enum Action {
         name: String,
         /// The file with the users.
         file: PathBuf,
+        /// What the server will know the user by.
+        credential: UserCredential,
     },
     /// Removes a user from the server.
     RemoveUser {
@@ -74,7 +77,7 @@ impl fmt::Display for Action {
                 f.write_str(&words.join(" "))
             }
             Self::DeleteNft(rule) => write!(f, "nft delete the rule `{}` of {}", rule.text, rule.chain),
-            Self::AddUser { name, file } => write!(f, "add the user {name} to {}", file.display()),
+            Self::AddUser { name, file, .. } => write!(f, "add the user {name} to {}", file.display()),
             Self::RemoveUser { name, file } => write!(f, "remove the user {name} from {}", file.display()),
             Self::Reset => f.write_str("mpvpn reset"),
         }

@@ -21,6 +21,7 @@ use crate::{
     config::{self, AuthMode, Nat, ServerAddr, ServerConfig, ServerDns, Tcp},
     credentials,
     join::tun_name,
+    users::UserCredential,
 };
 
 /// The beginning of a server's file that setup makes.
@@ -89,12 +90,19 @@ pub fn plan_server(machine: &Machine, wishes: &ServerWishes) -> Result<Plan> {
         let write = Action::Write { path: instance.file(), text: text.clone(), audience: Audience::Service };
         plan.steps.push(Step::new(write, "", Some(machine.restore_file(instance))));
     }
-    let first = || machine.users.is_empty().then(|| credentials::FIRST_USER.to_owned());
+    // The names of certificates come from their CA.
+    let has_first = machine.users.is_empty() && config.auth != AuthMode::Mtls;
+    let first = || has_first.then(|| credentials::FIRST_USER.to_owned());
     let user = wishes.user.clone().or_else(first).filter(|user| !machine.users.contains(user));
     if let Some(name) = user.filter(|_| config.auth != AuthMode::None) {
         let file = credentials::users_file(&config);
         let undo = Action::RemoveUser { name: name.clone(), file: file.clone() };
-        plan.steps.push(Step::new(Action::AddUser { name, file }, "its join link follows", Some(undo)));
+        let credential = config.auth.into();
+        let why = match credential {
+            UserCredential::Token => "its join link follows",
+            UserCredential::Certificate => "its certificate comes from the CA of `client-ca`",
+        };
+        plan.steps.push(Step::new(Action::AddUser { name, file, credential }, why, Some(undo)));
     }
     plan.steps.extend(machine.firewall.changes(instance, &openings(&config)));
     plan.steps.extend(drop_in_steps(machine, instance));
@@ -456,6 +464,21 @@ mod tests {
         let user = Some("anna".into());
         let more = plan_server(&machine, &ServerWishes { user, ..wishes() }).unwrap();
         assert_eq!(texts(&more), ["add the user anna to /var/lib/mpvpn/users.toml"]);
+    }
+
+    #[test]
+    fn a_server_for_certificates_gets_no_user_with_a_token() {
+        let file = Some("auth = \"mtls\"\nclient-ca = \"/etc/mpvpn/clients.crt\"\n".to_owned());
+        let machine = Machine { file, ..vps() };
+        let plan = plan_server(&machine, &wishes()).unwrap();
+        assert_eq!(texts(&plan), ["systemctl enable --now mpvpn-server"]);
+        let named = plan_server(&machine, &ServerWishes { user: Some("anna".into()), ..wishes() }).unwrap();
+        let added = Action::AddUser {
+            name: "anna".into(),
+            file: "/var/lib/mpvpn/users.toml".into(),
+            credential: UserCredential::Certificate,
+        };
+        assert_eq!(named.steps[0].action, added);
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn shake(
     name: &str,
 ) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
     let slot = LastRefusal::default();
-    let config = client_config_reporting(trust, &[b"h3"], &slot).unwrap();
+    let config = client_config_reporting(trust, None, &[b"h3"], &slot).unwrap();
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
     let mut server = ServerConnection::new(Arc::new(server)).unwrap();

@@ -367,7 +367,7 @@ fn parse<'a>(cert: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     x509_parser::parse_x509_certificate(cert).ok().map(|(_, parsed)| parsed)
 }
 
-fn is_ca(cert: &CertificateDer<'_>) -> bool {
+pub(crate) fn is_ca(cert: &CertificateDer<'_>) -> bool {
     parse(cert).is_some_and(|cert| cert.is_ca())
 }
 

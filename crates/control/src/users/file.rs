@@ -11,10 +11,10 @@ use mpvpn_types::{BitRate, ByteSize};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 
 use super::{EXPECTED, Expiry, Users};
-use crate::{Error, Result, auth::Token, files, identity::Fingerprint};
+use crate::{Error, Result, auth::Token, config::AuthMode, files, identity::Fingerprint};
 
 /// Bytes of a user's name. Chosen. More: lines of tables and logs that nobody can read.
-const MAX_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 128;
 /// The beginning of a file that `mpvpn user` makes.
 const HEAD: &str = "\
 # Users of the mpvpn server on this machine. `mpvpn user` changes this file while the server runs; you may edit it, too.
@@ -23,6 +23,24 @@ const HEAD: &str = "\
 ";
 /// The key of the users in the file.
 const KEY: &str = "user";
+
+/// What a server knows a user by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserCredential {
+    /// A token, whose hash is in the file.
+    Token,
+    /// A certificate that names the user.
+    Certificate,
+}
+
+impl From<AuthMode> for UserCredential {
+    fn from(auth: AuthMode) -> Self {
+        match auth {
+            AuthMode::None | AuthMode::Token => Self::Token,
+            AuthMode::Mtls => Self::Certificate,
+        }
+    }
+}
 
 /// What `mpvpn user add` says about a user, beside the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -142,22 +160,62 @@ impl LockedUsers {
         settings: &UserSettings,
         keep: impl FnOnce(&Token) -> Result<()>,
     ) -> Result<Token> {
-        check_name(name)?;
-        if self.users.get(name).is_some() {
-            return Err(Error::usage(
-                format!("there is a user `{name}` already"),
-                format!("give this user a new token with `mpvpn user rotate {name}`, or take another name"),
-            ));
-        }
         let token = Token::generate()?;
-        let mut table = Table::new();
-        table["name"] = value(name);
-        table["token-sha256"] = value(Fingerprint(token.hash()).to_string());
-        SettingsChange::from(settings).apply(&mut table);
-        self.tables().push(table);
+        self.insert(name, settings, Some(&token))?;
         keep(&token)?;
         self.save()?;
         Ok(token)
+    }
+
+    /// Adds a user; returns the new token, if the user is known by one.
+    ///
+    /// # Errors
+    /// As those of [`Self::add`].
+    pub fn add_with_credential(
+        &mut self,
+        name: &str,
+        settings: &UserSettings,
+        credential: UserCredential,
+    ) -> Result<Option<Token>> {
+        match credential {
+            UserCredential::Token => self.add(name, settings).map(Some),
+            UserCredential::Certificate => {
+                self.insert(name, settings, None)?;
+                self.save()?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn insert(&mut self, name: &str, settings: &UserSettings, token: Option<&Token>) -> Result<()> {
+        check_name(name)?;
+        if self.users.get(name).is_some() {
+            let next = match token {
+                Some(_) => format!(
+                    "give this user a new token with `mpvpn user rotate {name}`, or take another name"
+                ),
+                None => {
+                    format!("`mpvpn user show {name}` shows this user; take another name for another one")
+                }
+            };
+            return Err(Error::usage(format!("there is a user `{name}` already"), next));
+        }
+        let mut table = Table::new();
+        table["name"] = value(name);
+        if let Some(token) = token {
+            table["token-sha256"] = value(Fingerprint(token.hash()).to_string());
+        }
+        SettingsChange::from(settings).apply(&mut table);
+        self.tables().push(table);
+        Ok(())
+    }
+
+    /// Writes the file even if it has no users.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn create(&mut self) -> Result<()> {
+        self.save()
     }
 
     /// Gives a user a new token; the old one is refused from now on, also if the user was revoked.
@@ -171,6 +229,27 @@ impl LockedUsers {
         table.remove("revoked");
         self.save()?;
         Ok(token)
+    }
+
+    /// Gives a user a new token, as [`Self::rotate`], or one that is known by a certificate the access back.
+    ///
+    /// # Errors
+    /// If there is no such user, a user with a certificate was not revoked, or the file cannot be written.
+    pub fn renew(&mut self, name: &str, credential: UserCredential) -> Result<Option<Token>> {
+        match credential {
+            UserCredential::Token => self.rotate(name).map(Some),
+            UserCredential::Certificate => self.restore(name).map(|()| None),
+        }
+    }
+
+    fn restore(&mut self, name: &str) -> Result<()> {
+        if self.table(name)?.remove("revoked").is_none() {
+            return Err(Error::usage(
+                format!("{name} was not revoked, and has no token: clients of this server show certificates"),
+                "a new certificate comes from the CA of `client-ca`; the old one belongs into its revocation list (`crl`)",
+            ));
+        }
+        self.save()
     }
 
     /// Changes settings of a user.
@@ -249,12 +328,13 @@ pub fn unknown_user(users: &Users, name: &str) -> Error {
 
 /// Names appear in command lines, tables and log lines.
 fn check_name(name: &str) -> Result<()> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.@+".contains(c);
+    // Colons and slashes are in URIs, by which certificates name users.
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.@+:/".contains(c);
     match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(allowed) && !name.starts_with('-') {
         true => Ok(()),
         false => Err(Error::usage(
             format!("`{name}` cannot be the name of a user"),
-            format!("take 1 to {MAX_NAME_BYTES} letters, digits and - _ . @ +"),
+            format!("take 1 to {MAX_NAME_BYTES} letters, digits and - _ . @ + : /"),
         )),
     }
 }

@@ -222,7 +222,7 @@ fn probe_config(
     remote: SocketAddr,
     refusal: &LastRefusal,
 ) -> Result<TunnelConfig, EngineError> {
-    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
+    let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], refusal)?;
     let headers = if remote.is_ipv4() { IPV4_UDP_HEADER_BYTES } else { IPV6_UDP_HEADER_BYTES };
     let max_udp_payload = max_udp_payload(mtu, headers);
     let options = TransportOptions { max_udp_payload, ..TransportOptions::default() };

@@ -234,7 +234,7 @@ fn set_up(
     let event_loop = EventLoop::without_signals()?;
     let origin = ConfigSource::of_app(app.options.clone());
     let config = origin.load()?;
-    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal_slot)?;
+    let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], refusal_slot)?;
     let device = match app.packets {
         Packets::Descriptor(fd) => AppDevice::descriptor(PacketFd::new(fd)?),
         Packets::Calls(out) => AppDevice::callback(packets, out),

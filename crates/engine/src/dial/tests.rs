@@ -60,7 +60,7 @@ fn server(speaks: Speaks) -> Server {
 
 fn to(address: SocketAddr, trust: &Trust) -> DialOptions {
     let refusal = LastRefusal::default();
-    let tls = tls::client_config_reporting(trust, &[ALPN], &refusal).unwrap();
+    let tls = tls::client_config_reporting(trust, None, &[ALPN], &refusal).unwrap();
     DialOptions {
         bind_options: BindOptions {
             name: "lo".to_owned(),

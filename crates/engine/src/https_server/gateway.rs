@@ -113,9 +113,10 @@ impl Gateway {
         Ok(Arc::new(Self { quic, setup, loopback_clients, limiter, buffers }))
     }
 
-    /// The gateway of one TCP connection, from `peer`.
-    pub(super) fn client(self: &Arc<Self>, peer: SocketAddr) -> GatewayClient {
-        GatewayClient { gateway: self.clone(), peer, connection: Mutex::default() }
+    /// The gateway of one TCP connection, from `peer`. With `authorization`, this is the field of its requests instead of what the
+    /// client sends.
+    pub(super) fn client(self: &Arc<Self>, peer: SocketAddr, authorization: Option<String>) -> GatewayClient {
+        GatewayClient { gateway: self.clone(), peer, authorization, connection: Mutex::default() }
     }
 }
 
@@ -124,6 +125,7 @@ impl Gateway {
 pub(super) struct GatewayClient {
     gateway: Arc<Gateway>,
     peer: SocketAddr,
+    authorization: Option<String>,
     connection: Mutex<Option<Arc<GatewayConnection>>>,
 }
 
@@ -160,7 +162,7 @@ impl GatewayClient {
                 return Err(Rejection::new(501, "not offered over TCP"));
             }
         };
-        let headers = forwarded_request(headers)?;
+        let headers = forwarded_request(headers, self.authorization.as_deref())?;
         let unreached = || Rejection::new(502, "the HTTP/3 server of this machine does not answer");
         let connection = self.connection()?;
         let request = connection.request(&headers).await.ok_or_else(unreached)?;
@@ -233,9 +235,18 @@ impl AcceptedRequest {
 }
 
 /// The request without connection-specific fields, if it is valid and small enough.
-fn forwarded_request(headers: Headers) -> Result<Headers, Rejection> {
-    let kept = headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned();
-    let headers: Headers = kept.collect();
+fn forwarded_request(headers: Headers, authorization: Option<&str>) -> Result<Headers, Rejection> {
+    let is_replaced = |name: &[u8]| {
+        authorization.is_some() && [&b"authorization"[..], b"proxy-authorization"].contains(&name)
+    };
+    let kept = headers
+        .iter()
+        .filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..]) && !is_replaced(&field.name))
+        .cloned();
+    let mut headers: Headers = kept.collect();
+    if let Some(authorization) = authorization {
+        headers.push("authorization", authorization.to_owned());
+    }
     if headers.section_size() > MAX_FIELD_SECTION_BYTES {
         return Err(Rejection::new(431, "the fields of the request are too large"));
     }

@@ -79,7 +79,7 @@ impl PlainHttpsServer {
         let peer = SocketAddr::from(([192, 0, 2, 1], 1024));
         let slots = &self.listener.context.unauthenticated;
         let Ok(slot) = slots.acquire_evicting(ClientNetwork::of(peer.ip())) else { return Ok(None) };
-        let client = Arc::new(ClientConnection::new(&self.listener, socket.into(), peer, slot));
+        let client = Arc::new(ClientConnection::new(&self.listener, (socket.into(), None), peer, slot));
         let (ours, theirs) = duplex(PIPE_BYTES);
         let (reader, mut writer) = tokio::io::split(theirs);
         let serve = async {

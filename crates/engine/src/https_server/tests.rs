@@ -68,7 +68,7 @@ impl TestServer {
 
     async fn tls_over(&self, tcp: TcpStream, alpn: &[u8]) -> TlsStream<TcpStream> {
         let trust = Trust::Pin(vec![self.credentials.identity.fingerprint()]);
-        let config = tls::client_config(&trust, &[alpn]).unwrap();
+        let config = mpvpn_control::tls::client_config(&trust, &[alpn]).unwrap();
         let name = ServerName::try_from("vpn.example").unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(alpn));

@@ -1,7 +1,11 @@
 //! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN queues, the
 //! egress, the other shards and the tunnel's server.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 
 use mpvpn_control::{
     access::Access,
@@ -9,8 +13,8 @@ use mpvpn_control::{
     status::{Class, FlowList, Role, Status},
 };
 use mpvpn_tunnel::{
-    ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerEvent, SessionReport,
-    TunOutcome,
+    CertificateId, ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerEvent,
+    SessionReport, TunOutcome,
 };
 
 use super::{
@@ -51,6 +55,8 @@ pub(crate) enum ServerMessage {
     UsersEnded(Arc<BTreeMap<String, String>>),
     /// From shard 0: the rates of users have changed in the registry.
     AccountsChanged,
+    /// From shard 0: these certificates of clients count no more, for this reason.
+    CertificatesEnded(Arc<BTreeSet<CertificateId>>, &'static str),
 }
 
 /// Settings of a shard that change while the server runs.
@@ -127,6 +133,9 @@ impl DataPlane {
                     }
                     ShardMessage::Specific(ServerMessage::AccountsChanged) => {
                         self.server.update_accounts(iteration.now);
+                    }
+                    ShardMessage::Specific(ServerMessage::CertificatesEnded(ended, reason)) => {
+                        self.server.end_certificates(iteration.now, &ended, reason);
                     }
                     ShardMessage::Specific(ServerMessage::Reconfigured(settings)) => {
                         self.reconfigure(iteration.now, &settings);

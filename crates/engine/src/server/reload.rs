@@ -19,6 +19,7 @@ use std::{
 use mpvpn_control::{
     Error,
     access::Access,
+    client_certificates::{self, ClientCa, ClientCertificates},
     config::{
         ConfigValue, LimitRule, ReloadMode, ReloadReport, ServerChanges, ServerConfig, ServerDns,
         ServerSetting,
@@ -52,6 +53,8 @@ pub(crate) type Reply = oneshot::Sender<Result<ReloadReport, String>>;
 pub(super) struct Reloadable {
     /// The certificates of QUIC and TCP.
     pub(super) certificates: ServerCertificates,
+    /// The CAs of clients' certificates, if these count.
+    pub(super) client_ca: Option<ClientCa>,
     /// The site, over all versions of HTTP.
     pub(super) site: Site,
     /// The limits that all shards apply.
@@ -80,6 +83,7 @@ struct Prepared {
     at_once: Vec<ServerSetting>,
     restart: Vec<String>,
     certificates: Option<Certificates>,
+    client_certificates: Option<ClientCertificates>,
     site: Option<ConfiguredSite>,
     /// Those for packets, if they have to be replaced.
     rules: Option<UserProfiles>,
@@ -89,7 +93,11 @@ struct Prepared {
 pub(super) fn files_to_watch(config: &ServerConfig, file: Option<PathBuf>) -> Vec<PathBuf> {
     let certificates = config.cert.iter().chain(&config.more_certs);
     let certificates = certificates.flat_map(|files| [files.cert.clone(), files.key.clone()]);
-    certificates.chain(file.filter(|_| config.reload == ReloadMode::Auto)).collect()
+    // The list of revoked certificates is watched with the users.
+    certificates
+        .chain(config.client_ca.clone())
+        .chain(file.filter(|_| config.reload == ReloadMode::Auto))
+        .collect()
 }
 
 impl Running {
@@ -112,13 +120,26 @@ impl Running {
     /// Reads the certificates again.
     fn read_certificates(&mut self, changed: &BTreeSet<PathBuf>) {
         tracing::debug!(?changed, "files of certificates have changed");
+        let refused = |error: Error| Event::CertificatesRefused { reason: error.to_string().as_str().into() };
         match Certificates::load(&self.config) {
             Ok(certificates) if certificates.are_shown_by(&self.reloadable.certificates) => {}
             Ok(certificates) => self.show_certificates(certificates),
-            Err(error) => {
-                let reason = error.to_string().as_str().into();
-                self.events.report(Event::CertificatesRefused { reason });
+            Err(error) => self.events.report(refused(error)),
+        }
+        if self.config.client_ca.as_ref().is_some_and(|file| changed.contains(file)) {
+            match ClientCertificates::load(&self.config) {
+                Ok(clients) => clients.into_iter().for_each(|clients| self.take_client_ca(&clients.ca)),
+                Err(error) => self.events.report(refused(error)),
             }
+        }
+    }
+
+    /// Verifies certificates of clients by these CAs in new handshakes.
+    fn take_client_ca(&self, new: &ClientCa) {
+        if self.reloadable.client_ca.as_ref().is_some_and(|ca| ca.replace(new)) {
+            tracing::info!(
+                "the CAs of clients' certificates are new: they count for connections from now on"
+            );
         }
     }
 
@@ -213,6 +234,13 @@ impl Running {
             Ok(new) => certificates = Some(new),
             Err(error) => postpone_if_unreadable(&mut changes, ServerSetting::Certificates, error)?,
         }
+        let client_certificates = match ClientCertificates::load(&config) {
+            Ok(new) => new,
+            Err(error) => {
+                postpone_if_unreadable(&mut changes, ServerSetting::ClientCertificates, error)?;
+                None
+            }
+        };
         if changes.at_once.contains(&ServerSetting::Site) {
             match readable_site(&config) {
                 Ok(new) => site = Some(new),
@@ -222,12 +250,13 @@ impl Running {
         let is_changed = changes.at_once.contains(&ServerSetting::Access);
         let rules = is_changed.then(|| UserProfiles::new(&config.access));
         let (at_once, restart) = (changes.at_once, changes.restart);
-        Ok(Prepared { config, at_once, restart, certificates, site, rules })
+        Ok(Prepared { config, at_once, restart, certificates, client_certificates, site, rules })
     }
 
     /// Applies a configuration.
     fn commit(&mut self, now: Instant, prepared: Prepared) -> ReloadReport {
-        let Prepared { config, at_once, mut restart, certificates, site, rules: _ } = prepared;
+        let Prepared { config, at_once, mut restart, certificates, client_certificates, site, rules: _ } =
+            prepared;
         let mut applied = Vec::new();
         for setting in at_once {
             if setting == ServerSetting::Dns && !self.can_suggest(&config.dns) {
@@ -243,6 +272,12 @@ impl Running {
             if !applied.iter().any(|known| known == keys) {
                 applied.push(keys.to_owned());
             }
+        }
+        if let Some(ClientCertificates { ca, revoked }) = client_certificates {
+            self.take_client_ca(&ca);
+            let list = self.user_list.as_mut();
+            let revoked = list.map(|list| list.replace_revocations(self.config.crl.clone(), revoked));
+            self.end_certificates(now, revoked.unwrap_or_default(), client_certificates::REVOKED);
         }
         if let Some(site) = site {
             self.reloadable.site.replace(site);

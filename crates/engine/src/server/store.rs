@@ -1,21 +1,23 @@
 //! Where a server keeps users, what they have used, and leases: files in its state folder. Everything that the server looks up, keeps or watches of them
 //! goes through [`FileStore`], so that another store, as one that several servers share, can take its place.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use mpvpn_control::{
     Error,
+    client_certificates::Revocations,
     config::ServerConfig,
     credentials::{leases_file, users_file},
     leases::{self, KeptLease},
     users::{UserQuotas, Users},
 };
-use mpvpn_os::file_watch::FileWatch;
 
 /// The files.
 #[derive(Clone, Debug)]
 pub(super) struct FileStore {
     users: PathBuf,
+    /// The list of revoked certificates of clients.
+    crl: Option<PathBuf>,
     leases: PathBuf,
     quotas: PathBuf,
 }
@@ -26,6 +28,7 @@ impl FileStore {
         // Servers that share a folder, and so users, have networks of their own.
         Self {
             users: users_file(config),
+            crl: config.crl.clone(),
             leases: leases_file(config),
             quotas: UserQuotas::file(&config.state_dir, &config.name),
         }
@@ -36,9 +39,19 @@ impl FileStore {
         Users::load(&self.users)
     }
 
-    /// Notices that the users may have changed.
-    pub(super) fn watch_users(&self) -> io::Result<FileWatch> {
-        FileWatch::new([self.users.clone()])
+    /// The certificates of clients that are revoked, if there is a list.
+    pub(super) fn revocations(&self) -> Result<Option<Revocations>, Error> {
+        self.crl.as_deref().map(Revocations::load).transpose()
+    }
+
+    /// Reads this list of revoked certificates from now on.
+    pub(super) fn set_crl(&mut self, crl: Option<PathBuf>) {
+        self.crl = crl;
+    }
+
+    /// The files that say who has access.
+    pub(super) fn files_about_users(&self) -> impl Iterator<Item = PathBuf> {
+        self.crl.iter().chain([&self.users]).cloned()
     }
 
     /// How much users have used of their quotas.

@@ -1,12 +1,14 @@
 //! The users of a running server.
 //!
-//! In: the users' file, read again when it changes, what users have carried, and the time. Out: the users for all who check
-//! credentials, their rates, and who has no access any more. Always holds: a file with a mistake changes nothing.
+//! In: the users' file and the list of revoked certificates, read again when they change, what users have carried, and the time.
+//! Out: the users for all who check credentials, their rates, and who has no access any more. Always holds: a file with a mistake
+//! changes nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +18,7 @@ use std::{
 
 use mpvpn_control::{
     auth::{Authenticator, SharedUsers},
+    client_certificates::{CertificateCheck, Revocations},
     config::LimitRule,
     events::{Event, EventSender, ShortText},
     shared::Shared,
@@ -23,7 +26,7 @@ use mpvpn_control::{
     users::{UserEntry, UserQuotas, Users},
 };
 use mpvpn_os::file_watch::FileWatch;
-use mpvpn_tunnel::{Authenticate, SessionReport, UserLimits, UserRates};
+use mpvpn_tunnel::{Authenticate, AuthenticatedUser, CertificateId, SessionReport, UserLimits, UserRates};
 use mpvpn_types::{BitRate, ByteSize, SessionId};
 
 use super::store::FileStore;
@@ -46,15 +49,21 @@ pub(super) struct UserChange {
     pub(super) count: usize,
     /// Users that have no access any more, with the reason.
     pub(super) ended: BTreeMap<String, String>,
+    /// Certificates that are revoked since.
+    pub(super) revoked: BTreeSet<CertificateId>,
 }
 
 /// The users' file of a server.
 pub(super) struct UserList {
     store: FileStore,
     users: SharedUsers,
+    /// The check of certificates, if these are what counts.
+    certificates: Option<CertificateCheck>,
     watch: FileWatch,
-    /// When the next access ends by the clock, and when to look at the clock for that.
-    expiry: Option<(SystemTime, Instant)>,
+    /// When the next access of a user ends by the clock.
+    expiry: Option<SystemTime>,
+    /// When to look at the clock for that, and for the ends of certificates.
+    look_at: Option<Instant>,
     quotas: UserQuotas,
     /// When to count what users have carried; `None` if no user has a quota.
     count_at: Option<Instant>,
@@ -66,15 +75,22 @@ pub(super) struct UserList {
 impl UserList {
     /// The list of a server that has users.
     pub(super) fn open(store: FileStore, authenticator: &Authenticator) -> Result<Option<Self>, EngineError> {
-        let Authenticator::Tokens(users) = authenticator else { return Ok(None) };
-        let watch = store.watch_users().map_err(EngineError::io("watch the users' file"))?;
+        let Some(users) = authenticator.users() else { return Ok(None) };
+        let certificates = match authenticator {
+            Authenticator::Certificates(check) => Some(check.clone()),
+            Authenticator::None | Authenticator::Tokens(_) => None,
+        };
+        let watch = FileWatch::new(store.files_about_users());
+        let watch = watch.map_err(EngineError::io("watch the users' file"))?;
         let (now, clock) = (Instant::now(), SystemTime::now());
         let mut list = Self {
             quotas: store.quotas()?,
             store,
             users: users.clone(),
+            certificates,
             watch,
             expiry: None,
+            look_at: None,
             count_at: None,
             last_save: now,
             save_failed: false,
@@ -104,6 +120,7 @@ impl UserList {
     /// Reads the file, and tells what is different; `None` if nothing is.
     pub(super) fn read(&mut self, now: Instant, clock: SystemTime) -> Result<Option<UserChange>, String> {
         let new = self.store.users().map_err(|error| error.to_string())?;
+        let revoked = self.store.revocations().map_err(|error| error.to_string())?;
         let count = new.iter().count();
         let used_up = Arc::clone(self.users.now().used_up());
         let before = self.users.replace(new.with_used_up(used_up));
@@ -111,17 +128,38 @@ impl UserList {
         self.quotas.count(clock, &self.users.now(), []);
         self.update_used_up(clock);
         let users = self.users.now();
-        Ok((users != before).then(|| UserChange { count, ended: users.ended_since(&before, clock) }))
+        let revoked = self.certificates.as_ref().zip(revoked).map(|(check, revoked)| check.revoke(revoked));
+        let revoked = revoked.unwrap_or_default();
+        let is_new = users != before || !revoked.is_empty();
+        Ok(is_new.then(|| UserChange { count, ended: users.ended_since(&before, clock), revoked }))
+    }
+
+    /// Reads the revocations in `crl` from now on, of which these are the first; returns the certificates that are revoked since.
+    pub(super) fn replace_revocations(
+        &mut self,
+        crl: Option<PathBuf>,
+        revoked: Revocations,
+    ) -> BTreeSet<CertificateId> {
+        self.store.set_crl(crl);
+        if let Err(error) = self.watch.replace(self.store.files_about_users()) {
+            tracing::warn!(%error, "changes of `crl` are not noticed: run `mpvpn config reload` after each");
+        }
+        self.certificates.as_ref().map(|check| check.revoke(revoked)).unwrap_or_default()
+    }
+
+    /// The certificates whose validity has ended since the last call.
+    pub(super) fn take_expired_certificates(&self, clock: SystemTime) -> BTreeSet<CertificateId> {
+        self.certificates.as_ref().map(|check| check.take_expired(clock)).unwrap_or_default()
     }
 
     /// The users whose access has ended by now, if there are any since the last call.
     pub(super) fn expire(&mut self, now: Instant, clock: SystemTime) -> Option<BTreeMap<String, String>> {
-        let (expiry, look_at) = self.expiry?;
-        if now < look_at {
+        if self.look_at.is_none_or(|look_at| now < look_at) {
             return None;
         }
+        let expiry = self.expiry;
         self.plan(now, clock);
-        (clock >= expiry).then(|| {
+        expiry.filter(|expiry| clock >= *expiry).map(|_| {
             let users = self.users.now();
             users.ended_since(&users, clock)
         })
@@ -129,7 +167,7 @@ impl UserList {
 
     /// When [`Self::expire`] or [`Self::count`] has to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.expiry.map(|(_, look_at)| look_at).into_iter().chain(self.count_at).min()
+        self.look_at.into_iter().chain(self.count_at).min()
     }
 
     /// Whether it is time for [`Self::count`].
@@ -244,9 +282,12 @@ impl UserList {
         let users = self.users.now();
         let has_quotas = users.iter().any(|entry| entry.quota.is_some());
         self.count_at = has_quotas.then(|| self.count_at.unwrap_or(now + COUNT_INTERVAL));
-        let expiry = users.next_expiry(clock);
-        self.expiry =
-            expiry.map(|at| (at, now + at.duration_since(clock).unwrap_or_default().min(CLOCK_INTERVAL)));
+        self.expiry = users.next_expiry(clock);
+        // Any shard may accept a certificate that expires first.
+        let certificates =
+            self.certificates.as_ref().map(|check| check.next_expiry().unwrap_or(clock + CLOCK_INTERVAL));
+        let next = self.expiry.into_iter().chain(certificates).min();
+        self.look_at = next.map(|at| now + at.duration_since(clock).unwrap_or_default().min(CLOCK_INTERVAL));
     }
 }
 
@@ -265,18 +306,24 @@ pub(super) struct UserChecks {
 }
 
 impl Authenticate for UserChecks {
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
-        let user = self.authenticator.check(authorization);
-        user.map(|user| user.name).map_err(|denied| denied.to_string())
+    fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        certificate: Option<&[u8]>,
+    ) -> Result<AuthenticatedUser, String> {
+        let checked = self.authenticator.authenticate(authorization, certificate);
+        checked
+            .map(|(user, certificate)| AuthenticatedUser { name: user.name, certificate })
+            .map_err(|denied| denied.to_string())
     }
 
     fn limits(&self, user: &str) -> UserLimits {
         let rules = self.limits.now();
         let rule = LimitRule::of(&rules, user);
         // Without authentication all clients are one user.
-        let (default, own) = match &self.authenticator {
-            Authenticator::None => (None, None),
-            Authenticator::Tokens(users) => (
+        let (default, own) = match self.authenticator.users() {
+            None => (None, None),
+            Some(users) => (
                 Some(LimitRule::DEFAULT_MAX_SESSIONS),
                 users.now().get(user).and_then(|entry| entry.sessions),
             ),

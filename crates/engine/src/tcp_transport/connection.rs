@@ -23,7 +23,7 @@ use h2::{
 use http::{Method, Request, StatusCode, Uri};
 use mpvpn_control::{
     auth::Token,
-    config::{ClientConfig, Trust, ViaProxy},
+    config::{ClientConfig, ViaProxy},
     tls::{self, LastRefusal},
 };
 use mpvpn_masque::connect_udp;
@@ -109,7 +109,7 @@ impl TcpTransportConfig {
             EngineError::io(what)(error)
         };
         let refusal = LastRefusal::default();
-        let tls = tls_of(&config.trust, &refusal)?;
+        let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[ALPN], &refusal)?;
         let name = ServerName::try_from(config.server.host.clone());
         let authority = config.server.to_string();
         let target = authority.parse().map_err(|_| invalid("ask for the server by its name"))?;
@@ -119,7 +119,7 @@ impl TcpTransportConfig {
         let via = config.via.clone();
         Ok(Self {
             runtime,
-            tls,
+            tls: Arc::new(tls),
             refusal,
             name: name.map_err(|_| invalid("recognise the server by its name"))?,
             request: (uri.map_err(|_| invalid("ask for the server by its name"))?, token),
@@ -136,10 +136,6 @@ impl TcpTransportConfig {
     pub(crate) fn has_proxy(&self) -> bool {
         self.via.is_some()
     }
-}
-
-fn tls_of(trust: &Trust, refusal: &LastRefusal) -> Result<Arc<rustls::ClientConfig>, EngineError> {
-    Ok(Arc::new(tls::client_config_reporting(trust, &[ALPN], refusal)?))
 }
 
 /// The loopback sockets on this side of a link's connections, by the address of the data plane's socket to which each

@@ -92,11 +92,6 @@ fn what_does_not_work_yet_says_so() {
         "mpvpn: bad usage: `--fec` is not an option\n  \
          next: set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]"
     );
-    assert_eq!(
-        refused("mpvpn server --auth mtls"),
-        "mpvpn: bad usage: --auth <none|token>: `mtls` is not available in this version yet; available are: \
-         none, token\n  next: see `mpvpn --help` and `mpvpn COMMAND --help`"
-    );
     let text = refused("mpvpn ping 10.0.0.1");
     assert!(text.contains("is not available in this version yet"), "{text}");
     assert!(
@@ -110,11 +105,6 @@ fn what_does_not_work_yet_says_so() {
 
 #[test]
 fn what_does_not_work_yet_is_absent_from_the_help() {
-    for command in ["server", "client", "status"] {
-        let mut root = define();
-        let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
-        assert!(!help.contains("mtls"), "`mpvpn {command} --help` promises mtls");
-    }
     let help = define().render_long_help().to_string();
     for absent in LATER_COMMANDS {
         assert!(!help.contains(&format!("\n  {absent} ")), "`mpvpn --help` promises {absent}");

@@ -9,8 +9,8 @@ use mpvpn_control::{
     credentials::{Reachability, users_file},
     join::{JoinLink, LinkTrust},
     users::{
-        ChangeOptions, ExpiryOption, LimitOptions, LockedUsers, UserEntry, UserQuotas, UserSettings, Users,
-        check_addresses, render_user, render_users, unknown_user,
+        ChangeOptions, ExpiryOption, LimitOptions, LockedUsers, UserCredential, UserEntry, UserQuotas,
+        UserSettings, Users, check_addresses, render_user, render_users, unknown_user,
     },
 };
 use mpvpn_engine::server;
@@ -39,6 +39,8 @@ Examples:
       a new token, after the old one was lost: sessions with the old one end
   mpvpn user revoke alice
       no access from now on; `mpvpn user rotate alice` gives it back
+  mpvpn user add alice@example.org
+      where clients show certificates (--auth mtls), the user that a certificate names; there is no token
 
 No server need run. A running one acts within a second: it takes the new users, and ends the sessions of those who lost
 access, with the reason. Changed limits count for sessions that run. The users are in users.toml in the state folder, or where --users or the server's file says.";
@@ -100,7 +102,8 @@ enum UserCommand {
         #[command(flatten)]
         files: ServerFiles,
     },
-    /// Give a user a new token, which replaces the old one, and print how a client joins with it
+    /// Give a user a new token, which replaces the old one, and print how a client joins with it. Where clients show
+    /// certificates (--auth mtls), give a revoked user the access back
     Rotate {
         #[command(flatten)]
         user: Name,
@@ -195,7 +198,8 @@ impl UserCommand {
                 let joining = Joining::new(&config, shown.host)?;
                 let LimitOptions { up, down, quota } = limits;
                 let settings = UserSettings { expires, address, sessions, up, down, quota };
-                let token = LockedUsers::open(&users_file(&config))?.add(&name, &settings)?;
+                let mut users = LockedUsers::open(&users_file(&config))?;
+                let token = users.add_with_credential(&name, &settings, joining.credential)?;
                 joining.text(&name, token, shown.json)
             }
             Self::Set { user: Name { name }, change, files } => {
@@ -209,7 +213,7 @@ impl UserCommand {
             Self::Rotate { user: Name { name }, shown, files } => {
                 let config = files.load()?;
                 let joining = Joining::new(&config, shown.host)?;
-                let token = LockedUsers::open(&users_file(&config))?.rotate(&name)?;
+                let token = LockedUsers::open(&users_file(&config))?.renew(&name, joining.credential)?;
                 joining.text(&name, token, shown.json)
             }
             Self::Revoke { user: Name { name }, files } => {
@@ -268,6 +272,7 @@ pub(super) struct Joining {
     trust: LinkTrust,
     /// Nobody said how the server is reached.
     is_guess: bool,
+    credential: UserCredential,
 }
 
 impl Joining {
@@ -277,13 +282,47 @@ impl Joining {
         let reachability = Reachability::of(config)?;
         let server = host.map_or_else(|| reachability.address(config), Ok)?;
         let trust = reachability.trust(&server);
-        Ok(Self { server, trust, is_guess })
+        let credential = match reachability.client_certificates {
+            true => UserCredential::Certificate,
+            false => UserCredential::Token,
+        };
+        Ok(Self { server, trust, is_guess, credential })
     }
 
-    /// How `user` joins with this token.
-    pub(super) fn text(self, user: &str, token: Token, json: bool) -> String {
-        let Self { server, trust, is_guess } = self;
-        let host = server.to_string();
+    /// How `user` joins by a certificate.
+    fn text_for_certificate(self, user: &str, json: bool) -> String {
+        let options = self.trust.options();
+        let command =
+            format!("mpvpn client --server {} {options} --cert CERT.pem --key KEY.pem", self.server);
+        if json {
+            return json_text(&json!({ "user": user, "command": command }));
+        }
+        let mut text = format!(
+            "{user} has access with a certificate that a CA of `client-ca` signed, and that names {user}: as the first e-mail \
+             address, DNS name or URI of its subjectAltName, or without these as its common name. There is no token.\n\
+             On the client, as root, with the files of the certificate and of its key:\n  {command}\n"
+        );
+        text += &self.note_of_guess();
+        text
+    }
+
+    /// Says that nobody said how the server is reached, if that is so.
+    fn note_of_guess(&self) -> String {
+        if !self.is_guess {
+            return String::new();
+        }
+        format!(
+            "{} is an address of this machine. If clients reach it by another one, say so by --host, or by `public` in the \
+             server's file.\n",
+            self.server
+        )
+    }
+
+    /// How `user` joins, with this token if there is one.
+    pub(super) fn text(self, user: &str, token: Option<Token>, json: bool) -> String {
+        let Some(token) = token else { return self.text_for_certificate(user, json) };
+        let note = self.note_of_guess();
+        let Self { server, trust, .. } = self;
         let link = JoinLink { server, token, trust };
         let command = format!("mpvpn client '{link}'");
         if json {
@@ -295,12 +334,7 @@ impl Joining {
         let mut text = format!("{user} joins with this link, which is shown this once:\n  {link}\n");
         text += &format!("on the client, as root:\n  {command}\n");
         text += "`mpvpn setup client` instead of `mpvpn client` makes it a service there.\n";
-        if is_guess {
-            text += &format!(
-                "The link names {host}, an address of this machine. If clients reach it by another one, say so by --host, \
-                 or by `public` in the server's file.\n"
-            );
-        }
+        text += &note;
         if std::io::stdout().is_terminal() {
             text += &qr_code(&link.to_string());
         }

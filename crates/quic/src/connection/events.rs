@@ -53,6 +53,9 @@ pub enum LostReason {
     /// The TLS handshake failed, at this end or at the peer.
     #[error("{0}")]
     Tls(String),
+    /// The peer refused the certificate of this end in the TLS handshake, for this reason.
+    #[error("the peer refuses the certificate of this end: {0}")]
+    CertificateRefused(&'static str),
     /// A QUIC transport error.
     #[error("{0}")]
     Transport(String),
@@ -75,7 +78,10 @@ impl From<ConnectionError> for LostReason {
                 Self::Tls(if error.reason.is_empty() { error.to_string() } else { error.reason })
             }
             ConnectionError::ConnectionClosed(close) if is_tls(close.error_code) => {
-                Self::Tls(format!("the peer refused it: {}", close.error_code))
+                refusal_of_certificate(close.error_code.into()).map_or_else(
+                    || Self::Tls(format!("the peer refused it: {}", close.error_code)),
+                    Self::CertificateRefused,
+                )
             }
             other => Self::Transport(other.to_string()),
         }
@@ -87,7 +93,28 @@ fn is_tls(code: noq_proto::TransportErrorCode) -> bool {
     (0x100..0x200).contains(&u64::from(code))
 }
 
+/// Why the peer refuses the certificate of this end, by the TLS alert in a code (RFC 8446 §6.2).
+fn refusal_of_certificate(code: u64) -> Option<&'static str> {
+    match code & 0xff {
+        42 => Some("it is damaged, or not for clients"),
+        43 => Some("it is of an unsupported type"),
+        44 => Some("it was revoked"),
+        45 => Some("it has expired, or is not valid yet"),
+        46 => Some("it cannot be used"),
+        48 => Some("no CA that the peer trusts signed it"),
+        116 => Some("none was shown"),
+        _ => None,
+    }
+}
+
 impl Connection {
+    /// The peer's certificate (DER), which the handshake has verified; `None` before its end and without one.
+    pub fn peer_certificate(&mut self) -> Option<Vec<u8>> {
+        let identity = self.guarded(|inner| inner.crypto_session().peer_identity()).flatten()?;
+        let chain = identity.downcast::<Vec<rustls::pki_types::CertificateDer<'static>>>().ok()?;
+        chain.first().map(|leaf| leaf.to_vec())
+    }
+
     /// Translates all pending events of noq.
     pub(super) fn translate_all(&mut self, now: Instant) {
         while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use mpvpn_masque::{capsule::IpRange, connect::ProxyError};
+use mpvpn_masque::{capsule::IpRange, connect::ProxyError, connect_ip::RefusalDetail};
 use mpvpn_types::{CongestionControl, Duration};
 
 use super::UdpFlowEvent;
@@ -75,6 +75,17 @@ pub enum ClientError {
     /// The credentials were refused.
     #[error("the server refuses the token (HTTP status {0})")]
     Unauthorized(u16),
+    /// The client showed no token, and what it is known by, such as its certificate, gives no access.
+    #[error("the server refuses this client (HTTP status {status}){detail}")]
+    AccessDenied {
+        /// HTTP status.
+        status: u16,
+        /// Details from the server.
+        detail: RefusalDetail,
+    },
+    /// The server refused the certificate of this client in the TLS handshake.
+    #[error("the server refuses the certificate of this client: {0}")]
+    CertificateRefused(&'static str),
     /// The server has no CONNECT-IP at this path, or refuses this request.
     #[error("{0}")]
     Refused(String),

@@ -215,10 +215,12 @@ impl Client {
             self.reports.changes.push(ClientChange::ConnectFailed(handshake.link, reason.to_string()));
         }
         self.connector.reap(&mut self.endpoint, id);
-        if let LostReason::Tls(reason) = reason
-            && !self.was_up
-        {
-            self.fail(now, ClientError::Tls(reason));
+        match reason {
+            LostReason::Tls(reason) if !self.was_up => self.fail(now, ClientError::Tls(reason)),
+            LostReason::CertificateRefused(reason) => {
+                self.fail(now, ClientError::CertificateRefused(reason));
+            }
+            _ => {}
         }
         self.back_off_if_all_failed(now);
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use mpvpn_masque::{
     connect::{self, Authority, ProxyError},
+    connect_ip::RefusalDetail,
     h3,
     headers::Headers,
 };
@@ -223,16 +224,25 @@ impl Client {
                     self.reports.events.push_back(ClientEvent::RelayFailed(relay, failure));
                 }
             }
-            if let Some(status) = refused {
-                return self.unauthorized(now, status);
+            if let Some((status, detail)) = refused {
+                return self.unauthorized(now, status, detail);
             }
         }
     }
 
-    pub(super) fn unauthorized(&mut self, now: Instant, status: u16) {
+    pub(super) fn unauthorized(&mut self, now: Instant, status: u16, detail: RefusalDetail) {
         // With packets, CONNECT-IP has already proved the credentials.
         if self.config.mode == TunnelMode::RelaysOnly {
-            self.fail(now, ClientError::Unauthorized(status));
+            let error = self.refusal_of_credentials(status, detail);
+            self.fail(now, error);
+        }
+    }
+
+    /// The error for a response 401 or 407.
+    pub(super) fn refusal_of_credentials(&self, status: u16, detail: RefusalDetail) -> ClientError {
+        match self.authorization {
+            Some(_) => ClientError::Unauthorized(status),
+            None => ClientError::AccessDenied { status, detail },
         }
     }
 }
@@ -248,6 +258,8 @@ fn open_relay<'a>(
     in_use(session, endpoint).filter(|(session, _)| is_open && session.connection == relay.connection)
 }
 
-pub(super) fn refuses_credentials(headers: &Headers) -> Option<u16> {
-    headers.status().filter(|status| matches!(status, 401 | 407))
+/// The status and details of a response that refuses the credentials.
+pub(super) fn refuses_credentials(headers: &Headers) -> Option<(u16, RefusalDetail)> {
+    let status = headers.status().filter(|status| matches!(status, 401 | 407))?;
+    Some((status, RefusalDetail::of(headers)))
 }

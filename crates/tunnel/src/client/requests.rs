@@ -186,7 +186,9 @@ impl Client {
                 self.apply_extensions(now, TunnelMode::RelaysOnly, headers);
                 self.reassign();
             }
-            Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
+            Err(ResponseError::Unauthorized { status, detail }) => {
+                self.unauthorized(now, status, detail);
+            }
             Err(error) => {
                 tracing::debug!(%error, "the server does not support connect-mpvpn");
                 if let Some(connection) = self.endpoint.get(session.connection) {
@@ -228,10 +230,13 @@ impl Client {
             ResponseError::Busy { .. } | ResponseError::Refused { status: 500 | 502 | 504, .. } => {
                 self.on_tunnel_lost(now, error.to_string());
             }
-            ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
+            ResponseError::Unauthorized { status, detail } => {
+                let error = self.refusal_of_credentials(status, detail);
+                self.fail(now, error);
+            }
             ResponseError::NotOffered { .. } if self.authorization.is_none() => {
-                let advice =
-                    "a server that requires a token answers like this without one: set it with `--token`";
+                let advice = "a server that requires a token or a certificate answers like this without one: set it with `--token`, \
+                     or with `--cert` and `--key`";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
             ResponseError::NotOffered { .. } if self.config.flow_rules.mode == FlowMode::Auto => {

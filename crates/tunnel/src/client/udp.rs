@@ -156,8 +156,8 @@ impl Client {
                 Err(failure) => {
                     self.end_udp_flow(id, Ok(()));
                     self.on_udp_flow_event(now, id, UdpFlowEvent::Refused(failure));
-                    if let Some(status) = refuses_credentials(&headers) {
-                        self.unauthorized(now, status);
+                    if let Some((status, detail)) = refuses_credentials(&headers) {
+                        self.unauthorized(now, status, detail);
                     }
                     return;
                 }

@@ -14,13 +14,37 @@ use crate::{AddressSet, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpI
 /// A response of the web site: header section and content.
 pub type SiteResponse = (Headers, Bytes);
 
+/// Names a certificate of a client.
+pub type CertificateId = [u8; 32];
+
+/// A user whose credentials are right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthenticatedUser {
+    /// The name.
+    pub name: String,
+    /// The certificate that was the credential, if it was one.
+    pub certificate: Option<CertificateId>,
+}
+
+impl From<&str> for AuthenticatedUser {
+    /// A user without a certificate.
+    fn from(name: &str) -> Self {
+        Self { name: name.to_owned(), certificate: None }
+    }
+}
+
 /// Checks credentials.
 pub trait Authenticate: Send {
-    /// The name of the user with these credentials, the value of the `authorization` field.
+    /// The user with these credentials: the value of the `authorization` field, and the certificate (DER) that the TLS handshake
+    /// has verified.
     ///
     /// # Errors
     /// A sentence for the log if the credentials are missing or wrong.
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String>;
+    fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        certificate: Option<&[u8]>,
+    ) -> Result<AuthenticatedUser, String>;
 
     /// The limits of a user.
     fn limits(&self, user: &str) -> UserLimits {

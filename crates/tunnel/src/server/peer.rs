@@ -11,7 +11,10 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
-use super::{ServerEvent, capsules::RequestStream, limits::ConnectionLimits, report::ClosedConnection};
+use super::{
+    AuthenticatedUser, ServerEvent, capsules::RequestStream, limits::ConnectionLimits,
+    report::ClosedConnection,
+};
 use crate::{
     AddressSet, ClassProfile, ConnectionNumber, RelayId, SessionSecret,
     events::ClientTag,
@@ -43,8 +46,8 @@ pub(super) struct Peer {
     pub(super) relays: Relays,
     pub(super) udp: UdpFlows,
     pub(super) early: EarlyPayloads,
-    /// The last credentials that were checked, and their user.
-    pub(super) checked_credentials: Option<(String, String)>,
+    /// The last credentials that were accepted, and their user. The certificate of a connection stays the same.
+    pub(super) checked_credentials: Option<(Option<String>, AuthenticatedUser)>,
     /// The limits of its user; `None` if the user has none.
     pub(super) limits: Option<Box<ConnectionLimits>>,
 }

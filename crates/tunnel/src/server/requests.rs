@@ -86,7 +86,9 @@ impl Server {
             return true;
         }
         let shown = connect::credentials(headers);
-        (shown.is_none() || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
+        let shows_nothing = shown.is_none()
+            && self.endpoint.get(id).and_then(|connection| connection.peer_certificate()).is_none();
+        (shows_nothing || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
     }
 
     fn send_site_response(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
@@ -256,14 +258,17 @@ impl Server {
     ) -> Result<String, Rejection> {
         let peer = self.peers.get_mut(id);
         let known = peer.as_ref().and_then(|peer| peer.checked_credentials.as_ref());
-        if let Some((_, user)) = known.filter(|(shown, _)| Some(shown.as_str()) == credentials) {
-            return Ok(user.clone());
+        if let Some((_, user)) = known.filter(|(shown, _)| shown.as_deref() == credentials) {
+            return Ok(user.name.clone());
         }
-        let user = self.config.auth.authenticate(credentials).map_err(Rejection::unauthorized)?;
-        if let (Some(peer), Some(shown)) = (peer, credentials) {
-            peer.checked_credentials = Some((shown.to_owned(), user.clone()));
+        let certificate = self.endpoint.get(id).and_then(|connection| connection.peer_certificate());
+        let checked = self.config.auth.authenticate(credentials, certificate.as_deref());
+        let user = checked.map_err(Rejection::unauthorized)?;
+        let name = user.name.clone();
+        if let Some(peer) = peer {
+            peer.checked_credentials = Some((credentials.map(str::to_owned), user));
         }
-        Ok(user)
+        Ok(name)
     }
 
     /// Refuses a request of another user than the one of the connection: what a connection carries counts for one user, and ends

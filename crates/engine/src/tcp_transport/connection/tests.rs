@@ -2,7 +2,7 @@
 
 use std::{net::Ipv4Addr, sync::mpsc};
 
-use mpvpn_control::config::{AuthMode, ServerAddr};
+use mpvpn_control::config::{AuthMode, ServerAddr, Trust};
 use tokio::net::UdpSocket;
 
 use super::*;

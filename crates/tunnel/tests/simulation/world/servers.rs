@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
 use mpvpn_quic::{FlowControlWindows, ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig, TunnelMode, UserLimits};
+use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
 use super::{DNS, TOKEN, TOKEN_OF_BOB, TOKEN_THAT_PANICS};
@@ -36,10 +36,14 @@ pub(super) struct Users {
 }
 
 impl Authenticate for Users {
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
+    fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        _: Option<&[u8]>,
+    ) -> Result<AuthenticatedUser, String> {
         match authorization {
-            Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
-            Some(value) if value == format!("Bearer {TOKEN_OF_BOB}") => Ok("bob".to_owned()),
+            Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".into()),
+            Some(value) if value == format!("Bearer {TOKEN_OF_BOB}") => Ok("bob".into()),
             Some(value) if value == format!("Bearer {TOKEN_THAT_PANICS}") => panic!("the test wants it"),
             _ => Err("unknown token".to_owned()),
         }
