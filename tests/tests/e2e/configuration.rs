@@ -63,17 +63,6 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn unavailable_features_are_errors_and_not_in_the_help() {
-    let testbed = Testbed::new(&["100mbit"]);
-    check_rejected(&testbed, &["top"], &["not available in this version yet"]);
-    for side in ["client", "server"] {
-        let output = testbed.mpvpn(Host::Client, &[side, "--help"]);
-        let help = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && help.contains("--log-level"), "{help}");
-    }
-}
-
-#[test]
 fn a_link_that_does_not_exist_is_named() {
     let testbed = Testbed::new(&["100mbit"]);
     let client = testbed.start_client(&["--path", "wlan7"]);

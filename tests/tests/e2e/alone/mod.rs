@@ -7,5 +7,6 @@
 mod blocked_udp;
 mod bonding;
 mod hostile;
+mod limits;
 mod pipes;
 mod testbed;
