@@ -22,7 +22,7 @@ pub use client::{
     CONFIRM_SECONDS, ClientWishes, KILL_SWITCH_UNIT, plan_client, plan_confirmation, plan_rollback,
 };
 pub use instance::Instance;
-pub use machine::{Interface, Machine, PortHolder, Protocol, UnitState, comes_over_network};
+pub use machine::{Interface, Machine, UnitState, comes_over_network};
 pub use plan::{Action, Audience, Plan, Step};
 pub use record::{Record, Rollback};
 pub use removal::{KeptState, Removal, plan_removal};

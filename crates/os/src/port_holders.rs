@@ -10,6 +10,8 @@ use std::{
     path::Path,
 };
 
+use mpvpn_types::{PortHolder, PortProtocol};
+
 use crate::tunnel_net::tcp_sockets::address;
 
 /// The state TCP_LISTEN of linux/net/tcp_states.h.
@@ -17,32 +19,14 @@ const LISTEN: &str = "0A";
 /// The state of a UDP socket without a peer: TCP_CLOSE of linux/net/tcp_states.h.
 const UNCONNECTED: &str = "07";
 
-/// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Protocol {
-    /// UDP.
-    Udp,
-    /// TCP.
-    Tcp,
-}
-
-/// A socket that holds a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortHolder {
-    /// Its protocol.
-    pub protocol: Protocol,
-    /// Its address and port.
-    pub address: SocketAddr,
-    /// The name of its process (`comm`), if it is known.
-    pub program: Option<String>,
-    /// The systemd unit of its process, if it has one.
-    pub unit: Option<String>,
-}
-
 /// The sockets that hold `port`.
 pub fn holders_of(port: u16) -> Vec<PortHolder> {
-    let tables =
-        [("udp", Protocol::Udp), ("udp6", Protocol::Udp), ("tcp", Protocol::Tcp), ("tcp6", Protocol::Tcp)];
+    let tables = [
+        ("udp", PortProtocol::Udp),
+        ("udp6", PortProtocol::Udp),
+        ("tcp", PortProtocol::Tcp),
+        ("tcp6", PortProtocol::Tcp),
+    ];
     let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     let sockets: Vec<Socket> = tables
         .iter()
@@ -60,16 +44,16 @@ pub fn holders_of(port: u16) -> Vec<PortHolder> {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Socket {
-    protocol: Protocol,
+    protocol: PortProtocol,
     address: SocketAddr,
     inode: u64,
 }
 
 /// The sockets in a table of the kernel that wait for packets of any sender.
-fn sockets_of(table: &str, protocol: Protocol) -> Vec<Socket> {
+fn sockets_of(table: &str, protocol: PortProtocol) -> Vec<Socket> {
     let state = match protocol {
-        Protocol::Udp => UNCONNECTED,
-        Protocol::Tcp => LISTEN,
+        PortProtocol::Udp => UNCONNECTED,
+        PortProtocol::Tcp => LISTEN,
     };
     let parse = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -123,7 +107,7 @@ mod tests {
         let udp = std::net::UdpSocket::bind("[::1]:0").unwrap();
         let name = fs::read_to_string("/proc/self/comm").unwrap();
         for (protocol, address) in
-            [(Protocol::Tcp, tcp.local_addr().unwrap()), (Protocol::Udp, udp.local_addr().unwrap())]
+            [(PortProtocol::Tcp, tcp.local_addr().unwrap()), (PortProtocol::Udp, udp.local_addr().unwrap())]
         {
             let holders = holders_of(address.port());
             let holder = holders.iter().find(|holder| holder.protocol == protocol);
@@ -131,7 +115,7 @@ mod tests {
             assert_eq!((holder.address, holder.program.as_deref()), (address, Some(name.trim())));
         }
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        assert!(holders_of(free).iter().all(|holder| holder.protocol == Protocol::Udp));
+        assert!(holders_of(free).iter().all(|holder| holder.protocol == PortProtocol::Udp));
     }
 
     #[test]
@@ -139,7 +123,7 @@ mod tests {
         let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
         let line = |state: &str| format!("   0: 00000000:01BB 00000000:0000 {state} 0:0 00:0 0 0 0 4711 1\n");
         let table = format!("{head}{}{}", line("0A"), line("01"));
-        let found = sockets_of(&table, Protocol::Tcp);
+        let found = sockets_of(&table, PortProtocol::Tcp);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((found[0].inode, found[0].address.port()), (4711, 443));
     }
@@ -153,7 +137,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "\\PC*") {
-            let _ = sockets_of(&format!("\n{text}"), Protocol::Udp);
+            let _ = sockets_of(&format!("\n{text}"), PortProtocol::Udp);
             let _ = unit_in(&text);
             let _ = socket_inode(Path::new(&text));
         }

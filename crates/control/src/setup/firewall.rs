@@ -10,6 +10,7 @@ mod iptables;
 mod nft;
 mod ufw;
 
+use mpvpn_types::PortProtocol;
 use serde_json::Value;
 
 pub use firewalld::Firewalld;
@@ -17,7 +18,6 @@ pub use nft::{NftRule, handle_of};
 
 use super::{
     Instance,
-    machine::Protocol,
     plan::{Action, Step},
 };
 
@@ -43,7 +43,7 @@ pub struct Firewall {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Openings {
     /// Ports at which clients reach the server.
-    pub ports: Vec<(Protocol, u16)>,
+    pub ports: Vec<(PortProtocol, u16)>,
     /// The TUN device; `None` if nothing has to pass.
     pub device: Option<String>,
     /// Whether clients ask the server for names, at its addresses in the tunnel.
@@ -56,9 +56,9 @@ pub struct Openings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
     /// Packets to a port of this machine.
-    Port(Protocol, u16),
+    Port(PortProtocol, u16),
     /// Queries for names that arrive by a device.
-    Resolver(Protocol, String),
+    Resolver(PortProtocol, String),
     /// Packets from a device to other hosts.
     From(String),
     /// Packets of other hosts to a device that answer.
@@ -93,7 +93,8 @@ impl Openings {
         if let Some(device) = &self.device {
             if self.resolver {
                 rules.extend(
-                    [Protocol::Udp, Protocol::Tcp].map(|protocol| Rule::Resolver(protocol, device.clone())),
+                    [PortProtocol::Udp, PortProtocol::Tcp]
+                        .map(|protocol| Rule::Resolver(protocol, device.clone())),
                 );
             }
             rules.push(Rule::From(device.clone()));
@@ -195,7 +196,7 @@ mod tests {
 
     pub(super) fn openings() -> Openings {
         Openings {
-            ports: vec![(Protocol::Udp, 443), (Protocol::Tcp, 443)],
+            ports: vec![(PortProtocol::Udp, 443), (PortProtocol::Tcp, 443)],
             device: Some("mpvpn0".into()),
             resolver: true,
             inbound: false,

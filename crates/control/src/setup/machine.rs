@@ -1,8 +1,9 @@
 //! What a machine has, as far as it matters for setup.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
+use mpvpn_types::PortHolder;
 
 use super::{
     Instance,
@@ -172,45 +173,6 @@ impl UnitState {
             active: matches!(value("ActiveState"), "active" | "activating" | "reloading"),
         }
     }
-}
-
-/// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// UDP.
-    Udp,
-    /// TCP.
-    Tcp,
-}
-
-impl Protocol {
-    /// As firewalls write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-        }
-    }
-
-    pub(super) fn in_capitals(self) -> &'static str {
-        match self {
-            Self::Udp => "UDP",
-            Self::Tcp => "TCP",
-        }
-    }
-}
-
-/// A socket at the port of the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortHolder {
-    /// Its protocol.
-    pub protocol: Protocol,
-    /// Its address and port.
-    pub address: SocketAddr,
-    /// The name of its process, if it is known.
-    pub program: Option<String>,
-    /// The systemd unit of its process.
-    pub unit: Option<String>,
 }
 
 /// Whether one of these processes, by their names, serves a session over the network.

@@ -7,12 +7,13 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use mpvpn_packet::public::is_public;
+use mpvpn_types::{PortHolder, PortProtocol};
 use toml_edit::{Array, DocumentMut, TomlError, value};
 
 use super::{
     Instance,
     firewall::{Firewall, Openings},
-    machine::{Machine, PortHolder, Protocol},
+    machine::Machine,
     plan::{Action, Audience, Plan, Step},
     subnet::{free_subnet, overlap, private_subnet6},
 };
@@ -126,8 +127,8 @@ pub fn passing_firewall_steps(firewall: &Firewall, config: &ServerConfig, instan
 fn openings(config: &ServerConfig) -> Openings {
     let mut ports = Vec::new();
     for address in config.listen.iter().filter(|address| !address.ip().is_loopback()) {
-        let tcp = (config.tcp == Tcp::On).then_some(Protocol::Tcp);
-        for protocol in [Some(Protocol::Udp), tcp].into_iter().flatten() {
+        let tcp = (config.tcp == Tcp::On).then_some(PortProtocol::Tcp);
+        for protocol in [Some(PortProtocol::Udp), tcp].into_iter().flatten() {
             if !ports.contains(&(protocol, address.port())) {
                 ports.push((protocol, address.port()));
             }
@@ -230,7 +231,7 @@ fn check_port(
     instance: &Instance,
     plan: &mut Plan,
 ) -> Result<()> {
-    let is_wanted = |holder: &&PortHolder| holder.protocol == Protocol::Udp || config.tcp == Tcp::On;
+    let is_wanted = |holder: &&PortHolder| holder.protocol == PortProtocol::Udp || config.tcp == Tcp::On;
     let unit = format!("{}.service", instance.unit());
     // Where no service runs it, somebody started it by hand, as setup said.
     let is_own = |holder: &PortHolder| match machine.has_service() {
@@ -253,7 +254,7 @@ fn check_port(
         _ if program == "mpvpn" => {
             format!("end that process, or take another port: `{setup} --port {other_port}`")
         }
-        Protocol::Tcp if port == DEFAULT_PORT => format!(
+        PortProtocol::Tcp if port == DEFAULT_PORT => format!(
             "take another port: `{setup} --port {other_port}`; or let mpvpn have this one and show visitors the site of {program}: \
              make {program} listen at 127.0.0.1:8080 without TLS, and run `{setup} --site http://127.0.0.1:8080`"
         ),
@@ -445,7 +446,7 @@ mod tests {
         machine.random = [7; 16];
         machine.networks.push(("mpvpn0".into(), "10.67.9.0/24".parse().unwrap()));
         let holder = PortHolder {
-            protocol: Protocol::Udp,
+            protocol: PortProtocol::Udp,
             address: "0.0.0.0:443".parse().unwrap(),
             program: Some("mpvpn".into()),
             unit: Some("mpvpn-server.service".into()),
@@ -508,20 +509,20 @@ mod tests {
             assert!(!error.is_usage());
             format!("{error}: {}", error.next_step())
         };
-        let text = refused(holder(Protocol::Tcp, "nginx", Some("nginx.service")));
+        let text = refused(holder(PortProtocol::Tcp, "nginx", Some("nginx.service")));
         for part in ["nginx (nginx.service) has TCP port 443", "--port 4433", "--site http://127.0.0.1:8080"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = refused(holder(Protocol::Udp, "mpvpn", None));
+        let text = refused(holder(PortProtocol::Udp, "mpvpn", None));
         assert!(text.contains("mpvpn has UDP port 443: end that process"), "{text}");
         // At a loopback address it is in nobody's way.
-        let mut far = holder(Protocol::Tcp, "nginx", None);
+        let mut far = holder(PortProtocol::Tcp, "nginx", None);
         far.address = "127.0.0.1:443".parse().unwrap();
         assert!(plan_server(&Machine { port_holders: vec![far], ..vps() }, &wishes()).is_ok());
         // Without TCP only UDP matters.
         let machine = Machine {
-            port_holders: vec![holder(Protocol::Tcp, "nginx", None)],
+            port_holders: vec![holder(PortProtocol::Tcp, "nginx", None)],
             file: Some("tcp = \"off\"\n".into()),
             ..vps()
         };
@@ -602,12 +603,12 @@ mod tests {
     fn what_has_to_pass_follows_the_configuration() {
         let openings_of = |text: &str| openings(&ServerConfig::parse(text, "f".as_ref()).unwrap());
         let usual = openings_of("");
-        assert_eq!(usual.ports, [(Protocol::Udp, 443), (Protocol::Tcp, 443)]);
+        assert_eq!(usual.ports, [(PortProtocol::Udp, 443), (PortProtocol::Tcp, 443)]);
         assert!(usual.resolver && !usual.inbound);
         let other = openings_of(
             "listen = [\"0.0.0.0:4433\", \"[::]:4433\"]\ntcp = \"off\"\ndns = \"off\"\nnat = \"off\"\n",
         );
-        assert_eq!(other.ports, [(Protocol::Udp, 4433)]);
+        assert_eq!(other.ports, [(PortProtocol::Udp, 4433)]);
         assert!(!other.resolver && other.inbound);
         assert_eq!(openings_of("relay-only = true\n").device, None);
     }

@@ -14,7 +14,7 @@ use mpvpn_control::{
     config::{ClientConfig, STATE_DIR, ServerConfig, TUN_NAME},
     credentials::{guess_address, state_files, users_file},
     setup::{
-        Instance, Interface, KILL_SWITCH_UNIT, Machine, PortHolder, Protocol, UnitState, comes_over_network,
+        Instance, Interface, KILL_SWITCH_UNIT, Machine, UnitState, comes_over_network,
         firewall::{Firewall, Firewalld},
     },
     status::Role,
@@ -22,7 +22,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{
     netlink::{Netlink, RouteKind},
-    port_holders::{self, holders_of},
+    port_holders::holders_of,
     program::{self, Ended},
 };
 use serde_json::Value;
@@ -93,7 +93,7 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
         kill_switch_unit: unit_state(KILL_SWITCH_UNIT),
         networks: networks(&mut netlink)?,
         source: guess_address(&[]),
-        port_holders: holders_of(port).into_iter().map(holder).collect(),
+        port_holders: holders_of(port),
         firewall: firewall(&instance.tag(), &interfaces),
         interfaces,
         drop_in: fs::read_to_string(instance.drop_in()).ok(),
@@ -106,15 +106,6 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
         program: std::env::current_exe()
             .map_or_else(|_| "mpvpn".to_owned(), |path| path.display().to_string()),
     })
-}
-
-fn holder(found: port_holders::PortHolder) -> PortHolder {
-    let port_holders::PortHolder { protocol, address, program, unit } = found;
-    let protocol = match protocol {
-        port_holders::Protocol::Udp => Protocol::Udp,
-        port_holders::Protocol::Tcp => Protocol::Tcp,
-    };
-    PortHolder { protocol, address, program, unit }
 }
 
 fn ask(name: &str, args: &[&str]) -> Ended {

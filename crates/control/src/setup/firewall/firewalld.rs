@@ -271,7 +271,7 @@ mod tests {
             Some("443/udp 443/tcp"),
         );
         let mut openings = openings();
-        openings.ports = vec![(crate::setup::Protocol::Udp, 4433)];
+        openings.ports = vec![(mpvpn_types::PortProtocol::Udp, 4433)];
         assert_eq!(
             texts(&firewalld.changes("mpvpn-server", &openings)),
             [

@@ -6,13 +6,11 @@
 
 use std::fmt;
 
+use mpvpn_types::PortProtocol;
 use serde_json::{Value, json};
 
 use super::{DNS_PORT, NOT_NEEDED, Rule};
-use crate::setup::{
-    machine::Protocol,
-    plan::{Action, Step},
-};
+use crate::setup::plan::{Action, Step};
 
 /// How many jumps are followed at the end of a chain. Chosen: deeper nests are not made by hand.
 const MAX_JUMPS: usize = 4;
@@ -152,7 +150,7 @@ pub fn handle_of(ruleset: &Value, rule: &NftRule) -> Option<u64> {
 impl NftRule {
     fn new(chain: &Chain, tag: &str, rule: &Rule) -> Self {
         let equal = |left: Value, right: Value| json!({"match": {"op": "==", "left": left, "right": right}});
-        let port = |protocol: &Protocol, port: u16| {
+        let port = |protocol: &PortProtocol, port: u16| {
             equal(json!({"payload": {"protocol": protocol.as_str(), "field": "dport"}}), json!(port))
         };
         let interface = |key: &str, device: &str| equal(json!({"meta": {"key": key}}), json!(device));

@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn another_port_replaces_the_one_before() {
-        let rules = [Rule::Port(crate::setup::Protocol::Udp, 4433)];
+        let rules = [Rule::Port(mpvpn_types::PortProtocol::Udp, 4433)];
         let steps = texts(&changes("ufw allow 443/udp comment 'mpvpn-server'\n", "mpvpn-server", &rules));
         assert_eq!(steps, ["ufw delete allow 443/udp", "ufw allow 4433/udp comment mpvpn-server"]);
     }
