@@ -5,8 +5,10 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr},
 };
+
+use mpvpn_packet::public::is_public;
 
 /// Length from which a word with a digit counts as a key (characters): tokens, pins and hashes are longer, names shorter.
 const MIN_KEY_LEN: usize = 32;
@@ -125,32 +127,12 @@ fn is_mac(text: &str) -> bool {
 /// Whether the address says who or where somebody is: a public one, or one made from a hardware address (RFC 4291,
 /// appendix A).
 fn is_identifying(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(address) => is_public_v4(address),
-            None => is_public_v6(address) || is_from_mac(address),
-        },
-    }
-}
-
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, ..] = address.octets();
-    let is_shared = a == 100 && (64..128).contains(&b);
-    !(address.is_private()
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_documentation()
-        || address.is_multicast()
-        || address.is_broadcast()
-        || is_shared
-        || a == 0)
-}
-
-/// Global unicast but for the prefix of documentation.
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let [a, b, ..] = address.segments();
-    (a & 0xe000) == 0x2000 && (a, b) != (0x2001, 0x0db8)
+    let is_for_documentation = match address.to_canonical() {
+        IpAddr::V4(address) => address.is_documentation(),
+        IpAddr::V6(address) => address.segments().starts_with(&[0x2001, 0xdb8]),
+    };
+    let is_from_mac = matches!(address, IpAddr::V6(address) if is_from_mac(address));
+    is_from_mac || is_public(address) && !is_for_documentation
 }
 
 fn is_from_mac(address: Ipv6Addr) -> bool {
@@ -173,7 +155,8 @@ mod tests {
             ("9.9.9.9:443, 9.9.9.9/24, 8.8.8.8.", "[address 1]:443, [address 1]/24, [address 2]."),
             ("[2a00:1450::8a]:443 fd00::2/64 ::1", "[[address 1]]:443 fd00::2/64 ::1"),
             ("eth0:9.9.9.9: up", "eth0:[address 1]: up"),
-            ("::ffff:9.9.9.9", "[address 1]"),
+            ("::ffff:9.9.9.9 64:ff9b::909:909 64:ff9b::a00:2", "[address 1] [address 2] 64:ff9b::a00:2"),
+            ("2001:db8::1 ::ffff:192.0.2.1", "2001:db8::1 ::ffff:192.0.2.1"),
             ("fe80::5054:ff:fe12:3456 dev eth0", "[address 1] dev eth0"),
             (
                 "link/ether 52:54:00:12:34:56 brd ff:ff:ff:ff:ff:ff",
