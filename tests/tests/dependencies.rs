@@ -1,6 +1,6 @@
 //! Checks the rules of `deny.toml` offline for all crates of a Linux build: licences, sources, one version per crate.
 //! `cargo deny` checks more, but has to be installed. Also checks that `docs/design/dependencies.md` lists all direct
-//! dependencies of the manifests with the packages that use them, and looks for advisories about quinn, of which the QUIC
+//! dependencies of the manifests with the packages that use them, that those of the dashboard's page are pinned, and looks for advisories about quinn, of which the QUIC
 //! library is a fork.
 
 use std::{
@@ -86,6 +86,45 @@ fn every_direct_dependency_is_named_in_the_code_of_its_package() {
         );
     }
     assert!(unused.is_empty(), "in a Cargo.toml, and in no source file beside it: {unused:?}");
+}
+
+#[test]
+fn packages_of_the_page_are_pinned_documented_and_from_the_registry() {
+    let manifest = json("web/package.json");
+    let lock = json("web/package-lock.json");
+    let page = std::fs::read_to_string(root().join(DOCUMENT)).expect("the page can be read");
+    let allowed: BTreeSet<String> = strings(&rules()["licenses"]["allow"]).collect();
+    let mut wrong = Vec::new();
+    for (kind, dependencies) in ["dependencies", "devDependencies"].map(|kind| (kind, &manifest[kind])) {
+        for (name, version) in dependencies.as_object().expect("a table of packages") {
+            if !version
+                .as_str()
+                .is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
+            {
+                wrong.push(format!("{name} {version} in {kind}: not one exact version"));
+            }
+            if !page.lines().any(|line| line.starts_with(&format!("| [{name}]"))) {
+                wrong.push(format!("{name} in {kind}: not in {DOCUMENT}"));
+            }
+        }
+    }
+    let packages = lock["packages"].as_object().expect("the lock file lists packages");
+    for (folder, package) in packages.iter().filter(|(folder, _)| !folder.is_empty()) {
+        // Only packages of the registry have a hash and no address.
+        if package["integrity"].as_str().is_none() || package.get("resolved").is_some() {
+            wrong.push(format!("{folder}: not from the registry, or without a hash"));
+        }
+        // What is not only for building and testing is in the page.
+        let licence = package["license"].as_str().unwrap_or_default();
+        if package["dev"].as_bool() != Some(true) && !licence_is_allowed(licence, &allowed) {
+            wrong.push(format!("{folder}: the licence {licence:?}"));
+        }
+    }
+    assert!(
+        packages.len() > 5 && wrong.is_empty(),
+        "web/package.json and its lock file:\n  {}",
+        wrong.join("\n  ")
+    );
 }
 
 #[test]
@@ -203,6 +242,12 @@ fn table(file: &str) -> toml::Table {
     let path = root().join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn json(file: &str) -> serde_json::Value {
+    let path = root().join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn rules() -> toml::Table {
