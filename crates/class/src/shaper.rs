@@ -140,6 +140,10 @@ struct ClassState {
     /// Bytes that its `max` still allows.
     max_tokens: f64,
     backlogged: bool,
+    /// Since when; the last change of `backlogged`.
+    backlog_changed: Option<Instant>,
+    /// For how long the class was backlogged before that.
+    backlog_time: Duration,
     /// When the class asked last.
     last_polled: Option<Instant>,
     /// When the class sent anything last, with the resolution of the shaper's updates.
@@ -147,6 +151,15 @@ struct ClassState {
 }
 
 impl ClassState {
+    /// For how long the class has been backlogged since `backlog_changed`. A connection that has ended asks no more.
+    fn current_backlog_time(&self, now: Instant) -> Duration {
+        let (Some(since), Some(asked)) = (self.backlog_changed.filter(|_| self.backlogged), self.last_polled)
+        else {
+            return Duration::ZERO;
+        };
+        now.min(asked + DEMAND_TIMEOUT).saturating_duration_since(since)
+    }
+
     /// Tokens that the class keeps while idle, on a link with `link` bytes/s.
     fn idle_reserve(&self, link: f64) -> f64 {
         (link * IDLE_RESERVE_SECONDS).max(if self.share.first {
@@ -308,7 +321,9 @@ impl Shaper {
         if self.classes[index(class)].backlogged == backlogged {
             return;
         }
-        self.classes[index(class)].backlogged = backlogged;
+        let own = &mut self.classes[index(class)];
+        own.backlog_time += own.current_backlog_time(now);
+        (own.backlogged, own.backlog_changed) = (backlogged, Some(now));
         self.advance(now);
         report::backlogged(self.link, class, backlogged, self.classes[index(class)].tokens, self.pool);
         let link = self.capacity.estimate().unwrap_or_default();
@@ -319,6 +334,12 @@ impl Shaper {
             self.pool += surplus;
             self.advance(now);
         }
+    }
+
+    /// For how long a class has had more data than it could send, in all.
+    pub fn backlog_time(&self, now: Instant, class: ClassId) -> Duration {
+        let own = &self.classes[index(class)];
+        own.backlog_time + own.current_backlog_time(now)
     }
 
     /// When the class should ask again; `None` if it may send now.

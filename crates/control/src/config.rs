@@ -170,6 +170,8 @@ pub struct ServerConfig {
     pub api_socket: PathBuf,
     /// TCP address at which metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// Number of users that have metrics of their own.
+    pub metrics_users: u32,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
@@ -353,6 +355,7 @@ impl ServerConfig {
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
+            metrics_users: options.metrics_users.unwrap_or(0),
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
             reload: options.reload.unwrap_or_default(),

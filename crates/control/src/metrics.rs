@@ -1,21 +1,25 @@
 //! Metrics for Prometheus: `GET /metrics` over HTTP on a TCP address, in the text format.
 //!
 //! In: the [`Status`](crate::status::Status) at the time of each request. Out: text. Always holds: requests only read; the
-//! number of series depends on the classes, links and paths of this machine, not on the clients of a server.
+//! number of series depends on the classes, links and paths of this machine, and on the number of users that have series,
+//! not on the clients of a server.
 
 mod table;
 mod text;
+mod users;
 
 use std::{
     net::{SocketAddr, TcpListener},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use hyper::{Method, Request, StatusCode, body::Incoming, header};
 
 pub(crate) use table::{Kind, Metric, SingleMetric, ToSample, metrics};
 pub(crate) use text::SINGLE_METRICS;
-pub use text::exposition;
+pub(crate) use text::exposition;
+pub(crate) use users::UserFigures;
+use users::UserSeries;
 
 use crate::{
     Error, Result,
@@ -30,18 +34,19 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    users: UserSeries,
 }
 
 impl Server {
-    /// Listens at a TCP address.
+    /// Listens at a TCP address. At most `users` users have series of their own.
     ///
     /// # Errors
     /// If the kernel refuses the address.
-    pub fn bind(address: SocketAddr) -> Result<Self> {
+    pub fn bind(address: SocketAddr, users: u32) -> Result<Self> {
         let failed = |source| Error::MetricsAddress { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener })
+        Ok(Self { listener, users: UserSeries::new(users) })
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
@@ -52,16 +57,21 @@ impl Server {
             source,
         };
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(failed)?;
+        let users = Arc::new(Mutex::new(self.users));
         let answer = move |request| {
-            let source = Arc::clone(&source);
-            async move { answer(&request, &source).await }
+            let (source, users) = (Arc::clone(&source), Arc::clone(&users));
+            async move { answer(&request, &source, &users).await }
         };
         http::serve("metrics", async || Ok(listener.accept().await?.0), answer).await;
         Ok(())
     }
 }
 
-async fn answer(request: &Request<Incoming>, source: &RequestHandler) -> HttpResponse {
+async fn answer(
+    request: &Request<Incoming>,
+    source: &RequestHandler,
+    users: &Mutex<UserSeries>,
+) -> HttpResponse {
     if request.uri().path() != "/metrics" {
         return plain(StatusCode::NOT_FOUND, "there is only /metrics here\n".to_owned());
     }
@@ -69,7 +79,11 @@ async fn answer(request: &Request<Incoming>, source: &RequestHandler) -> HttpRes
         return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET works here\n".to_owned());
     }
     match ask_data_plane(source, ControlRequest::Status).await {
-        Some(status) => plain(StatusCode::OK, exposition(&status)),
+        Some(status) => {
+            // No code panics while it holds the lock.
+            let users = users.lock().unwrap_or_else(PoisonError::into_inner).update(&status.users);
+            plain(StatusCode::OK, exposition(&status, &users))
+        }
         None => plain(
             StatusCode::SERVICE_UNAVAILABLE,
             "the data plane did not answer within 2 s: ask again\n".to_owned(),
@@ -95,16 +109,16 @@ mod tests {
     fn an_address_that_is_taken_is_told_with_a_way_out() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        let error = Server::bind(address).unwrap_err();
+        let error = Server::bind(address, 0).unwrap_err();
         assert!(error.to_string().starts_with(&format!("cannot offer metrics at {address}: ")), "{error}");
         assert!(error.next_step().contains(&format!("`ss -ltnp sport = :{}`", address.port())));
-        let error = Server::bind("192.0.2.77:9464".parse().unwrap()).unwrap_err();
+        let error = Server::bind("192.0.2.77:9464".parse().unwrap(), 0).unwrap_err();
         assert!(error.next_step().starts_with("give an address of this machine"), "{error}");
     }
 
     #[test]
     fn metrics_are_there_to_be_read_and_nothing_else() {
-        let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), 0).unwrap();
         let address = server.listener.local_addr().unwrap();
         let source: RequestHandler = Arc::new(|question| {
             if let ControlRequest::Status(reply) = question {

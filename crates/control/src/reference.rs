@@ -91,6 +91,7 @@ pub fn all_metrics() -> Vec<Metric> {
         .chain(per_item(Class::METRICS, &["class"]))
         .chain(per_item(Link::METRICS, &["link"]))
         .chain(per_item(Path::METRICS, &["class", "link", "path"]))
+        .chain(per_item(metrics::UserFigures::METRICS, &["user"]))
         .collect()
 }
 

@@ -6,6 +6,8 @@
 
 mod flows;
 mod render;
+mod resequencing;
+mod server;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,6 +24,8 @@ use crate::{
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub(crate) use render::{Table, fit, section, used_of};
 pub use render::{format_bytes, format_duration, format_rate, render, render_flows, render_links};
+pub use resequencing::{FecStats, PathFec, Resequencing};
+pub use server::{Handshakes, RefusedRequests};
 
 /// The status of one process: the answer of `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -70,6 +74,12 @@ pub struct Status {
     /// Sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// QUIC handshakes since the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handshakes: Option<Handshakes>,
+    /// Requests that a server refused since the start, by HTTP status; left out if there were none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedRequests>,
     /// Users of a server, those who are not connected, too; empty at a server without authentication.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<User>,
@@ -179,6 +189,12 @@ pub struct User {
     /// Bytes that the user has carried in this month; left out if there is no quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_used_bytes: Option<u64>,
+    /// Bytes of IP packets sent to the user's clients since the server started.
+    #[serde(default)]
+    pub tx_bytes: u64,
+    /// Bytes of IP packets received from the user's clients since the server started.
+    #[serde(default)]
+    pub rx_bytes: u64,
 }
 
 /// The session of a client.
@@ -214,6 +230,9 @@ pub struct Class {
     /// Time that packets wait here before they are sent, in ms; with several connections, of the one with the longest.
     #[serde(serialize_with = "finite")]
     pub queue_ms: f64,
+    /// Bytes of packets that wait here before they are sent; left out if none wait.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub queue_bytes: u64,
     /// Packets dropped because the queue was full.
     pub drops: u64,
     /// Rate sent, in bit/s of IP packets, measured over about a second; left out where unknown.
@@ -260,6 +279,7 @@ impl Class {
         "class_rtt_seconds" Gauge class.rtt_ms.map(seconds), "Smoothed round-trip time of the path with the lowest one that carries data.";
         "class_loss_ratio" Gauge class.loss_pct.map(ratio), "Loss of what this end sent in the last 10 s.";
         "class_queue_seconds" Gauge seconds(class.queue_ms), "Time that packets wait before they are sent.";
+        "class_queue_bytes" Gauge class.queue_bytes, "Bytes of packets that wait before they are sent.";
         "class_dropped_packets_total" Counter class.drops, "Packets dropped because the queue was full.";
         "class_numbered_packets_total" Counter class.resequencing.map(|counters| counters.numbered), "Packets sent with a number.";
         "class_resent_packets_total" Counter class.resequencing.map(|counters| counters.resent),
@@ -272,6 +292,10 @@ impl Class {
         "class_duplicate_packets_total" Counter class.resequencing.map(|counters| counters.duplicates),
             "Packets received a second time, and dropped.";
         "class_given_up_packets_total" Counter class.resequencing.map(|counters| counters.given_up), "Packets that the receiver waited for and gave up.";
+        "class_reorder_waiting_packets" Gauge class.resequencing.map(|counters| counters.waiting),
+            "Packets received early that wait now for those before them.";
+        "class_reorder_wait_seconds_total" Counter class.resequencing.map(|counters| seconds(counters.wait_ms as f64)),
+            "Time that packets received early have waited for those before them, summed up over all packets.";
         "class_fec_ratio" Gauge class.fec().map(|fec| ratio(fec.percent.into())),
             "Repair packets sent now per packet, on the path with the most.";
         "class_fec_protected_packets_total" Counter class.fec().map(|fec| fec.protected),
@@ -312,6 +336,7 @@ impl Class {
         self.add_cc(&other.cc);
         self.tx_bytes += other.tx_bytes;
         self.rx_bytes += other.rx_bytes;
+        self.queue_bytes += other.queue_bytes;
         self.drops += other.drops;
         self.queue_ms = self.queue_ms.max(other.queue_ms);
         let either = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
@@ -464,6 +489,10 @@ pub struct Path {
     /// classes shared the link; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_rate_bps: Option<u64>,
+    /// Time for which the class had more data than could leave over the link, on all pipes of the link together, summed up,
+    /// in ms; left out without a shaper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backlog_ms: Option<u64>,
     /// Bytes of UDP payload sent.
     pub tx_bytes: u64,
     /// Bytes of UDP payload received.
@@ -476,6 +505,9 @@ pub struct Path {
     pub lost_packets: u64,
     /// Largest UDP payload that the path carries, in bytes.
     pub mtu: u16,
+    /// Forward error correction of what this end sends on the path; left out if it was never used there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fec: Option<PathFec>,
 }
 
 impl Path {
@@ -492,12 +524,23 @@ impl Path {
             "Estimated delivery rate of what this end sends.";
         "path_link_bytes_per_second" Gauge path.link_rate_bps.map(bytes),
             "Rate that all classes together may send over the link.";
+        "path_backlog_seconds_total" Counter path.backlog_ms.map(|ms| seconds(ms as f64)),
+            "Time for which the class had more data than could leave over the link, on all its paths together.";
         "path_mtu_bytes" Gauge u64::from(path.mtu), "Largest UDP payload that the path carries.";
         "path_transmit_bytes_total" Counter path.tx_bytes, "Bytes of UDP payload sent.";
         "path_receive_bytes_total" Counter path.rx_bytes, "Bytes of UDP payload received.";
         "path_transmit_packets_total" Counter path.tx_packets, "UDP datagrams sent.";
         "path_receive_packets_total" Counter path.rx_packets, "UDP datagrams received.";
         "path_lost_packets_total" Counter path.lost_packets, "QUIC packets declared lost.";
+        "path_fec_ratio" Gauge path.fec.map(|fec| ratio(fec.percent.into())), "Repair packets sent now per packet.";
+        "path_fec_protected_packets_total" Counter path.fec.map(|fec| fec.protected),
+            "Packets sent in groups that have repair packets.";
+        "path_fec_repair_packets_total" Counter path.fec.map(|fec| fec.sent), "Repair packets sent.";
+        "path_fec_repair_bytes_total" Counter path.fec.map(|fec| fec.sent_bytes), "Bytes of repair packets sent.";
+        "path_fec_made_good_packets_total" Counter path.fec.map(|fec| fec.made_good),
+            "Packets that this end sent and that were lost, which the far end restored.";
+        "path_fec_wasted_packets_total" Counter path.fec.map(|fec| fec.wasted),
+            "Repair packets that arrived at the far end and were not needed.";
     };
 }
 
@@ -527,90 +570,6 @@ pub struct Flows {
     pub udp: u64,
 }
 
-/// Numbered packets. Packets are numbered where flows use several paths or packets are lost: the receiver restores the
-/// order, the sender retransmits lost packets. Counted since the session began or was resumed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Resequencing {
-    /// Whether this end numbers its packets now.
-    pub on: bool,
-    /// Packets sent with a number.
-    pub numbered: u64,
-    /// Packets retransmitted because they were lost.
-    pub resent: u64,
-    /// Additional copies of packets sent (scheduler `redundant`, or `copies` of a class).
-    pub copies: u64,
-    /// Packets received early, held and then delivered in order.
-    pub restored: u64,
-    /// Packets received after the receiver had given them up, and delivered out of order.
-    pub late: u64,
-    /// Packets received a second time, and dropped.
-    pub duplicates: u64,
-    /// Packets that the receiver waited for and gave up.
-    pub given_up: u64,
-    /// Forward error correction; left out if it was never used.
-    #[serde(default, skip_serializing_if = "FecStats::is_none")]
-    pub fec: FecStats,
-}
-
-/// Forward error correction: repair packets for groups of packets (`fec` of a class).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct FecStats {
-    /// Repair packets sent now per 100 packets, on the path with the most.
-    pub percent: u8,
-    /// Packets sent in groups that have repair packets.
-    pub protected: u64,
-    /// Repair packets sent.
-    pub sent: u64,
-    /// Bytes of repair packets sent.
-    pub sent_bytes: u64,
-    /// Packets sent by this end and lost, which the far end restored, so that they were not retransmitted.
-    pub made_good: u64,
-    /// Packets lost on the way to this end and restored.
-    pub recovered: u64,
-    /// Repair packets received and not needed.
-    pub wasted: u64,
-    /// Groups that lost more than could be restored; their lost packets were retransmitted.
-    pub unrecoverable: u64,
-}
-
-impl FecStats {
-    fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn add(&mut self, other: Self) {
-        self.percent = self.percent.max(other.percent);
-        self.protected += other.protected;
-        self.sent += other.sent;
-        self.sent_bytes += other.sent_bytes;
-        self.made_good += other.made_good;
-        self.recovered += other.recovered;
-        self.wasted += other.wasted;
-        self.unrecoverable += other.unrecoverable;
-    }
-}
-
-impl Resequencing {
-    /// The counters of a connection that has ended.
-    pub fn as_over(self) -> Self {
-        Self { on: false, fec: FecStats { percent: 0, ..self.fec }, ..self }
-    }
-
-    /// Adds the counters of another connection of the same session.
-    pub fn add(&mut self, other: Self) {
-        self.on |= other.on;
-        self.numbered += other.numbered;
-        self.resent += other.resent;
-        self.copies += other.copies;
-        self.restored += other.restored;
-        self.late += other.late;
-        self.duplicates += other.duplicates;
-        self.given_up += other.given_up;
-        self.fec.add(other.fec);
-    }
-}
-
 /// One session of a client at a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Client {
@@ -637,6 +596,10 @@ pub struct Client {
 }
 
 word_schemas!(Role, State, KillSwitchState, LinkState, PathState, UserState);
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
 
 /// Converts bit/s to bytes/s.
 fn bytes(bits_per_second: u64) -> f64 {
@@ -711,6 +674,7 @@ pub(crate) mod tests {
         let repair = |percent, recovered| FecStats { percent, recovered, ..FecStats::default() };
         let one = Class {
             tx_bytes: 5,
+            queue_bytes: 6,
             queue_ms: 2.0,
             tx_bps: Some(8),
             rtt_ms: Some(20.0),
@@ -723,6 +687,7 @@ pub(crate) mod tests {
         all.add(&one);
         all.add(&Class { rtt_ms: Some(30.0), loss_pct: Some(4.0), ..one.clone() });
         assert_eq!((all.tx_bytes, all.drops, all.tx_bps, all.rx_bps), (10, 7, Some(16), None));
+        assert_eq!(all.queue_bytes, 12);
         assert_eq!((all.queue_ms, all.rtt_ms, all.loss_pct), (2.0, Some(20.0), Some(4.0)));
         assert_eq!(
             all.resequencing,

@@ -67,7 +67,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let slot = LastRefusal::default();
     let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
-    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
+    let metrics = config.metrics.map(|address| metrics::Server::bind(address, 0)).transpose()?;
     let state_dir = Some(config.state_dir.clone());
     let token = config.load_token()?;
     confine::client(&config, origin.file())?;

@@ -86,7 +86,8 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let mut service_manager = ServiceManager::of_process();
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
-    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
+    let metrics =
+        config.metrics.map(|address| metrics::Server::bind(address, config.metrics_users)).transpose()?;
     // First: the journal may have changes of a killed process to undo, and another server may own this TUN name.
     let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
@@ -175,6 +176,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             filter: filter.clone(),
             shards: first_shard.outboxes(),
             departed: Vec::new(),
+            departed_users: BTreeMap::new(),
             refusals: Refusals::default(),
             events: slow.events(),
         });
@@ -517,11 +519,18 @@ impl Running {
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
         let (users, registry) = (self.user_list.as_ref(), &self.registry);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
-        self.shards.answer(now, |reports| {
+        self.shards.answer(now, |mut reports| {
             let listen: Vec<_> = data_plane.sockets.addresses().collect();
             let lost = reports.iter().map(|report| report.lost_packets).sum();
             let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
             let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
+            let counters: Vec<_> = reports.iter().map(|report| report.counters.clone()).collect();
+            let mut departed_users = BTreeMap::new();
+            for (user, bytes) in
+                reports.iter_mut().flat_map(|report| std::mem::take(&mut report.departed_users))
+            {
+                status::add_traffic(&mut departed_users, user, bytes);
+            }
             let (sessions, departed): (Vec<_>, Vec<_>) =
                 reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
             let (sessions, departed) = (sessions.concat(), departed.concat());
@@ -530,7 +539,8 @@ impl Running {
             status::add_lost_packets(&mut status, lost);
             status.confinement = confine::status();
             status.notes.extend(status::copies_note(registry.shared_secrets()));
-            status.users = users.map(|users| users.status(&sessions)).unwrap_or_default();
+            status::add_server_counters(&mut status, &counters);
+            status.users = users.map(|users| users.status(&sessions, &departed_users)).unwrap_or_default();
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
             }

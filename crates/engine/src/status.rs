@@ -10,13 +10,15 @@ use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, ServerConfig},
     status::{
-        Class, Client, FecStats, Link, LinkState, Path, PathState, Resequencing, Role, Session, State, Status,
+        Class, Client, FecStats, Handshakes, Link, LinkState, Path, PathFec, PathState, RefusedRequests,
+        Resequencing, Role, Session, State, Status,
     },
 };
 use mpvpn_path::PathState as TunnelPathState;
+use mpvpn_quic::HandshakeCounters;
 use mpvpn_tunnel::{
-    ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathReport,
-    ResequencingCounters, SecretSharing, SessionReport, TrafficCounters,
+    ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathFecCounters, PathReport,
+    ResequencingCounters, SecretSharing, ServerCounters, SessionReport, TrafficCounters,
 };
 use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
@@ -104,6 +106,7 @@ pub(crate) fn client_status(
             tx_bytes: report.counters.tx_bytes,
             rx_bytes: report.counters.rx_bytes,
             queue_ms: milliseconds(report.sojourn),
+            queue_bytes: report.queued_bytes as u64,
             drops: report.drops,
             tx_bps: Some(report.rates.tx.bps()),
             rx_bps: Some(report.rates.rx.bps()),
@@ -127,6 +130,7 @@ pub(crate) fn client_status(
             ..Class::new(&class.name)
         });
         add_resequencing(&mut status.resequencing, report.resequencing.map(resequencing_of));
+        status.handshakes.get_or_insert_default().add(handshakes_of(report.handshakes));
         status.flows.stream += report.stream_flows as u64;
         status.flows.udp += report.udp_flows as u64;
         status.flows.datagram += report.datagram_flows as u64;
@@ -231,6 +235,9 @@ pub(crate) fn add_shard_status(status: &mut Status, member: Status) {
     status.flows.stream += member.flows.stream;
     status.flows.datagram += member.flows.datagram;
     add_resequencing(&mut status.resequencing, member.resequencing);
+    if let Some(handshakes) = member.handshakes {
+        status.handshakes.get_or_insert_default().add(handshakes);
+    }
 }
 
 fn add_resequencing(sum: &mut Option<Resequencing>, other: Option<Resequencing>) {
@@ -249,6 +256,8 @@ fn resequencing_of(counters: ResequencingCounters) -> Resequencing {
         late: counters.received.late,
         duplicates: counters.received.duplicates,
         given_up: counters.received.given_up,
+        waiting: counters.received.holding,
+        wait_ms: counters.received.wait.as_millis() as u64,
         fec: counters.fec.map(repair_of).unwrap_or_default(),
     }
 }
@@ -264,6 +273,44 @@ fn repair_of(counters: FecCounters) -> FecStats {
         wasted: counters.unneeded_repairs,
         unrecoverable: counters.unrecoverable,
     }
+}
+
+/// The counters of FEC on a path; `None` if it was never used there.
+fn path_fec_of(counters: PathFecCounters) -> Option<PathFec> {
+    (counters != PathFecCounters::default()).then_some(PathFec {
+        percent: counters.repair_percent,
+        protected: counters.protected,
+        sent: counters.repair_packets,
+        sent_bytes: counters.repair_bytes,
+        made_good: counters.recovered_by_peer,
+        wasted: counters.unneeded_repairs,
+    })
+}
+
+fn handshakes_of(counters: HandshakeCounters) -> Handshakes {
+    let HandshakeCounters { completed, failed, retried, dropped } = counters;
+    Handshakes { completed, failed, retried, dropped }
+}
+
+/// Adds the handshakes and refused requests of the shards of a server.
+pub(crate) fn add_server_counters(status: &mut Status, shards: &[ServerCounters]) {
+    let mut handshakes = Handshakes::default();
+    let mut refused: BTreeMap<u16, u64> = BTreeMap::new();
+    for counters in shards {
+        handshakes.add(handshakes_of(counters.handshakes));
+        counters.refused.iter().for_each(|(status, count)| *refused.entry(*status).or_default() += count);
+    }
+    status.handshakes = Some(handshakes);
+    status.refused = refused.into_iter().map(|(status, count)| RefusedRequests { status, count }).collect();
+}
+
+/// Adds what a connection has carried to the sum of its user.
+pub(crate) fn add_traffic(
+    users: &mut BTreeMap<String, TrafficCounters>,
+    user: String,
+    carried: TrafficCounters,
+) {
+    users.entry(user).or_default().add(carried);
 }
 
 fn class_of_server(name: &str) -> Class {
@@ -288,6 +335,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         tx_bytes: report.counters.tx_bytes,
         rx_bytes: report.counters.rx_bytes,
         queue_ms: milliseconds(report.sojourn),
+        queue_bytes: report.queued_bytes as u64,
         drops: report.drops,
         tx_bps: Some(report.rates.tx.bps()),
         rx_bps: Some(report.rates.rx.bps()),
@@ -415,12 +463,14 @@ fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: 
         in_flight_bytes: 0,
         rate_bps: 0,
         link_rate_bps: None,
+        backlog_ms: None,
         tx_bytes: 0,
         rx_bytes: 0,
         tx_packets: 0,
         rx_packets: 0,
         lost_packets: 0,
         mtu: 0,
+        fec: None,
     }
 }
 
@@ -488,12 +538,14 @@ fn path_of(
         in_flight_bytes: view.in_flight,
         rate_bps: view.delivery_rate.saturating_mul(8),
         link_rate_bps: view.link_rate.map(|rate| rate.saturating_mul(8)),
+        backlog_ms: view.backlog_time.map(|time| time.as_millis() as u64),
         tx_bytes: view.tx_bytes,
         rx_bytes: view.rx_bytes,
         tx_packets: view.tx_packets,
         rx_packets: view.rx_packets,
         lost_packets: view.lost_packets,
         mtu: view.mtu,
+        fec: report.fec.and_then(path_fec_of),
     }
 }
 

@@ -19,7 +19,7 @@ mod rate;
 
 pub use group_decoder::{DecoderStats, GroupDecoder};
 pub use group_encoder::{ClosedGroup, EncoderStats, FULL_PATH_WAIT_FACTOR, GroupEncoder};
-pub use group_outcomes::GroupOutcomes;
+pub use group_outcomes::{GroupOutcomes, OutcomeStats};
 pub use rate::{Load, LossMonitor, RepairPlan};
 
 use bytes::BufMut;

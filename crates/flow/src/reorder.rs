@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use mpvpn_types::{Instant, target::REORDER};
+use mpvpn_types::{Duration, Instant, target::REORDER};
 use rustc_hash::FxHashMap;
 
 use crate::label::{Label, MODULUS};
@@ -35,6 +35,10 @@ pub struct ReorderStats {
     pub duplicates: u64,
     /// Missing packets that were given up.
     pub given_up: u64,
+    /// Packets that are held now.
+    pub holding: u64,
+    /// How long packets were held, summed up over all of them; counted when packets come early or late, and at timeouts.
+    pub wait: Duration,
 }
 
 /// Restores the order of numbered packets, at the receiver.
@@ -55,6 +59,8 @@ pub struct ReorderBuffer {
     )]
     spare: Option<Box<VecDeque<Entry>>>,
     stats: ReorderStats,
+    /// Until when `stats.wait` counts.
+    waits_counted_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -93,11 +99,13 @@ impl ReorderBuffer {
     /// Takes a received packet, and passes to `out` the packets to deliver now.
     pub fn push(&mut self, now: Instant, label: Label, packet: Bytes, mut out: impl FnMut(Bytes)) {
         let sequence = self.sequences.entry(label.bucket).or_default();
-        let ahead = distance(sequence.next, label.number);
+        let next = sequence.next;
+        let ahead = distance(next, label.number);
         if ahead == 0 && sequence.entries.is_none() {
             sequence.next = (sequence.next + 1) % MODULUS;
             return out(packet);
         }
+        self.count_waits(now);
         if ahead < 0 {
             let late = self.given_up.take(label.bucket, label.number);
             let Label { bucket, number, .. } = label;
@@ -105,7 +113,7 @@ impl ReorderBuffer {
                 target: REORDER,
                 bucket,
                 number,
-                next = sequence.next,
+                next,
                 late,
                 "a packet behind the expected number: late, or a duplicate"
             );
@@ -139,6 +147,7 @@ impl ReorderBuffer {
             let copy = Box::<[u8]>::from(&packet[..]);
             self.bytes += copy.len();
             self.stats.held += 1;
+            self.stats.holding += 1;
             let Label { bucket, number, reorder_timeout, .. } = label;
             tracing::trace!(target: REORDER, bucket, number, timeout = ?reorder_timeout, "held for missing packets");
             Entry::Held(copy)
@@ -162,6 +171,7 @@ impl ReorderBuffer {
 
     /// Gives up packets whose reorder timeout has passed, and passes to `out` the packets to deliver now.
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(Bytes)) {
+        self.count_waits(now);
         // From the last to the first: one that does not wait any more is replaced by one that was looked at already.
         for at in (0..self.waiting.len()).rev() {
             let bucket = self.waiting[at];
@@ -174,6 +184,13 @@ impl ReorderBuffer {
     /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.iter().filter_map(|bucket| self.deadline(*bucket)).min()
+    }
+
+    /// Adds the waits of held packets up to `now`; must be called before the number of held packets changes.
+    fn count_waits(&mut self, now: Instant) {
+        let since = self.waits_counted_at.replace(now).unwrap_or(now);
+        let holding = u32::try_from(self.stats.holding).unwrap_or(u32::MAX);
+        self.stats.wait += now.saturating_duration_since(since).saturating_mul(holding);
     }
 
     /// The statistics since the start.
@@ -275,6 +292,7 @@ impl ReorderBuffer {
             sequence.next = (sequence.next + 1) % MODULUS;
             if let Entry::Held(packet) = entry {
                 self.bytes -= packet.len();
+                self.stats.holding -= 1;
                 out(packet.into());
             }
         }

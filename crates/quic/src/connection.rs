@@ -275,6 +275,7 @@ impl Connection {
             in_flight: path.gate.in_flight(),
             delivery_rate: path.rate() / together,
             link_rate: path.limits.link_rate(),
+            backlog_time: path.limits.backlog_time(now),
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
             tx_packets: stats.udp_tx.datagrams,

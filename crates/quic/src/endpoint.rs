@@ -36,6 +36,28 @@ const MAX_STATELESS: usize = 512;
 /// get no Version Negotiation packet (RFC 9000 §6.1), so that the server sends strangers no more bytes than it received.
 const MIN_INITIAL_PAYLOAD: usize = 1200;
 
+/// How a handshake ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandshakeResult {
+    /// Both ends have the keys.
+    Completed,
+    /// It failed, or was not answered in time.
+    Failed,
+}
+
+/// Handshakes of an endpoint since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandshakeCounters {
+    /// Completed handshakes.
+    pub completed: u64,
+    /// Failed handshakes.
+    pub failed: u64,
+    /// Attempts to connect that a server answered with a Retry packet (RFC 9000 §8.1.2).
+    pub retried: u64,
+    /// Attempts to connect that a server dropped, because there were too many.
+    pub dropped: u64,
+}
+
 /// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionHandle(pub usize);
@@ -96,6 +118,7 @@ pub struct Endpoint {
     /// Each in its own allocation, which is freed when the connection ends.
     connections: Vec<Option<Box<Connection>>>,
     handshaking: usize,
+    handshakes: HandshakeCounters,
     retry_above: usize,
     /// The limits of clients that are not authenticated, at a server.
     strangers: Option<Strangers>,
@@ -127,6 +150,7 @@ impl Endpoint {
             server,
             connections: Vec::new(),
             handshaking: 0,
+            handshakes: HandshakeCounters::default(),
             retry_above,
             strangers,
             waiting: VecDeque::new(),
@@ -227,6 +251,7 @@ impl Endpoint {
         tracing::trace!(%remote, validated, busy, waiting = self.waiting.len(), ?verdict, "a connection attempt");
         match verdict {
             Verdict::Retry => {
+                self.handshakes.retried += 1;
                 let retried = self.guarded(remote, |inner, scratch| inner.retry(incoming, scratch));
                 if let Some(Ok(transmit)) = retried {
                     self.answer(local, &transmit);
@@ -237,6 +262,7 @@ impl Endpoint {
             }
             Verdict::Accept if self.waiting.len() < MAX_WAITING => self.waiting.push_back((local, incoming)),
             Verdict::Accept | Verdict::Drop => {
+                self.handshakes.dropped += 1;
                 self.guarded(remote, |inner, _| inner.ignore(incoming));
             }
         }
@@ -294,6 +320,7 @@ impl Endpoint {
                 Handled::New(id)
             }
             Some(Err(error)) => {
+                self.handshakes.failed += 1;
                 tracing::debug!(cause = %error.cause, "a connection attempt was refused");
                 if let Some(transmit) = &error.response {
                     self.answer(local, transmit);
@@ -328,9 +355,18 @@ impl Endpoint {
         self.connections.get_mut(id.0)?.as_deref_mut()
     }
 
-    /// Notes that a handshake has ended, successfully or not.
-    pub fn on_handshake_ended(&mut self) {
+    /// Notes that a handshake has ended.
+    pub fn on_handshake_ended(&mut self, result: HandshakeResult) {
         self.handshaking = self.handshaking.saturating_sub(1);
+        match result {
+            HandshakeResult::Completed => self.handshakes.completed += 1,
+            HandshakeResult::Failed => self.handshakes.failed += 1,
+        }
+    }
+
+    /// The handshakes since the start.
+    pub fn handshakes(&self) -> HandshakeCounters {
+        self.handshakes
     }
 
     /// Exchanges events between a connection and the endpoint, and removes a drained connection; to be called after every use

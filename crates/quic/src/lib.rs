@@ -39,7 +39,7 @@ pub use config::{
     ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, ServerSetup, SetupError, TransportOptions,
 };
 pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
-pub use endpoint::{ConnectionHandle, Endpoint, Handled, LocalAddress};
+pub use endpoint::{ConnectionHandle, Endpoint, Handled, HandshakeCounters, HandshakeResult, LocalAddress};
 pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
 pub use sent_datagrams::{Outcome, TrackedDatagram};

@@ -39,6 +39,8 @@ pub struct PathStats {
     pub delivery_rate: u64,
     /// The rate of the link for all classes together, configured or measured, if it is known.
     pub link_rate: Option<u64>,
+    /// For how long the class has had more data than it could send over the link, on all its paths; `None` without a shaper.
+    pub backlog_time: Option<Duration>,
     /// The largest UDP payload that the path is known to carry.
     pub mtu: u16,
     /// UDP payload sent, since the path was opened.

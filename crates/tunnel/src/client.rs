@@ -541,6 +541,7 @@ impl Client {
         report.per_flow = self.session.as_ref().is_some_and(|session| session.per_flow);
         report.stream_flows = self.apps.tcp.flows() + self.edge_relays.len();
         report.datagram_flows = self.apps.flow_table.flows(now).count();
+        report.handshakes = self.endpoint.handshakes();
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {
@@ -552,6 +553,7 @@ impl Client {
         report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();
         report.sojourn = session.multipath.sojourn();
+        report.queued_bytes = session.multipath.backlog_bytes();
         report.resequencing = session.multipath.resequencing();
         report.peer_cc = session.agreed.cc;
         report.paths = session.multipath.report(now, connection);

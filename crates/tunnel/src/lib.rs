@@ -53,12 +53,14 @@ pub use events::{
 pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
 pub use instance::ClientInstance;
 pub use mpvpn_masque::capsule::LinkPolicy;
-pub use multipath::{FecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates};
+pub use multipath::{
+    FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
+};
 pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, RestoreError, SessionSecret};
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
     Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, FilterRequest, Reconfiguration, Server,
-    ServerConfig, ServerEvent, SessionReport, SiteResponse, TunOutcome,
+    ServerConfig, ServerCounters, ServerEvent, SessionReport, SiteResponse, TunOutcome,
 };
 pub use udp::UdpId;

@@ -67,7 +67,7 @@ use packetizer::Packetizer;
 use path::PathEntry;
 use path_table::PathTable;
 use policy::{LinkPolicies, PathPolicy, PolicyInForce, SharedLinks};
-pub use protect::FecCounters;
+pub use protect::{FecCounters, PathFecCounters};
 pub(crate) use receive::{DecodedDatagram, decode_payload};
 use recovery::Recovery;
 pub use report::PathReport;
@@ -239,6 +239,9 @@ impl MultipathConnection {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         tracing::debug!(target: LIVENESS, path = id.0, left = self.paths.len(), "a path is closed");
         self.policies.forget_path(id);
+        if let Some(sequencer) = &mut self.recovery.sequencer {
+            sequencer.on_path_closed(id);
+        }
         self.timer.judge_soon();
         let closed = closed?;
         self.events.on_closed(id, &closed);

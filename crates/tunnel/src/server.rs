@@ -34,7 +34,9 @@ use mpvpn_masque::{
     template::{Template, TemplateError},
 };
 use mpvpn_packet::GroCoalescer;
-use mpvpn_quic::{ConnectionHandle, Endpoint, Handled, LocalAddress, LostReason, Shard, Transmit};
+use mpvpn_quic::{
+    ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, Shard, Transmit,
+};
 use mpvpn_types::Instant;
 
 use crate::{
@@ -53,7 +55,7 @@ use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};
 use peers::Peers;
 pub use reconfiguration::Reconfiguration;
-pub use report::{ClosedConnection, SessionReport};
+pub use report::{ClosedConnection, ServerCounters, SessionReport};
 use routes::Routes;
 use sessions::Sessions;
 
@@ -72,6 +74,8 @@ pub struct Server {
     events: VecDeque<ServerEvent>,
     changes: Changes<ServerChange>,
     closed: VecDeque<ClosedConnection>,
+    /// Refused requests by HTTP status.
+    refused: BTreeMap<u16, u64>,
     /// UDP payloads from clients.
     udp_in: PayloadInbox,
     mtus: ClientMtus,
@@ -113,6 +117,7 @@ impl Server {
             events: VecDeque::new(),
             changes: Changes::default(),
             closed: VecDeque::new(),
+            refused: BTreeMap::new(),
             udp_in: PayloadInbox::default(),
             mtus: ClientMtus::default(),
             stalled_until: None,
@@ -167,8 +172,8 @@ impl Server {
             multipath.note_path_arrivals(now, connection);
         }
         let happened = peer.poll_events(now, id, connection, &mut self.events);
-        if happened.handshake_over {
-            self.endpoint.on_handshake_ended();
+        if let Some(result) = happened.handshake {
+            self.endpoint.on_handshake_ended(result);
         }
         if let Some(reason) = happened.lost {
             return self.lost(now, id, &reason);
@@ -207,7 +212,7 @@ impl Server {
             connection.close(now, code, reason);
         }
         if self.peers.get_mut(id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
-            self.endpoint.on_handshake_ended();
+            self.endpoint.on_handshake_ended(HandshakeResult::Failed);
         }
         self.end_all(now, id, reason);
         self.reap_or_mark(now, id);
@@ -309,7 +314,7 @@ impl Server {
         let Some(peer) = self.peers.remove(id) else { return };
         self.closed.extend(peer.authenticated.map(|authenticated| authenticated.closed_report()));
         if peer.handshaking {
-            self.endpoint.on_handshake_ended();
+            self.endpoint.on_handshake_ended(HandshakeResult::Failed);
         }
     }
 

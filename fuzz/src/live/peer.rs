@@ -15,7 +15,8 @@ use mpvpn_masque::{
     headers::Headers,
 };
 use mpvpn_quic::{
-    Connection, ConnectionHandle, Endpoint, Event, Handled, LocalAddress, PathStatus, Read, StreamId,
+    Connection, ConnectionHandle, Endpoint, Event, Handled, HandshakeResult, LocalAddress, PathStatus, Read,
+    StreamId,
 };
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
@@ -161,7 +162,7 @@ impl Peer {
         }
         connection.receive_datagrams(drop);
         if connected {
-            self.endpoint.on_handshake_ended();
+            self.endpoint.on_handshake_ended(HandshakeResult::Completed);
             self.open_control_streams();
         }
         self.open_second_path(now);

@@ -1,6 +1,6 @@
 //! Metrics for Prometheus, fetched by curl.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, time::Duration};
 
 use mpvpn_tests::{
     eventually,
@@ -75,6 +75,39 @@ fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
             clients => Err(format!("{clients} clients")),
         }
     });
+}
+
+#[test]
+fn a_server_counts_handshakes_and_refusals_and_names_no_users_unless_it_is_told_to() {
+    let testbed = Testbed::two_links();
+    let args = ["--auth", "token", "--state-dir", "state", "--metrics", METRICS_ADDRESS];
+    let mut server = testbed.server(&args);
+    let refused = "mpvpn_refused_requests_total{status=\"401\"}";
+    let completed = "mpvpn_handshakes_total{result=\"completed\"}";
+    let samples = scrape(&testbed, Host::Server);
+    assert_eq!((value_of(&samples, refused), value_of(&samples, completed)), (0.0, 0.0));
+
+    let made_up = format!("mpvpn_{}", "A".repeat(43));
+    testbed.start_client(&["--token", &made_up]).wait(Duration::from_secs(15));
+    let samples = scrape(&testbed, Host::Server);
+    assert!(value_of(&samples, refused) >= 1.0 && value_of(&samples, completed) >= 1.0, "{samples:#?}");
+
+    let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
+    let client = testbed.client(&["--token", token.trim(), "--metrics", METRICS_ADDRESS]);
+    reaches(&testbed, Host::Client, TUNNEL);
+    assert!(value_of(&scrape(&testbed, Host::Client), completed) >= 1.0);
+    let users =
+        |samples: &BTreeMap<String, f64>| samples.keys().filter(|name| name.contains("_user_")).count();
+    assert_eq!(users(&scrape(&testbed, Host::Server)), 0, "nobody asked for users");
+    drop(client);
+    assert!(server.interrupt().success());
+
+    let _server = testbed.server(&[&args[..], &["--metrics-users", "1"]].concat());
+    let _client = testbed.client(&["--token", token.trim()]);
+    reaches(&testbed, Host::Client, TUNNEL);
+    let samples = scrape(&testbed, Host::Server);
+    assert_eq!(value_of(&samples, "mpvpn_user_sessions{user=\"default\"}"), 1.0);
+    assert!(value_of(&samples, "mpvpn_user_receive_bytes_total{user=\"default\"}") > 0.0);
 }
 
 #[test]

@@ -524,3 +524,22 @@ fn a_full_link_is_seldom_filled_again() {
     let waited = f64::from(waited) / 50_000.0;
     assert!(used > 0.98 && waited < 0.09, "{used:.3} of it is used, {waited:.3} of the time packets wait");
 }
+
+#[test]
+fn the_time_with_a_backlog_counts_until_the_class_asks_no_more() {
+    let now = Instant::now();
+    let mut shaper = Shaper::new(now, Some(mbit(10)));
+    let class = ClassId(1);
+    assert_eq!(shaper.backlog_time(now + SECOND, class), Duration::ZERO);
+    shaper.available_bytes(now, class);
+    shaper.set_backlogged(now, class, true);
+    shaper.available_bytes(now + 50 * MS, class);
+    assert_eq!(shaper.backlog_time(now + 60 * MS, class), 60 * MS);
+    shaper.set_backlogged(now + 70 * MS, class, false);
+    assert_eq!(shaper.backlog_time(now + SECOND, class), 70 * MS);
+    // A connection that ended with a backlog.
+    shaper.available_bytes(now + SECOND, class);
+    shaper.set_backlogged(now + SECOND, class, true);
+    assert_eq!(shaper.backlog_time(now + 60 * SECOND, class), 70 * MS + DEMAND_TIMEOUT);
+    assert_eq!(shaper.backlog_time(now + 60 * SECOND, ClassId(2)), Duration::ZERO);
+}

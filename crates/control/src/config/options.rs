@@ -236,6 +236,11 @@ pub struct ServerOptions {
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
+    /// Number of users that have metrics of their own, those with the most traffic; all others are added up as the user
+    /// `other`. Whoever reaches the metrics then sees names of users and what they carry [default: 0]
+    #[arg(long, value_name = "N")]
+    pub metrics_users: Option<u32>,
+
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
     /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
@@ -293,8 +298,8 @@ pub struct ClientOptions {
     pub class: ClassTables,
 
     /// Number of paths over each link, each from its own UDP source port: 1 to 8, or auto, which adds paths while each
-    /// raises the rate. Raise it if an operator limits the rate of each UDP flow; `pipes` of a `[[link]]` overrides it
-    /// [default: 1]
+    /// raises the rate. Raise it if an operator limits the rate of each UDP flow; `pipes` of a `[[link]]` overrides it.
+    /// Without this option it is auto over links whose public address has a name of Starlink [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
@@ -551,7 +556,7 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
             auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
-            shards name api_socket metrics qlog confine reload log_level
+            shards name api_socket metrics metrics_users qlog confine reload log_level
         }
     }
 }

@@ -261,7 +261,8 @@ impl ServerConfig {
             proxy_protocol_from: "proxy-protocol-from", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", max_relays: "max-relays",
-            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog", confine: "confine",
+            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            metrics_users: "metrics-users", qlog: "qlog", confine: "confine",
             reload: "reload"
         );
         let at_once = ServerSetting::ALL.into_iter().filter(|setting| setting.differs(self, new)).collect();

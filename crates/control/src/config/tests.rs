@@ -45,6 +45,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         name: TUN_NAME.into(),
         api_socket: api::default_socket(Role::Server, TUN_NAME),
         metrics: None,
+        metrics_users: 0,
         qlog: None,
         confine: Confine::On,
         reload: ReloadMode::Manual,
@@ -81,6 +82,7 @@ fn every_key_of_a_server_arrives() {
         name = "edge"
         api-socket = "/tmp/edge.sock"
         metrics = "0.0.0.0:9464"
+        metrics-users = 20
         qlog = "/var/log/mpvpn"
         confine = "off"
         reload = "auto"
@@ -198,6 +200,7 @@ fn every_key_of_a_server_arrives() {
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
             metrics: Some("0.0.0.0:9464".parse().unwrap()),
+            metrics_users: 20,
             qlog: Some("/var/log/mpvpn".into()),
             confine: Confine::Off,
             reload: ReloadMode::Auto,
@@ -520,7 +523,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, acme, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, client-ca, crl, users, public, \
              state-dir, nat, routes, dns, \
-             max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, confine, reload, log-level\n 1 | \
+             max-clients, isolate, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, metrics-users, qlog, confine, reload, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (

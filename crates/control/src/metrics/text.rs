@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use super::{
     Kind::{self, Counter, Gauge},
     Metric, SingleMetric,
+    users::UserFigures,
 };
 use crate::status::{Class, Link, Path, PathState, Role, State, Status};
 
@@ -18,8 +19,19 @@ const FLOWS: SingleMetric = single("flows", Gauge, "Flows inside the tunnel, by 
 const CLIENTS: SingleMetric = single("clients", Gauge, "Sessions at a server.", &[]);
 const PATHS: SingleMetric =
     single("paths", Gauge, "Paths of all clients of a server, by their states.", &["class", "state"]);
+const HANDSHAKES: SingleMetric =
+    single("handshakes_total", Counter, "QUIC handshakes, by how they ended.", &["result"]);
+const REFUSED: SingleMetric = single(
+    "refused_requests_total",
+    Counter,
+    "Requests that a server refused, by HTTP status: 401 without valid credentials, 403 if a rule forbids it, 503 beyond a limit.",
+    &["status"],
+);
 /// The metrics that are not in the tables of [`Metric`].
-pub(crate) const SINGLE_METRICS: &[SingleMetric] = &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, CLIENTS, PATHS];
+pub(crate) const SINGLE_METRICS: &[SingleMetric] =
+    &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, HANDSHAKES, REFUSED, CLIENTS, PATHS];
+/// Statuses of refused requests that are there from the start, so that the first refusal is an increase.
+const USUAL_REFUSALS: [u16; 3] = [401, 403, 503];
 
 const fn single(
     name: &'static str,
@@ -30,9 +42,9 @@ const fn single(
     SingleMetric { name, kind, help, labels }
 }
 
-/// A status in the text format. The label `path` is the number of a path among those of its link, so that a path that
-/// replaces a closed one continues its series.
-pub fn exposition(status: &Status) -> String {
+/// A status in the text format, with the series of `users`. The label `path` is the number of a path among those of its
+/// link, so that a path that replaces a closed one continues its series.
+pub(crate) fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>) -> String {
     let mut out = Exposition::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());
     out.single(&BUILD_INFO, &[version, &role], 1.0);
@@ -47,6 +59,18 @@ pub fn exposition(status: &Status) -> String {
         [("stream", flows.stream), ("datagram", flows.datagram), ("udp", flows.udp)]
             .map(|(lane, count)| ([lane], count as f64)),
     );
+    if let Some(handshakes) = status.handshakes {
+        let all = [
+            ("completed", handshakes.completed),
+            ("failed", handshakes.failed),
+            ("retried", handshakes.retried),
+            ("dropped", handshakes.dropped),
+        ];
+        out.labelled(&HANDSHAKES, all.map(|(result, count)| ([result], count as f64)));
+    }
+    if status.role == Role::Server {
+        refusals(&mut out, status);
+    }
     let classes: BTreeMap<_, _> =
         status.classes.iter().map(|class| (vec![("class", class.name.clone())], class)).collect();
     out.per_item(Class::METRICS, &classes);
@@ -57,7 +81,17 @@ pub fn exposition(status: &Status) -> String {
         Role::Client => out.per_item(Path::METRICS, &by_labels(&status.paths)),
         Role::Server => client_totals(&mut out, status),
     }
+    let users: BTreeMap<_, _> =
+        users.iter().map(|(name, figures)| (vec![("user", name.clone())], figures)).collect();
+    out.per_item(UserFigures::METRICS, &users);
     out.0
+}
+
+fn refusals(out: &mut Exposition, status: &Status) {
+    let mut counts: BTreeMap<u16, u64> = USUAL_REFUSALS.map(|status| (status, 0)).into();
+    counts.extend(status.refused.iter().map(|refused| (refused.status, refused.count)));
+    let counts: Vec<_> = counts.into_iter().map(|(status, count)| (status.to_string(), count)).collect();
+    out.labelled(&REFUSED, counts.iter().map(|(status, count)| ([status.as_str()], *count as f64)));
 }
 
 /// The paths by their labels. If a path and its replacement have the same labels, the active one is kept.
@@ -166,8 +200,15 @@ impl Exposition {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::*;
-    use crate::status::{Client, FecStats, LinkState, Resequencing, Session, tests::EXAMPLE};
+    use super::{super::users::UserSeries, *};
+    use crate::status::{
+        Client, FecStats, Handshakes, LinkState, PathFec, RefusedRequests, Resequencing, Session, User,
+        tests::EXAMPLE,
+    };
+
+    fn exposition(status: &Status) -> String {
+        super::exposition(status, &BTreeMap::new())
+    }
 
     /// Every sample, by its name and labels; what is no exposition panics.
     fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -205,7 +246,14 @@ mod tests {
             tx_bps: Some(8000),
             rtt_ms: Some(25.0),
             loss_pct: Some(12.5),
-            resequencing: Some(Resequencing { copies: 7, fec, ..Resequencing::default() }),
+            queue_bytes: 3000,
+            resequencing: Some(Resequencing {
+                copies: 7,
+                waiting: 4,
+                wait_ms: 1500,
+                fec,
+                ..Resequencing::default()
+            }),
             ..Class::new("bulk")
         });
         let mut inside = status.paths[0].clone();
@@ -214,6 +262,10 @@ mod tests {
         let mut second = status.paths[0].clone();
         (second.id, second.class, second.link) = ("bulk/wwan0/7@1".into(), "bulk".into(), "wwan0".into());
         (second.pipe, second.rtt_ms, second.tx_bytes) = (Some(3), 40.0, 5);
+        second.fec =
+            Some(PathFec { percent: 20, protected: 100, sent: 20, sent_bytes: 999, made_good: 9, wasted: 8 });
+        second.backlog_ms = Some(2500);
+        status.handshakes = Some(Handshakes { completed: 3, failed: 1, ..Handshakes::default() });
         status.paths.push(second);
         status.links.push(Link { state: LinkState::Standby, tx_bytes: 77, ..Link::new("wwan0") });
         status
@@ -235,6 +287,16 @@ mod tests {
             ("mpvpn_class_fec_ratio{class=\"bulk\"}", 0.3),
             ("mpvpn_class_fec_recovered_packets_total{class=\"bulk\"}", 12.0),
             ("mpvpn_class_fec_wasted_packets_total{class=\"bulk\"}", 3.0),
+            ("mpvpn_class_queue_bytes{class=\"bulk\"}", 3000.0),
+            ("mpvpn_class_reorder_waiting_packets{class=\"bulk\"}", 4.0),
+            ("mpvpn_class_reorder_wait_seconds_total{class=\"bulk\"}", 1.5),
+            ("mpvpn_handshakes_total{result=\"completed\"}", 3.0),
+            ("mpvpn_handshakes_total{result=\"dropped\"}", 0.0),
+            ("mpvpn_path_fec_ratio{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 0.2),
+            ("mpvpn_path_fec_repair_packets_total{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 20.0),
+            ("mpvpn_path_fec_made_good_packets_total{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 9.0),
+            ("mpvpn_path_fec_wasted_packets_total{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 8.0),
+            ("mpvpn_path_backlog_seconds_total{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 2.5),
             ("mpvpn_link_up{link=\"eth0\"}", 1.0),
             ("mpvpn_link_transmit_bytes_total{link=\"wwan0\"}", 77.0),
             ("mpvpn_path_active{class=\"default\",link=\"eth0\",path=\"0\"}", 1.0),
@@ -247,6 +309,7 @@ mod tests {
         let known = |name: &str| samples.keys().any(|series| series.starts_with(name));
         assert!(!known("mpvpn_class_rtt_seconds{class=\"default\"}"), "what is not known is left out");
         assert!(!known("mpvpn_link_quota_bytes"));
+        assert!(!known("mpvpn_refused_requests_total"), "a client refuses nothing");
     }
 
     #[test]
@@ -268,6 +331,8 @@ mod tests {
         let example = example();
         let mut status = Status { role: Role::Server, session: None, ..example.clone() };
         (status.links, status.paths) = (Vec::new(), Vec::new());
+        status.refused =
+            vec![RefusedRequests { status: 403, count: 4 }, RefusedRequests { status: 421, count: 2 }];
         for user in ["anna", "bob"] {
             status.clients.push(Client {
                 user: user.into(),
@@ -283,7 +348,16 @@ mod tests {
         let samples = parse(&exposition(&status));
         assert_eq!(samples["mpvpn_clients"], 2.0);
         assert_eq!(samples["mpvpn_paths{class=\"bulk\",state=\"active\"}"], 2.0);
+        for (refused, count) in [(401, 0.0), (403, 4.0), (421, 2.0)] {
+            assert_eq!(samples[&format!("mpvpn_refused_requests_total{{status=\"{refused}\"}}")], count);
+        }
         assert!(samples.keys().all(|series| !series.contains("anna")));
+        let users = |name: &str| User { name: name.into(), tx_bytes: 5, sessions: 1, ..User::default() };
+        let users = UserSeries::new(1).update(&[users("anna"), users("bob")]);
+        let samples = parse(&super::exposition(&status, &users));
+        assert_eq!(samples["mpvpn_user_transmit_bytes_total{user=\"anna\"}"], 5.0);
+        assert_eq!(samples["mpvpn_user_sessions{user=\"other\"}"], 1.0);
+        assert!(samples.keys().all(|series| !series.contains("bob")));
     }
 
     #[test]

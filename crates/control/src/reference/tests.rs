@@ -168,7 +168,7 @@ fn every_series_of_the_metrics_is_in_the_list_with_its_type_and_labels() {
     let known = all_metrics();
     let mut found = 0;
     for role in [crate::status::Role::Client, crate::status::Role::Server] {
-        let text = metrics::exposition(&Status { role, ..status.clone() });
+        let text = metrics::exposition(&Status { role, ..status.clone() }, &Default::default());
         for line in text.lines() {
             if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' ')) {
                 assert!(known.iter().any(|one| one.name == name && one.kind == kind), "{line}");

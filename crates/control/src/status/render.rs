@@ -98,11 +98,15 @@ fn repair(fec: &FecStats) -> Option<String> {
 
 /// The effect of repair packets in a table cell; empty if there were none.
 fn repair_in_short(fec: &FecStats) -> String {
-    let FecStats { percent, made_good, recovered, wasted, .. } = fec;
+    let FecStats { percent, made_good, recovered, wasted, .. } = *fec;
     match *fec == FecStats::default() {
         true => String::new(),
-        false => format!("{percent} %, {} restored, {wasted} wasted", made_good + recovered),
+        false => repair_effect(percent, made_good + recovered, wasted),
     }
+}
+
+fn repair_effect(percent: u8, restored: u64, wasted: u64) -> String {
+    format!("{percent} %, {restored} restored, {wasted} wasted")
 }
 
 fn headline(status: &Status) -> String {
@@ -271,6 +275,7 @@ fn paths(paths: &[Path]) -> Table {
         ">sent",
         ">received",
         ">mtu",
+        "repair",
         "remote",
     ]);
     for path in paths {
@@ -284,10 +289,11 @@ fn paths(paths: &[Path]) -> Table {
             format_bytes(path.tx_bytes),
             format_bytes(path.rx_bytes),
             path.mtu.to_string(),
+            path.fec.map_or(String::new(), |fec| repair_effect(fec.percent, fec.made_good, fec.wasted)),
             path.remote.to_string(),
         ]);
     }
-    table
+    table.without_empty_columns()
 }
 
 fn clients(clients: &[Client]) -> Table {

@@ -269,7 +269,7 @@ fn start_slow_thread(
         return Ok(SlowThread::disabled());
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
-    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
+    let metrics = config.metrics.map(|address| metrics::Server::bind(address, 0)).transpose()?;
     SlowThread::start(Services { api, metrics, ..Services::default() }, resolve, event_loop.wake.clone())
 }
 

@@ -13,8 +13,8 @@ use mpvpn_control::{
     status::{Class, FlowList, Role, Status},
 };
 use mpvpn_tunnel::{
-    CertificateId, ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerEvent,
-    SessionReport, TunOutcome,
+    CertificateId, ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerCounters,
+    ServerEvent, SessionReport, TrafficCounters, TunOutcome,
 };
 
 use super::{
@@ -84,6 +84,10 @@ pub(crate) struct ShardReport {
     pub(super) lost_packets: u64,
     /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
+    /// What closed connections have carried, by user.
+    pub(super) departed_users: BTreeMap<String, TrafficCounters>,
+    /// Handshakes and refused requests.
+    pub(super) counters: ServerCounters,
 }
 
 /// The data plane of one shard.
@@ -101,6 +105,8 @@ pub(crate) struct DataPlane {
     pub(super) shards: Vec<Outbox<ShardMessage>>,
     /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
+    /// What closed connections have carried, by user. As many as there were users.
+    pub(super) departed_users: BTreeMap<String, TrafficCounters>,
     /// Which refused requests are reported.
     pub(super) refusals: Refusals,
     pub(super) events: EventSender,
@@ -242,6 +248,7 @@ impl DataPlane {
             }
         }
         while let Some(departed) = self.server.poll_closed_connection() {
+            status::add_traffic(&mut self.departed_users, departed.user.clone(), departed.counters);
             status::add_departed(&mut self.departed, departed);
         }
         while let Some((udp, payload)) = self.server.poll_udp() {
@@ -303,6 +310,8 @@ impl DataPlane {
             udp_flows: self.egress.open_udp_flows(),
             lost_packets: self.handover.lost_packets(),
             departed: self.departed.clone(),
+            departed_users: self.departed_users.clone(),
+            counters: self.server.counters(),
         }
     }
 

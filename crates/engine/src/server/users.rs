@@ -26,7 +26,9 @@ use mpvpn_control::{
     users::{UserEntry, UserQuotas, Users},
 };
 use mpvpn_os::file_watch::FileWatch;
-use mpvpn_tunnel::{Authenticate, AuthenticatedUser, CertificateId, SessionReport, UserLimits, UserRates};
+use mpvpn_tunnel::{
+    Authenticate, AuthenticatedUser, CertificateId, SessionReport, TrafficCounters, UserLimits, UserRates,
+};
 use mpvpn_types::{BitRate, ByteSize, SessionId};
 
 use super::store::FileStore;
@@ -247,23 +249,37 @@ impl UserList {
         users.iter().filter(has_any).map(|entry| (entry.name.clone(), rates(entry))).collect()
     }
 
-    /// The users for the status, with the number of sessions that each has.
-    pub(super) fn status(&self, sessions: &[SessionReport]) -> Vec<User> {
-        let mut open: BTreeMap<&str, BTreeSet<SessionId>> = BTreeMap::new();
+    /// The users for the status, with the number of sessions that each has, and what each has carried; `departed`: by
+    /// connections that are closed.
+    pub(super) fn status(
+        &self,
+        sessions: &[SessionReport],
+        departed: &BTreeMap<String, TrafficCounters>,
+    ) -> Vec<User> {
+        let mut open: BTreeMap<&str, (BTreeSet<SessionId>, TrafficCounters)> = BTreeMap::new();
         for report in sessions {
-            open.entry(&report.user).or_default().extend(report.session);
+            let (sessions, carried) = open.entry(&report.user).or_default();
+            sessions.extend(report.session);
+            carried.add(report.counters);
         }
+        let carried = |name: &str| {
+            let mut all = departed.get(name).copied().unwrap_or_default();
+            all.add(open.get(name).map(|(_, carried)| *carried).unwrap_or_default());
+            all
+        };
         let (now, users) = (SystemTime::now(), self.users.now());
         let user = |entry: &UserEntry| User {
             name: entry.name.clone(),
             state: users.state(entry, now),
             expires: entry.expires.map(|expiry| expiry.to_string()),
-            sessions: open.get(entry.name.as_str()).map_or(0, |sessions| sessions.len() as u32),
+            sessions: open.get(entry.name.as_str()).map_or(0, |(sessions, _)| sessions.len() as u32),
             max_sessions: entry.sessions,
             up_cap_bps: entry.up.map(BitRate::bps),
             down_cap_bps: entry.down.map(BitRate::bps),
             quota_bytes: entry.quota.map(ByteSize::bytes),
             quota_used_bytes: entry.quota.map(|_| self.quotas.used(now, &entry.name)),
+            tx_bytes: carried(&entry.name).tx_bytes,
+            rx_bytes: carried(&entry.name).rx_bytes,
         };
         users.iter().map(user).collect()
     }
@@ -451,7 +467,7 @@ mod tests {
         assert_eq!(fixture.list.count(now, clock, &[]), None, "said once");
         // It was written at once.
         fixture.list = reopen(&fixture);
-        assert_eq!(fixture.list.status(&[])[0].quota_used_bytes, Some(5_000_000));
+        assert_eq!(fixture.list.status(&[], &BTreeMap::new())[0].quota_used_bytes, Some(5_000_000));
         let ended = fixture.list.count(now, clock + 31 * DAY, &[]).unwrap();
         assert!(ended.is_empty(), "{ended:?}");
         assert_eq!(fixture.list.rates().keys().collect::<Vec<_>>(), ["alice"]);

@@ -22,7 +22,7 @@ pub const FULL_PATH_WAIT_FACTOR: u32 = 3;
 /// Repair packets that could not leave for this long are dropped, because retransmissions have arrived by then on most paths.
 const MAX_REPAIR_AGE: Duration = Duration::from_millis(100);
 
-/// Counters of the sender.
+/// Counters of the sender, of one path or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Source packets in groups.
@@ -31,6 +31,14 @@ pub struct EncoderStats {
     pub repair_packets: u64,
     /// Bytes of repair packets.
     pub repair_bytes: u64,
+}
+
+impl EncoderStats {
+    fn add(&mut self, other: Self) {
+        self.protected += other.protected;
+        self.repair_packets += other.repair_packets;
+        self.repair_bytes += other.repair_bytes;
+    }
 }
 
 /// Puts packets into groups, and makes repair packets for them.
@@ -42,12 +50,16 @@ pub struct GroupEncoder {
     paths: BTreeMap<PathId, ProtectedPath>,
     encoder: Encoder,
     arena: Arena,
-    stats: EncoderStats,
+    /// Counters of open paths that are not protected now.
+    unprotected: BTreeMap<PathId, EncoderStats>,
+    /// Counters of closed paths.
+    closed: EncoderStats,
 }
 
 #[derive(Debug)]
 struct ProtectedPath {
     plan: RepairPlan,
+    stats: EncoderStats,
     /// How long a group may wait to become full.
     wait: Duration,
     /// Bytes of repair that may be sent now; a token bucket that source packets fill.
@@ -90,19 +102,21 @@ impl GroupEncoder {
 
     /// Protects a path by the plan from now on, or no longer (`None`).
     pub fn set_plan(&mut self, path: PathId, plan: Option<&RepairPlan>) {
+        let Self { paths, unprotected, .. } = self;
         let Some(plan) = plan else {
-            self.paths.remove(&path);
+            unprotected.extend(paths.remove(&path).map(|protected| (path, protected.stats)));
             return;
         };
         let fresh = || ProtectedPath {
             plan: plan.clone(),
+            stats: unprotected.remove(&path).unwrap_or_default(),
             wait: DEFAULT_WAIT,
             saved: 0.0,
             open: [None, None],
             spare: Vec::new(),
             ready: VecDeque::new(),
         };
-        self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
+        paths.entry(path).or_insert_with(fresh).plan = plan.clone();
     }
 
     /// Sets how long after their first packet the groups of a path are closed, unless they are full before;
@@ -115,7 +129,14 @@ impl GroupEncoder {
 
     /// Ends the protection of all paths that `keep` refuses.
     pub fn retain(&mut self, mut keep: impl FnMut(PathId) -> bool) {
-        self.paths.retain(|id, _| keep(*id));
+        let ended = self.paths.extract_if(.., |id, _| !keep(*id));
+        self.unprotected.extend(ended.map(|(id, protected)| (id, protected.stats)));
+    }
+
+    /// Keeps no counters of this path any more, which is closed.
+    pub fn on_path_closed(&mut self, path: PathId) {
+        self.set_plan(path, None);
+        self.closed.add(self.unprotected.remove(&path).unwrap_or_default());
     }
 
     /// Whether packets of a path are protected.
@@ -152,7 +173,7 @@ impl GroupEncoder {
         let protected = self.paths.get_mut(&path)?;
         protected.saved =
             (protected.saved + packet.len() as f64 * protected.plan.max_share).min(MAX_SAVED_BYTES);
-        self.stats.protected += 1;
+        protected.stats.protected += 1;
         let at = usize::from(packet.len() > MAX_SMALL_PACKET);
         let open = protected.open.get_mut(at)?.as_mut()?;
         // Repair of small packets costs little, and small packets are urgent: their groups never wait longer.
@@ -220,7 +241,7 @@ impl GroupEncoder {
             ?load,
             "a group is closed"
         );
-        Some(ClosedGroup { group, source_count: data, repair_count: repair })
+        Some(ClosedGroup { path, group, source_count: data, repair_count: repair })
     }
 
     /// Whether a repair packet waits on any path.
@@ -230,19 +251,33 @@ impl GroupEncoder {
 
     /// The next repair packet for a path, with the number of its group.
     pub fn next_repair(&mut self, now: Instant, path: PathId) -> Option<(u16, Bytes)> {
-        let ready = &mut self.paths.get_mut(&path)?.ready;
+        let ProtectedPath { ready, stats, .. } = self.paths.get_mut(&path)?;
         while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > MAX_REPAIR_AGE).is_some()
         {
         }
         let (_, group, datagram) = ready.pop_front()?;
-        self.stats.repair_packets += 1;
-        self.stats.repair_bytes += datagram.len() as u64;
+        stats.repair_packets += 1;
+        stats.repair_bytes += datagram.len() as u64;
         Some((group, datagram))
     }
 
-    /// The counters since the start.
+    /// The counters of all paths since the start.
     pub fn stats(&self) -> EncoderStats {
-        self.stats
+        let mut all = self.closed;
+        let protected = self.paths.values().map(|protected| &protected.stats);
+        protected.chain(self.unprotected.values()).for_each(|stats| all.add(*stats));
+        all
+    }
+
+    /// The counters of an open path.
+    pub fn stats_of(&self, path: PathId) -> EncoderStats {
+        let protected = self.paths.get(&path).map(|protected| protected.stats);
+        protected.or_else(|| self.unprotected.get(&path).copied()).unwrap_or_default()
+    }
+
+    /// The share of repair on a path, in percent of the data; 0 without protection.
+    pub fn repair_percent_of(&self, path: PathId) -> u8 {
+        self.paths.get(&path).map_or(0, |protected| protected.plan.repair_percent())
     }
 
     /// The highest share of repair among the paths, in percent of the data.
@@ -263,6 +298,8 @@ impl GroupEncoder {
 /// A group that takes no more packets, with its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClosedGroup {
+    /// Its path.
+    pub path: PathId,
     /// The number of the group.
     pub group: u16,
     /// Source packets.
@@ -326,6 +363,31 @@ mod tests {
     }
 
     #[test]
+    fn counters_of_a_path_outlive_its_protection_and_those_of_all_outlive_the_path() {
+        let now = Instant::now();
+        let mut guard = guard(Fec::Fixed { data: 2, repair: 1 }, 0.0, 2);
+        let plan = guard.paths[&PathId(0)].plan.clone();
+        for path in [0, 0, 1, 1] {
+            send(&mut guard, now, path, 1000);
+        }
+        assert_eq!([ready(&mut guard, now, 0), ready(&mut guard, now, 1)], [1, 1]);
+        let one = EncoderStats { protected: 2, repair_packets: 1, repair_bytes: 2 + 4 + 1002 };
+        let both = EncoderStats { protected: 4, repair_packets: 2, repair_bytes: 2 * one.repair_bytes };
+        assert_eq!((guard.stats_of(PathId(0)), guard.stats_of(PathId(2))), (one, EncoderStats::default()));
+        assert_eq!((guard.repair_percent_of(PathId(0)), guard.stats()), (50, both));
+        guard.retain(|path| path == PathId(1));
+        assert_eq!((guard.stats_of(PathId(0)), guard.repair_percent_of(PathId(0))), (one, 0));
+        guard.set_plan(PathId(0), Some(&plan));
+        send(&mut guard, now, 0, 1000);
+        assert_eq!(guard.stats_of(PathId(0)).protected, 3);
+        guard.on_path_closed(PathId(0));
+        guard.on_path_closed(PathId(1));
+        assert_eq!(guard.stats_of(PathId(0)), EncoderStats::default());
+        assert_eq!(guard.stats(), EncoderStats { protected: 5, ..both });
+        assert!(guard.unprotected.is_empty());
+    }
+
+    #[test]
     fn a_group_that_does_not_become_full_is_closed_in_time() {
         let now = Instant::now();
         let mut guard = guard(Fec::Fixed { data: 10, repair: 5 }, 0.0, 1);
@@ -336,7 +398,7 @@ mod tests {
         guard.close_due(now + 4 * MS, |group| closed.push(group));
         assert_eq!(closed, []);
         guard.close_due(now + 5 * MS, |group| closed.push(group));
-        assert_eq!(closed, [ClosedGroup { group: 0, source_count: 2, repair_count: 1 }]);
+        assert_eq!(closed, [ClosedGroup { path: PathId(0), group: 0, source_count: 2, repair_count: 1 }]);
         assert_eq!(guard.poll_timeout(), None);
         assert_eq!(ready(&mut guard, now + 5 * MS, 0), 1);
     }
@@ -357,7 +419,7 @@ mod tests {
         }
         assert_eq!(
             put(&mut crowded, 31, 1000, Load::Full),
-            Some(ClosedGroup { group: 0, source_count: 32, repair_count: 6 })
+            Some(ClosedGroup { path: PathId(0), group: 0, source_count: 32, repair_count: 6 })
         );
 
         let mut left = guard(Fec::Auto, 0.12, 1);
@@ -366,7 +428,7 @@ mod tests {
         let closed = put(&mut left, 27, 1000, Load::Light);
         assert_eq!(
             closed,
-            Some(ClosedGroup { group: 0, source_count: 28, repair_count: 6 }),
+            Some(ClosedGroup { path: PathId(0), group: 0, source_count: 28, repair_count: 6 }),
             "there is room again"
         );
 

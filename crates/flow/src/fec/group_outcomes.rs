@@ -1,8 +1,8 @@
 //! At the sender: which lost packets the receiver restores, and which have to be sent again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use mpvpn_types::{Duration, Instant, target::FEC};
+use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 use rustc_hash::FxHashMap;
 
 use super::group_encoder::ClosedGroup;
@@ -10,6 +10,15 @@ use super::group_encoder::ClosedGroup;
 /// Groups that are tracked at most: those of two seconds at 1 Gbit/s, of 20 packets each. Fewer: restorable losses are sent
 /// again; more: memory.
 const MAX_GROUPS: usize = 8192;
+
+/// What repair packets of a path were for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutcomeStats {
+    /// Lost packets that the receiver could restore.
+    pub restored: u64,
+    /// Repair packets that arrived and were not needed.
+    pub wasted: u64,
+}
 
 /// Tracks acknowledged and lost packets of each group. `T` is a packet that can be sent again.
 #[derive(Debug)]
@@ -19,7 +28,10 @@ pub struct GroupOutcomes<T> {
     order: VecDeque<u16>,
     /// Groups with losses that may be restored, and until when this may stay unknown.
     held: VecDeque<(Instant, u16)>,
-    restored: u64,
+    /// Counters of open paths.
+    stats: BTreeMap<PathId, OutcomeStats>,
+    /// Lost packets of closed paths that the receiver could restore.
+    restored_on_closed: u64,
 }
 
 #[derive(Debug)]
@@ -38,7 +50,13 @@ struct GroupOutcome<T> {
 
 impl<T> Default for GroupOutcomes<T> {
     fn default() -> Self {
-        Self { groups: FxHashMap::default(), order: VecDeque::new(), held: VecDeque::new(), restored: 0 }
+        Self {
+            groups: FxHashMap::default(),
+            order: VecDeque::new(),
+            held: VecDeque::new(),
+            stats: BTreeMap::new(),
+            restored_on_closed: 0,
+        }
     }
 }
 
@@ -64,6 +82,7 @@ impl<T> GroupOutcomes<T> {
     pub fn close(&mut self, closed: ClosedGroup, out: impl FnMut(T)) {
         if let Some(outcome) = self.groups.get_mut(&closed.group) {
             outcome.closed = Some(closed);
+            self.stats.entry(closed.path).or_default();
             self.decide(closed.group, out);
         }
     }
@@ -125,14 +144,24 @@ impl<T> GroupOutcomes<T> {
         self.held.front().map(|(until, _)| *until)
     }
 
-    /// Lost packets that the receiver could restore.
+    /// Lost packets of all paths that the receiver could restore.
     pub fn restored_losses(&self) -> u64 {
-        self.restored
+        self.restored_on_closed + self.stats.values().map(|stats| stats.restored).sum::<u64>()
+    }
+
+    /// The counters of an open path.
+    pub fn stats_of(&self, path: PathId) -> OutcomeStats {
+        self.stats.get(&path).copied().unwrap_or_default()
+    }
+
+    /// Keeps no counters of this path any more, which is closed. Its last groups count for all paths only.
+    pub fn on_path_closed(&mut self, path: PathId) {
+        self.restored_on_closed += self.stats.remove(&path).unwrap_or_default().restored;
     }
 
     fn decide(&mut self, group: u16, out: impl FnMut(T)) {
         let Some(outcome) = self.groups.get_mut(&group) else { return };
-        if let Some(ClosedGroup { source_count: data, repair_count: repair, .. }) = outcome.closed {
+        if let Some(ClosedGroup { path, source_count: data, repair_count: repair, .. }) = outcome.closed {
             if outcome.arrived >= data.into() {
                 if !outcome.held.is_empty() {
                     tracing::trace!(
@@ -142,7 +171,10 @@ impl<T> GroupOutcomes<T> {
                         "the receiver restores the lost packets"
                     );
                 }
-                self.restored += outcome.held.len() as u64;
+                match self.stats.get_mut(&path) {
+                    Some(stats) => stats.restored += outcome.held.len() as u64,
+                    None => self.restored_on_closed += outcome.held.len() as u64,
+                }
                 outcome.held.clear();
             } else if outcome.lost > repair.into() {
                 if !outcome.given_up {
@@ -161,9 +193,14 @@ impl<T> GroupOutcomes<T> {
         if outcome.given_up {
             outcome.held.drain(..).for_each(out);
         }
-        if outcome.closed.is_some_and(|all| {
-            outcome.arrived + outcome.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
-        }) {
+        if let Some(all) = outcome.closed
+            && outcome.arrived + outcome.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
+        {
+            // Of the packets of a group, the receiver needs as many as it has source packets.
+            let wasted = outcome.arrived.saturating_sub(all.source_count.into());
+            if let Some(stats) = self.stats.get_mut(&all.path) {
+                stats.wasted += u64::from(wasted);
+            }
             self.groups.remove(&group);
         }
     }
@@ -174,6 +211,7 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+    const PATH: PathId = PathId(5);
 
     /// A group of 4 source and 2 repair packets, of which `lost` are lost (0 is a repair packet) and `arrived` packets arrive;
     /// returns the packets to be sent again.
@@ -181,7 +219,7 @@ mod tests {
         let now = Instant::now();
         let (mut outcomes, mut again) = (GroupOutcomes::new(), Vec::new());
         outcomes.open(3);
-        outcomes.close(ClosedGroup { group: 3, source_count: 4, repair_count: 2 }, |_| {});
+        outcomes.close(ClosedGroup { path: PATH, group: 3, source_count: 4, repair_count: 2 }, |_| {});
         for _ in 0..arrived {
             outcomes.on_arrived(3, |packet| again.push(packet));
         }
@@ -202,6 +240,30 @@ mod tests {
     fn losses_beyond_repair_are_sent_again_without_repair_packets() {
         let (again, outcomes) = run(&[1, 0, 2], 3);
         assert_eq!((again, outcomes.restored_losses(), outcomes.groups.len()), (vec![1, 2], 0, 0));
+    }
+
+    #[test]
+    fn repair_packets_that_arrive_beyond_the_losses_are_wasted() {
+        for (lost, arrived, restored, wasted) in
+            [(&[][..], 6, 0, 2), (&[1], 5, 1, 1), (&[1, 2], 4, 2, 0), (&[0], 5, 0, 1), (&[1, 0, 2], 3, 0, 0)]
+        {
+            let (_, mut outcomes) = run(lost, arrived);
+            assert_eq!(outcomes.stats_of(PATH), OutcomeStats { restored, wasted }, "{lost:?}");
+            assert_eq!(outcomes.stats_of(PathId(6)), OutcomeStats::default());
+            outcomes.on_path_closed(PATH);
+            assert_eq!((outcomes.restored_losses(), outcomes.stats.len()), (restored, 0));
+        }
+    }
+
+    #[test]
+    fn the_last_groups_of_a_closed_path_count_and_leave_nothing_behind() {
+        let mut outcomes: GroupOutcomes<u8> = GroupOutcomes::new();
+        outcomes.open(3);
+        outcomes.close(ClosedGroup { path: PATH, group: 3, source_count: 1, repair_count: 1 }, |_| {});
+        outcomes.on_path_closed(PATH);
+        outcomes.on_lost(Instant::now(), 3, Some(1), MS, |_| panic!("it is restored"));
+        outcomes.on_arrived(3, |_| panic!("it is restored"));
+        assert_eq!((outcomes.restored_losses(), outcomes.stats.len(), outcomes.groups.len()), (1, 0, 0));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::ProxyError, connect_ip::RefusalDetail};
+use mpvpn_quic::HandshakeCounters;
 use mpvpn_types::{CongestionControl, Duration};
 
 use super::UdpFlowEvent;
@@ -133,6 +134,10 @@ pub struct ClientReport {
     pub drops: u64,
     /// Time that packets wait in queues (CoDel's sojourn time).
     pub sojourn: Duration,
+    /// Bytes of packets that wait in queues.
+    pub queued_bytes: usize,
+    /// Handshakes with the server.
+    pub handshakes: HandshakeCounters,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub resequencing: Option<ResequencingCounters>,
     /// The congestion controller of the server on this connection's paths; `None` if it reports none.

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_path::TransportHealth;
-use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, LostReason};
+use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use super::{
@@ -165,6 +165,7 @@ impl Client {
             if now.saturating_duration_since(handshake.started_at) >= HANDSHAKE_TIMEOUT {
                 self.connector.take(id);
                 self.connector.close(now, &mut self.endpoint, id, "took too long");
+                self.endpoint.on_handshake_ended(HandshakeResult::Failed);
                 continue;
             }
             if let Some(connection) = self.endpoint.get(id) {
@@ -184,10 +185,12 @@ impl Client {
             match event {
                 // The streams of the old connection would end with it: heartbeats test it once more.
                 QuicEvent::Connected if self.session.is_some() && self.has_flows() => {
+                    self.endpoint.on_handshake_ended(HandshakeResult::Completed);
                     self.keep_as_replacement(now, id);
                     break;
                 }
                 QuicEvent::Connected => {
+                    self.endpoint.on_handshake_ended(HandshakeResult::Completed);
                     self.connector.take(id);
                     return self.use_connection(now, id);
                 }
@@ -211,6 +214,7 @@ impl Client {
     }
 
     fn on_handshake_failed(&mut self, now: Instant, id: ConnectionHandle, reason: LostReason) {
+        self.endpoint.on_handshake_ended(HandshakeResult::Failed);
         if let Some(handshake) = self.connector.take(id) {
             self.reports.changes.push(ClientChange::ConnectFailed(handshake.link, reason.to_string()));
         }

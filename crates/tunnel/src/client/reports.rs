@@ -11,6 +11,7 @@ use crate::{
     events::{Changes, ClientChange},
     multipath::MultipathConnection,
 };
+use mpvpn_quic::HandshakeCounters;
 use mpvpn_types::Duration;
 
 #[derive(Debug, Default)]
@@ -84,6 +85,8 @@ impl Reports {
             rates: TrafficRates::default(),
             drops: self.closed_drops,
             sojourn: Duration::ZERO,
+            queued_bytes: 0,
+            handshakes: HandshakeCounters::default(),
             resequencing: None,
             peer_cc: None,
             per_flow: false,

@@ -57,6 +57,23 @@ pub struct FecCounters {
     pub unrecoverable: u64,
 }
 
+/// Counters of FEC on one path, for what this end sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathFecCounters {
+    /// Repair packets per 100 source packets now.
+    pub repair_percent: u8,
+    /// Source packets sent in groups.
+    pub protected: u64,
+    /// Repair packets sent.
+    pub repair_packets: u64,
+    /// Bytes of repair packets sent.
+    pub repair_bytes: u64,
+    /// Lost packets that the peer recovered.
+    pub recovered_by_peer: u64,
+    /// Repair packets that arrived and that the peer did not need.
+    pub unneeded_repairs: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Protection {
     prefix: DatagramPrefix,
@@ -259,6 +276,26 @@ impl Protection {
         let recovered = &mut self.recovered;
         self.decoder.push(now, position, &datagram, |packet| recovered.push_back(packet));
         matches!(position.symbol, Symbol::Source(_)).then_some(datagram)
+    }
+
+    /// The counters of a path for what this end sends.
+    pub(super) fn path_counters(&self, path: PathId) -> PathFecCounters {
+        let (sent, outcomes) = (self.encoder.stats_of(path), self.outcomes.stats_of(path));
+        PathFecCounters {
+            repair_percent: self.encoder.repair_percent_of(path),
+            protected: sent.protected,
+            repair_packets: sent.repair_packets,
+            repair_bytes: sent.repair_bytes,
+            recovered_by_peer: outcomes.restored,
+            unneeded_repairs: outcomes.wasted,
+        }
+    }
+
+    /// Forgets a closed path.
+    pub(super) fn on_path_closed(&mut self, path: PathId) {
+        self.encoder.on_path_closed(path);
+        self.outcomes.on_path_closed(path);
+        self.loss_monitors.remove(&path);
     }
 
     /// Returns label and packet of the next recovered packet.

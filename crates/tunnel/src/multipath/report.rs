@@ -6,7 +6,9 @@ use mpvpn_path::{PathState, Placement, StateReason};
 use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
-use super::{MultipathConnection, ResequencingCounters, Role, TrafficCounters, TrafficRates};
+use super::{
+    MultipathConnection, PathFecCounters, ResequencingCounters, Role, TrafficCounters, TrafficRates,
+};
 
 /// Delay variation that packets of one path have without cause (scheduling latency of the operating system). Smaller:
 /// a flow that changes connections is reordered. Larger: it waits for longer.
@@ -23,6 +25,8 @@ pub struct PathReport {
     pub reason: String,
     /// The link, at a client; `None` at a server.
     pub link: Option<LinkId>,
+    /// Counters of FEC for what this end sends; `None` if FEC was not negotiated.
+    pub fec: Option<PathFecCounters>,
 }
 
 impl MultipathConnection {
@@ -41,7 +45,8 @@ impl MultipathConnection {
                 reason => reason.to_string(),
             };
             let link = (self.role == Role::Client).then_some(path.link());
-            reports.push(PathReport { view, state, reason, link });
+            let fec = self.recovery.sequencer.as_ref().and_then(|sequencer| sequencer.path_fec(id));
+            reports.push(PathReport { view, state, reason, link, fec });
         }
         reports
     }

@@ -14,7 +14,7 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{
     numbering::Numbering,
-    protect::{FecCounters, Protection},
+    protect::{FecCounters, PathFecCounters, Protection},
     resequencer::Resequencer,
     retransmissions::Retransmissions,
 };
@@ -220,6 +220,18 @@ impl Sequencer {
             copies: self.copies,
             received: self.resequencer.stats(),
             fec: self.protection.as_ref().map(|protection| protection.counters()),
+        }
+    }
+
+    /// The counters of FEC on a path; `None` if FEC was not negotiated.
+    pub(super) fn path_fec(&self, path: PathId) -> Option<PathFecCounters> {
+        self.protection.as_ref().map(|protection| protection.path_counters(path))
+    }
+
+    /// Forgets a closed path.
+    pub(super) fn on_path_closed(&mut self, path: PathId) {
+        if let Some(protection) = &mut self.protection {
+            protection.on_path_closed(path);
         }
     }
 

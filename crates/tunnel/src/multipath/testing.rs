@@ -32,6 +32,7 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathStats {
         in_flight: 0,
         delivery_rate: 1_000_000,
         link_rate: None,
+        backlog_time: None,
         mtu: 1400,
         tx_bytes: 0,
         tx_packets: 0,

@@ -16,6 +16,15 @@ pub struct TrafficCounters {
     pub reinjected_bytes: u64,
 }
 
+impl TrafficCounters {
+    /// Adds the counters of another connection.
+    pub fn add(&mut self, other: Self) {
+        self.tx_bytes += other.tx_bytes;
+        self.rx_bytes += other.rx_bytes;
+        self.reinjected_bytes += other.reinjected_bytes;
+    }
+}
+
 /// Minimum time over which rates are averaged. Smaller: bursts show as rates. Larger: changes show late.
 const MIN_RATE_PERIOD: Duration = Duration::from_secs(1);
 

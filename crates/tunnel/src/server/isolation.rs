@@ -4,7 +4,7 @@
 //! is gone with its tunnel, relays and UDP flows, and nothing of its state is used again; all other clients go on. The
 //! crate has no `unsafe`, so a panic leaves memory valid, and locks that it poisons guard data that is replaced whole.
 
-use mpvpn_quic::ConnectionHandle;
+use mpvpn_quic::{ConnectionHandle, HandshakeResult};
 use mpvpn_types::catch_panic;
 
 use super::Server;
@@ -33,7 +33,7 @@ impl Server {
                 self.remove_tunnel(now, id, authenticated, REASON);
             }
             if peer.handshaking {
-                self.endpoint.on_handshake_ended();
+                self.endpoint.on_handshake_ended(HandshakeResult::Failed);
             }
         }
         self.endpoint.process_endpoint_events(id);

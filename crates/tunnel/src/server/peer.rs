@@ -8,7 +8,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use ipnet::IpNet;
 use mpvpn_masque::h3::Side;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, LostReason, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
 use super::{
@@ -55,7 +55,8 @@ pub(super) struct Peer {
 /// Events of a connection that need an action of the server.
 #[derive(Debug, Default)]
 pub(super) struct PeerEvents {
-    pub(super) handshake_over: bool,
+    /// How its handshake ended, if it did now.
+    pub(super) handshake: Option<HandshakeResult>,
     pub(super) lost: Option<LostReason>,
     /// The connection cannot be used, for this reason.
     pub(super) broken: Option<String>,
@@ -145,14 +146,18 @@ impl Peer {
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Connected => {
-                    happened.handshake_over |= std::mem::take(&mut self.handshaking);
+                    if std::mem::take(&mut self.handshaking) {
+                        happened.handshake = Some(HandshakeResult::Completed);
+                    }
                     match Http::start(Side::Server, connection) {
                         Ok(http) => self.http = Some(http),
                         Err(error) => happened.broken = Some(error.to_string()),
                     }
                 }
                 QuicEvent::Lost(reason) => {
-                    happened.handshake_over |= std::mem::take(&mut self.handshaking);
+                    if std::mem::take(&mut self.handshaking) {
+                        happened.handshake = Some(HandshakeResult::Failed);
+                    }
                     happened.lost = Some(reason);
                 }
                 QuicEvent::PathOpened(path) => {
@@ -291,6 +296,7 @@ impl AuthenticatedPeer {
     pub(super) fn closed_report(&self) -> ClosedConnection {
         let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
         ClosedConnection {
+            user: self.user.clone(),
             class: self.class_name(),
             counters,
             drops,

@@ -1,6 +1,8 @@
 //! Status reports of a server's connections, and final reports of closed ones.
 
-use mpvpn_quic::Connection;
+use std::collections::BTreeMap;
+
+use mpvpn_quic::{Connection, HandshakeCounters};
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId, catch_panic};
 
 use super::Server;
@@ -32,6 +34,8 @@ pub struct SessionReport {
     pub drops: u64,
     /// Time that packets wait in its queues (CoDel's sojourn time).
     pub sojourn: Duration,
+    /// Bytes of packets that wait in its queues.
+    pub queued_bytes: usize,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub resequencing: Option<ResequencingCounters>,
     /// Its paths.
@@ -41,6 +45,8 @@ pub struct SessionReport {
 /// The final report of a closed connection.
 #[derive(Clone, Debug)]
 pub struct ClosedConnection {
+    /// The user.
+    pub user: String,
     /// The name of its class; empty where the client had none.
     pub class: String,
     /// Bytes of inner packets.
@@ -51,7 +57,25 @@ pub struct ClosedConnection {
     pub resequencing: Option<ResequencingCounters>,
 }
 
+/// What a server has counted since the start, beside its connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerCounters {
+    /// Handshakes.
+    pub handshakes: HandshakeCounters,
+    /// Refused requests by HTTP status. Requests without valid credentials that got the site count as 401.
+    pub refused: BTreeMap<u16, u64>,
+}
+
 impl Server {
+    /// The counters of the server itself.
+    pub fn counters(&self) -> ServerCounters {
+        ServerCounters { handshakes: self.endpoint.handshakes(), refused: self.refused.clone() }
+    }
+
+    pub(super) fn count_refused(&mut self, status: u16) {
+        *self.refused.entry(status).or_default() += 1;
+    }
+
     /// The status of all connections.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
         let (mut reports, mut panicked) = (Vec::new(), Vec::new());
@@ -77,6 +101,7 @@ impl Server {
                 rates: multipath.rates(now),
                 drops: multipath.drops(),
                 sojourn: multipath.sojourn(),
+                queued_bytes: multipath.backlog_bytes(),
                 resequencing: multipath.resequencing(),
                 cc: paths.first().map(|path| path.view.cc),
                 paths,

@@ -42,6 +42,10 @@ impl Server {
             match event {
                 HttpEvent::Headers { stream, headers } if Some(stream) != request => {
                     if self.is_unauthenticated(id, &headers) {
+                        if headers.method() == Some("CONNECT") {
+                            // Such a client is refused, though it does not learn it.
+                            self.count_refused(401);
+                        }
                         self.send_site_response(id, stream, &headers);
                         continue;
                     }
@@ -132,6 +136,7 @@ impl Server {
         refusal: &Rejection,
         answer: &Headers,
     ) {
+        self.count_refused(refusal.status);
         let Some(connection) = self.endpoint.get(id) else { return };
         self.changes.push(ServerChange::Refused(refusal.status, refusal.reason.to_string()));
         connection.write(stream, h3::encode_headers(answer));

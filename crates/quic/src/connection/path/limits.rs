@@ -8,7 +8,7 @@
 
 use mpvpn_class::ShaperHandle;
 use mpvpn_path::Pacer;
-use mpvpn_types::{BitRate, Instant};
+use mpvpn_types::{BitRate, Duration, Instant};
 
 use crate::{cap::Cap, gate::GateState};
 
@@ -73,6 +73,12 @@ impl SendLimits {
     pub(crate) fn link_rate(&self) -> Option<u64> {
         let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
         Some(handle.shaper().capacity()?.bps() / 8)
+    }
+
+    /// For how long the class of this path has had more data than it could send over the link, if the path has a shaper.
+    pub(crate) fn backlog_time(&self, now: Instant) -> Option<Duration> {
+        let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
+        Some(handle.shaper().backlog_time(now, handle.class()))
     }
 
     /// Sets the configured rate; returns whether it is to be applied now ([`Self::apply_rate`]).
@@ -188,7 +194,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use mpvpn_class::Shaper;
-    use mpvpn_types::{ClassId, Duration};
+    use mpvpn_types::ClassId;
 
     use super::*;
 

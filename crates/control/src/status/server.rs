@@ -1,0 +1,37 @@
+//! Handshakes, and requests that a server refused, in the status.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// QUIC handshakes since the start of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Handshakes {
+    /// Completed handshakes.
+    pub completed: u64,
+    /// Failed handshakes, and those without an answer in time.
+    pub failed: u64,
+    /// Attempts to connect that a server answered with a Retry packet, because many handshakes were under way.
+    pub retried: u64,
+    /// Attempts to connect that a server dropped, because there were too many.
+    pub dropped: u64,
+}
+
+impl Handshakes {
+    /// Adds those of another connection or thread.
+    pub fn add(&mut self, other: Self) {
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.retried += other.retried;
+        self.dropped += other.dropped;
+    }
+}
+
+/// Requests that a server refused with one HTTP status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RefusedRequests {
+    /// The HTTP status. Requests without valid credentials that got the web site instead count as 401.
+    pub status: u16,
+    /// Number of requests.
+    pub count: u64,
+}
