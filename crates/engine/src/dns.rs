@@ -7,6 +7,7 @@
 
 mod marked;
 pub(crate) mod message;
+mod reverse;
 
 use std::{
     collections::HashMap,
@@ -24,6 +25,7 @@ use tokio::{
 };
 
 pub(crate) use marked::marked_resolver;
+pub(crate) use reverse::name_in_tunnel;
 
 /// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a dot at its end.
 pub(crate) type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
@@ -135,7 +137,8 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
         tokio::spawn(async move {
             let resolvers = upstreams(&name);
-            let response = first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query)).await;
+            let response =
+                first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query, None)).await;
             let response = response.or_else(|| message::server_failure(&query));
             if let Some(response) = response {
                 let _ = socket.send_to(&response, from).await;
@@ -193,9 +196,13 @@ async fn first_response<F: Future<Output = io::Result<Vec<u8>>>>(
     None
 }
 
-async fn exchange_by_udp(resolver: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
+/// Asks a resolver, through this network device if one is given.
+async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], device: Option<&str>) -> io::Result<Vec<u8>> {
     let any = if resolver.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
+    if let Some(device) = device {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
     socket.connect(resolver).await?;
     socket.send(query).await?;
     let mut buffer = vec![0; MAX_MESSAGE];

@@ -2,7 +2,7 @@
 //! link carries.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -25,6 +25,8 @@ pub(crate) struct LinkPolicies {
     connection_count: u64,
     /// The number of pipes found for each link with `pipes = "auto"`.
     auto_pipes: BTreeMap<String, PathCount>,
+    /// Links without `pipes` that get an automatic number, because of their operator.
+    limited_by_operator: BTreeSet<String>,
 }
 
 impl LinkPolicies {
@@ -35,6 +37,7 @@ impl LinkPolicies {
             exhausted_quotas: BTreeMap::new(),
             connection_count: 1,
             auto_pipes: BTreeMap::new(),
+            limited_by_operator: BTreeSet::new(),
         }
     }
 
@@ -69,7 +72,7 @@ impl LinkPolicies {
 
     /// How many pipes a link has.
     pub(crate) fn pipes(&self, name: &str) -> PathCount {
-        match self.of(name).pipes.unwrap_or_default() {
+        match self.configured_pipes(name) {
             Pipes::Count(count) => PathCount::all(count.clamp(1, Pipes::MAX)),
             Pipes::Auto => self.auto_pipes.get(name).copied().unwrap_or(PathCount::all(1)),
         }
@@ -80,9 +83,29 @@ impl LinkPolicies {
         self.of(name).transport.unwrap_or_default()
     }
 
+    /// The value of `pipes` that counts for a link.
+    fn configured_pipes(&self, name: &str) -> Pipes {
+        let default = || if self.limited_by_operator.contains(name) { Pipes::Auto } else { Pipes::default() };
+        self.of(name).pipes.unwrap_or_else(default)
+    }
+
     /// Whether the number of pipes is found automatically.
     pub(crate) fn has_auto_pipes(&self, name: &str) -> bool {
-        self.of(name).pipes == Some(Pipes::Auto)
+        self.configured_pipes(name) == Pipes::Auto
+    }
+
+    /// Whether `pipes` is not configured for a link.
+    pub(crate) fn has_default_pipes(&self, name: &str) -> bool {
+        self.of(name).pipes.is_none()
+    }
+
+    /// Sets whether the operator of a link is known to limit UDP sessions, so that the default of `pipes` is `auto`. Returns
+    /// whether that changed.
+    pub(crate) fn set_limited_by_operator(&mut self, name: &str, is_limited: bool) -> bool {
+        match is_limited {
+            true => self.limited_by_operator.insert(name.to_owned()),
+            false => self.limited_by_operator.remove(name),
+        }
     }
 
     /// Sets the number of pipes of a link with automatic pipes. Returns whether it changed.

@@ -23,6 +23,7 @@ use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 use crate::{
     EngineError,
     acme::Acme,
+    dns,
     https_server::HttpsServer,
     resolver::{MAX_CONCURRENT_LOOKUPS, Resolver, ResolverHandle, resolver},
     service_manager::LoopActivity,
@@ -54,7 +55,33 @@ pub(crate) enum Message {
 /// A request of the data plane.
 enum Request {
     Lookup(ServerAddr),
-    ReverseLookup(IpAddr),
+    ReverseLookup(ReverseLookup),
+}
+
+/// A question for the name of an address.
+#[derive(Debug)]
+pub(crate) enum ReverseLookup {
+    /// The system's resolver is asked.
+    BySystem(IpAddr),
+    /// These resolvers are asked through the tunnel's device, one after the other.
+    InTunnel { address: IpAddr, resolvers: Vec<IpAddr>, device: String },
+}
+
+impl ReverseLookup {
+    fn address(&self) -> IpAddr {
+        match self {
+            Self::BySystem(address) | Self::InTunnel { address, .. } => *address,
+        }
+    }
+
+    async fn name(self) -> Option<String> {
+        match self {
+            Self::BySystem(address) => reverse_lookup(address).await,
+            Self::InTunnel { address, resolvers, device } => {
+                dns::name_in_tunnel(address, &resolvers, &device).await
+            }
+        }
+    }
 }
 
 /// The services that the thread runs.
@@ -130,9 +157,9 @@ impl SlowThread {
         self.send(Request::Lookup(server.clone()));
     }
 
-    /// Starts a reverse lookup of an address; the result is a [`Message::ReverseResolved`].
-    pub(crate) fn reverse_resolve(&self, address: IpAddr) {
-        self.send(Request::ReverseLookup(address));
+    /// Starts a reverse lookup; the result is a [`Message::ReverseResolved`].
+    pub(crate) fn reverse_resolve(&self, lookup: ReverseLookup) {
+        self.send(Request::ReverseLookup(lookup));
     }
 
     fn send(&self, request: Request) {
@@ -213,14 +240,12 @@ async fn serve(
                     post(Message::Resolved(look_up(server, resolve.clone()).await));
                 }
                 // An app's resolver has no reverse lookup.
-                Request::ReverseLookup(address) if resolve.is_some() => {
-                    post(Message::ReverseResolved(address, None))
+                Request::ReverseLookup(lookup) if resolve.is_some() => {
+                    post(Message::ReverseResolved(lookup.address(), None))
                 }
-                Request::ReverseLookup(address) => {
-                    let post = post.clone();
-                    tokio::spawn(async move {
-                        post(Message::ReverseResolved(address, reverse_lookup(address).await))
-                    });
+                Request::ReverseLookup(lookup) => {
+                    let (post, address) = (post.clone(), lookup.address());
+                    tokio::spawn(async move { post(Message::ReverseResolved(address, lookup.name().await)) });
                 }
             }
         }

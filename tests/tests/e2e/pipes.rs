@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use mpvpn_tests::testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of};
+use mpvpn_tests::{
+    dns::NameServer,
+    testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of},
+};
 use serde_json::Value;
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
@@ -79,4 +82,40 @@ fn auto_starts_with_two_pipes_if_the_address_or_its_name_suggests_a_shaper() {
     let reason = status["links"][1]["pipes_reason"].as_str().expect("a reason");
     assert!(reason.contains("carrier's address translation"), "{reason}");
     testbed.run(Host::Client, &["ping", "-c", "20", "-i", "0.05", "-q", TUNNEL]);
+}
+
+#[test]
+fn a_starlink_link_has_automatic_pipes_by_default_and_its_name_is_asked_for_in_the_tunnel_only() {
+    let testbed = Testbed::new(&[SHAPED_LINK, SHAPED_LINK]);
+    let name = "customer.lndngbr1.pop.starlinkisp.net";
+    // The server sees the links at their own addresses.
+    let names = [([10, 101, 0, 2].into(), name), ([10, 102, 0, 2].into(), "host.example.net")];
+    let resolver = NameServer::start_with_names(&testbed, Host::Inet, &names);
+    let _server = testbed.server(&["--dns", "198.51.100.2"]);
+    let client = testbed.client(&[]);
+    let status = wait_for_pipes(&client, "eth1", 2);
+    let reason = format!("the operator's name is {name}, so `pipes` is `auto` by default");
+    assert_eq!(pipes_and_reason(&status), (2, reason));
+    assert!(status["links"][1].get("pipes").is_none(), "{status:#}");
+    let text = String::from_utf8(
+        testbed
+            .mpvpn(Host::Client, &["status", "--api-socket", &client.socket().display().to_string()])
+            .stdout,
+    )
+    .expect("UTF-8");
+    assert!(text.contains("eth1: 2 pipes: the operator's name is"), "{text}");
+    // The server's address towards the internet: no query came over a link.
+    let asked: Vec<_> = resolver.client_addresses().iter().map(ToString::to_string).collect();
+    assert_eq!(asked, ["198.51.100.1"]);
+    // FEC stays off.
+    assert!(paths(&status, "eth1").iter().all(|path| path.get("fec").is_none()), "{status:#}");
+
+    // A number that is configured counts.
+    testbed.mpvpn(
+        Host::Client,
+        &["link", "set", "eth1", "--pipes", "1", "--api-socket", &client.socket().display().to_string()],
+    );
+    let status = wait_for_pipes(&client, "eth1", 1);
+    assert!(status["links"][0].get("pipes").is_none(), "{status:#}");
+    testbed.run(Host::Client, &["ping", "-c", "5", "-i", "0.1", "-q", TUNNEL]);
 }

@@ -1,8 +1,10 @@
-//! Finds the number of pipes for links with `pipes = "auto"`.
+//! Finds the number of pipes for links with `pipes = "auto"`. That is the default for links whose operator is known to limit
+//! each UDP session: the name of the address from which the server sees the link tells the operator.
 //!
 //! In: what the links carry, the addresses from which the server sees them, and the DNS names of those addresses.
 //! Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried with another
-//! number; reverse lookups happen for a new address, and at most once an hour for the same one.
+//! number; reverse lookups happen for a new address, and at most once an hour for the same one. The name for a link without
+//! `pipes` is asked for only inside the tunnel, so that no network on the way learns of it.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +30,19 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of reverse lookups of the same address. Names change rarely; chosen.
 const REVERSE_LOOKUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// All links with an automatic number of pipes, by name.
+/// Which resolvers to ask for the name of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LookupScope {
+    /// Those of the system.
+    System,
+    /// Those that answer inside the tunnel.
+    Tunnel,
+}
+
+/// An address whose name is wanted.
+pub(super) type WantedName = (IpAddr, LookupScope);
+
+/// All links with an automatic number of pipes, or whose operator decides about that, by name.
 pub(super) struct AutoPipes {
     links: BTreeMap<String, AutoPipeLink>,
     next_update: Instant,
@@ -40,6 +54,8 @@ struct AutoPipeLink {
     /// The networks of the link's addresses. In other networks, everything starts anew.
     networks: Vec<IpAddr>,
     judge: PathCountController,
+    /// The name of the public address, if it is of an operator that is known to limit each UDP session.
+    operator: Option<SessionLimitHint>,
     /// The address that was looked up last, and when.
     last_lookup: Option<(IpAddr, Instant)>,
 }
@@ -55,25 +71,43 @@ impl AutoPipes {
     }
 
     /// Updates `policies` from what the links carry. Returns whether they changed, and the addresses to look up.
-    /// `paths` returns the paths of the default class's connection, and is called only if needed.
+    /// `tunnel_resolves`: whether names can be asked for inside the tunnel. `paths` returns the paths of the default class's
+    /// connection, and is called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,
         policies: &mut LinkPolicies,
         links: &Links,
+        tunnel_resolves: bool,
         paths: impl FnOnce() -> Vec<PathReport>,
-    ) -> (bool, Vec<IpAddr>) {
+    ) -> (bool, Vec<WantedName>) {
         self.next_update = now + UPDATE_INTERVAL;
         let (mut changed, mut wanted) = (false, Vec::new());
-        let autos: Vec<(LinkId, &Link)> =
-            links.uplinks().filter(|(_, link)| policies.has_auto_pipes(&link.name)).collect();
-        self.links.retain(|name, _| autos.iter().any(|(_, link)| link.name == *name));
-        let paths = if autos.is_empty() { Vec::new() } else { paths() };
-        for (id, link) in autos {
+        let is_observed =
+            |name: &str| policies.has_auto_pipes(name) || tunnel_resolves && policies.has_default_pipes(name);
+        let observed: Vec<(LinkId, &Link)> =
+            links.uplinks().filter(|(_, link)| is_observed(&link.name)).collect();
+        self.links.retain(|name, _| observed.iter().any(|(_, link)| link.name == *name));
+        let paths = if observed.is_empty() { Vec::new() } else { paths() };
+        for (id, link) in observed {
             let before = self.links.get(&link.name).map_or(1, |link_state| link_state.judge.chosen());
             let is_up = link.remote.is_some();
             if is_up {
-                wanted.extend(self.observe_addresses(now, id, link, &paths));
+                let scope = if policies.has_default_pipes(&link.name) {
+                    LookupScope::Tunnel
+                } else {
+                    LookupScope::System
+                };
+                let address = self.observe_addresses(now, id, link, &paths);
+                wanted.extend(address.map(|address| (address, scope)));
+            }
+            if policies.has_default_pipes(&link.name) {
+                let is_limited =
+                    self.links.get(&link.name).is_some_and(|link_state| link_state.operator.is_some());
+                changed |= policies.set_limited_by_operator(&link.name, is_limited);
+            }
+            if !policies.has_auto_pipes(&link.name) {
+                continue;
             }
             // A backup link must not be tried: its traffic would have to wait until it is needed.
             let in_use = matches!(policies.tier(&link.name), Tier::Primary | Tier::Overflow);
@@ -106,6 +140,7 @@ impl AutoPipes {
         let begin = || AutoPipeLink {
             networks: networks.clone(),
             judge: PathCountController::new().with_link_name(&link.name),
+            operator: None,
             last_lookup: None,
         };
         let link_state = self.links.entry(link.name.clone()).or_insert_with(begin);
@@ -122,12 +157,14 @@ impl AutoPipes {
     /// Uses the hint that an address's name gives.
     pub(super) fn on_reverse_resolved(&mut self, now: Instant, address: IpAddr, name: &str) {
         tracing::debug!(%address, name, "the name of a link's public address");
-        let Some(hint) = SessionLimitHint::from_dns_name(name) else { return };
+        let hint = SessionLimitHint::from_dns_name(name);
         let fits =
             |link_state: &AutoPipeLink| link_state.last_lookup.is_some_and(|(asked, _)| asked == address);
         for (link, link_state) in self.links.iter_mut().filter(|(_, link_state)| fits(link_state)) {
+            link_state.operator.clone_from(&hint);
+            let Some(hint) = hint.clone() else { continue };
             let before = link_state.judge.chosen();
-            link_state.judge.set_hint(hint.clone());
+            link_state.judge.set_hint(hint);
             if link_state.judge.chosen() != before {
                 link_state.report(link, &self.events);
             }
@@ -136,12 +173,18 @@ impl AutoPipes {
         self.next_update = now;
     }
 
-    /// Adds the number of pipes and its reason to a link's status.
-    pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
-        if let Some(link_state) = self.links.get(&link.name) {
-            link.pipes = Some(link_state.judge.chosen());
-            link.pipes_reason = Some(link_state.judge.explanation());
-        }
+    /// Adds the number of pipes and its reason to a link's status; nothing if the number is fixed.
+    pub(super) fn add_to_status(&self, policies: &LinkPolicies, link: &mut LinkStatus) {
+        let Some(link_state) = self.links.get(&link.name).filter(|_| policies.has_auto_pipes(&link.name))
+        else {
+            return;
+        };
+        link.pipes = Some(link_state.judge.chosen());
+        let explanation = link_state.judge.explanation();
+        link.pipes_reason = Some(match &link_state.operator {
+            Some(operator) if policies.has_default_pipes(&link.name) => with_default(&explanation, operator),
+            _ => explanation,
+        });
     }
 }
 
@@ -164,6 +207,16 @@ impl AutoPipeLink {
     }
 }
 
+/// Why a link without `pipes` has its number of pipes.
+fn with_default(explanation: &str, operator: &SessionLimitHint) -> String {
+    let operator = operator.to_string();
+    let default = format!("{operator}, so `pipes` is `auto` by default");
+    match explanation.strip_prefix(&operator) {
+        Some(rest) => default + rest,
+        None => format!("{explanation}; {default}"),
+    }
+}
+
 /// The paths over one link.
 fn of_link(paths: &[PathReport], id: LinkId) -> impl Iterator<Item = &PathReport> {
     paths.iter().filter(move |path| path.link.is_some_and(|other| other.uplink() == id))
@@ -180,4 +233,25 @@ fn networks(link: &Link) -> Vec<IpAddr> {
     all.sort_unstable();
     all.dedup();
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_names_the_operator_once() {
+        let operator = SessionLimitHint::OperatorName("a.starlinkisp.net".to_owned());
+        let default = "the operator's name is a.starlinkisp.net, so `pipes` is `auto` by default";
+        assert_eq!(with_default(&operator.to_string(), &operator), default);
+        let tried = format!("{operator}; whether the second one brings more is being tried");
+        assert_eq!(
+            with_default(&tried, &operator),
+            format!("{default}; whether the second one brings more is being tried")
+        );
+        assert_eq!(
+            with_default("a second one brought 3 %", &operator),
+            format!("a second one brought 3 %; {default}")
+        );
+    }
 }

@@ -3,7 +3,10 @@
 //! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of the app.
 //! Always holds: only [`ClientKind::Machine`] changes the machine.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use mpvpn_control::{config::ClientConfig, events::EventSender, status::KillSwitchState};
 use mpvpn_tunnel::{AddressesInUse, Assignment, RelayId, UdpId};
@@ -131,6 +134,14 @@ impl ClientKind {
             Self::Machine(machine) => machine.set_up(false),
             Self::Embedded(host) => host.report_down(reason),
             Self::Proxy(_) => {}
+        }
+    }
+
+    /// The resolvers that answer inside the tunnel; none where the client has no TUN device or `dns` is off.
+    pub(super) fn tunnel_resolvers(&self, config: &ClientConfig) -> Vec<IpAddr> {
+        match self {
+            Self::Machine(machine) => machine.tunnel_resolvers(config),
+            Self::Embedded(_) | Self::Proxy(_) => Vec::new(),
         }
     }
 

@@ -2,12 +2,15 @@
 //!
 //! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second.
 
-use std::{net::IpAddr, time::Instant};
+use std::time::Instant;
 
 use mpvpn_control::status::Link as LinkStatus;
 use mpvpn_tunnel::PathReport;
 
-use super::{auto_pipes::AutoPipes, quotas::Quotas};
+use super::{
+    auto_pipes::{AutoPipes, WantedName},
+    quotas::Quotas,
+};
 use crate::{links::Links, policies::LinkPolicies};
 
 /// Quotas and automatic pipes of all links.
@@ -22,7 +25,7 @@ pub(super) struct LinkUpdate {
     /// The new policies, if they changed.
     pub(super) policies: Option<LinkPolicies>,
     /// Addresses for reverse lookups.
-    pub(super) wanted_names: Vec<IpAddr>,
+    pub(super) wanted_names: Vec<WantedName>,
 }
 
 impl LinkUse {
@@ -31,13 +34,14 @@ impl LinkUse {
         self.quotas.poll_timeout().min(self.pipes.poll_timeout())
     }
 
-    /// Updates quotas and pipes that are due. `paths` returns the paths of the default class's connection, and is
-    /// called only if needed.
+    /// Updates quotas and pipes that are due. `tunnel_resolves`: whether names can be asked for inside the tunnel. `paths`
+    /// returns the paths of the default class's connection, and is called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,
         policies: &LinkPolicies,
         links: &Links,
+        tunnel_resolves: bool,
         paths: impl FnOnce() -> Vec<PathReport>,
     ) -> LinkUpdate {
         if now < self.poll_timeout() {
@@ -48,7 +52,7 @@ impl LinkUse {
             has_changed |= self.update_quotas(now, &mut policies, links);
         }
         if now >= self.pipes.poll_timeout() {
-            let (changed, wanted) = self.pipes.update(now, &mut policies, links, paths);
+            let (changed, wanted) = self.pipes.update(now, &mut policies, links, tunnel_resolves, paths);
             has_changed |= changed;
             wanted_names = wanted;
         }
@@ -62,8 +66,8 @@ impl LinkUse {
     }
 
     /// Adds quota and pipes to a link's status.
-    pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
+    pub(super) fn add_to_status(&self, policies: &LinkPolicies, link: &mut LinkStatus) {
         link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
-        self.pipes.add_to_status(link);
+        self.pipes.add_to_status(policies, link);
     }
 }

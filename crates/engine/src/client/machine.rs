@@ -319,17 +319,26 @@ impl Machine {
         }
     }
 
-    /// Makes the system use the configured or suggested name servers.
-    fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
-        let Some(assignment) = &self.assignment else { return Ok(()) };
+    /// The configured or suggested resolvers that can be asked through the tunnel.
+    pub(super) fn tunnel_resolvers(&self, config: &ClientConfig) -> Vec<IpAddr> {
+        let Some(assignment) = &self.assignment else { return Vec::new() };
         let is_reachable =
             |ip: &&IpAddr| assignment.addresses.iter().any(|own| own.addr().is_ipv4() == ip.is_ipv4());
-        let servers: Vec<IpAddr> = match &config.dns {
+        match &config.dns {
             Dns::Servers(servers) => servers.clone(),
-            Dns::Suggested if config.routes == Routes::All => {
-                assignment.dns.iter().filter(is_reachable).copied().collect()
-            }
-            Dns::Suggested | Dns::Untouched => Vec::new(),
+            Dns::Suggested => assignment.dns.iter().filter(is_reachable).copied().collect(),
+            Dns::Untouched => Vec::new(),
+        }
+    }
+
+    /// Makes the system use the configured or suggested name servers.
+    fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
+        if self.assignment.is_none() {
+            return Ok(());
+        }
+        let servers = match &config.dns {
+            Dns::Suggested if config.routes != Routes::All => Vec::new(),
+            _ => self.tunnel_resolvers(config),
         };
         if self.applied_resolvers.as_ref() == Some(&servers) {
             return Ok(());

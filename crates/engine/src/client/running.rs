@@ -16,6 +16,7 @@ use mpvpn_control::{
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, UdpFlowEvent};
 
 use super::{
+    auto_pipes::LookupScope,
     data_plane::DataPlane,
     kind::ClientKind,
     link_use::LinkUse,
@@ -34,7 +35,7 @@ use crate::{
     qlog::Qlog,
     service_manager::ServiceManager,
     shards::ShardEvent,
-    slow_thread::{Message, SlowThread},
+    slow_thread::{Message, ReverseLookup, SlowThread},
     status,
 };
 
@@ -296,8 +297,20 @@ impl Running {
     fn update_link_use(&mut self, now: Instant) {
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
-        let update = self.link_use.update(now, policies, &sockets.links, || home.report(now).paths);
-        update.wanted_names.into_iter().for_each(|address| self.slow.reverse_resolve(address));
+        let resolvers = self.kind.tunnel_resolvers(&self.config);
+        let update = self
+            .link_use
+            .update(now, policies, &sockets.links, !resolvers.is_empty(), || home.report(now).paths);
+        for (address, scope) in update.wanted_names {
+            self.slow.reverse_resolve(match scope {
+                LookupScope::System => ReverseLookup::BySystem(address),
+                LookupScope::Tunnel => ReverseLookup::InTunnel {
+                    address,
+                    resolvers: resolvers.clone(),
+                    device: self.config.tun_name.clone(),
+                },
+            });
+        }
         if let Some(policies) = update.policies {
             self.set_policies(now, policies);
         }
@@ -323,7 +336,7 @@ impl Running {
     pub(crate) fn status(&mut self, now: Instant) -> Status {
         let mut status = self.data_plane.status(now, &self.config, ConnectionNumber::INITIAL);
         for link in &mut status.links {
-            self.link_use.add_to_status(link);
+            self.link_use.add_to_status(&self.data_plane.policies, link);
         }
         status.notes.extend(self.config.note());
         status.confinement = confine::status();

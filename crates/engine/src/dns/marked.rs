@@ -85,7 +85,8 @@ fn resolve(name: &str, resolver: SocketAddr, mark: u32) -> io::Result<Vec<IpAddr
     Ok(responses.into_iter().flatten().flatten().collect())
 }
 
-fn query(name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
+/// A query for the records of this type that a name has.
+pub(super) fn query(name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     let [high, low] = crate::client::random::<2>().map_err(io::Error::other)?;
     let mut packet = Packet::new_query(u16::from_be_bytes([high, low]));
     packet.set_flags(PacketFlag::RECURSION_DESIRED);
