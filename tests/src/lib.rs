@@ -28,6 +28,7 @@ pub mod many_connections;
 pub mod persistent_http;
 pub mod ping;
 mod private_folders;
+pub mod prometheus;
 pub mod proxy;
 pub mod quic_bulk;
 pub mod random;

@@ -46,6 +46,7 @@ mod name_servers;
 mod package;
 mod packet_sizes;
 mod pipes;
+mod prometheus;
 mod proxy;
 mod qlog;
 mod reload;
