@@ -27,6 +27,7 @@ use crate::{
     parts::unmeasured_figure,
     paths::plan::catch_panic,
     peers::median,
+    plot::{self, Panel},
     report::Outcome,
 };
 
@@ -106,6 +107,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
         }
     }
     outcome.chapter = chapter(&rows, rounds, seconds, missing.as_deref());
+    outcome.plots = plots(&rows);
     outcome.raw = Value::Array(rows.iter().map(raw).collect());
     outcome
 }
@@ -266,6 +268,33 @@ fn chapter(rows: &[Row], rounds: u32, seconds: u32, missing: Option<&str>) -> St
         text += &format!("\nwireguard-go is missing: {}\n", why.lines().next().unwrap_or_default());
     }
     text
+}
+
+/// A picture for each measure, with a panel for each flood.
+fn plots(rows: &[Row]) -> Vec<(String, String)> {
+    type Measure = (&'static str, &'static str, &'static str, fn(&Sample) -> Option<f64>);
+    const MEASURES: [Measure; 4] = [
+        ("goodput", "Goodput beside a flood", "Mbit/s", |sample| Some(sample.goodput)),
+        ("ping", "99th percentile of pings beside a flood", "ms", |sample| Some(sample.ping)),
+        ("connect", "Time until a new client is up beside a flood", "s", |sample| sample.connect),
+        ("memory", "Memory of the server beside a flood", "MB", |sample| Some(sample.memory)),
+    ];
+    let mut plots = Vec::new();
+    for (file, title, unit, value) in MEASURES {
+        let panels: Vec<Panel> = rows
+            .iter()
+            .filter_map(|row| {
+                let bars =
+                    vec![(row.system, value(&row.flooded)?), ("flood elsewhere", value(&row.baseline)?)];
+                let title = format!("{}, {}, {:.0}/s", row.system, row.flood.name(), row.flooded.rate);
+                Some(Panel { title, unit, bars })
+            })
+            .collect();
+        if !panels.is_empty() {
+            plots.push((format!("{RIG}/{file}.svg"), plot::draw(title, &panels)));
+        }
+    }
+    plots
 }
 
 fn raw(row: &Row) -> Value {

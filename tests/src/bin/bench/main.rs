@@ -20,6 +20,7 @@ mod report;
 mod rigs;
 mod shards;
 mod stream;
+mod timeline;
 
 use std::process::ExitCode;
 

@@ -2,6 +2,7 @@
 //! Compared are the tunnel with UDP blocked, and the kernel's Multipath TCP.
 
 use std::{
+    collections::BTreeMap,
     thread,
     time::{Duration, Instant},
 };
@@ -26,6 +27,7 @@ use crate::{
         play::median,
     },
     report::Outcome,
+    timeline::{self, Timeline},
 };
 
 /// Both links: slow, so that a single TCP connection fills them.
@@ -65,6 +67,8 @@ struct LabRun {
     /// The error if the connection was lost.
     error: Option<String>,
     steps: Vec<f64>,
+    /// From when until when link 1 was silent (s).
+    silent_s: (f64, f64),
 }
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
@@ -80,7 +84,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ),
         ..Outcome::default()
     };
-    let mut raw = Vec::new();
+    let (mut raw, mut charts) = (Vec::new(), BTreeMap::new());
     for system in TESTED_SYSTEMS {
         match catch_panic(|| measure(system, options, third, runs)) {
             Ok(rows) => {
@@ -88,6 +92,8 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
                     outcome.figures.extend(figures(system, *direction, runs_done));
                     outcome.chapter += &table_row(system, *direction, runs_done);
                     raw.push(json_of_runs(system, *direction, runs_done));
+                    let panels: &mut Vec<_> = charts.entry(direction_name(*direction)).or_default();
+                    panels.push(timeline(system, runs_done));
                 }
             }
             // The kernel is measured for comparison only.
@@ -97,6 +103,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             Err(why) => outcome.figures.push(unmeasured_figure(RIG, &system.name(), &why)),
         }
     }
+    outcome.plots = charts.into_iter().map(|(direction, panels)| chart(direction, third, &panels)).collect();
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
@@ -193,7 +200,32 @@ fn play(
         longest_stall_s,
         error,
         steps,
+        silent_s: (cut, healed),
     })
+}
+
+/// The panel of a system.
+fn timeline(system: TestedSystem, runs_done: &[LabRun]) -> Timeline {
+    let recovery_s = maximum_of(runs_done, |run| run.recovery_s);
+    Timeline {
+        title: format!("{}; the links carry 80 % again after {recovery_s:.2} s at most", system.name()),
+        runs: runs_done.iter().map(|run| run.steps.clone()).collect(),
+        impaired: runs_done.first().map_or((0.0, 0.0), |run| run.silent_s),
+        marks: Vec::new(),
+    }
+}
+
+/// The name of a chart, and the chart.
+fn chart(direction: &str, third: u32, panels: &[Timeline]) -> (String, String) {
+    let title = format!(
+        "One TCP connection {direction} over two links of 10 Mbit/s without UDP, link 1 silent for {third} s"
+    );
+    let below =
+        format!("links: twice {LINK}; goodput at the receiver; the first run in blue, others in grey");
+    (
+        format!("{RIG}/lab-{direction}.svg"),
+        timeline::draw(&title, &below, ("link 1 is silent", "link 1 is back"), panels),
+    )
 }
 
 /// Median of a value over the runs.

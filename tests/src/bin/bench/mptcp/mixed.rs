@@ -25,6 +25,7 @@ use crate::{
         quiet_connection::QuietConnection,
     },
     report::Outcome,
+    timeline::{self, Timeline},
 };
 
 /// Number of TCP flows.
@@ -63,6 +64,8 @@ struct BlockResult {
     /// Errors of lost connections.
     lost: Vec<String>,
     steps: Vec<f64>,
+    /// From when until when UDP was blocked (s).
+    blocked_s: (f64, f64),
 }
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
@@ -75,7 +78,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ),
         ..Outcome::default()
     };
-    let mut raw = Vec::new();
+    let (mut raw, mut panels) = (Vec::new(), Vec::new());
     for &direction in directions(options.quick) {
         let what = format!("UDP blocked on link 1, {FLOWS} flows {}", direction_name(direction));
         let mbit = catch_panic(|| measure_one_link_blocked(&testbed, options, direction));
@@ -95,9 +98,16 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
                 outcome.chapter +=
                     &format!("| {} | {sum:.1} | {} |\n", direction_name(direction), result.cells());
                 raw.push(result.tell(direction));
+                panels.push(result.timeline(direction));
             }
             Err(why) => outcome.figures.push(unmeasured_figure(RIG, &what, &why)),
         }
+    }
+    if !panels.is_empty() {
+        let title = format!("UDP blocked on two links in mid-flow for {BLOCK_S} s, {FLOWS} TCP flows");
+        let below = format!("links: twice {LINK}; goodput at the receiver");
+        let ends = ("UDP is blocked", "UDP passes");
+        outcome.plots.push((format!("{RIG}/mixed.svg"), timeline::draw(&title, &below, ends, &panels)));
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
@@ -121,6 +131,20 @@ impl BlockResult {
             .into_iter()
             .map(|(which, value, unit, bar)| figure(RIG, format!("{what}: {which}"), value, unit, bar));
         [lost].into_iter().chain(others).collect()
+    }
+
+    fn timeline(&self, direction: Direction) -> Timeline {
+        let quic = self.blocked_s.1 + self.quic_after_s;
+        Timeline {
+            title: format!(
+                "{}: nothing arrived for {:.1} s at most",
+                direction_name(direction),
+                self.longest_stall_s
+            ),
+            runs: vec![self.steps.clone()],
+            impaired: self.blocked_s,
+            marks: quic.is_finite().then_some((quic, "both links by QUIC")).into_iter().collect(),
+        }
     }
 
     fn cells(&self) -> String {
@@ -223,5 +247,6 @@ fn measure_block(testbed: &Testbed, options: &Options, direction: Direction) -> 
         quic_after_s,
         lost,
         steps,
+        blocked_s: (measure_block, unblock),
     })
 }

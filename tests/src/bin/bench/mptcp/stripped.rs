@@ -17,6 +17,7 @@ use crate::{
         load::{Iperf, IperfServer, Load, PORT, TcpKind},
         plan::catch_panic,
     },
+    plot::{self, Panel},
     report::Outcome,
 };
 
@@ -53,7 +54,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             .to_owned(),
         ..Outcome::default()
     };
-    let mut raw = Vec::new();
+    let (mut raw, mut panels) = (Vec::new(), Vec::new());
     for case in &CASES {
         let result = match catch_panic(|| measure(case, options)) {
             Ok(result) => result,
@@ -83,8 +84,17 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         let what = format!("{}: 1 TCP flow down", case.title);
         outcome.figures.push(figure(RIG, what, result.mbit, "Mbit/s", Bar::Higher));
         outcome.chapter += &result.line(case);
+        panels.push(Panel {
+            title: case.title.to_owned(),
+            unit: "Mbit/s",
+            bars: vec![("mpvpn", result.mbit)],
+        });
         raw.push(json!({ "case": case.title, "segments": result.segments, "transports": result.transports,
                          "reasons": result.reasons, "mbit": result.mbit }));
+    }
+    if !panels.is_empty() {
+        let title = "Two links of 10 Mbit/s without UDP, 1 TCP flow down";
+        outcome.plots.push((format!("{RIG}/stripped.svg"), plot::draw(title, &panels)));
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)

@@ -3,10 +3,8 @@
 use mpvpn_lab::plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 use mpvpn_scenarios::Scenario;
 
-use super::{
-    load::STEP,
-    play::{Row, RunResult},
-};
+use super::play::{Row, RunResult};
+use crate::timeline::averaged;
 
 const TOP: f64 = 112.0;
 /// Distance between the tops of panels, px.
@@ -75,13 +73,8 @@ fn panel(svg: &mut Svg, top: f64, title: &str, run: &RunResult, names: &[&String
     let received: Vec<(f64, f64)> = run.arrived.as_ref().map_or_else(
         |_| Vec::new(),
         |arrived| {
-            let middle = |step: usize| since(arrived.started) + STEP.as_secs_f64() * (step as f64 + 0.5);
-            arrived
-                .steps
-                .windows(3)
-                .enumerate()
-                .map(|(n, three)| (middle(n + 1), three.iter().sum::<f64>() / 3.0))
-                .collect()
+            let start = since(arrived.started);
+            averaged(&arrived.steps).into_iter().map(|(at, rate)| (start + at, rate)).collect()
         },
     );
     let seconds = path_rates.times.last().copied().unwrap_or(1.0).max(1.0);

@@ -14,6 +14,7 @@ use crate::{
     figure::{Bar, figure},
     options::Options,
     paths::quiet_connection::QuietConnection,
+    plot::{self, Panel},
     report::Outcome,
 };
 
@@ -44,9 +45,24 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let name = |which: &str| format!("the same: echo of another connection above idle, {which}");
     figures.push(figure(RIG, name("median"), added(50), "ms", Bar::AtMost(5.0)));
     figures.push(figure(RIG, name("99th percentile"), added(99), "ms", Bar::Lower));
+    let panel = |title: &str, unit, bars| Panel { title: title.to_owned(), unit, bars };
+    let echo = |percent| {
+        let of = |times: &[f64]| percentile(times, percent);
+        vec![("mpvpn, meanwhile", of(&result.during_stall)), ("idle", of(&result.idle))]
+    };
+    let memory = |(idle, most): (f64, f64)| vec![("mpvpn, meanwhile", most), ("idle", idle)];
+    let [client, server] = result.memory;
+    let panels = [
+        panel("echo of another connection, median", "ms", echo(50)),
+        panel("echo of another connection, 99th percentile", "ms", echo(99)),
+        panel("memory of the client", "MB", memory(client)),
+        panel("memory of the server", "MB", memory(server)),
+    ];
+    let title = format!("{STALLED_DOWNLOADS} downloads that nobody reads");
+    let plots = vec![(format!("{RIG}/readers.svg"), plot::draw(&title, &panels))];
     let raw = json!({ "idle_ms": result.idle, "meanwhile_ms": result.during_stall, "memory_mb": result.memory,
                       "pushed_bytes": result.pushed });
-    Ok(Outcome { figures, raw, ..Outcome::default() })
+    Ok(Outcome { figures, raw, plots, ..Outcome::default() })
 }
 
 fn measure(time: Duration) -> Result<StalledResult, String> {

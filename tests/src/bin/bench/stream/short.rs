@@ -12,6 +12,7 @@ use super::{RIG, STREAM, peak_memory::PeakMemory};
 use crate::{
     figure::{Bar, Figure, figure, figure_with_note},
     options::Options,
+    plot::{self, Panel},
     report::Outcome,
 };
 
@@ -39,7 +40,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         figures.push(figure(RIG, format!("{name}, {what}"), time.as_secs_f64(), "s", Bar::Lower));
     }
     for (end, (idle, most)) in ["client", "server"].iter().zip(idle.into_iter().zip(most)) {
-        let each = most.saturating_sub(idle) as f64 / 1e3 / f64::from(CONCURRENT_CONNECTIONS);
+        let each = memory_of_each(idle, most);
         figures.push(figure(RIG, format!("{name}, memory of the {end} for each"), each, "kB", Bar::Lower));
     }
     thread::sleep(CLOSE_TIME);
@@ -51,10 +52,38 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     figures.push(figure(RIG, past, per_second(&direct), "/s", Bar::None));
     figures.push(figure(RIG, name.to_owned(), per_second(&through), "/s", Bar::AtLeast(2000.0)));
     figures.push(failures(name, &through.first_error, through.failed as f64));
+    let memory = |end: usize| memory_of_each(idle[end], most[end]);
+    let panel = |title: &str, unit, bars| Panel { title: title.to_owned(), unit, bars };
+    let panels = [
+        panel(
+            "short connections",
+            "/s",
+            vec![("mpvpn", per_second(&through)), ("past the tunnel", per_second(&direct))],
+        ),
+        panel(
+            "10 000 connections at once",
+            "s",
+            vec![
+                ("mpvpn, made in", held.opening.as_secs_f64()),
+                ("mpvpn, answered in", held.asking.as_secs_f64()),
+            ],
+        ),
+        panel(
+            "memory for each of them",
+            "kB",
+            vec![("mpvpn client", memory(0)), ("mpvpn server", memory(1))],
+        ),
+    ];
+    let plots = vec![(format!("{RIG}/short.svg"), plot::draw("Many TCP connections on streams", &panels))];
     let raw = json!({ "direct": json_of(&direct), "through": json_of(&through),
                       "held": { "failed": held.failed, "why": held.first_error, "opening_s": held.opening.as_secs_f64(),
                                 "asking_s": held.asking.as_secs_f64(), "idle_bytes": idle, "most_bytes": most } });
-    Ok(Outcome { figures, raw, ..Outcome::default() })
+    Ok(Outcome { figures, raw, plots, ..Outcome::default() })
+}
+
+/// Memory of each connection (kB).
+fn memory_of_each(idle: u64, most: u64) -> f64 {
+    most.saturating_sub(idle) as f64 / 1e3 / f64::from(CONCURRENT_CONNECTIONS)
 }
 
 fn per_second(found: &ShortConnections) -> f64 {
