@@ -11,3 +11,4 @@ mod store;
 pub use challenge::{ACME_TLS_ALPN, certificate_request, serve_http_challenges, tls_alpn_certificate};
 pub use schedule::{Failure, RenewalWindow, Schedule};
 pub use store::AcmeStore;
+pub(crate) use store::files_in;

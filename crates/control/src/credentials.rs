@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
-    acme::AcmeStore,
+    acme::{self, AcmeStore},
     auth::{Authenticator, Token},
     backup,
     client_certificates::{CertificateCheck, ClientCa, ClientCertificates},
     config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
+    given_pins::{self, GivenPins},
     identity::{Fingerprint, Identity},
     join::LinkTrust,
     tls::{self, ServerCertificates},
@@ -84,6 +85,26 @@ impl Credentials {
         Ok(Self { certificates, identity, client_ca, authenticator, token })
     }
 
+    /// Warns if the certificate locks out clients that were given another pin, and remembers the pin that
+    /// [`first_start_message`] gives out.
+    pub fn note_pins(&self, config: &ServerConfig, address: Option<IpAddr>) {
+        let Some(users) = self.authenticator.users() else { return };
+        let noted = GivenPins::load(&config.state_dir).and_then(|given| {
+            if let Some(lockout) = given.lockout(self.identity.fingerprint(), &users.now()) {
+                tracing::warn!("{}", lockout.at_start());
+                GivenPins::accept(config, self.identity.fingerprint())?;
+            }
+            if self.token.is_some() && !given.has(FIRST_USER) {
+                let trust = Reachability::new(config, &self.identity).trust(&shown_server(config, address));
+                GivenPins::remember(config, FIRST_USER, &trust)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = noted {
+            tracing::warn!(%error, "nobody will be warned when another certificate locks clients out");
+        }
+    }
+
     /// The TLS of the server with the protocols `alpn`.
     ///
     /// # Errors
@@ -133,12 +154,21 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
     config.users.clone().unwrap_or_else(|| config.state_dir.join("users.toml"))
 }
 
-/// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not.
+/// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not; folders come
+/// after the files in them.
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
-    let names = ["users.toml", "client-token", "server.crt", "server.key", LAST_START, backup::LOCK]
-        .map(|name| config.state_dir.join(name));
+    let names = [
+        "users.toml",
+        "client-token",
+        "server.crt",
+        "server.key",
+        LAST_START,
+        given_pins::FILE,
+        backup::LOCK,
+    ]
+    .map(|name| config.state_dir.join(name));
     let quotas = UserQuotas::file(&config.state_dir, &config.name);
-    names.into_iter().chain([leases_file(config), quotas]).collect()
+    names.into_iter().chain([leases_file(config), quotas]).chain(acme::files_in(&config.state_dir)).collect()
 }
 
 /// The file with the leases of a server.
@@ -315,6 +345,12 @@ impl Reader {
     }
 }
 
+/// How clients reach the server, for [`first_start_message`].
+fn shown_server(config: &ServerConfig, address: Option<IpAddr>) -> ServerAddr {
+    let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
+    ordered_address(config).unwrap_or(ServerAddr { host, port: port(config) })
+}
+
 /// The message that a server prints at its start: the complete command of a client. `address` is the server's public
 /// address, as found by [`guess_address`].
 pub fn first_start_message(
@@ -323,11 +359,8 @@ pub fn first_start_message(
     address: Option<IpAddr>,
     reader: Reader,
 ) -> String {
-    let port = port(config);
-    let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
-    let ordered = ordered_address(config);
-    let is_unknown = address.is_none() && ordered.is_none();
-    let server = ordered.unwrap_or(ServerAddr { host, port });
+    let is_unknown = address.is_none() && ordered_address(config).is_none();
+    let server = shown_server(config, address);
     let trust = Reachability::new(config, &credentials.identity).trust(&server).options();
     let mut options = format!("--server {server} {trust}");
     let shown_token = credentials.token.as_ref().filter(|_| reader == Reader::Terminal);

@@ -309,7 +309,7 @@ pub enum Event {
     ConfigurationRefused { reason: ShortText },
     /// The server's certificates were read again, and are shown in new handshakes. `pin` is the SHA-256 of the first one.
     CertificatesRead { pin: ShortText },
-    /// The server's certificates could not be read again; those before stay.
+    /// The server's certificates could not be read again, or would lock clients out; those before stay.
     CertificatesRefused { reason: ShortText },
     /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
     UsersRead { users: u64, ended: u64 },

@@ -27,6 +27,7 @@ mod dirs;
 mod error;
 pub mod events;
 pub mod files;
+pub mod given_pins;
 mod http;
 pub mod identity;
 pub mod join;

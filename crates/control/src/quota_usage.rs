@@ -3,7 +3,11 @@
 //! Always holds: a clock that jumps takes nothing away. Where it jumps ahead into another month and back, what was used before and
 //! since counts again.
 
-use std::{collections::BTreeMap, io::ErrorKind, path::Path};
+use std::{
+    collections::BTreeMap,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +57,11 @@ pub enum QuotaHolders {
     Links,
     /// The users of a server, by name.
     Users,
+}
+
+/// The file of the links of the client `name`.
+pub fn links_file(state_dir: &Path, name: &str) -> PathBuf {
+    state_dir.join(format!("links-{name}.json"))
 }
 
 #[derive(Default, Deserialize, Serialize)]

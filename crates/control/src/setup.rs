@@ -47,13 +47,17 @@ pub fn write_file(path: &Path, text: &str, audience: Audience) -> Result<()> {
     }
 }
 
-/// Removes a file, and its folder if that is a drop-in folder and empty then. It is fine if there is none.
+/// Removes a file, and its folder if that is a drop-in folder and empty then; or an empty folder. It is fine if there is none.
 ///
 /// # Errors
 /// If it cannot be removed.
 pub fn remove_file(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::file("remove", path)(error)),
+    let removed = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+    match removed {
+        // Files of others may be in a folder.
+        Err(error) if ![ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty].contains(&error.kind()) => {
+            return Err(Error::file("remove", path)(error));
+        }
         _ => {}
     }
     if let Some(folder) = path.parent().filter(|folder| folder.extension().is_some_and(|end| end == "d")) {

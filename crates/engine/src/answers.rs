@@ -34,7 +34,7 @@ pub(crate) fn answer_client_request(
         ControlRequest::Config(reply) => {
             drop(reply.send(client.config_values().map_err(|error| error.to_string())));
         }
-        ControlRequest::Reload(reply) => drop(reply.send(client.reload(event_loop, now))),
+        ControlRequest::Reload(_, reply) => drop(reply.send(client.reload(event_loop, now))),
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }
@@ -58,7 +58,7 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
         ControlRequest::Config(reply) => {
             drop(reply.send(server.config_values().map_err(|error| error.to_string())));
         }
-        ControlRequest::Reload(reply) => server.reload(now, Some(reply)),
+        ControlRequest::Reload(policy, reply) => server.reload(now, policy, Some(reply)),
         ControlRequest::Link { reply, .. } => {
             drop(reply.send(Err("this is a server: links are a client's".to_owned())));
         }

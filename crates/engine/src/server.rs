@@ -32,6 +32,7 @@ use mpvpn_control::{
     config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
     credentials::{Credentials, Reader, first_start_message, guess_address},
     events::{Event, EventSender},
+    given_pins::LockoutPolicy,
     metrics,
     shared::Shared,
     status::Role,
@@ -110,6 +111,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         event_loop.wake.clone(),
     )?;
     let address = guess_address(&config.listen);
+    credentials.note_pins(&config, address);
     let message = first_start_message(&config, &credentials, address, Reader::of_stdout());
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
     let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
@@ -446,7 +448,7 @@ impl Running {
                     self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(SignalRequest::Reload) => self.reload(iteration.now, None),
+                Some(SignalRequest::Reload) => self.reload(iteration.now, LockoutPolicy::Keep, None),
                 None => {}
             }
             if self.handle_shard_events(iteration.now) {

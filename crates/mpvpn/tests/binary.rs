@@ -49,7 +49,7 @@ fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
             drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) }))
         }
         ControlRequest::Config(reply) => drop(reply.send(Ok(Vec::new()))),
-        ControlRequest::Reload(reply) => {
+        ControlRequest::Reload(_, reply) => {
             let _ = reply.send(Ok(ReloadReport {
                 links: true,
                 restart: vec!["cc".to_owned()],

@@ -88,6 +88,68 @@ fn variant(number: u64) -> String {
     )
 }
 
+/// The number of users that a server's log names as locked out by the certificate of its start.
+const LOCKED_OUT_AT_START: &str = "this start shows another certificate than before. It locks out 2 users";
+
+#[test]
+fn a_certificate_that_locks_out_clients_with_pins_waits_for_force() {
+    let testbed = Testbed::two_links();
+    write(&testbed, "log-level = 'debug'\n");
+    let args = ["--config", "server.toml", "--state-dir", "state", "--auth", "token"];
+    let server = testbed.server(&args);
+    let add = ["user", "add", "alice", "--json", "--host", SERVER, "--state-dir", "state"];
+    let added = testbed.mpvpn(Host::Server, &add);
+    let said: serde_json::Value = serde_json::from_slice(&added.stdout).expect("JSON");
+    let link = said["link"].as_str().expect("a link");
+    let _client = testbed.start(Host::Client, &["client", link, "--path", "eth1"]).wait_until_up();
+    reaches(&testbed, Host::Client, TUNNEL);
+    let pings = Ping::dense_count(&testbed, Host::Client, TUNNEL, 500);
+    let before = pin_of_file(&testbed);
+
+    // A program renews the certificate: nobody is there to ask.
+    renew_certificate(&testbed, 1);
+    let refusals = |count| {
+        eventually(TIMEOUT, "a warning", || match events(&server, "certificates_refused") {
+            found if found == count => Ok(()),
+            found => Err(format!("{found} of {count}")),
+        });
+    };
+    refusals(1);
+    assert_eq!(shown_pin(&testbed), before);
+    // Of SIGHUP, all else counts.
+    write(&testbed, "log-level = 'info'\n");
+    server.reload();
+    refusals(2);
+    assert_eq!((events(&server, "configuration_read"), shown_pin(&testbed)), (1, before.clone()));
+    write(&testbed, "log-level = 'debug'\n");
+    let (code, said) = reload(&testbed, &server);
+    let new = pin_of_file(&testbed);
+    // `default`, whose token the first start made, and alice.
+    let expected = format!(
+        "it would lock out 2 users, whose join links pin another one: give their clients this pin, too (`pin` may be \
+        given several times), then run `mpvpn config reload --force`: {new}"
+    );
+    assert!(code == Some(2) && said.contains(&expected), "{code:?}: {said}");
+    assert_eq!((events(&server, "configuration_refused"), shown_pin(&testbed)), (1, before));
+
+    let socket = server.socket().to_str().expect("an ASCII path").to_owned();
+    let forced = testbed.mpvpn(Host::Server, &["config", "reload", "--force", "--api-socket", &socket]);
+    assert!(forced.status.success(), "{forced:?}");
+    assert_eq!(shown_pin(&testbed), new);
+    assert_eq!(reload(&testbed, &server), (Some(0), "nothing has changed\n".to_owned()));
+    let pings = pings.finish();
+    assert_eq!(pings.missing(), 0, "of {}", pings.sent);
+
+    // A start cannot ask, either. It warns once.
+    drop(server);
+    renew_certificate(&testbed, 2);
+    let server = testbed.server(&args);
+    assert!(server.log().contains(LOCKED_OUT_AT_START), "{}", server.log());
+    drop(server);
+    let server = testbed.server(&args);
+    assert!(!server.log().contains(LOCKED_OUT_AT_START), "{}", server.log());
+}
+
 #[test]
 fn fifty_reloads_lose_no_ping() {
     let testbed = Testbed::two_clients();

@@ -1,6 +1,9 @@
 //! The account and the certificate in the state folder: `acme/DIRECTORY/account.json` and `certificate.pem`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use aws_lc_rs::digest;
 
@@ -83,6 +86,18 @@ impl AcmeStore {
     }
 }
 
+/// What all CAs have in the state folder: the files, and after them their folders.
+pub(crate) fn files_in(state_dir: &Path) -> Vec<PathBuf> {
+    let top = state_dir.join(FOLDER);
+    let mut found = Vec::new();
+    for folder in fs::read_dir(&top).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        found.extend([ACCOUNT, CERTIFICATE].map(|name| folder.join(name)));
+        found.push(folder);
+    }
+    found.extend(top.is_dir().then_some(top));
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -112,7 +127,7 @@ mod tests {
         assert_eq!(store.certificate().unwrap().fingerprint(), kept.fingerprint());
         assert_eq!(store.account().unwrap(), b"{}");
         for file in [ACCOUNT, CERTIFICATE] {
-            let mode = std::fs::metadata(store.folder.join(file)).unwrap().permissions().mode();
+            let mode = fs::metadata(store.folder.join(file)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{file}");
         }
         for other in [
@@ -136,7 +151,7 @@ mod tests {
         assert!(store.save_certificate(&other.signing_key.serialize_pem(), &other.cert.pem()).is_err());
         assert!(store.save_certificate(&key, "").is_err());
         assert!(store.certificate().is_none());
-        std::fs::write(store.folder.join(CERTIFICATE), "junk").unwrap();
+        fs::write(store.folder.join(CERTIFICATE), "junk").unwrap();
         assert!(store.certificate().is_none());
     }
 }

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     Error, Result,
     config::{ConfigValue, LinkChange, ReloadReport},
+    given_pins::LockoutPolicy,
     status::{FlowList, Link, Status},
 };
 
@@ -38,7 +39,7 @@ pub enum ControlRequest {
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
     /// Read the configuration again. The reply says what changed, or why nothing did.
-    Reload(oneshot::Sender<std::result::Result<ReloadReport, String>>),
+    Reload(LockoutPolicy, oneshot::Sender<std::result::Result<ReloadReport, String>>),
 }
 
 /// A route that ends with this word matches any word in its place.
@@ -56,7 +57,13 @@ pub(super) const ROUTES: &[Route] = &[
         })
     }),
     Route::get("/v1/config", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Config)),
-    Route::post("/v1/reload", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Reload)),
+    Route::post("/v1/reload", |request| match request.has_flag("force") {
+        Ok(true) => request
+            .command(StatusCode::BAD_REQUEST, |reply| ControlRequest::Reload(LockoutPolicy::Allow, reply)),
+        Ok(false) => request
+            .command(StatusCode::BAD_REQUEST, |reply| ControlRequest::Reload(LockoutPolicy::Refuse, reply)),
+        Err(response) => response,
+    }),
 ];
 
 /// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
@@ -94,11 +101,11 @@ pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link>
 
 /// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
 /// asynchronous runtime.
-pub fn reload(path: &Path) -> Result<ReloadReport> {
+pub fn reload(path: &Path, policy: LockoutPolicy) -> Result<ReloadReport> {
     let next =
-        "correct the file and run `mpvpn config reload` again; until then the running configuration stays";
-    request(path, Method::POST, "/v1/reload", Bytes::new())?
-        .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
+        "remove the cause and run `mpvpn config reload` again; until then the running configuration stays";
+    let uri = if policy == LockoutPolicy::Allow { "/v1/reload?force" } else { "/v1/reload" };
+    request(path, Method::POST, uri, Bytes::new())?.json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }
 
 /// Asks the process at the socket `path` for the values of its configuration. Waits for up to 5 s. Not for use inside an

@@ -186,15 +186,23 @@ impl ApiRequest {
         })
     }
 
+    /// Whether the query is this flag; the response if it is another one.
+    pub(super) fn has_flag(&self, flag: &str) -> std::result::Result<bool, ResponseFuture> {
+        match self.request.uri().query() {
+            None => Ok(false),
+            Some(query) if query == flag => Ok(true),
+            Some(other) => {
+                let why = format!("the query `?{other}` is unknown: only `?{flag}` is possible here");
+                Err(Box::pin(async move { error_response(StatusCode::BAD_REQUEST, &why) }))
+            }
+        }
+    }
+
     /// Responds with the event log in lines of JSON; with `?follow`, new events follow until the client disconnects.
     pub(super) fn events(self) -> ResponseFuture {
-        let follows = match self.request.uri().query() {
-            None => false,
-            Some("follow") => true,
-            Some(other) => {
-                let why = format!("the query `?{other}` is unknown: only `?follow` is possible here");
-                return Box::pin(async move { error_response(StatusCode::BAD_REQUEST, &why) });
-            }
+        let follows = match self.has_flag("follow") {
+            Ok(follows) => follows,
+            Err(response) => return response,
         };
         let permit = follows.then(|| Arc::clone(&self.state.followers).try_acquire_owned());
         let Ok(permit) = permit.transpose() else {

@@ -19,6 +19,7 @@ use crate::{
     Error,
     config::{ConfigValue, LinkChange, ReloadReport},
     events::{Event, MAX_ENTRIES_PER_KIND, SharedEventLog},
+    given_pins::LockoutPolicy,
     status::{FlowList, Link, State, Status},
 };
 
@@ -75,7 +76,7 @@ fn up() -> RequestHandler {
         ControlRequest::Config(reply) => {
             let _ = reply.send(Ok(vec![dns_off()]));
         }
-        ControlRequest::Reload(reply) => {
+        ControlRequest::Reload(_, reply) => {
             let _ = reply.send(Ok(ReloadReport {
                 links: true,
                 classes: true,
@@ -114,7 +115,7 @@ fn a_configuration_is_reloaded_over_the_socket() {
     let path = home.path().join("client-a.sock");
     let running = Running::start(&path, up());
     assert_eq!(
-        reload(&path).unwrap(),
+        reload(&path, LockoutPolicy::Refuse).unwrap(),
         ReloadReport {
             links: true,
             classes: true,
@@ -125,13 +126,20 @@ fn a_configuration_is_reloaded_over_the_socket() {
     assert!(raw(&path, b"GET /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
     drop(running);
     let refuses: RequestHandler = Arc::new(|question| {
-        if let ControlRequest::Reload(reply) = question {
-            let _ = reply.send(Err("line 3, column 1: no".to_owned()));
+        if let ControlRequest::Reload(policy, reply) = question {
+            let _ = reply.send(Err(format!("line 3, column 1: {policy:?}")));
         }
     });
     let _running = Running::start(&path, refuses);
-    let error = reload(&path).unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains("line 3"), "{error}");
+    for policy in [LockoutPolicy::Refuse, LockoutPolicy::Allow] {
+        let error = reload(&path, policy).unwrap_err();
+        assert!(
+            error.is_usage() && error.to_string().contains(&format!("line 3, column 1: {policy:?}")),
+            "{error}"
+        );
+    }
+    let unknown = raw(&path, b"POST /v1/reload?forse HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+    assert!(unknown.starts_with("HTTP/1.1 400") && unknown.contains("only `?force`"), "{unknown}");
 }
 
 #[test]

@@ -196,6 +196,8 @@ pub enum ServerSetting {
     Limits,
     /// How much is logged.
     LogLevel,
+    /// How clients reach the server, for join links.
+    Public,
     /// The networks to which packets are carried.
     Routes,
     /// The web site.
@@ -204,13 +206,14 @@ pub enum ServerSetting {
 
 impl ServerSetting {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Access,
         Self::Certificates,
         Self::ClientCertificates,
         Self::Dns,
         Self::Limits,
         Self::LogLevel,
+        Self::Public,
         Self::Routes,
         Self::Site,
     ];
@@ -224,6 +227,7 @@ impl ServerSetting {
             Self::Dns => "dns",
             Self::Limits => "limit",
             Self::LogLevel => "log-level",
+            Self::Public => "public",
             Self::Routes => "routes",
             Self::Site => "site",
         }
@@ -238,6 +242,7 @@ impl ServerSetting {
             Self::Dns => a.dns != b.dns,
             Self::Limits => a.limits != b.limits,
             Self::LogLevel => a.log_level != b.log_level,
+            Self::Public => a.public != b.public,
             Self::Routes => a.routes != b.routes,
             Self::Site => a.site != b.site,
         }
@@ -259,7 +264,7 @@ impl ServerConfig {
         let restart = differing!(
             self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", acme: "acme",
             proxy_protocol_from: "proxy-protocol-from", subnet: "subnet", subnet6: "subnet6",
-            tun_name: "tun-name", auth: "auth", users: "users", public: "public", state_dir: "state-dir", nat: "nat",
+            tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             metrics_users: "metrics-users", qlog: "qlog", confine: "confine",
@@ -287,6 +292,7 @@ impl ServerConfig {
             ServerSetting::Dns => self.dns.clone_from(&from.dns),
             ServerSetting::Limits => self.limits.clone_from(&from.limits),
             ServerSetting::LogLevel => self.log_level = from.log_level,
+            ServerSetting::Public => self.public.clone_from(&from.public),
             ServerSetting::Routes => self.routes.clone_from(&from.routes),
             ServerSetting::Site => self.site.clone_from(&from.site),
         }
@@ -411,7 +417,7 @@ mod tests {
             |text: &str| ServerConfig::resolve(ServerOptions::parse(text).unwrap(), Rights::ALL).unwrap();
         let before = read("auth = 'mtls'\nclient-ca = 'a'\n");
         let after = read(
-            "auth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
+            "public = 'a'\nauth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
              routes = '10.9.0.0/16'\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
         );
         let mut changes = before.compare(&after);

@@ -174,7 +174,7 @@ impl Display for Event {
                 write!(f, "certificates read again: new handshakes show the one with the pin {pin}")
             }
             Self::CertificatesRefused { reason } => {
-                write!(f, "the certificates cannot be read, those before stay: {reason}")
+                write!(f, "the certificates are not taken, those before stay: {reason}")
             }
             Self::UsersRead { users, ended } => {
                 write!(f, "users read again: {}", Counted(*users, "user"))?;

@@ -4,7 +4,7 @@ use toml_edit::{DocumentMut, value};
 
 use super::{
     Instance,
-    machine::Machine,
+    machine::{Machine, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     record::{Record, Rollback},
 };
@@ -42,7 +42,11 @@ pub fn plan_client(machine: &Machine, wishes: &ClientWishes, record: Option<&Rec
     describe_links(machine, &mut plan);
     plan.found.push(format!("server: {}", config.server));
     let changes_file = machine.file.as_ref() != Some(&text);
-    let service_steps = machine.service_steps(instance, changes_file);
+    let before =
+        machine.file.as_deref().and_then(|before| ClientConfig::parse(before, &instance.file()).ok());
+    let needs_restart =
+        before.is_none_or(|mut before| !before.apply_reload(config.clone()).restart.is_empty());
+    let service_steps = machine.service_steps(instance, ServiceChange::new(changes_file, needs_restart));
     let needs_confirmation = machine.over_ssh && !wishes.skips_confirmation && !service_steps.is_empty();
     let enables_kill_switch = wishes.kill_switch
         && machine.systemd

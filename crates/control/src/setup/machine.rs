@@ -97,7 +97,7 @@ impl Machine {
     }
 
     /// The steps after which the service runs, now and after each boot, with the file as it is then.
-    pub(super) fn service_steps(&self, instance: &Instance, changes_file: bool) -> Vec<Step> {
+    pub(super) fn service_steps(&self, instance: &Instance, change: ServiceChange) -> Vec<Step> {
         if !self.has_service() {
             return Vec::new();
         }
@@ -115,8 +115,13 @@ impl Machine {
                 Some(Action::systemctl(undo, instance)),
             ));
         }
-        if self.unit.active && changes_file {
-            steps.push(Step::new(Action::systemctl(&["restart"], instance), "with the new settings", None));
+        let (verb, why) = match change {
+            ServiceChange::None => return steps,
+            ServiceChange::Reload => ("reload", "with the new settings; no connection ends"),
+            ServiceChange::Restart => ("restart", "with the new settings"),
+        };
+        if self.unit.active {
+            steps.push(Step::new(Action::systemctl(&[verb], instance), why, None));
         }
         steps
     }
@@ -148,6 +153,27 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
     /// Whether a default route leads through it.
     pub has_default_route: bool,
+}
+
+/// What a service that runs has to do after a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServiceChange {
+    /// Nothing.
+    None,
+    /// Read its file again.
+    Reload,
+    /// Start anew: settings differ that a reload does not change.
+    Restart,
+}
+
+impl ServiceChange {
+    pub(super) fn new(changes_file: bool, needs_restart: bool) -> Self {
+        match (changes_file, needs_restart) {
+            (false, _) => Self::None,
+            (true, false) => Self::Reload,
+            (true, true) => Self::Restart,
+        }
+    }
 }
 
 /// The state of a systemd unit.

@@ -13,7 +13,7 @@ use toml_edit::{Array, DocumentMut, TomlError, value};
 use super::{
     Instance,
     firewall::{Firewall, Openings},
-    machine::Machine,
+    machine::{Machine, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     subnet::{free_subnet, overlap, private_subnet6},
 };
@@ -57,6 +57,13 @@ pub struct ServerWishes {
 pub struct HostOption {
     host: String,
     port: Option<u16>,
+}
+
+impl HostOption {
+    /// The address with this port, if it names none.
+    pub fn or_port(self, port: u16) -> ServerAddr {
+        ServerAddr { host: self.host, port: self.port.unwrap_or(port) }
+    }
 }
 
 impl FromStr for HostOption {
@@ -107,7 +114,10 @@ pub fn plan_server(machine: &Machine, wishes: &ServerWishes) -> Result<Plan> {
     }
     plan.steps.extend(machine.firewall.changes(instance, &openings(&config)));
     plan.steps.extend(drop_in_steps(machine, instance));
-    plan.steps.extend(machine.service_steps(instance, changes_file));
+    let before =
+        machine.file.as_deref().and_then(|before| ServerConfig::parse(before, &instance.file()).ok());
+    let needs_restart = before.is_none_or(|before| !before.compare(&config).restart.is_empty());
+    plan.steps.extend(machine.service_steps(instance, ServiceChange::new(changes_file, needs_restart)));
     machine.explain_service(instance, &mut plan);
     if !plan.steps.is_empty() && machine.file.is_none() {
         plan.warnings.push(format!(
@@ -208,12 +218,11 @@ fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
             document["state-dir"] = value(format!("{}/{name}", config::STATE_DIR));
         }
     }
-    if let Some(HostOption { host, port }) = &wishes.host {
+    if let Some(host) = &wishes.host {
         let listens =
             document.get("listen").and_then(|listen| listen.as_array()?.get(0)?.as_str()?.parse().ok());
         let listens = listens.map_or(DEFAULT_PORT, |address: SocketAddr| address.port());
-        let public = ServerAddr { host: host.clone(), port: port.unwrap_or(listens) };
-        document["public"] = value(public.to_string());
+        document["public"] = value(host.clone().or_port(listens).to_string());
     }
     if let Some(site) = &wishes.site {
         document["site"] = toml_edit::Item::Table(toml_edit::Table::new());
@@ -457,14 +466,26 @@ mod tests {
 
         let host = "vpn.example".parse().ok();
         let changed = plan_server(&machine, &ServerWishes { host, ..wishes() }).unwrap();
-        assert_eq!(texts(&changed), ["write /etc/mpvpn/server.toml", "systemctl restart mpvpn-server"]);
+        assert_eq!(texts(&changed), ["write /etc/mpvpn/server.toml", "systemctl reload mpvpn-server"]);
         let expected = format!("{}public = \"vpn.example:443\"\n", machine.file.as_ref().unwrap());
         assert_eq!(written(&changed), expected);
         assert_eq!(changed.after_undo, Some(Action::run(["systemctl", "restart", "mpvpn-server"])));
 
+        let subnet = "10.70.0.0/24".parse().ok();
+        let changed = plan_server(&machine, &ServerWishes { subnet, ..wishes() }).unwrap();
+        assert_eq!(texts(&changed), ["write /etc/mpvpn/server.toml", "systemctl restart mpvpn-server"]);
+
         let user = Some("anna".into());
         let more = plan_server(&machine, &ServerWishes { user, ..wishes() }).unwrap();
         assert_eq!(texts(&more), ["add the user anna to /var/lib/mpvpn/users.toml"]);
+    }
+
+    #[test]
+    fn a_host_without_a_port_is_reached_at_the_port_of_the_server() {
+        let address = |text: &str| text.parse::<HostOption>().unwrap().or_port(4433).to_string();
+        assert_eq!(address("vpn.example"), "vpn.example:4433");
+        assert_eq!(address("vpn.example:443"), "vpn.example:443");
+        assert_eq!(address("2001:db8::1"), "[2001:db8::1]:4433");
     }
 
     #[test]

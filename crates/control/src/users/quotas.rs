@@ -51,17 +51,8 @@ impl UserQuotas {
     /// If a file is damaged, or cannot be read.
     pub fn read(state_dir: &Path) -> Result<Self> {
         let mut all = Self::default();
-        let entries = match fs::read_dir(state_dir) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(all),
-            Err(error) => return Err(Error::file("read", state_dir)(error)),
-        };
-        for entry in entries.flatten() {
-            let is_one = |name: &str| name.starts_with(FILE[0]) && name.ends_with(FILE[1]);
-            if !entry.file_name().to_str().is_some_and(is_one) {
-                continue;
-            }
-            for (user, used) in quota_usage::read(&entry.path(), QuotaHolders::Users)? {
+        for file in files_in(state_dir)? {
+            for (user, used) in quota_usage::read(&file, QuotaHolders::Users)? {
                 let most = all.used.entry(user).or_default();
                 if (most.since, most.bytes) < (used.since, used.bytes) {
                     *most = used;
@@ -69,6 +60,20 @@ impl UserQuotas {
             }
         }
         Ok(all)
+    }
+
+    /// Forgets what a user has used, who is removed: another user may get the name. A server that runs forgets it by itself.
+    ///
+    /// # Errors
+    /// If a file is damaged, or cannot be read or written.
+    pub fn forget(state_dir: &Path, user: &str) -> Result<()> {
+        for file in files_in(state_dir)? {
+            let mut used = quota_usage::read(&file, QuotaHolders::Users)?;
+            if used.remove(user).is_some() {
+                quota_usage::save(&file, QuotaHolders::Users, &used)?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads what is used, for a server; a damaged file is moved away.
@@ -137,4 +142,16 @@ impl UserQuotas {
         self.is_changed = false;
         Ok(())
     }
+}
+
+/// The files of the servers that share a state folder.
+fn files_in(state_dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(state_dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::file("read", state_dir)(error)),
+    };
+    let is_one = |name: &str| name.starts_with(FILE[0]) && name.ends_with(FILE[1]);
+    let files = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_one));
+    Ok(files.map(|entry| entry.path()).collect())
 }

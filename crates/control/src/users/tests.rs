@@ -389,3 +389,19 @@ fn what_cannot_be_written_is_not_forgotten() {
         5
     );
 }
+
+#[test]
+fn a_removed_user_leaves_no_usage_to_the_next_one_of_that_name() {
+    let (home, now) = (Home::new(), SystemTime::now());
+    let quota = Some(ByteSize::from_bytes(10_000_000));
+    home.open().add("alice", &UserSettings { quota, ..UserSettings::default() }).unwrap();
+    let folder = home.folder.path();
+    let mut quotas = UserQuotas::load(&UserQuotas::file(folder, "server")).unwrap();
+    quotas.count(now, &Users::load(&home.path()).unwrap(), [("alice", 500)]);
+    quotas.save().unwrap();
+    let used = || UserQuotas::read(folder).unwrap().used(now, "alice");
+    UserQuotas::forget(folder, "bob").unwrap();
+    assert_eq!(used(), 500);
+    UserQuotas::forget(folder, "alice").unwrap();
+    assert_eq!(used(), 0);
+}

@@ -44,7 +44,7 @@ impl Quotas {
         meters: LinkMeters,
         events: EventSender,
     ) -> Result<Self, mpvpn_control::Error> {
-        let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
+        let file = state_dir.map(|dir| quota_usage::links_file(dir, name));
         Ok(Self {
             used: match &file {
                 Some(file) => quota_usage::load(file, QuotaHolders::Links)?,

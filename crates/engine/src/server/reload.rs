@@ -25,7 +25,8 @@ use mpvpn_control::{
         ServerSetting,
     },
     credentials::{Certificates, Reachability},
-    events::Event,
+    events::{Event, ShortText},
+    given_pins::{GivenPins, Lockout, LockoutPolicy},
     log,
     shared::Shared,
     tls::ServerCertificates,
@@ -67,8 +68,8 @@ pub(super) struct Reloadable {
     pub(super) files: Option<WatchedFiles>,
     /// A reload that waits until the rules for packets are replaced.
     pub(super) pending: Option<PendingReload>,
-    /// Who asked for another one since then.
-    pub(super) later: Vec<Option<Reply>>,
+    /// Requests for another one since then.
+    pub(super) later: Vec<(LockoutPolicy, Option<Reply>)>,
 }
 
 /// A reload of which everything succeeded but the last step.
@@ -80,6 +81,7 @@ pub(super) struct PendingReload {
 /// A configuration that can be applied.
 struct Prepared {
     config: ServerConfig,
+    policy: LockoutPolicy,
     at_once: Vec<ServerSetting>,
     restart: Vec<String>,
     certificates: Option<Certificates>,
@@ -112,7 +114,7 @@ impl Running {
             return;
         }
         match self.origin.file_to_watch().is_some_and(|file| changed.contains(&file)) {
-            true => self.reload(now, None),
+            true => self.reload(now, LockoutPolicy::Keep, None),
             false => self.read_certificates(&changed),
         }
     }
@@ -123,7 +125,10 @@ impl Running {
         let refused = |error: Error| Event::CertificatesRefused { reason: error.to_string().as_str().into() };
         match Certificates::load(&self.config) {
             Ok(certificates) if certificates.are_shown_by(&self.reloadable.certificates) => {}
-            Ok(certificates) => self.show_certificates(certificates),
+            Ok(certificates) => match self.lockout(&certificates) {
+                None => self.show_certificates(certificates),
+                Some(lockout) => self.keep_certificates(lockout),
+            },
             Err(error) => self.events.report(refused(error)),
         }
         if self.config.client_ca.as_ref().is_some_and(|file| changed.contains(file)) {
@@ -132,6 +137,25 @@ impl Running {
                 Err(error) => self.events.report(refused(error)),
             }
         }
+    }
+
+    /// The clients that do not know these certificates, if they are others than those that are shown.
+    fn lockout(&self, new: &Certificates) -> Option<Lockout> {
+        let pin = new.first.fingerprint();
+        let users = self.user_list.as_ref()?.now();
+        if pin == self.reloadable.certificates.first().fingerprint() {
+            return None;
+        }
+        let given = GivenPins::load(&self.config.state_dir);
+        given.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the pins that were given out are unknown, so another certificate may lock clients out");
+            GivenPins::default()
+        })
+        .lockout(pin, &users)
+    }
+
+    fn keep_certificates(&self, lockout: Lockout) {
+        self.events.report(Event::CertificatesRefused { reason: ShortText::of(&lockout) });
     }
 
     /// Verifies certificates of clients by these CAs in new handshakes.
@@ -159,16 +183,16 @@ impl Running {
     }
 
     /// Reads the configuration again, applies what can change while the server runs, and reports the rest.
-    pub(crate) fn reload(&mut self, now: Instant, reply: Option<Reply>) {
+    pub(crate) fn reload(&mut self, now: Instant, policy: LockoutPolicy, reply: Option<Reply>) {
         if self.reloadable.pending.is_some() {
-            return self.reloadable.later.push(reply);
+            return self.reloadable.later.push((policy, reply));
         }
-        self.start_reload(now, reply.into_iter().collect());
+        self.start_reload(now, policy, reply.into_iter().collect());
     }
 
-    fn start_reload(&mut self, now: Instant, replies: Vec<Reply>) {
+    fn start_reload(&mut self, now: Instant, policy: LockoutPolicy, replies: Vec<Reply>) {
         self.service_manager.reloading();
-        let prepared = match self.prepare() {
+        let prepared = match self.prepare(policy) {
             Ok(prepared) => prepared,
             Err(error) => return self.finish_reload(Err(error.to_string()), replies),
         };
@@ -210,8 +234,8 @@ impl Running {
         self.reloadable.has_rules_of_users.store(differ, Ordering::SeqCst);
         self.finish_reload(result, replies);
         let later = std::mem::take(&mut self.reloadable.later);
-        if !later.is_empty() {
-            self.start_reload(now, later.into_iter().flatten().collect());
+        if let Some(policy) = later.iter().map(|(policy, _)| *policy).max() {
+            self.start_reload(now, policy, later.into_iter().filter_map(|(_, reply)| reply).collect());
         }
     }
 
@@ -225,13 +249,21 @@ impl Running {
     }
 
     /// Does everything that can fail, and changes nothing.
-    fn prepare(&mut self) -> Result<Prepared, Error> {
+    fn prepare(&mut self, policy: LockoutPolicy) -> Result<Prepared, Error> {
         let config = self.origin.load()?;
         let mut changes = self.config.compare(&config);
         let (mut certificates, mut site) = (None, None);
         match Certificates::load(&config) {
             Ok(new) if new.are_shown_by(&self.reloadable.certificates) => {}
-            Ok(new) => certificates = Some(new),
+            Ok(new) => match self.lockout(&new).filter(|_| policy != LockoutPolicy::Allow) {
+                None => certificates = Some(new),
+                Some(lockout) if policy == LockoutPolicy::Keep => {
+                    self.keep_certificates(lockout);
+                    changes.at_once.retain(|setting| *setting != ServerSetting::Certificates);
+                    changes.restart.push(ServerSetting::Certificates.keys().to_owned());
+                }
+                Some(lockout) => return Err(lockout.into()),
+            },
             Err(error) => postpone_if_unreadable(&mut changes, ServerSetting::Certificates, error)?,
         }
         let client_certificates = match ClientCertificates::load(&config) {
@@ -250,13 +282,21 @@ impl Running {
         let is_changed = changes.at_once.contains(&ServerSetting::Access);
         let rules = is_changed.then(|| UserProfiles::new(&config.access));
         let (at_once, restart) = (changes.at_once, changes.restart);
-        Ok(Prepared { config, at_once, restart, certificates, client_certificates, site, rules })
+        Ok(Prepared { config, policy, at_once, restart, certificates, client_certificates, site, rules })
     }
 
     /// Applies a configuration.
     fn commit(&mut self, now: Instant, prepared: Prepared) -> ReloadReport {
-        let Prepared { config, at_once, mut restart, certificates, client_certificates, site, rules: _ } =
-            prepared;
+        let Prepared {
+            config,
+            policy,
+            at_once,
+            mut restart,
+            certificates,
+            client_certificates,
+            site,
+            rules: _,
+        } = prepared;
         let mut applied = Vec::new();
         for setting in at_once {
             if setting == ServerSetting::Dns && !self.can_suggest(&config.dns) {
@@ -267,7 +307,14 @@ impl Running {
             applied.push(setting.keys().to_owned());
         }
         if let Some(certificates) = certificates {
+            let pin = certificates.first.fingerprint();
             self.show_certificates(certificates);
+            if policy == LockoutPolicy::Allow
+                && self.user_list.is_some()
+                && let Err(error) = GivenPins::accept(&self.config, pin)
+            {
+                tracing::warn!(%error, "the next reload asks about the clients with another pin once more");
+            }
             let keys = ServerSetting::Certificates.keys();
             if !applied.iter().any(|known| known == keys) {
                 applied.push(keys.to_owned());

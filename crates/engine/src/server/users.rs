@@ -284,6 +284,11 @@ impl UserList {
         users.iter().map(user).collect()
     }
 
+    /// The users as they are now.
+    pub(super) fn now(&self) -> Arc<Users> {
+        self.users.now()
+    }
+
     /// Whether there is a user with this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.users.now().get(name).is_some()

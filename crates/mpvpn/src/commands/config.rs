@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use mpvpn_control::{
     api,
     config::{CheckedFile, ConfigValue, FileKind, ReloadReport, check_file},
+    given_pins::LockoutPolicy,
 };
 
 use super::Command;
@@ -29,8 +30,12 @@ Examples:
       what can change without a restart counts from then on, and no connection is lost: at a server access, limits,
       certificates, site, dns and routes, at a client links and classes; the command lists the keys that need a
       restart; a file with a mistake changes nothing; changes by `mpvpn link set` are undone
+  mpvpn config reload --force
+      also shows a new certificate that locks out clients whose join links pin the one before; without --force, such a
+      reload changes nothing and says how many users that are
 
-SIGHUP does the same as reload, except for a process that was started in a terminal: that ends.";
+SIGHUP does the same as reload, except for a process that was started in a terminal: that ends. It never forces: a
+certificate that would lock clients out stays unused, and a warning says so.";
 
 /// Check and show the configuration, and make a running server or client read it again
 #[derive(Debug, Parser)]
@@ -44,7 +49,13 @@ pub(crate) struct Config {
 enum ConfigCommand {
     /// Read the configuration file again; sessions continue
     #[command(mut_arg("name", help_for_any_role))]
-    Reload(ProcessSelector),
+    Reload {
+        /// Show a new certificate also if that locks out clients whose join links pin the one before
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        target: ProcessSelector,
+    },
     /// Check a file as the command does at its start, without starting anything
     Check {
         /// The file
@@ -73,10 +84,11 @@ enum ConfigCommand {
 impl Command for Config {
     fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
-            ConfigCommand::Reload(target) => {
+            ConfigCommand::Reload { force, target } => {
                 let socket = target.socket(SUMMARY)?;
-                let reloaded =
-                    api::reload(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                let policy = if force { LockoutPolicy::Allow } else { LockoutPolicy::Refuse };
+                let reloaded = api::reload(&socket, policy)
+                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 print(&text_of(&reloaded))
             }
             ConfigCommand::Check { file, kind } => {

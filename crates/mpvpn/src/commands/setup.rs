@@ -233,7 +233,7 @@ impl ServerArgs {
             let config = config_of(&instance)?;
             if let Some((user, token)) = done.user {
                 let joining = Joining::new(&config, None).map_err(failed)?;
-                print(&joining.text(&user, token, false))?;
+                print(&joining.give_out(&user, token, false))?;
             }
         }
         let name = instance.name_option();

@@ -7,7 +7,9 @@ use mpvpn_control::{
     auth::Token,
     config::{ConfigSource, ServerAddr, ServerConfig, ServerOptions},
     credentials::{Reachability, users_file},
+    given_pins::GivenPins,
     join::{JoinLink, LinkTrust},
+    setup::HostOption,
     users::{
         ChangeOptions, ExpiryOption, LimitOptions, LockedUsers, UserCredential, UserEntry, UserQuotas,
         UserSettings, Users, check_addresses, render_user, render_users, unknown_user,
@@ -138,10 +140,10 @@ struct Name {
 /// How a new token is shown.
 #[derive(Args, Debug)]
 struct Shown {
-    /// How clients reach the server, for the join link [default: the key `public` of the server's file, else an address of
-    /// this machine]
+    /// How clients reach the server, for the join link; without a port, at that of the server [default: the key `public` of
+    /// the server's file, else an address of this machine]
     #[arg(long, value_name = "HOST[:PORT]")]
-    host: Option<ServerAddr>,
+    host: Option<HostOption>,
     /// Print JSON: user, token, link, command
     #[arg(long)]
     json: bool,
@@ -200,7 +202,8 @@ impl UserCommand {
                 let settings = UserSettings { expires, address, sessions, up, down, quota };
                 let mut users = LockedUsers::open(&users_file(&config))?;
                 let token = users.add_with_credential(&name, &settings, joining.credential)?;
-                joining.text(&name, token, shown.json)
+                drop(users);
+                joining.give_out(&name, token, shown.json)
             }
             Self::Set { user: Name { name }, change, files } => {
                 let config = files.load()?;
@@ -214,14 +217,17 @@ impl UserCommand {
                 let config = files.load()?;
                 let joining = Joining::new(&config, shown.host)?;
                 let token = LockedUsers::open(&users_file(&config))?.renew(&name, joining.credential)?;
-                joining.text(&name, token, shown.json)
+                joining.give_out(&name, token, shown.json)
             }
             Self::Revoke { user: Name { name }, files } => {
                 LockedUsers::open(&users_file(&files.load()?))?.revoke(&name)?;
                 format!("{name} has no access any more; `mpvpn user rotate {name}` gives it back\n")
             }
             Self::Remove { user: Name { name }, files } => {
-                LockedUsers::open(&users_file(&files.load()?))?.remove(&name)?;
+                let config = files.load()?;
+                LockedUsers::open(&users_file(&config))?.remove(&name)?;
+                // Another user may get the name.
+                UserQuotas::forget(&config.state_dir, &name)?;
                 format!("{name} is removed\n")
             }
             Self::List { json, files } => {
@@ -268,6 +274,7 @@ fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mp
 
 /// What a join link has beside the token.
 pub(super) struct Joining {
+    config: ServerConfig,
     server: ServerAddr,
     trust: LinkTrust,
     /// Nobody said how the server is reached.
@@ -277,16 +284,17 @@ pub(super) struct Joining {
 
 impl Joining {
     /// Of the server with this configuration.
-    pub(super) fn new(config: &ServerConfig, host: Option<ServerAddr>) -> mpvpn_control::Result<Self> {
+    pub(super) fn new(config: &ServerConfig, host: Option<HostOption>) -> mpvpn_control::Result<Self> {
         let is_guess = host.is_none() && config.public.is_none();
         let reachability = Reachability::of(config)?;
-        let server = host.map_or_else(|| reachability.address(config), Ok)?;
+        let server =
+            host.map_or_else(|| reachability.address(config), |host| Ok(host.or_port(reachability.port)))?;
         let trust = reachability.trust(&server);
         let credential = match reachability.client_certificates {
             true => UserCredential::Certificate,
             false => UserCredential::Token,
         };
-        Ok(Self { server, trust, is_guess, credential })
+        Ok(Self { config: config.clone(), server, trust, is_guess, credential })
     }
 
     /// How `user` joins by a certificate.
@@ -318,8 +326,13 @@ impl Joining {
         )
     }
 
-    /// How `user` joins, with this token if there is one.
-    pub(super) fn text(self, user: &str, token: Option<Token>, json: bool) -> String {
+    /// How `user` joins, with this token if there is one. Remembers the pin that is given out.
+    pub(super) fn give_out(self, user: &str, token: Option<Token>, json: bool) -> String {
+        if let Err(error) = GivenPins::remember(&self.config, user, &self.trust) {
+            eprintln!(
+                "mpvpn: warning: nobody will be asked before another certificate locks {user} out: {error}"
+            );
+        }
         let Some(token) = token else { return self.text_for_certificate(user, json) };
         let note = self.note_of_guess();
         let Self { server, trust, .. } = self;

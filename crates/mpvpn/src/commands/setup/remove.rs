@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use mpvpn_control::{
     config::{ClientConfig, Rights, ServerConfig, ServerOptions},
     kept_session::KeptSession,
+    quota_usage,
     setup::{Instance, KeptState, Plan, Record, Removal, plan_removal},
     status::Role,
 };
@@ -108,7 +109,7 @@ fn removal_of(instance: &Instance, removes_users: bool, consent: Consent) -> Res
     Ok(plan_removal(&machine, instance, record.as_ref(), device.as_deref(), &state))
 }
 
-/// The TUN device of an instance, and the files with users and certificates of a server, or with the session of a client.
+/// The TUN device of an instance, and the files with users and certificates of a server, or with session and quotas of a client.
 fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::path::PathBuf>), Failure> {
     let Ok(text) = fs::read_to_string(instance.file()) else {
         // A server without a name and without a file has its defaults.
@@ -128,7 +129,8 @@ fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::pat
                 return Ok((None, Vec::new()));
             };
             let session = KeptSession::file(&config.state_dir, &config.name, &config.server);
-            Ok((Some(config.tun_name), Some(session).filter(|file| file.exists()).into_iter().collect()))
+            let used = quota_usage::links_file(&config.state_dir, &config.name);
+            Ok((Some(config.tun_name), [session, used].into_iter().filter(|file| file.exists()).collect()))
         }
     }
 }
