@@ -33,7 +33,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -48,6 +48,7 @@ const PAGES: [&str; 14] = [
     "docs/guide/links.md",
     "docs/guide/classes-of-traffic.md",
     "docs/guide/how-tcp-travels.md",
+    "docs/guide/several-instances.md",
 ];
 
 #[test]
@@ -84,6 +85,7 @@ pages! {
     links 11
     classes_of_traffic 12
     how_tcp_travels 13
+    several_instances 14
 }
 
 fn play(path: &str) {
