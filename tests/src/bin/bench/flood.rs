@@ -304,3 +304,31 @@ fn raw(row: &Row) -> Value {
     };
     json!({ "system": row.system, "flood": row.flood.name(), "baseline": of(&row.baseline), "flooded": of(&row.flooded) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_measure_has_a_picture_with_a_panel_for_each_flood() {
+        let sample = |goodput, connect| Sample { goodput, ping: 3.0, connect, memory: 40.0, rate: 39_800.0 };
+        let row = |system, flood, connect| Row {
+            system,
+            flood,
+            baseline: sample(50.0, connect),
+            flooded: sample(49.0, connect),
+        };
+        let rows = [
+            row("mpvpn", Flood::Initials, Some(0.2)),
+            row("wireguard-go", Flood::WireguardInitiations, None),
+        ];
+        let plots = plots(&rows);
+        let names: Vec<_> = plots.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["flood/goodput.svg", "flood/ping.svg", "flood/connect.svg", "flood/memory.svg"]);
+        for (name, panels) in [(0, 2), (2, 1)] {
+            assert_eq!(plots[name].1.matches(">flood elsewhere<").count(), panels, "{}", plots[name].1);
+        }
+        assert!(plots[0].1.contains("mpvpn, initials, 39800/s (Mbit/s)"), "{}", plots[0].1);
+        assert!(super::plots(&[]).is_empty());
+    }
+}

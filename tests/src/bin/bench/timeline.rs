@@ -9,6 +9,8 @@ const TOP: f64 = 104.0;
 const PITCH: f64 = 236.0;
 /// Height of a panel, px.
 const PANEL: f64 = 160.0;
+/// The colour of the names of moments.
+const LABEL_COLOUR: &str = "#8a2f25";
 /// Steps of a moving average: iperf3 reports what arrives in bunches.
 const AVERAGED_STEPS: usize = 3;
 
@@ -43,9 +45,16 @@ pub(crate) fn draw(title: &str, below: &str, (began, ended): (&str, &str), panel
             let (colour, width) = if number == 0 { (COLOURS[0], 2.4) } else { ("#b9c4d0", 1.4) };
             svg.line(&scales, curve, colour, width);
         }
-        let ends = [(panel.impaired.0, began), (panel.impaired.1, ended)];
-        for (at, name) in ends.into_iter().chain(panel.marks.iter().copied()) {
-            svg.text(scales.x(at) + 5.0, top + 14.0, "start", 12, "#8a2f25", name);
+        for (at, name) in [(panel.impaired.0, began), (panel.impaired.1, ended)] {
+            svg.text(scales.x(at) + 5.0, top + 14.0, "start", 12, LABEL_COLOUR, name);
+        }
+        // Marks may be close to the end of the impairment, and have a line of their own.
+        for (at, name) in &panel.marks {
+            let x = scales.x(*at);
+            svg.push(&format!(
+                r#"<path d="M{x:.1} {top:.1}v{PANEL}" stroke="{LABEL_COLOUR}" stroke-width="1"/>"#
+            ));
+            svg.text(x + 5.0, top + 30.0, "start", 12, LABEL_COLOUR, name);
         }
         svg.text(PANEL_LEFT + 6.0, top - 8.0, "start", 14, TEXT_COLOUR, &panel.title);
         top += PITCH;

@@ -27,13 +27,15 @@ const LINK: &str = "10mbit,10ms,queue=60ms";
 /// A case: the links that strip the options.
 struct Case {
     title: &'static str,
+    /// Name of its bar: the links with the options.
+    bar: &'static str,
     links: &'static [usize],
 }
 
 const CASES: [Case; 3] = [
-    Case { title: "options on both links", links: &[] },
-    Case { title: "options stripped on link 1", links: &[1] },
-    Case { title: "options stripped on both links", links: &[1, 2] },
+    Case { title: "options on both links", bar: "mpvpn: both links", links: &[] },
+    Case { title: "options stripped on link 1", bar: "mpvpn: link 2 only", links: &[1] },
+    Case { title: "options stripped on both links", bar: "mpvpn: no link", links: &[1, 2] },
 ];
 
 /// Results of a case.
@@ -54,7 +56,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             .to_owned(),
         ..Outcome::default()
     };
-    let (mut raw, mut panels) = (Vec::new(), Vec::new());
+    let (mut raw, mut bars) = (Vec::new(), Vec::new());
     for case in &CASES {
         let result = match catch_panic(|| measure(case, options)) {
             Ok(result) => result,
@@ -84,17 +86,18 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         let what = format!("{}: 1 TCP flow down", case.title);
         outcome.figures.push(figure(RIG, what, result.mbit, "Mbit/s", Bar::Higher));
         outcome.chapter += &result.line(case);
-        panels.push(Panel {
-            title: case.title.to_owned(),
-            unit: "Mbit/s",
-            bars: vec![("mpvpn", result.mbit)],
-        });
+        bars.push((case.bar, result.mbit));
         raw.push(json!({ "case": case.title, "segments": result.segments, "transports": result.transports,
                          "reasons": result.reasons, "mbit": result.mbit }));
     }
-    if !panels.is_empty() {
-        let title = "Two links of 10 Mbit/s without UDP, 1 TCP flow down";
-        outcome.plots.push((format!("{RIG}/stripped.svg"), plot::draw(title, &panels)));
+    if !bars.is_empty() {
+        let panel = Panel {
+            title: "1 TCP flow down, by the links that leave the options".to_owned(),
+            unit: "Mbit/s",
+            bars,
+        };
+        let title = "Two links of 10 Mbit/s without UDP";
+        outcome.plots.push((format!("{RIG}/stripped.svg"), plot::draw(title, &[panel])));
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
@@ -191,7 +194,7 @@ mod tests {
         };
         assert_eq!((result.count_reported_mptcp(&[1]), result.count_reported_mptcp(&[1, 2])), (0, 1));
         assert_eq!(result.links_in_use().count(), 2);
-        let case = Case { title: "a case", links: &[1] };
+        let case = Case { title: "a case", bar: "mpvpn", links: &[1] };
         assert_eq!(result.line(&case), "| a case | 3 | tcp (UDP gets no answer) | mptcp () | 9.00 |\n");
     }
 }
