@@ -1,4 +1,4 @@
-// Drives Chromium for the end-to-end tests of the dashboard (tests/src/browser.rs).
+// Drives Chromium for the end-to-end tests of the dashboard (tests/src/chromium.rs).
 //
 // In: a command a line on standard input, as JSON. Out: its answer, a line of JSON: `{"ok": …}` or `{"error": "…"}`. Elements are
 // found by role and accessible name, as people with screen readers find them. It ends with its input.
@@ -64,8 +64,6 @@ class Driver {
         return this.look(command);
       case "wait":
         return this.waitForText(command);
-      case "wait-gone":
-        return this.waitForNoText(command);
       case "click":
         return (await this.find(command)).click();
       case "fill":
@@ -83,6 +81,7 @@ class Driver {
       case "violations":
         return this.violations(command);
       case "screenshot":
+        await this.page.evaluate(() => window.scrollTo(0, 0));
         await this.page.screenshot({ path: (command.path ?? "") as `${string}.png`, fullPage: true });
         return;
       case "complaints":
@@ -114,29 +113,28 @@ class Driver {
     await field.type(command.text ?? "");
   }
 
-  /** Waits until the text is shown; answers when (unix time, ms). */
-  private async waitForText({ text, inside, timeout_ms }: Command): Promise<number> {
-    return this.waitFor(inside, timeout_ms, (content) => content.includes(text ?? ""), `the text ${text}`);
-  }
-
-  private async waitForNoText({ text, inside, timeout_ms }: Command): Promise<number> {
-    return this.waitFor(inside, timeout_ms, (content) => !content.includes(text ?? ""), `no text ${text}`);
-  }
-
-  private async waitFor(
-    inside = "body",
-    timeout = ELEMENT_TIMEOUT_MS,
-    isReached: (content: string) => boolean,
-    what: string,
-  ): Promise<number> {
-    const deadline = Date.now() + timeout;
+  /** Waits until a text that matches is shown; answers when (unix time, ms). */
+  private async waitForText({ text = "", inside = "body", timeout_ms }: Command): Promise<number> {
+    const limit = timeout_ms ?? ELEMENT_TIMEOUT_MS;
+    const deadline = Date.now() + limit;
+    const pattern = new RegExp(text);
     for (;;) {
-      const shown = await this.page.$$eval(inside, (all) =>
+      const shown = await this.shownIn(inside);
+      if (pattern.test(shown)) return Date.now();
+      if (Date.now() > deadline) throw new Error(`not within ${limit} ms: ${text} in ${inside}:\n${shown}`);
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+  }
+
+  /** What is shown in all elements with this selector; nothing while the page loads anew. */
+  private async shownIn(selector: string): Promise<string> {
+    try {
+      return await this.page.$$eval(selector, (all) =>
         all.map((element) => (element as HTMLElement).innerText).join("\n"),
       );
-      if (isReached(shown)) return Date.now();
-      if (Date.now() > deadline) throw new Error(`not within ${timeout} ms: ${what} in ${inside}:\n${shown}`);
-      await new Promise((resolve) => setTimeout(resolve, 20));
+    } catch (error) {
+      if (error instanceof Error && error.message.includes("Execution context was destroyed")) return "";
+      throw error;
     }
   }
 
@@ -171,8 +169,13 @@ class Driver {
 
 const browser = await puppeteer.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-  // Root may not use the sandbox; the tests open their own page only.
-  args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+  // Root may not use the sandbox; the tests open their own page only. The browser's own services look up no names.
+  args: [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+  ],
   pipe: true,
 });
 const driver = new Driver(browser, await browser.newPage());

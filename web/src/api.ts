@@ -68,8 +68,10 @@ export const history = (span: number) => request<HistoryAnswer>("GET", `/api/his
 export const flows = () => request<FlowList>("GET", "/api/flows");
 export const users = () => request<User[]>("GET", "/api/users");
 export const setLink = (link: string, set: LinkChange) => request<Link>("POST", "/api/link", { link, set });
-export const addUser = (settings: Record<string, string | number>) =>
+export const addUser = (settings: Record<string, string>) =>
   request<JoinAnswer>("POST", "/api/user/add", settings);
+export const changeUser = (settings: Record<string, string>) =>
+  request<object>("POST", "/api/user/set", settings);
 export const rotateUser = (name: string) => request<JoinAnswer>("POST", "/api/user/rotate", { name });
 export const revokeUser = (name: string) => request<object>("POST", "/api/user/revoke", { name });
 export const removeUser = (name: string) => request<object>("POST", "/api/user/remove", { name });

@@ -63,8 +63,11 @@ export class Meter {
   readonly element: HTMLElement;
   private readonly bar = svg("rect", { x: "0", y: "0", width: "0", height: "4", rx: "2" });
   private readonly label = h("span", { class: "meter-text" });
+  private readonly isQuota: boolean;
 
-  constructor() {
+  /** `isQuota`: a bar that is nearly full is a warning. */
+  constructor(isQuota: boolean) {
+    this.isQuota = isQuota;
     const track = svg("rect", { class: "track", x: "0", y: "0", width: "100", height: "4", rx: "2" });
     const attributes = {
       class: "meter",
@@ -81,7 +84,11 @@ export class Meter {
     setHidden(this.element, text === "");
     const width = Math.min(100, Math.max(0, percent ?? 0)).toFixed(0);
     if (this.bar.getAttribute("width") !== width) this.bar.setAttribute("width", width);
-    setAttribute(this.bar, "class", percent !== undefined && percent >= 90 ? "nearly-full" : undefined);
+    setAttribute(
+      this.bar,
+      "class",
+      this.isQuota && percent !== undefined && percent >= 90 ? "nearly-full" : undefined,
+    );
   }
 }
 

@@ -103,7 +103,7 @@ export class StackedChart {
           ...axis,
           show: hasTimeAxis,
           size: 26,
-          space: this.element.clientWidth < 640 ? 52 : 90,
+          space: (_plot, _axis, _min, _max, width) => (width < 640 ? 52 : 90),
           values: (_plot, splits) => splits.map(formatTime),
         },
         { ...axis, size: 48, space: 32, values: (_plot, splits) => splits.map(formatTick) },
@@ -180,25 +180,26 @@ export class StackedChart {
     const { top, height } = plot.bbox;
     const colour = cssColour(SEVERITY_COLOURS[mark.severity]);
     const firstRow = top - rows * LABEL_ROW * ratio;
-    const rowMiddle = firstRow + ((label?.row ?? Math.max(0, rows - 1)) + 0.5) * LABEL_ROW * ratio;
+    // A mark without a text stays below the texts of others.
+    const middle = label ? firstRow + (label.row + 0.5) * LABEL_ROW * ratio : top + 0.3 * LABEL_ROW * ratio;
     context.strokeStyle = colour;
     context.lineWidth = ratio;
     context.setLineDash([3 * ratio, 3 * ratio]);
     context.beginPath();
-    context.moveTo(x * ratio, rows > 0 ? rowMiddle : top);
+    context.moveTo(x * ratio, label ? middle : top);
     context.lineTo(x * ratio, top + height);
     context.stroke();
     context.setLineDash([]);
     if (rows === 0) return;
     context.fillStyle = colour;
-    const symbolX = label && label.left < x ? x - SYMBOL_WIDTH / 2 : x + SYMBOL_WIDTH / 2;
-    drawSymbol(context, mark.severity, symbolX * ratio, rowMiddle, ratio);
+    const isLeftOfLine = label !== undefined && label.left < x;
+    const beside = isLeftOfLine ? -SYMBOL_WIDTH / 2 : SYMBOL_WIDTH / 2;
+    drawSymbol(context, mark.severity, (label ? x + beside : x) * ratio, middle, ratio);
     if (!label) return;
     context.fillStyle = cssColour("--text");
     context.textAlign = "left";
-    const isLeftOfLine = label.left < x;
     const textX = isLeftOfLine ? label.left : label.left + SYMBOL_WIDTH - 2;
-    context.fillText(mark.text, textX * ratio, rowMiddle);
+    context.fillText(mark.text, textX * ratio, middle);
   }
 }
 

@@ -175,14 +175,14 @@ export class ClientView implements View {
 }
 
 function fillShare(cell: HTMLElement): (row: LinkRow) => void {
-  const meter = new Meter();
+  const meter = new Meter(false);
   cell.append(meter.element);
   return (row) => meter.update(row.share, row.share === undefined ? "" : `${row.share.toFixed(0)} %`);
 }
 
 function fillReason(cell: HTMLElement): (row: LinkRow) => void {
   const reason = h("span", { class: "reason" });
-  const quota = new Meter();
+  const quota = new Meter(true);
   cell.append(reason, quota.element);
   return (row) => {
     setText(reason, row.reason);

@@ -36,6 +36,11 @@ export function linkRows(status: Status, isOpen: (link: string) => boolean): Lin
   });
 }
 
+/** Paths of a class that sleeps have no round-trip time, and so no values. */
+export function isMeasured(path: Path): boolean {
+  return path.rtt_ms > 0;
+}
+
 function bothDirections({ down_bps = 0, up_bps = 0 }: Rates): number {
   return down_bps + up_bps;
 }
@@ -45,7 +50,7 @@ function shareOf(rates: Rates, total: number): number | undefined {
 }
 
 function linkRow(link: Link, paths: readonly Path[], total: number): LinkRow {
-  const working = paths.filter((path) => path.state !== "down");
+  const working = paths.filter((path) => path.state !== "down" && isMeasured(path));
   const quickest = working.reduce<Path | undefined>(
     (best, path) => (best && best.rtt_ms <= path.rtt_ms ? best : path),
     undefined,
@@ -92,9 +97,9 @@ export function pathRow(path: Path, total: number): LinkRow {
     down: path.down_bps,
     up: path.up_bps,
     share: shareOf(path, total),
-    rtt: path.rtt_ms,
-    jitter: path.jitter_ms,
-    loss: path.loss_pct,
+    rtt: isMeasured(path) ? path.rtt_ms : undefined,
+    jitter: isMeasured(path) ? path.jitter_ms : undefined,
+    loss: isMeasured(path) ? path.loss_pct : undefined,
     reason: path.reason || `${path.local} to ${path.remote}`,
     paths: 0,
   };

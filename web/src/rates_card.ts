@@ -58,6 +58,7 @@ export class RatesCard {
     string,
     { element: HTMLElement; down: HTMLElement; up: HTMLElement }
   >();
+  private readonly nothing = h("p", { class: "empty" }, "No rates are known of this time.");
   private readonly tableHead = h("thead");
   private readonly tableBody = h("tbody");
   private readonly details: HTMLDetailsElement;
@@ -89,6 +90,7 @@ export class RatesCard {
       "rates",
       [this.pointed, this.spanChoice()],
       this.legend,
+      this.nothing,
       chartTitle("down", "Down", "bit/s"),
       downHost,
       chartTitle("up", "Up", "bit/s"),
@@ -147,6 +149,7 @@ export class RatesCard {
     try {
       await this.loadLong();
       this.draw();
+      this.showTable();
     } catch (error) {
       // The stream reports a daemon that is away, and loads all when it is back.
       if (!isFromDaemon(error)) throw error;
@@ -169,6 +172,7 @@ export class RatesCard {
         this.span = span;
         if (span === LONG_SPAN) void this.refreshLong();
         this.draw();
+        this.showTable();
       });
       choice.append(h("label", {}, input, h("span", {}, text)));
     }
@@ -182,6 +186,7 @@ export class RatesCard {
   private draw(): void {
     const { times, columns } = this.shown();
     const to = this.now();
+    setHidden(this.nothing, columns.length > 0);
     const shared = {
       times,
       keys: columns.map((column) => column.key),

@@ -3,7 +3,7 @@
 import { RateLine } from "./cells.ts";
 import { card, h, icon, setAttribute, setHidden, setText } from "./dom.ts";
 import { formatDuration, formatPercent, formatRate, formatRtt, plural, rateOption } from "./format.ts";
-import { pathRow } from "./link_rows.ts";
+import { isMeasured, pathRow } from "./link_rows.ts";
 import { Pager } from "./pager.ts";
 import { SHORT_SPAN } from "./rates_card.ts";
 import { RateSeries } from "./series.ts";
@@ -119,6 +119,7 @@ export class SessionsCard {
   private rowsOf(client: Client): SessionRow[] {
     const session = client.id;
     const working = client.paths.filter((path) => path.state !== "down");
+    const measured = working.filter(isMeasured);
     const row: SessionRow = {
       key: `session ${session}`,
       classes: client.paths.length > 0 && working.length === 0 ? "fails" : "",
@@ -129,8 +130,8 @@ export class SessionsCard {
       down: client.down_bps,
       up: client.up_bps,
       limits: limitsOf(this.users.get(client.user)),
-      rtt: working.length > 0 ? Math.min(...working.map((path) => path.rtt_ms)) : undefined,
-      loss: working.length > 0 ? Math.max(...working.map((path) => path.loss_pct)) : undefined,
+      rtt: measured.length > 0 ? Math.min(...measured.map((path) => path.rtt_ms)) : undefined,
+      loss: measured.length > 0 ? Math.max(...measured.map((path) => path.loss_pct)) : undefined,
       paths: client.paths.length,
       working: working.length,
       details: formatDuration(client.connected_s),

@@ -178,8 +178,11 @@ export interface HistoryAnswer {
 }
 
 export interface JoinAnswer {
-  join_link: string;
+  /** Left out where clients have certificates. */
+  join_link: string | null;
   command: string;
+  /** Clients may not reach the server by the address in the link. */
+  guessed_address?: boolean;
 }
 
 /** The settings of a link that `mpvpn link set` changes, with the names of its options. */

@@ -1,31 +1,19 @@
 // The dialogs that add users and change their access.
 
 import { encode } from "uqr";
-import { addUser, removeUser, revokeUser, rotateUser } from "./api.ts";
+import { addUser, changeUser, removeUser, revokeUser, rotateUser } from "./api.ts";
 import { Dialog, field, paragraph } from "./dialog.ts";
 import { button, h, svg } from "./dom.ts";
-import type { JoinAnswer } from "./types.ts";
+import type { JoinAnswer, User } from "./types.ts";
+import { EMPTY_FORM, type UserForm, userChange, userForm } from "./user_changes.ts";
 
-const MAX_SESSIONS_HINT = "clients at once; 64 if empty";
-
-/** Asks for a new user's settings, adds the user, and shows the join link. `onDone` is called after a change. */
+/** Asks for a new user's settings, adds the user, and shows how a client joins. `onDone` is called after a change. */
 export function openAddDialog(onDone: () => void): void {
-  const input = (attributes = {}) => h("input", { autocomplete: "off", spellcheck: "false", ...attributes });
-  const [name, down, up, quota] = [input({ required: true, maxlength: "64" }), input(), input(), input()];
-  const [expires, sessions] = [input(), input({ inputmode: "numeric" })];
-  const fields = h(
-    "div",
-    { class: "fields" },
-    field("Name", name),
-    field("Access ends", expires, "as in 90d or 2027-01-31; empty: never"),
-    field("Limit down", down, "as in 50mbit; empty: none"),
-    field("Limit up", up, "as in 20mbit; empty: none"),
-    field("Quota a month", quota, "as in 50GB; empty: none"),
-    field("Sessions", sessions, MAX_SESSIONS_HINT),
-  );
+  const name = textInput({ required: true, maxlength: "64" });
+  const fields = new UserFields(EMPTY_FORM);
   new Dialog({
     title: "Add a user",
-    content: [fields],
+    content: [field("Name", name), fields.element],
     action: "Add",
     act: async (dialog) => {
       const user = name.value.trim();
@@ -34,27 +22,73 @@ export function openAddDialog(onDone: () => void): void {
         dialog.refuse("A user needs a name.");
         return false;
       }
-      const count = sessions.value.trim();
-      if (count !== "" && !/^[1-9]\d*$/.test(count)) {
-        sessions.focus();
-        dialog.refuse("Sessions is a number of at least 1.");
-        return false;
-      }
-      const texts = {
-        name: user,
-        up: up.value,
-        down: down.value,
-        quota: quota.value,
-        expires: expires.value,
-      };
-      const given = Object.entries(texts).map(([key, value]) => [key, value.trim()] as const);
-      const settings = Object.fromEntries(given.filter(([, value]) => value !== ""));
-      const answer = await addUser({ ...settings, ...(count !== "" && { sessions: Number(count) }) });
-      showJoinLink(dialog, `${user} can join`, answer);
+      const answer = await addUser({ name: user, ...userChange(EMPTY_FORM, fields.read()) });
+      showJoining(dialog, `${user} can join`, answer);
       onDone();
       return false;
     },
   });
+}
+
+/** Asks for other settings of a user, which count for running sessions, too. */
+export function openChangeDialog(user: User, onDone: () => void): void {
+  const before = userForm(user);
+  const fields = new UserFields(before);
+  new Dialog({
+    title: `Change ${user.user}`,
+    content: [fields.element, paragraph("It counts at once, for sessions that run, too.")],
+    action: "Change it",
+    act: async (dialog) => {
+      const change = userChange(before, fields.read());
+      if (Object.keys(change).length === 0) {
+        dialog.refuse("Nothing differs from the settings now.");
+        return false;
+      }
+      await changeUser({ name: user.user, ...change });
+      onDone();
+      return true;
+    },
+  });
+}
+
+function textInput(attributes: Record<string, string | boolean> = {}): HTMLInputElement {
+  return h("input", { autocomplete: "off", spellcheck: "false", ...attributes });
+}
+
+class UserFields {
+  readonly element: HTMLElement;
+  private readonly inputs: Record<keyof UserForm, HTMLInputElement>;
+
+  constructor(now: UserForm) {
+    const input = (value: string) => textInput({ value });
+    this.inputs = {
+      expires: input(now.expires),
+      down: input(now.down),
+      up: input(now.up),
+      quota: input(now.quota),
+      sessions: input(now.sessions),
+    };
+    this.element = h(
+      "div",
+      { class: "fields" },
+      field("Limit down", this.inputs.down, "as in 50mbit; empty: none"),
+      field("Limit up", this.inputs.up, "as in 20mbit; empty: none"),
+      field("Quota a month", this.inputs.quota, "as in 50GB; empty: none"),
+      field("Sessions at once", this.inputs.sessions, "empty: 64"),
+      field("Access ends", this.inputs.expires, "as in 90d or 2027-01-31; empty: never"),
+    );
+  }
+
+  read(): UserForm {
+    const { expires, down, up, quota, sessions } = this.inputs;
+    return {
+      expires: expires.value,
+      down: down.value,
+      up: up.value,
+      quota: quota.value,
+      sessions: sessions.value,
+    };
+  }
 }
 
 export function openRotateDialog(name: string, onDone: () => void): void {
@@ -64,7 +98,7 @@ export function openRotateDialog(name: string, onDone: () => void): void {
     action: "Make a new link",
     isDestructive: true,
     act: async (dialog) => {
-      showJoinLink(dialog, `New link for ${name}`, await rotateUser(name));
+      showJoining(dialog, `New link for ${name}`, await rotateUser(name));
       onDone();
       return false;
     },
@@ -103,14 +137,23 @@ export function openRemoveDialog(name: string, onDone: () => void): void {
   });
 }
 
-function showJoinLink(dialog: Dialog, title: string, answer: JoinAnswer): void {
+/** Shows how a client joins: by a link, or by a certificate where the server knows clients by these. */
+function showJoining(dialog: Dialog, title: string, answer: JoinAnswer): void {
+  const { join_link: link, command, guessed_address: isGuess } = answer;
+  const guess =
+    "The address is one of this machine. If clients reach it by another one, set `public` in the server's file.";
   dialog.showResult(title, [
-    paragraph(
-      "The link is shown this once. It is all that a client needs, so hand it over as you would a password.",
-    ),
-    copyable("Join link", answer.join_link),
-    copyable("On the client, as root", answer.command),
-    qrCode(answer.join_link),
+    ...(link
+      ? [
+          paragraph(
+            "The link is shown this once. It is all that a client needs, so hand it over as a password.",
+          ),
+          copyable("Join link", link),
+        ]
+      : []),
+    copyable(link ? "On the client, as root" : "On the client, as root, with its certificate", command),
+    ...(isGuess ? [h("p", { class: "note" }, guess)] : []),
+    ...(link ? [qrCode(link)] : []),
   ]);
 }
 

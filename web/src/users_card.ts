@@ -9,7 +9,13 @@ import { limitsOf } from "./sessions_card.ts";
 import { matches, nextOrder, type Order, type SortValue, sorted } from "./sorting.ts";
 import { DataTable, type TableColumn, text } from "./table.ts";
 import type { User } from "./types.ts";
-import { openAddDialog, openRemoveDialog, openRevokeDialog, openRotateDialog } from "./user_dialogs.ts";
+import {
+  openAddDialog,
+  openChangeDialog,
+  openRemoveDialog,
+  openRevokeDialog,
+  openRotateDialog,
+} from "./user_dialogs.ts";
 
 /** Pause between readings (ms): states change by quotas, dates and commands. */
 const REFRESH_MS = 5000;
@@ -107,15 +113,19 @@ export class UsersCard {
   }
 
   private fillActions(cell: HTMLElement): (user: User) => void {
+    let user: User | undefined;
     let name = "";
     const changed = () => void this.read();
+    const change = button("Change…", () => user && openChangeDialog(user, changed));
     const rotate = button("New link…", () => openRotateDialog(name, changed));
     const revoke = button("Revoke…", () => openRevokeDialog(name, changed));
     const remove = button("Remove…", () => openRemoveDialog(name, changed));
-    cell.append(h("span", { class: "actions" }, rotate, revoke, remove));
-    return (user) => {
-      name = user.user;
-      setHidden(revoke, user.state === "revoked");
+    cell.append(h("span", { class: "actions" }, change, rotate, revoke, remove));
+    return (row) => {
+      user = row;
+      name = row.user;
+      setHidden(revoke, row.state === "revoked");
+      setAttribute(change, "aria-label", `Change ${name}`);
       setAttribute(rotate, "aria-label", `New link for ${name}`);
       setAttribute(revoke, "aria-label", `Revoke the access of ${name}`);
       setAttribute(remove, "aria-label", `Remove ${name}`);
@@ -129,7 +139,7 @@ function sessionsOf({ connected, sessions }: User): string {
 }
 
 function fillQuota(cell: HTMLElement): (user: User) => void {
-  const meter = new Meter();
+  const meter = new Meter(true);
   const none = h("span", {}, "none");
   cell.append(none, meter.element);
   return ({ quota_bytes, quota_used_bytes }) => {

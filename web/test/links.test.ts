@@ -86,9 +86,10 @@ test("a link has the values of its best working path and its share of the traffi
     path({ rtt_ms: 40, loss_pct: 1 }),
     path({ id: "bulk/wwan0/0", rtt_ms: 35, loss_pct: 2 }),
     path({ id: "critical/wwan0/0", state: "down", rtt_ms: 1, loss_pct: 90 }),
+    path({ id: "asleep/wwan0/0", state: "standby", rtt_ms: 0, loss_pct: 0 }),
   ];
   const [row, ...rest] = linkRows(status(links, paths), () => false);
-  assert.deepEqual([row?.share, row?.rtt, row?.loss, row?.paths], [25, 35, 2, 3]);
+  assert.deepEqual([row?.share, row?.rtt, row?.loss, row?.paths], [25, 35, 2, 4]);
   assert.equal(rest.length, 1);
 });
 
