@@ -90,7 +90,8 @@ impl AcmeStore {
 pub(crate) fn files_in(state_dir: &Path) -> Vec<PathBuf> {
     let top = state_dir.join(FOLDER);
     let mut found = Vec::new();
-    for folder in fs::read_dir(&top).into_iter().flatten().flatten().map(|entry| entry.path()) {
+    let entries = fs::read_dir(&top).into_iter().flatten().flatten().map(|entry| entry.path());
+    for folder in entries.filter(|path| path.is_dir()) {
         found.extend([ACCOUNT, CERTIFICATE].map(|name| folder.join(name)));
         found.push(folder);
     }
@@ -103,7 +104,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::config::AcmeChallenge;
+    use crate::{config::AcmeChallenge, setup};
 
     fn acme(directory: &str, domains: &[&str]) -> Acme {
         Acme {
@@ -113,6 +114,22 @@ mod tests {
             ca: None,
             challenge: AcmeChallenge::TlsAlpn01,
         }
+    }
+
+    #[test]
+    fn all_files_are_named_before_their_folders_so_that_nothing_is_left() {
+        let home = tempfile::tempdir().unwrap();
+        assert_eq!(files_in(home.path()), Vec::<PathBuf>::new());
+        for directory in ["https://a.example/dir", "https://b.example/dir"] {
+            AcmeStore::new(home.path(), &acme(directory, &["vpn.example"])).save_account(b"{}").unwrap();
+        }
+        files_in(home.path()).iter().for_each(|path| setup::remove_file(path).unwrap());
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+        // Files of others stay.
+        AcmeStore::new(home.path(), &acme("https://a.example/dir", &[])).save_account(b"{}").unwrap();
+        fs::write(home.path().join(FOLDER).join("notes"), "mine").unwrap();
+        files_in(home.path()).iter().for_each(|path| setup::remove_file(path).unwrap());
+        assert!(home.path().join(FOLDER).join("notes").exists());
     }
 
     #[test]
