@@ -9,6 +9,7 @@
 
 pub mod call;
 pub mod cut;
+pub mod dashboard;
 pub mod disturbance;
 pub mod dns;
 mod failure_logs;

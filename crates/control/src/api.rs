@@ -4,7 +4,7 @@
 //! in JSON; `GET /v1/flows`, a [`FlowList`](crate::status::FlowList); `GET /v1/events`, the last
 //! [events](crate::events) in lines of JSON, and with `?follow` those that come; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
 //! and answers with the [`Link`](crate::status::Link); `POST /v1/reload` has the configuration read again and answers
-//! with [`ReloadReport`](crate::config::ReloadReport). Always holds: a socket in use is never taken away from a live process; what waits, is read
+//! with [`ReloadReport`](crate::config::ReloadReport); `POST /v1/dashboard/link` answers with a [`DashboardLink`]. Always holds: a socket in use is never taken away from a live process; what waits, is read
 //! or is answered is bounded in size and time; the socket's file is gone when the server is.
 //!
 //! All requests are defined in `requests.rs`; `server.rs` and `client.rs` know none of them.

@@ -8,6 +8,7 @@ mod acme;
 mod app;
 mod block;
 mod classes;
+mod dashboard;
 mod dns;
 mod file;
 mod inspect;
@@ -41,6 +42,7 @@ pub use classes::{
     ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
     SteeringRule, render_classes, rules_of,
 };
+pub use dashboard::ClientDashboard;
 pub use dns::{Dns, ServerDns};
 pub use inspect::{CheckedFile, ConfigValue, check_file, values};
 pub use lane::LaneRule;
@@ -172,6 +174,8 @@ pub struct ServerConfig {
     pub metrics: Option<SocketAddr>,
     /// Number of users that have metrics of their own.
     pub metrics_users: u32,
+    /// TCP address of the dashboard; with TLS unless it is one of the loopback.
+    pub dashboard: Option<SocketAddr>,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
@@ -252,6 +256,8 @@ pub struct ClientConfig {
     pub api_socket: PathBuf,
     /// TCP address at which metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// The dashboard.
+    pub dashboard: Option<ClientDashboard>,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
@@ -356,6 +362,7 @@ impl ServerConfig {
             name,
             metrics: options.metrics,
             metrics_users: options.metrics_users.unwrap_or(0),
+            dashboard: options.dashboard,
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
             reload: options.reload.unwrap_or_default(),
@@ -437,6 +444,8 @@ impl ClientConfig {
             ));
         }
         let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
+        let dashboard =
+            ClientDashboard::of(options.dashboard, options.dashboard_cert, options.dashboard_key)?;
         let paths = paths(options.path, &tun_name)?;
         let links = links(options.link, options.pipes, options.transport);
         let context = ClassContext { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
@@ -473,6 +482,7 @@ impl ClientConfig {
             tun_name,
             name,
             metrics: options.metrics,
+            dashboard,
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
             reload: options.reload.unwrap_or_default(),

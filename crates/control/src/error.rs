@@ -72,9 +72,11 @@ pub enum Error {
     /// The system's random number generator failed.
     #[error("the kernel gives no random numbers")]
     Random,
-    /// Metrics cannot be offered at this address.
-    #[error("cannot offer metrics at {address}: {source}")]
-    MetricsAddress {
+    /// Metrics or the dashboard cannot be offered at this address.
+    #[error("cannot offer {} at {address}: {source}", if *option == "metrics" { "metrics" } else { "the dashboard" })]
+    MonitoringAddress {
+        /// The option with the address: `metrics` or `dashboard`.
+        option: &'static str,
         /// The address.
         address: std::net::SocketAddr,
         /// The kernel's answer.
@@ -141,7 +143,12 @@ impl Error {
     pub(crate) fn examples() -> Vec<Self> {
         let io = std::io::Error::from;
         let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
-        let (metrics, tcp) = (([127, 0, 0, 1], 9464).into(), ([127, 0, 0, 1], 443).into());
+        let tcp = ([127, 0, 0, 1], 443).into();
+        let monitoring = |option, errno| Self::MonitoringAddress {
+            option,
+            address: ([127, 0, 0, 1], 9464).into(),
+            source: io(errno),
+        };
         vec![
             Self::usage("THE MISTAKE IN THE OPTIONS", "THE CORRECTION"),
             Self::ConfigFile {
@@ -158,10 +165,11 @@ impl Error {
             Self::MakeCertificate(rcgen::Error::CouldNotParseCertificate),
             Self::Tls(rustls::Error::General("REASON".into())),
             Self::Random,
-            Self::MetricsAddress { address: metrics, source: io(Errno::ADDRINUSE) },
-            Self::MetricsAddress { address: metrics, source: io(Errno::ADDRNOTAVAIL) },
-            Self::MetricsAddress { address: metrics, source: io(Errno::ACCESS) },
-            Self::MetricsAddress { address: metrics, source: io(Errno::NOBUFS) },
+            monitoring("metrics", Errno::ADDRINUSE),
+            monitoring("metrics", Errno::ADDRNOTAVAIL),
+            monitoring("metrics", Errno::ACCESS),
+            monitoring("metrics", Errno::NOBUFS),
+            monitoring("dashboard", Errno::ADDRINUSE),
             Self::TcpAddress { address: tcp, source: io(Errno::ADDRINUSE) },
             Self::TcpAddress { address: tcp, source: io(Errno::ADDRNOTAVAIL) },
             Self::TcpAddress { address: tcp, source: io(Errno::ACCESS) },
@@ -195,18 +203,20 @@ impl Error {
             }
             Self::Tls(_) => "check the certificate with `openssl x509 -text -noout -in FILE`".into(),
             Self::Random => "check that nothing, as a seccomp filter, forbids getrandom(2)".into(),
-            Self::MetricsAddress { address, source } => match source.kind() {
+            Self::MonitoringAddress { option, address, source } => match source.kind() {
                 ErrorKind::AddrInUse => format!(
-                    "choose another port with --metrics, or end the process that listens there: `ss -ltnp sport = :{}` names it",
+                    "choose another port with --{option}, or end the process that listens there: `ss -ltnp sport = :{}` names it",
                     address.port()
                 ),
                 ErrorKind::AddrNotAvailable => {
-                    "give an address of this machine with --metrics, as 127.0.0.1, or 0.0.0.0 for all".into()
+                    format!(
+                        "give an address of this machine with --{option}, as 127.0.0.1, or 0.0.0.0 for all"
+                    )
                 }
                 ErrorKind::PermissionDenied => {
-                    "choose a port above 1023 with --metrics, or run it as root".into()
+                    format!("choose a port above 1023 with --{option}, or run it as root")
                 }
-                _ => "choose another address with --metrics".into(),
+                _ => format!("choose another address with --{option}"),
             },
             Self::TcpAddress { address, source } => match source.kind() {
                 ErrorKind::AddrInUse => format!(
@@ -254,7 +264,7 @@ mod tests {
             Error::MakeCertificate(_) => 5,
             Error::Tls(_) => 6,
             Error::Random => 7,
-            Error::MetricsAddress { .. } => 8,
+            Error::MonitoringAddress { .. } => 8,
             Error::TcpAddress { .. } => 9,
             Error::SocketInUse { .. } => 10,
             Error::SocketPath { .. } => 11,

@@ -17,8 +17,7 @@ use mpvpn_types::word_enum;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub(crate) use channel::EventReader;
-pub use channel::{EventReceiver, EventSender, SharedEventLog, event_channel};
+pub use channel::{EventReader, EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use log::{Entry, EventLog, MAX_ENTRIES_PER_KIND};
 pub use short_text::ShortText;
 
@@ -365,6 +364,11 @@ kinds! {
 }
 
 impl Event {
+    /// The level of its log line: `WARN`, `INFO` or `DEBUG`.
+    pub fn level_name(&self) -> &'static str {
+        self.level().as_str()
+    }
+
     /// The level of its log line.
     pub(crate) const fn level(&self) -> tracing::Level {
         match self {

@@ -87,6 +87,11 @@ impl fmt::Display for JoinLink {
 }
 
 impl JoinLink {
+    /// The command that runs a client by this link.
+    pub fn client_command(&self) -> String {
+        format!("mpvpn client '{self}'")
+    }
+
     /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and the members of the
     /// group `mpvpn`, if there is one.
     ///

@@ -22,7 +22,7 @@ pub(crate) use users::UserFigures;
 use users::UserSeries;
 
 use crate::{
-    Error, Result,
+    Result,
     api::{ControlRequest, RequestHandler},
     http::{self, HttpResponse, ask_data_plane, complete},
 };
@@ -43,20 +43,12 @@ impl Server {
     /// # Errors
     /// If the kernel refuses the address.
     pub fn bind(address: SocketAddr, users: u32) -> Result<Self> {
-        let failed = |source| Error::MetricsAddress { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener, users: UserSeries::new(users) })
+        Ok(Self { listener: http::listen("metrics", address)?, users: UserSeries::new(users) })
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
     pub async fn serve(self, source: RequestHandler) -> Result<()> {
-        let address = self.listener.local_addr();
-        let failed = |source| Error::MetricsAddress {
-            address: address.unwrap_or_else(|_| ([0; 4], 0).into()),
-            source,
-        };
-        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(failed)?;
+        let listener = http::into_tokio("metrics", self.listener)?;
         let users = Arc::new(Mutex::new(self.users));
         let answer = move |request| {
             let (source, users) = (Arc::clone(&source), Arc::clone(&users));

@@ -5,6 +5,7 @@
 //! uses defaults for missing fields and skips unknown ones.
 
 mod flows;
+mod overview;
 mod render;
 mod resequencing;
 mod server;
@@ -22,6 +23,7 @@ use crate::{
 };
 
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
+pub use overview::{Overview, SessionSummary};
 pub(crate) use render::{Table, fit, section, used_of};
 pub use render::{format_bytes, format_duration, format_rate, render, render_flows, render_links};
 pub use resequencing::{FecStats, PathFec, Resequencing};

@@ -5,6 +5,8 @@
 
 mod expiry;
 mod file;
+mod joining;
+mod list;
 mod options;
 mod quotas;
 #[cfg(test)]
@@ -37,6 +39,8 @@ use crate::{
 
 pub use expiry::{Expiry, ExpiryOption};
 pub use file::{LockedUsers, SettingsChange, UserCredential, UserSettings, unknown_user};
+pub use joining::Joining;
+pub use list::UserList;
 pub use options::{ChangeOptions, LimitOptions, OrNone};
 pub use quotas::UserQuotas;
 pub use text::{render_user, render_users};

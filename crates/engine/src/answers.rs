@@ -3,11 +3,14 @@
 //! In: a [`ControlRequest`]. Out: its answer, immediately or after every shard has reported. Always holds: it is no
 //! error if the requester has disconnected.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use mpvpn_control::api::ControlRequest;
 
 use crate::{EngineError, client::Running as Client, event_loop::EventLoop, server::Running as Server};
+
+/// Why a process makes no link to its dashboard.
+const NO_DASHBOARD: &str = "this process serves no dashboard";
 
 /// Answers a request at a client.
 pub(crate) fn answer_client_request(
@@ -35,6 +38,8 @@ pub(crate) fn answer_client_request(
             drop(reply.send(client.config_values().map_err(|error| error.to_string())));
         }
         ControlRequest::Reload(_, reply) => drop(reply.send(client.reload(event_loop, now))),
+        ControlRequest::Overview { .. } => {}
+        ControlRequest::DashboardLink(reply) => drop(reply.send(Err(NO_DASHBOARD.to_owned()))),
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }
@@ -55,6 +60,12 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
                 server.shards.report_flows(round, server.data_plane.flows(now));
             }
         }
+        ControlRequest::Overview { shown, reply } => {
+            if let Some(round) = server.shards.ask_overview(now, Arc::clone(&shown), reply) {
+                server.shards.report_overview(round, server.data_plane.report_overview(now, &shown));
+            }
+        }
+        ControlRequest::DashboardLink(reply) => drop(reply.send(Err(NO_DASHBOARD.to_owned()))),
         ControlRequest::Config(reply) => {
             drop(reply.send(server.config_values().map_err(|error| error.to_string())));
         }

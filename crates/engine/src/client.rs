@@ -38,6 +38,7 @@ use mpvpn_control::{
     metrics,
     tls::{self, LastRefusal},
 };
+use mpvpn_dashboard::Dashboard;
 use mpvpn_os::privilege;
 use mpvpn_tunnel::ClientError;
 
@@ -68,6 +69,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(|address| metrics::Server::bind(address, 0)).transpose()?;
+    let dashboard = Dashboard::of_client(&config)?;
     let state_dir = Some(config.state_dir.clone());
     let token = config.load_token()?;
     confine::client(&config, origin.file())?;
@@ -100,7 +102,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         }
     };
     let slow = SlowThread::start(
-        Services { api: Some(api), metrics, ..Services::default() },
+        Services { api: Some(api), metrics, dashboard, ..Services::default() },
         resolve,
         event_loop.wake.clone(),
     )?;

@@ -3,14 +3,13 @@
 //! In: TCP connections (Multipath TCP if the client asks for it). Out: for users, UDP datagrams to the server's own
 //! QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody else a web site
 //! ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet waits; connections without
-//! credentials are bounded in number (in all and per network), time and memory ([`limiter`]); the same
+//! credentials are bounded in number (in all and per network), time and memory ([`limiter`](mpvpn_control::limiter)); the same
 //! [`Authenticator`] checks credentials as over QUIC.
 
 mod gateway;
 mod http1;
 mod http2;
 mod http3_fields;
-mod limiter;
 pub(crate) mod loopback_clients;
 mod masque_drafts;
 pub(crate) mod plain;
@@ -35,6 +34,7 @@ use mpvpn_control::{
     auth::{Authenticator, Denied},
     config::{AcmeChallenge, ServerConfig},
     credentials::Credentials,
+    limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot},
 };
 use mpvpn_masque::{
     connect, connect_udp,
@@ -56,7 +56,6 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{EngineError, tcp_transport::congestion};
 use gateway::{Gateway, GatewayClient};
-use limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
 use loopback_clients::LoopbackClients;
 pub(crate) use site::{ConfiguredSite, Site};
 
@@ -176,7 +175,7 @@ impl HttpsServer {
     pub(crate) fn wait_for_close_frames(&self) -> impl Future<Output = ()> + use<> {
         let context = self.listeners.first().map(|(_, context)| Arc::clone(&context.context));
         async move {
-            if context.is_some_and(|context| context.tcp_transports.len() > 0) {
+            if context.is_some_and(|context| context.tcp_transports.in_use() > 0) {
                 sleep(CLOSE_FLUSH_TIME).await;
             }
         }
@@ -338,7 +337,7 @@ impl ServerContext {
             tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
             loopback_clients: loopback_clients.clone(),
             draft_clients: config.old_clients,
-            refusal_log: RefusalLog::new(),
+            refusal_log: RefusalLog::default(),
         }))
     }
 

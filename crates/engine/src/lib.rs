@@ -30,6 +30,7 @@ pub mod hold;
 mod https_server;
 mod links;
 mod memory_trimmer;
+mod overview;
 mod packet_io;
 mod policies;
 mod proxy;

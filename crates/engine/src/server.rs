@@ -37,6 +37,7 @@ use mpvpn_control::{
     shared::Shared,
     status::Role,
 };
+use mpvpn_dashboard::Dashboard;
 use mpvpn_os::{
     UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
 };
@@ -53,6 +54,7 @@ use crate::{
     event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, signal_event},
     https_server::{HttpsServer, Site, loopback_clients::LoopbackClients},
     links::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
+    overview::overview,
     packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
     qlog::Qlog,
     service_manager::ServiceManager,
@@ -89,6 +91,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let api = api::Server::bind(&config.api_socket)?;
     let metrics =
         config.metrics.map(|address| metrics::Server::bind(address, config.metrics_users)).transpose()?;
+    let dashboard = Dashboard::of_server(&config, &credentials.certificates)?;
     // First: the journal may have changes of a killed process to undo, and another server may own this TUN name.
     let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
@@ -106,7 +109,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
     confine::server(&config, origin.file())?;
     let slow = SlowThread::start(
-        Services { api: Some(api), metrics, https_server, acme },
+        Services { api: Some(api), metrics, dashboard, https_server, acme },
         None,
         event_loop.wake.clone(),
     )?;
@@ -145,6 +148,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let access = Arc::new(reload::access(&config, tunnel));
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let lookups = Budget::for_lookups();
+    let started = Instant::now();
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
         let users = UserChecks {
@@ -179,6 +183,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             shards: first_shard.outboxes(),
             departed: Vec::new(),
             departed_users: BTreeMap::new(),
+            started,
             refusals: Refusals::default(),
             events: slow.events(),
         });
@@ -224,7 +229,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         user_list: None,
         leases,
         reloadable,
-        started: Instant::now(),
+        started,
         service_manager,
     };
     running.watch_users(user_list, &event_loop)?;
@@ -521,6 +526,23 @@ impl Running {
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
         let (users, registry) = (self.user_list.as_ref(), &self.registry);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
+        self.shards.answer_overviews(now, |reports| {
+            let lost = reports.iter().map(|report| report.lost_packets).sum();
+            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
+            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
+            let (sessions, departed): (Vec<_>, Vec<_>) =
+                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
+            let sessions = sessions.into_iter().flatten().collect();
+            let mut overview = overview(config, addresses, sessions, &departed.concat(), now, started);
+            status::add_lost_packets(&mut overview.status, lost);
+            for path in overview.status.clients.iter_mut().flat_map(|client| &mut client.paths) {
+                path.remote = loopback_clients.client_address(path.remote);
+            }
+            (overview.status.flows.stream, overview.status.flows.udp) = (streams as u64, udp as u64);
+            overview.status.confinement = confine::status();
+            overview.status.notes.extend(status::copies_note(registry.shared_secrets()));
+            overview
+        });
         self.shards.answer(now, |mut reports| {
             let listen: Vec<_> = data_plane.sockets.addresses().collect();
             let lost = reports.iter().map(|report| report.lost_packets).sum();

@@ -10,9 +10,9 @@ mod mailbox;
 mod rounds;
 mod threads;
 
-use std::time::Instant;
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
-use mpvpn_control::status::{FlowList, Role};
+use mpvpn_control::status::{FlowList, Overview, Role};
 use mpvpn_os::poll::PollWaker;
 use tokio::sync::oneshot;
 
@@ -31,6 +31,10 @@ pub(crate) enum ShardMessage<M, R> {
     ReportStatus(u64),
     /// To shard 0: a report for this round.
     Status(u64, Box<R>),
+    /// From shard 0: report for an overview of this round, with paths of these sessions only.
+    ReportOverview(u64, Arc<BTreeSet<u64>>),
+    /// To shard 0: a report for an overview of this round.
+    Overview(u64, Box<R>),
     /// From shard 0: report your flows for this round.
     ReportFlows(u64),
     /// To shard 0: the flows for this round.
@@ -57,6 +61,7 @@ pub(crate) struct FirstShard<M, R, A> {
     inbox: Inbox<ShardMessage<M, R>>,
     threads: ShardThreads<M, R>,
     status: ReportRounds<R, A>,
+    overviews: ReportRounds<R, Overview>,
     flows: ReportRounds<FlowList, FlowList>,
     /// How far the event loops of the other shards have come, by the names of their threads.
     pub(crate) activities: Vec<(String, LoopActivity)>,
@@ -72,6 +77,7 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
             outbox,
             inbox,
             status: ReportRounds::default(),
+            overviews: ReportRounds::default(),
             flows: ReportRounds::default(),
             activities: Vec::new(),
         }
@@ -119,6 +125,23 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         self.status.add_report(round, report);
     }
 
+    /// Like [`Self::ask_status`], for an overview with the paths of the sessions in `shown`.
+    pub(crate) fn ask_overview(
+        &mut self,
+        now: Instant,
+        shown: Arc<BTreeSet<u64>>,
+        reply: oneshot::Sender<Overview>,
+    ) -> Option<u64> {
+        let round = self.overviews.ask(now, reply)?;
+        self.threads.send(|| ShardMessage::ReportOverview(round, Arc::clone(&shown)));
+        Some(round)
+    }
+
+    /// Adds shard 0's own report for an overview.
+    pub(crate) fn report_overview(&mut self, round: u64, report: R) {
+        self.overviews.add_report(round, report);
+    }
+
     /// Like [`Self::ask_status`], for the flows.
     pub(crate) fn ask_flows(&mut self, now: Instant, reply: oneshot::Sender<FlowList>) -> Option<u64> {
         let round = self.flows.ask(now, reply)?;
@@ -133,7 +156,8 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
 
     /// When [`Self::answer`] must be called at the latest.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.status.poll_timeout().into_iter().chain(self.flows.poll_timeout()).min()
+        let rounds = [self.status.poll_timeout(), self.overviews.poll_timeout(), self.flows.poll_timeout()];
+        rounds.into_iter().flatten().min()
     }
 
     /// The next message that shard 0 has to handle. Reports are collected without being returned.
@@ -142,9 +166,13 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
             match self.inbox.next()? {
                 ShardMessage::Specific(message) => return Some(ShardEvent::Specific(message)),
                 ShardMessage::Status(round, report) => self.status.add_report(round, *report),
+                ShardMessage::Overview(round, report) => self.overviews.add_report(round, *report),
                 ShardMessage::Flows(round, flows) => self.flows.add_report(round, flows),
                 ShardMessage::Ended => return Some(ShardEvent::Ended),
-                ShardMessage::ReportStatus(_) | ShardMessage::ReportFlows(_) | ShardMessage::End => {}
+                ShardMessage::ReportStatus(_)
+                | ShardMessage::ReportOverview(..)
+                | ShardMessage::ReportFlows(_)
+                | ShardMessage::End => {}
             }
         }
     }
@@ -159,6 +187,11 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
             lists.into_iter().for_each(|list| flows.add(list));
             flows
         });
+    }
+
+    /// Like [`Self::answer`], for overviews.
+    pub(crate) fn answer_overviews(&mut self, now: Instant, overview: impl FnOnce(Vec<R>) -> Overview) {
+        self.overviews.answer(now, self.threads.outboxes.len() + 1, overview);
     }
 
     /// Ends all other shards and waits for their threads; returns the first error.
@@ -188,6 +221,11 @@ impl<M, R> OtherShard<M, R> {
     /// Reports the status for this round.
     pub(crate) fn report_status(&self, round: u64, report: R) {
         self.first.send(ShardMessage::Status(round, Box::new(report)));
+    }
+
+    /// Reports for an overview of this round.
+    pub(crate) fn report_overview(&self, round: u64, report: R) {
+        self.first.send(ShardMessage::Overview(round, Box::new(report)));
     }
 
     /// Reports the flows for this round.

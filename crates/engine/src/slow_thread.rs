@@ -1,5 +1,5 @@
-//! The slow thread: a tokio runtime for everything that may block. It serves the local API, metrics and a server's
-//! HTTPS over TCP, orders certificates, keeps the log of events, and resolves names.
+//! The slow thread: a tokio runtime for everything that may block. It serves the local API, metrics, the
+//! dashboard and a server's HTTPS over TCP, orders certificates, keeps the log of events, and resolves names.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,6 +17,7 @@ use mpvpn_control::{
     events::{EventReceiver, EventSender, SharedEventLog, event_channel},
     metrics,
 };
+use mpvpn_dashboard::Dashboard;
 use mpvpn_os::poll::PollWaker;
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
@@ -89,6 +90,7 @@ impl ReverseLookup {
 pub(crate) struct Services {
     pub(crate) api: Option<api::Server>,
     pub(crate) metrics: Option<metrics::Server>,
+    pub(crate) dashboard: Option<Dashboard>,
     pub(crate) https_server: Option<HttpsServer>,
     pub(crate) acme: Option<Acme>,
 }
@@ -210,7 +212,11 @@ impl Drop for SlowThread {
 }
 
 async fn serve(
-    (Services { api, metrics, https_server, acme }, recorder, events): (Services, EventReceiver, EventSender),
+    (Services { api, metrics, dashboard, https_server, acme }, recorder, events): (
+        Services,
+        EventReceiver,
+        EventSender,
+    ),
     resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
@@ -226,12 +232,20 @@ async fn serve(
         }
     };
     let ask = post.clone();
-    let source: api::RequestHandler = Arc::new(move |question| ask(Message::ApiRequest(question)));
+    let login_links = dashboard.as_ref().map(Dashboard::login_links);
+    let source: api::RequestHandler = Arc::new(move |question| match (question, &login_links) {
+        (api::ControlRequest::DashboardLink(reply), Some(login_links)) => {
+            drop(reply.send(login_links.create().map_err(|error| error.to_string())));
+        }
+        (question, _) => ask(Message::ApiRequest(question)),
+    });
     let metrics_source = Arc::clone(&source);
+    let dashboard_source = Arc::clone(&source);
     // It runs as long as this task: other threads may query until then.
     tokio::spawn(resolver.serve());
     let log = SharedEventLog::default();
     tokio::spawn(recorder.fill(log.clone()));
+    let dashboard_log = log.clone();
     let wait_for_close_frames = https_server.as_ref().map(HttpsServer::wait_for_close_frames);
     let lookups = async move {
         while let Some(request) = requests.recv().await {
@@ -267,6 +281,13 @@ async fn serve(
             tracing::warn!(%error, "the metrics listener has ended");
         }
     };
+    let dashboard = async move {
+        if let Some(dashboard) = dashboard
+            && let Err(error) = dashboard.serve(dashboard_source, dashboard_log).await
+        {
+            tracing::warn!(%error, "the dashboard has ended");
+        }
+    };
     let https_server = async move {
         if let Some(https_server) = https_server
             && let Err(error) = https_server.serve().await
@@ -280,7 +301,7 @@ async fn serve(
         }
     };
     let services = async {
-        tokio::join!(api, metrics, https_server, acme);
+        tokio::join!(api, metrics, dashboard, https_server, acme);
         // Even without services, name resolution goes on.
         std::future::pending().await
     };

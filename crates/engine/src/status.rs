@@ -361,6 +361,11 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
     });
 }
 
+/// Adds the values of a class to the entry with its name.
+pub(crate) fn add_to_class(classes: &mut Vec<Class>, name: &str, class: &Class) {
+    class_entry(classes, name).add(class);
+}
+
 /// The status of a server.
 pub(crate) fn server_status(
     config: &ServerConfig,

@@ -10,6 +10,7 @@ mod class;
 pub(crate) mod client;
 mod completions;
 mod config;
+mod dashboard;
 mod dns_service;
 pub(crate) mod events;
 mod helper;
@@ -42,6 +43,7 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<user::User>(),
     entry::<status::Status>(),
     entry::<top::Top>(),
+    entry::<dashboard::Dashboard>(),
     entry::<events::Events>(),
     entry::<check::Check>(),
     entry::<bugreport::Bugreport>(),

@@ -6,7 +6,6 @@
 
 mod draw;
 mod event_list;
-mod rates;
 mod screen;
 mod sheet;
 mod views;

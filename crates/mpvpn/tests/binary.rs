@@ -11,7 +11,7 @@ use std::{
 };
 
 use mpvpn_control::{
-    api::{ControlRequest, RequestHandler, Server},
+    api::{ControlRequest, DashboardLink, RequestHandler, Server},
     config::ReloadReport,
     events::{Event, PathName, SharedEventLog},
     status::{FlowList, Link, LinkState, Role, State, Status},
@@ -49,6 +49,11 @@ fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
             drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) }))
         }
         ControlRequest::Config(reply) => drop(reply.send(Ok(Vec::new()))),
+        ControlRequest::DashboardLink(reply) => {
+            let url = "http://127.0.0.1:9470/#login=abc".to_owned();
+            let _ = reply.send(Ok(DashboardLink { url, expires_s: 600 }));
+        }
+        ControlRequest::Overview { .. } => {}
         ControlRequest::Reload(_, reply) => {
             let _ = reply.send(Ok(ReloadReport {
                 links: true,
@@ -154,6 +159,16 @@ fn flows_are_listed_for_people_and_programs() {
         assert_eq!(stdout(&mpvpn(&words)), "no flows\n");
         let output = mpvpn(&[&words[..], &["--json"]].concat());
         assert_eq!(stdout(&output), "{\"role\":\"client\",\"flows\":[],\"left_out\":7}\n");
+    });
+}
+
+#[test]
+fn the_link_to_the_dashboard_is_printed_and_nothing_else() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    with_api(&path, || {
+        let output = mpvpn(&["dashboard", "--api-socket", path.to_str().unwrap()]);
+        assert_eq!(stdout(&output), "http://127.0.0.1:9470/#login=abc\n", "{}", stderr(&output));
     });
 }
 

@@ -33,7 +33,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 16] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -44,6 +44,7 @@ const PAGES: [&str; 15] = [
     "docs/guide/proxy-without-root.md",
     "docs/guide/where-udp-is-blocked.md",
     "docs/guide/inside-an-app.md",
+    "docs/guide/watching.md",
     "docs/guide/when-something-is-wrong.md",
     "docs/guide/links.md",
     "docs/guide/classes-of-traffic.md",
@@ -81,11 +82,12 @@ pages! {
     a_proxy_without_root 7
     where_udp_is_blocked 8
     inside_an_app 9
-    when_something_is_wrong 10
-    links 11
-    classes_of_traffic 12
-    how_tcp_travels 13
-    several_instances 14
+    see_it_at_work 10
+    when_something_is_wrong 11
+    links 12
+    classes_of_traffic 13
+    how_tcp_travels 14
+    several_instances 15
 }
 
 fn play(path: &str) {

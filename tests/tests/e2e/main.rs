@@ -21,6 +21,7 @@ mod configuration;
 mod confinement;
 mod credentials;
 mod cut;
+mod dashboard;
 mod download;
 mod embed;
 mod events;

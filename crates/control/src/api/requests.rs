@@ -4,9 +4,10 @@
 //! In: HTTP requests of programs on this machine. Out: responses in JSON. Always holds: a request with a malformed body does
 //! not reach the data plane.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
 use hyper::{Method, StatusCode, body::Bytes};
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::{
@@ -17,8 +18,17 @@ use crate::{
     Error, Result,
     config::{ConfigValue, LinkChange, ReloadReport},
     given_pins::LockoutPolicy,
-    status::{FlowList, Link, Status},
+    status::{FlowList, Link, Overview, Status},
 };
+
+/// A link to the dashboard: the answer of `POST /v1/dashboard/link`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct DashboardLink {
+    /// The address for a browser, which logs in once.
+    pub url: String,
+    /// How long it works, in s.
+    pub expires_s: u64,
+}
 
 /// A request to the data plane, with the sender for its reply. Dropping the sender means that there is no reply.
 #[derive(Debug)]
@@ -38,6 +48,15 @@ pub enum ControlRequest {
     },
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
+    /// What the dashboard shows: totals, all sessions in short, and the `shown` ones with all details. Only a server answers.
+    Overview {
+        /// [Identifiers](crate::status::SessionSummary::id) of sessions.
+        shown: Arc<BTreeSet<u64>>,
+        /// Takes the answer.
+        reply: oneshot::Sender<Overview>,
+    },
+    /// A link that logs in at the dashboard once, or why there is none.
+    DashboardLink(oneshot::Sender<std::result::Result<DashboardLink, String>>),
     /// Read the configuration again. The reply says what changed, or why nothing did.
     Reload(LockoutPolicy, oneshot::Sender<std::result::Result<ReloadReport, String>>),
 }
@@ -57,6 +76,9 @@ pub(super) const ROUTES: &[Route] = &[
         })
     }),
     Route::get("/v1/config", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Config)),
+    Route::post("/v1/dashboard/link", |request| {
+        request.command(StatusCode::CONFLICT, ControlRequest::DashboardLink)
+    }),
     Route::post("/v1/reload", |request| match request.has_flag("force") {
         Ok(true) => request
             .command(StatusCode::BAD_REQUEST, |reply| ControlRequest::Reload(LockoutPolicy::Allow, reply)),
@@ -114,4 +136,12 @@ pub fn fetch_config(path: &Path) -> Result<Vec<ConfigValue>> {
     let next = "correct the file, as `mpvpn config check FILE` says";
     request(path, Method::GET, "/v1/config", Bytes::new())?
         .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
+}
+
+/// Asks the process at the socket `path` for a link to its dashboard. Waits for up to 5 s. Not for use inside an asynchronous
+/// runtime.
+pub fn dashboard_link(path: &Path) -> Result<DashboardLink> {
+    let next = "start it with --dashboard 127.0.0.1:9470, or with the key `dashboard` in its file";
+    request(path, Method::POST, "/v1/dashboard/link", Bytes::new())?
+        .json_or_usage_error(&[StatusCode::CONFLICT], next)
 }

@@ -8,13 +8,12 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
 };
 
 use http_body_util::{BodyExt, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
-    body::{Body, Bytes, Frame, Incoming},
+    body::{Bytes, Incoming},
     header,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -28,7 +27,7 @@ use crate::{
     Error, Result,
     events::{EventReader, SharedEventLog},
     files,
-    http::{self, HttpResponse, NoTimeLimit, ask_data_plane, complete},
+    http::{self, HttpResponse, NoTimeLimit, PulledBody, ask_data_plane, complete},
 };
 
 /// Hands a request to the data plane.
@@ -212,7 +211,7 @@ impl ApiRequest {
             return Box::pin(async move { error_response(StatusCode::SERVICE_UNAVAILABLE, &why) });
         };
         let reader = self.state.events.read(follows);
-        let mut response = Response::new(EventLines::new(reader, permit).boxed_unsync());
+        let mut response = Response::new(PulledBody::boxed((reader, permit), next_lines));
         if follows {
             response.extensions_mut().insert(NoTimeLimit);
         }
@@ -220,44 +219,11 @@ impl ApiRequest {
     }
 }
 
-/// A response body that reads the next lines of the event log only when the connection can send them, so that a program
-/// that does not read occupies no memory.
-struct EventLines {
-    /// `None` at the end.
-    next: Option<NextLines>,
-    /// One of the [`MAX_FOLLOWERS`].
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-type NextLines = Pin<Box<dyn Future<Output = Option<(Bytes, EventReader)>> + Send>>;
-
-impl EventLines {
-    fn new(reader: EventReader, permit: Option<OwnedSemaphorePermit>) -> Self {
-        Self { next: Some(Box::pin(next_lines(reader))), _permit: permit }
-    }
-}
-
-async fn next_lines(mut reader: EventReader) -> Option<(Bytes, EventReader)> {
-    Some((reader.next().await?.into(), reader))
-}
-
-impl Body for EventLines {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
-        let Some(next) = &mut self.next else { return Poll::Ready(None) };
-        let found = ready!(next.as_mut().poll(cx));
-        let Some((lines, reader)) = found else {
-            self.next = None;
-            return Poll::Ready(None);
-        };
-        self.next = Some(Box::pin(next_lines(reader)));
-        Poll::Ready(Some(Ok(Frame::data(lines))))
-    }
+/// The next lines of the event log. The permit is one of the [`MAX_FOLLOWERS`].
+async fn next_lines(
+    (mut reader, permit): (EventReader, Option<OwnedSemaphorePermit>),
+) -> Option<(Bytes, (EventReader, Option<OwnedSemaphorePermit>))> {
+    Some((reader.next().await?.into(), (reader, permit)))
 }
 
 async fn answer(request: Request<Incoming>, state: ApiState) -> HttpResponse {

@@ -76,6 +76,11 @@ fn up() -> RequestHandler {
         ControlRequest::Config(reply) => {
             let _ = reply.send(Ok(vec![dns_off()]));
         }
+        ControlRequest::DashboardLink(reply) => {
+            let url = "http://127.0.0.1:9470/#login=abc".to_owned();
+            let _ = reply.send(Ok(DashboardLink { url, expires_s: 600 }));
+        }
+        ControlRequest::Overview { .. } => {}
         ControlRequest::Reload(_, reply) => {
             let _ = reply.send(Ok(ReloadReport {
                 links: true,
@@ -107,6 +112,25 @@ fn the_values_of_a_configuration_come_over_the_socket() {
     let path = home.path().join("client-a.sock");
     let _running = Running::start(&path, up());
     assert_eq!(fetch_config(&path).unwrap(), [dns_off()]);
+}
+
+#[test]
+fn a_link_to_the_dashboard_comes_over_the_socket() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let running = Running::start(&path, up());
+    let DashboardLink { url, expires_s } = dashboard_link(&path).unwrap();
+    assert_eq!((url.as_str(), expires_s), ("http://127.0.0.1:9470/#login=abc", 600));
+    assert!(raw(&path, b"GET /v1/dashboard/link HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
+    drop(running);
+    let refuses: RequestHandler = Arc::new(|question| {
+        if let ControlRequest::DashboardLink(reply) = question {
+            let _ = reply.send(Err("this process serves no dashboard".to_owned()));
+        }
+    });
+    let _running = Running::start(&path, refuses);
+    let error = dashboard_link(&path).unwrap_err();
+    assert!(error.is_usage() && error.next_step().contains("--dashboard 127.0.0.1:9470"), "{error}");
 }
 
 #[test]

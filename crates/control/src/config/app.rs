@@ -23,6 +23,7 @@ impl ClientConfig {
         let other_options = [
             (!options.socks5.is_empty(), "socks5"),
             (!options.http.is_empty(), "http"),
+            (options.dashboard.is_some(), "dashboard"),
             (options.log_level.is_some(), "log-level"),
         ];
         // `lane` does apply to an app: its TCP connections may travel as streams.

@@ -241,6 +241,14 @@ pub struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub metrics_users: Option<u32>,
 
+    /// Serve the dashboard, a page for browsers, at this address; `mpvpn dashboard` prints a link that logs in. Loopback
+    /// addresses are reached from elsewhere by `ssh -L 9470:127.0.0.1:9470 HOST`; others show the certificate of this server,
+    /// by HTTPS [default: no dashboard]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    pub dashboard: Option<SocketAddr>,
+
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
     /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
@@ -484,6 +492,26 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
+    /// Serve the dashboard, a page for browsers, at this address; `mpvpn dashboard` prints a link that logs in. Loopback
+    /// addresses are reached from elsewhere by `ssh -L 9470:127.0.0.1:9470 HOST`; others need --dashboard-cert
+    /// [default: no dashboard]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    pub dashboard: Option<SocketAddr>,
+
+    /// PEM file with the certificate chain of the dashboard, leaf first, for HTTPS; needs --dashboard-key
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub dashboard_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --dashboard-cert
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    pub dashboard_key: Option<PathBuf>,
+
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
     /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
@@ -556,7 +584,7 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
             auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
-            shards name api_socket metrics metrics_users qlog confine reload log_level
+            shards name api_socket metrics metrics_users dashboard qlog confine reload log_level
         }
     }
 }
@@ -573,8 +601,8 @@ impl ClientOptions {
         }
         fields_or_fallback! { self, fallback;
             server path link class pipes transport ca pin cert key insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics qlog
-            confine reload log_level
+            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics dashboard
+            dashboard_cert dashboard_key qlog confine reload log_level
         }
     }
 }

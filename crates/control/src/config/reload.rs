@@ -151,8 +151,8 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", cert: "cert and key", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
-            confine: "confine",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            dashboard: "dashboard, dashboard-cert or dashboard-key", qlog: "qlog", confine: "confine",
             reload: "reload"
         );
         let mut applied = Vec::new();
@@ -267,7 +267,7 @@ impl ServerConfig {
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
-            metrics_users: "metrics-users", qlog: "qlog", confine: "confine",
+            metrics_users: "metrics-users", dashboard: "dashboard", qlog: "qlog", confine: "confine",
             reload: "reload"
         );
         let at_once = ServerSetting::ALL.into_iter().filter(|setting| setting.differs(self, new)).collect();

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::{mpsc, watch};
 
-use super::{Event, EventLog};
+use super::{Entry, Event, EventLog};
 
 /// Events in the queue to the log, about 200 bytes each. The log takes them within 1 ms unless its thread is busy. With
 /// fewer, events are dropped when many clients of a server disconnect at once; more take more memory.
@@ -124,11 +124,22 @@ impl SharedEventLog {
         let last = self.last.subscribe();
         EventReader { log: self.clone(), last, number: 0, evicted: None, follows }
     }
+
+    /// A reader that waits for entries after those of now.
+    pub fn follow(&self) -> EventReader {
+        let number = self.lock().last_number();
+        EventReader { number, ..self.read(true) }
+    }
+
+    /// The latest entries that happened at `since` or later, at most `max_entries`, in order.
+    pub fn latest(&self, since: SystemTime, max_entries: usize) -> Vec<Entry> {
+        self.lock().latest(since, max_entries)
+    }
 }
 
 /// A reader of an event log.
 #[derive(Debug)]
-pub(crate) struct EventReader {
+pub struct EventReader {
     log: SharedEventLog,
     last: watch::Receiver<u64>,
     /// The number of the last entry read.
@@ -145,7 +156,7 @@ impl EventReader {
 
     /// The next batch of whole lines of JSON; `None` at the end. If entries were evicted before they were read, the batch
     /// begins with a line that says so.
-    pub(crate) async fn next(&mut self) -> Option<Vec<u8>> {
+    pub async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             self.last.borrow_and_update();
             let lines = self.lines();

@@ -102,6 +102,19 @@ impl EventLog {
         found
     }
 
+    /// The latest entries that happened last at `since` or later, at most `max_entries`, in order; those of level DEBUG are left
+    /// out.
+    pub fn latest(&self, since: SystemTime, max_entries: usize) -> Vec<Entry> {
+        let is_wanted = |entry: &&Entry| entry.last >= since && entry.event.level() != tracing::Level::DEBUG;
+        let mut found: Vec<&Entry> = self
+            .rings
+            .iter()
+            .flat_map(|ring| ring.iter().rev().filter(is_wanted).take(max_entries))
+            .collect();
+        found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
+        found.into_iter().take(max_entries).rev().cloned().collect()
+    }
+
     /// The highest number of an evicted entry; 0 if none was evicted.
     pub fn last_evicted(&self) -> u64 {
         self.evicted

@@ -104,6 +104,11 @@ impl ServerCertificates {
         all.eq(std::iter::once(first).chain(others).map(Identity::certs))
     }
 
+    /// Whether one of the certificates is for this DNS name.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.now().certificate_for(name).is_some()
+    }
+
     /// Whether this is the leaf of one of the certificates.
     pub(super) fn has(&self, leaf: &CertificateDer<'_>) -> bool {
         self.now().all().any(|identity| identity.certs().first() == Some(leaf))

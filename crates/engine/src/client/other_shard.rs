@@ -96,7 +96,11 @@ impl JoinedShard {
                         self.data_plane.end();
                         return Ok(());
                     }
-                    ShardMessage::Status(..) | ShardMessage::Flows(..) | ShardMessage::Ended => {}
+                    ShardMessage::Status(..)
+                    | ShardMessage::ReportOverview(..)
+                    | ShardMessage::Overview(..)
+                    | ShardMessage::Flows(..)
+                    | ShardMessage::Ended => {}
                 }
             }
         }

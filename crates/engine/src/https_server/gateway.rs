@@ -22,7 +22,10 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use mpvpn_control::tls::{self, ServerCertificates};
+use mpvpn_control::{
+    limiter::{ClientNetwork, ConnectionLimiter, Slot},
+    tls::{self, ServerCertificates},
+};
 use mpvpn_masque::{
     h3::code,
     headers::{Headers, Section},
@@ -38,7 +41,6 @@ use tokio::{
 use super::{
     Body, full_body,
     http3_fields::{connect_headers, http1_acceptance, response_from},
-    limiter::{ClientNetwork, ConnectionLimiter, Slot},
     loopback_clients::LoopbackClients,
 };
 use crate::{EngineError, client::random, h2_stream::H2Stream};

@@ -8,6 +8,7 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use mpvpn_control::limiter::Slot;
 use mpvpn_masque::{
     connect::Authority,
     connect_udp::{self, ConnectUdp},
@@ -18,7 +19,7 @@ use mpvpn_masque::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use super::{Body, ClientConnection, full_body, http3_fields, limiter::Slot, loopback_clients::ClientEntry};
+use super::{Body, ClientConnection, full_body, http3_fields, loopback_clients::ClientEntry};
 use crate::{
     EngineError,
     h2_stream::H2Stream,

@@ -29,7 +29,9 @@ use crate::{
     EngineError,
     egress::{Egress, FIRST_EGRESS_TOKEN, Transport},
     event_loop::{EventLoop, Iteration, TUN_TOKEN, WAKE_TOKEN},
-    flows, shards,
+    flows,
+    overview::session_number,
+    shards,
     shards::{OtherShard, Outbox},
     status,
 };
@@ -107,6 +109,8 @@ pub(crate) struct DataPlane {
     pub(super) departed: Vec<Class>,
     /// What closed connections have carried, by user. As many as there were users.
     pub(super) departed_users: BTreeMap<String, TrafficCounters>,
+    /// When the process started.
+    pub(super) started: Instant,
     /// Which refused requests are reported.
     pub(super) refusals: Refusals,
     pub(super) events: EventSender,
@@ -148,6 +152,9 @@ impl DataPlane {
                     }
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))
+                    }
+                    ShardMessage::ReportOverview(round, shown) => {
+                        first.report_overview(round, self.report_overview(iteration.now, &shown));
                     }
                     ShardMessage::ReportFlows(round) => first.report_flows(round, self.flows(iteration.now)),
                     ShardMessage::End => {
@@ -304,8 +311,21 @@ impl DataPlane {
 
     /// This shard's report for the status.
     pub(crate) fn report(&mut self, now: Instant) -> ShardReport {
+        let sessions = self.server.report(now);
+        self.report_of(sessions)
+    }
+
+    /// This shard's report for an overview: only the sessions in `shown` have paths.
+    pub(crate) fn report_overview(&mut self, now: Instant, shown: &BTreeSet<u64>) -> ShardReport {
+        let started = self.started;
+        let is_shown = |report: &SessionReport| shown.contains(&session_number(report, started));
+        let sessions = self.server.report_with_paths_of(now, is_shown);
+        self.report_of(sessions)
+    }
+
+    fn report_of(&self, sessions: Vec<SessionReport>) -> ShardReport {
         ShardReport {
-            sessions: self.server.report(now),
+            sessions,
             tcp_connections: self.egress.open_connections(),
             udp_flows: self.egress.open_udp_flows(),
             lost_packets: self.handover.lost_packets(),

@@ -96,7 +96,7 @@ fn what_does_not_work_yet_says_so() {
     assert!(text.contains("is not available in this version yet"), "{text}");
     assert!(
         text.contains(
-            "available are: server, client, join, setup, proxy, user, status, top, events, check, bugreport, link, class, config, kill-switch, backup, restore, reset, completions, lab"
+            "available are: server, client, join, setup, proxy, user, status, top, dashboard, events, check, bugreport, link, class, config, kill-switch, backup, restore, reset, completions, lab"
         ),
         "{text}"
     );

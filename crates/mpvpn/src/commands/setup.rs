@@ -18,10 +18,11 @@ use mpvpn_control::{
         passing_firewall_steps, plan_client, plan_server,
     },
     status::Role,
+    users::Joining,
 };
 use mpvpn_engine::{EngineError, hide_tokens, server, setup};
 
-use super::{Command, client::read_link, user::Joining};
+use super::{Command, client::read_link, user::give_out};
 use crate::{
     failure::Failure,
     output::{confirm, print},
@@ -233,7 +234,7 @@ impl ServerArgs {
             let config = config_of(&instance)?;
             if let Some((user, token)) = done.user {
                 let joining = Joining::new(&config, None).map_err(failed)?;
-                print(&joining.give_out(&user, token, false))?;
+                print(&give_out(&joining, &user, token, false))?;
             }
         }
         let name = instance.name_option();

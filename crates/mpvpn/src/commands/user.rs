@@ -5,14 +5,12 @@ use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::S
 use clap::{Args, Parser, Subcommand};
 use mpvpn_control::{
     auth::Token,
-    config::{ConfigSource, ServerAddr, ServerConfig, ServerOptions},
-    credentials::{Reachability, users_file},
-    given_pins::GivenPins,
-    join::{JoinLink, LinkTrust},
+    config::{ConfigSource, ServerConfig, ServerOptions},
+    credentials::users_file,
     setup::HostOption,
     users::{
-        ChangeOptions, ExpiryOption, LimitOptions, LockedUsers, UserCredential, UserEntry, UserQuotas,
-        UserSettings, Users, check_addresses, render_user, render_users, unknown_user,
+        ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
+        Users, check_addresses, render_user, render_users, unknown_user,
     },
 };
 use mpvpn_engine::server;
@@ -203,7 +201,7 @@ impl UserCommand {
                 let mut users = LockedUsers::open(&users_file(&config))?;
                 let token = users.add_with_credential(&name, &settings, joining.credential)?;
                 drop(users);
-                joining.give_out(&name, token, shown.json)
+                give_out(&joining, &name, token, shown.json)
             }
             Self::Set { user: Name { name }, change, files } => {
                 let config = files.load()?;
@@ -217,7 +215,7 @@ impl UserCommand {
                 let config = files.load()?;
                 let joining = Joining::new(&config, shown.host)?;
                 let token = LockedUsers::open(&users_file(&config))?.renew(&name, joining.credential)?;
-                joining.give_out(&name, token, shown.json)
+                give_out(&joining, &name, token, shown.json)
             }
             Self::Revoke { user: Name { name }, files } => {
                 LockedUsers::open(&users_file(&files.load()?))?.revoke(&name)?;
@@ -232,37 +230,24 @@ impl UserCommand {
             }
             Self::List { json, files } => {
                 let config = files.load()?;
-                let (users, quotas) = load(&config, now)?;
+                let list = UserList::load(&config, now)?;
                 match json {
-                    true => {
-                        json_text(&users.iter().map(|entry| json_of(&users, entry, &quotas, now)).collect())
-                    }
-                    false => render_users(&users, &quotas, now, width()),
+                    true => json_text(&list.json(now)),
+                    false => render_users(&list.users, &list.quotas, now, width()),
                 }
             }
             Self::Show { user: Name { name }, json, files } => {
                 let config = files.load()?;
-                let (users, quotas) = load(&config, now)?;
-                let entry = users.get(&name).ok_or_else(|| unknown_user(&users, &name))?;
+                let list = UserList::load(&config, now)?;
+                let entry = list.users.get(&name).ok_or_else(|| unknown_user(&list.users, &name))?;
                 match json {
-                    true => json_text(&json_of(&users, entry, &quotas, now)),
-                    false => render_user(&users, entry, &quotas, now, width()),
+                    true => json_text(&list.json_of(entry, now)),
+                    false => render_user(&list.users, entry, &list.quotas, now, width()),
                 }
             }
         };
         Ok(text)
     }
-}
-
-/// The users of a server, and what they have used of their quotas.
-fn load(config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<(Users, UserQuotas)> {
-    let users = Users::load(&users_file(config))?;
-    let quotas = match users.iter().any(|entry| entry.quota.is_some()) {
-        true => UserQuotas::read(&config.state_dir)?,
-        false => UserQuotas::default(),
-    };
-    let used_up = quotas.used_up(now, &users);
-    Ok((users.with_used_up(used_up.into()), quotas))
 }
 
 fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<String> {
@@ -272,87 +257,57 @@ fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mp
     Ok(render_user(users, entry, &quotas, now, width()))
 }
 
-/// What a join link has beside the token.
-pub(super) struct Joining {
-    config: ServerConfig,
-    server: ServerAddr,
-    trust: LinkTrust,
-    /// Nobody said how the server is reached.
-    is_guess: bool,
-    credential: UserCredential,
+/// How `user` joins, with this token if there is one. Remembers the pin that is given out.
+pub(super) fn give_out(joining: &Joining, user: &str, token: Option<Token>, json: bool) -> String {
+    if let Err(error) = joining.remember_pin_of(user) {
+        eprintln!(
+            "mpvpn: warning: nobody will be asked before another certificate locks {user} out: {error}"
+        );
+    }
+    let Some(token) = token else { return text_for_certificate(joining, user, json) };
+    let link = joining.link(token);
+    let command = link.client_command();
+    if json {
+        let token = link.token.reveal();
+        return json_text(
+            &json!({ "user": user, "token": token, "link": link.to_string(), "command": command }),
+        );
+    }
+    let mut text = format!("{user} joins with this link, which is shown this once:\n  {link}\n");
+    text += &format!("on the client, as root:\n  {command}\n");
+    text += "`mpvpn setup client` instead of `mpvpn client` makes it a service there.\n";
+    text += &note_of_guess(joining);
+    if std::io::stdout().is_terminal() {
+        text += &qr_code(&link.to_string());
+    }
+    text
 }
 
-impl Joining {
-    /// Of the server with this configuration.
-    pub(super) fn new(config: &ServerConfig, host: Option<HostOption>) -> mpvpn_control::Result<Self> {
-        let is_guess = host.is_none() && config.public.is_none();
-        let reachability = Reachability::of(config)?;
-        let server =
-            host.map_or_else(|| reachability.address(config), |host| Ok(host.or_port(reachability.port)))?;
-        let trust = reachability.trust(&server);
-        let credential = match reachability.client_certificates {
-            true => UserCredential::Certificate,
-            false => UserCredential::Token,
-        };
-        Ok(Self { config: config.clone(), server, trust, is_guess, credential })
+/// How `user` joins by a certificate.
+fn text_for_certificate(joining: &Joining, user: &str, json: bool) -> String {
+    let command = joining.certificate_command();
+    if json {
+        return json_text(&json!({ "user": user, "command": command }));
     }
+    let mut text = format!(
+        "{user} has access with a certificate that a CA of `client-ca` signed, and that names {user}: as the first e-mail \
+         address, DNS name or URI of its subjectAltName, or without these as its common name. There is no token.\n\
+         On the client, as root, with the files of the certificate and of its key:\n  {command}\n"
+    );
+    text += &note_of_guess(joining);
+    text
+}
 
-    /// How `user` joins by a certificate.
-    fn text_for_certificate(self, user: &str, json: bool) -> String {
-        let options = self.trust.options();
-        let command =
-            format!("mpvpn client --server {} {options} --cert CERT.pem --key KEY.pem", self.server);
-        if json {
-            return json_text(&json!({ "user": user, "command": command }));
-        }
-        let mut text = format!(
-            "{user} has access with a certificate that a CA of `client-ca` signed, and that names {user}: as the first e-mail \
-             address, DNS name or URI of its subjectAltName, or without these as its common name. There is no token.\n\
-             On the client, as root, with the files of the certificate and of its key:\n  {command}\n"
-        );
-        text += &self.note_of_guess();
-        text
+/// Says that nobody said how the server is reached, if that is so.
+fn note_of_guess(joining: &Joining) -> String {
+    if !joining.is_guess {
+        return String::new();
     }
-
-    /// Says that nobody said how the server is reached, if that is so.
-    fn note_of_guess(&self) -> String {
-        if !self.is_guess {
-            return String::new();
-        }
-        format!(
-            "{} is an address of this machine. If clients reach it by another one, say so by --host, or by `public` in the \
-             server's file.\n",
-            self.server
-        )
-    }
-
-    /// How `user` joins, with this token if there is one. Remembers the pin that is given out.
-    pub(super) fn give_out(self, user: &str, token: Option<Token>, json: bool) -> String {
-        if let Err(error) = GivenPins::remember(&self.config, user, &self.trust) {
-            eprintln!(
-                "mpvpn: warning: nobody will be asked before another certificate locks {user} out: {error}"
-            );
-        }
-        let Some(token) = token else { return self.text_for_certificate(user, json) };
-        let note = self.note_of_guess();
-        let Self { server, trust, .. } = self;
-        let link = JoinLink { server, token, trust };
-        let command = format!("mpvpn client '{link}'");
-        if json {
-            let token = link.token.reveal();
-            return json_text(
-                &json!({ "user": user, "token": token, "link": link.to_string(), "command": command }),
-            );
-        }
-        let mut text = format!("{user} joins with this link, which is shown this once:\n  {link}\n");
-        text += &format!("on the client, as root:\n  {command}\n");
-        text += "`mpvpn setup client` instead of `mpvpn client` makes it a service there.\n";
-        text += &note;
-        if std::io::stdout().is_terminal() {
-            text += &qr_code(&link.to_string());
-        }
-        text
-    }
+    format!(
+        "{} is an address of this machine. If clients reach it by another one, say so by --host, or by `public` in the \
+         server's file.\n",
+        joining.server
+    )
 }
 
 /// The text as a QR code for terminals; empty if it is too long for one.
@@ -370,20 +325,6 @@ fn qr_code(text: &str) -> String {
 
 fn json_text(value: &Value) -> String {
     format!("{value:#}\n")
-}
-
-fn json_of(users: &Users, entry: &UserEntry, quotas: &UserQuotas, now: SystemTime) -> Value {
-    json!({
-        "user": entry.name,
-        "state": users.state(entry, now),
-        "expires": entry.expires.map(|expiry| expiry.to_string()),
-        "address": entry.address,
-        "sessions": entry.sessions,
-        "up_cap_bps": entry.up.map(|rate| rate.bps()),
-        "down_cap_bps": entry.down.map(|rate| rate.bps()),
-        "quota_bytes": entry.quota.map(|quota| quota.bytes()),
-        "quota_used_bytes": entry.quota.map(|_| quotas.used(now, &entry.name)),
-    })
 }
 
 #[cfg(test)]

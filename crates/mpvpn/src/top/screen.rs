@@ -1,17 +1,21 @@
 //! What a live screen shows: the state that arrivals and keys change.
 
-use mpvpn_control::status::{FlowList, Role, Status};
+use mpvpn_control::{
+    rates::Rates,
+    status::{FlowList, Role, Status},
+};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
     event_list::EventList,
-    rates::Rates,
     sheet::{Sheet, Sorting},
     views::{self, View},
 };
 
 /// Longest text of a filter (characters).
 const MAX_FILTER_LEN: usize = 60;
+/// Rates that are kept of each row, for its bars: five minutes at one a second.
+const MAX_RATE_SAMPLES: usize = 300;
 /// Rows that a page key moves.
 const PAGE: isize = 10;
 
@@ -55,7 +59,7 @@ impl Screen {
         Self {
             status: Status::new(Role::Client),
             flows: FlowList::new(Role::Client),
-            rates: Rates::default(),
+            rates: Rates::new(MAX_RATE_SAMPLES),
             events: EventList::default(),
             away: None,
             paused: None,

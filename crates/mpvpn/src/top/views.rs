@@ -2,15 +2,15 @@
 //!
 //! In: a status, flows, and rates. Out: a [`Sheet`]. `down` is always towards the client, at a server too.
 
-use mpvpn_control::status::{
-    Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, Role, State, Status, User,
-    UserState, format_bytes, format_duration, format_rate,
+use mpvpn_control::{
+    rates::{Counters, Rate, Rates},
+    status::{
+        Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, Role, State, Status, User,
+        UserState, format_bytes, format_duration, format_rate,
+    },
 };
 
-use super::{
-    rates::{Counters, Rate, Rates},
-    sheet::{Cell, Column, Health, Row, Sheet, number, text},
-};
+use super::sheet::{Cell, Column, Health, Row, Sheet, number, text};
 
 /// A view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

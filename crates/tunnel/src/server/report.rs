@@ -18,7 +18,7 @@ pub struct SessionReport {
     pub connection: ConnectionNumber,
     /// The name of its class; empty where the client has none.
     pub class: String,
-    /// The congestion controller of this end; `None` without a path.
+    /// The congestion controller of this end; `None` without a path, or if no paths are reported.
     pub cc: Option<CongestionControl>,
     /// The user.
     pub user: String,
@@ -38,7 +38,7 @@ pub struct SessionReport {
     pub queued_bytes: usize,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub resequencing: Option<ResequencingCounters>,
-    /// Its paths.
+    /// Its paths; none if they were not asked for.
     pub paths: Vec<PathReport>,
 }
 
@@ -78,19 +78,22 @@ impl Server {
 
     /// The status of all connections.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
+        self.report_with_paths_of(now, |_| true)
+    }
+
+    /// The status of all connections. Those that `wants_paths` declines are reported without paths, which are the largest part
+    /// of a report.
+    pub fn report_with_paths_of(
+        &mut self,
+        now: Instant,
+        wants_paths: impl Fn(&SessionReport) -> bool,
+    ) -> Vec<SessionReport> {
         let (mut reports, mut panicked) = (Vec::new(), Vec::new());
         for (id, peer) in self.peers.iter_mut() {
             let Some(authenticated) = &peer.authenticated else { continue };
             let (tunnel, multipath) = (authenticated.tunnel.as_ref(), &authenticated.multipath);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
-            let paths = match catch_panic(|| multipath.report(now, connection)) {
-                Ok(paths) => paths,
-                Err(reason) => {
-                    panicked.push((id, reason));
-                    continue;
-                }
-            };
-            reports.push(SessionReport {
+            let mut report = SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 connection: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.number),
                 class: authenticated.class_name(),
@@ -103,9 +106,20 @@ impl Server {
                 sojourn: multipath.sojourn(),
                 queued_bytes: multipath.backlog_bytes(),
                 resequencing: multipath.resequencing(),
-                cc: paths.first().map(|path| path.view.cc),
-                paths,
-            });
+                cc: None,
+                paths: Vec::new(),
+            };
+            if wants_paths(&report) {
+                match catch_panic(|| multipath.report(now, connection)) {
+                    Ok(paths) => report.paths = paths,
+                    Err(reason) => {
+                        panicked.push((id, reason));
+                        continue;
+                    }
+                }
+                report.cc = report.paths.first().map(|path| path.view.cc);
+            }
+            reports.push(report);
         }
         panicked.into_iter().for_each(|(id, reason)| self.on_panic(id, reason));
         reports

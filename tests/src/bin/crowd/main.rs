@@ -1,16 +1,22 @@
 //! Measures the cost of thousands of idle clients for a server, and their effect on a busy client.
 //!
-//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS]` runs a server and a busy client of the release build
+//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS] [--dashboard SECONDS]` runs a server and a busy client of the release build
 //! in namespaces, connects N idle clients that run in this process, and compares before and after. The table goes to stdout.
 //! Exit code 1: the bar was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
 
 mod crowd_clients;
 
-use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
+use std::{
+    net::SocketAddr,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
+    dashboard::{Browser, DASHBOARD},
     files::allow_files,
     iperf::IperfServer,
     machine_share::MachineShare,
@@ -38,11 +44,13 @@ struct Options {
     at_once: usize,
     idle: u64,
     load: u32,
+    /// How long a browser looks at the dashboard (s); 0: there is none.
+    dashboard: u64,
 }
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { clients: 10_000, at_once: 64, idle: 30, load: 3 };
+        let mut options = Self { clients: 10_000, at_once: 64, idle: 30, load: 3, dashboard: 0 };
         while let Some(word) = args.next() {
             let value = args.next().and_then(|value| value.parse::<u32>().ok()).filter(|value| *value > 0);
             let value = value.ok_or_else(|| format!("{word} wants a number above 0"))?;
@@ -51,6 +59,7 @@ impl Options {
                 "--at-once" => options.at_once = value as usize,
                 "--idle" => options.idle = value.into(),
                 "--load" => options.load = value,
+                "--dashboard" => options.dashboard = value.into(),
                 _ => return Err(format!("`{word}` is no option")),
             }
         }
@@ -77,7 +86,7 @@ fn main() -> ExitCode {
     remove_labs_when_interrupted();
     MachineShare::always_whole();
     let options = Options::parse(std::env::args().skip(1));
-    let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]";
+    let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S] [--dashboard S]";
     let options = options.map_err(|complaint| format!("{complaint}\n{usage}"));
     match options.and_then(|options| options.check_files().map(|()| options)) {
         Ok(options) if run(&options) => ExitCode::SUCCESS,
@@ -93,11 +102,13 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> bool {
     let testbed = Testbed::unlimited();
     let most = (options.clients + 1).to_string();
+    let dashboard: &[&str] = if options.dashboard > 0 { &["--dashboard", DASHBOARD] } else { &[] };
     let server = testbed.start(
         Host::Server,
         &[
             &["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"][..],
             &["--subnet", "10.0.0.0/16", "--auth", "none", "--max-clients", &most],
+            dashboard,
         ]
         .concat(),
     );
@@ -130,6 +141,10 @@ fn run(options: &Options) -> bool {
     let each = (server.memory() - before.0) as f64 / 1024.0 / count;
     row("server's memory a client, idle", each, "KiB");
 
+    if options.dashboard > 0 {
+        watch(&testbed, &server, options.dashboard);
+    }
+
     let crowded = BusyClient::measure(&testbed, &server, &client, &iperf, options.load);
     for (name, unit, of) in BusyClient::ROWS {
         row(&format!("busy client: {name}, alone"), of(&alone), unit);
@@ -141,6 +156,38 @@ fn run(options: &Options) -> bool {
     thread::sleep(MEMORY_RETURN_TIME);
     row("server's memory after all left", server.memory() as f64 / 1024.0 / 1024.0, "MiB");
     each <= MAX_IDLE_CLIENT_KIB && whole
+}
+
+/// Looks at the dashboard for so many seconds, four times a second, and measures what that costs the server.
+fn watch(testbed: &Testbed, server: &MpvpnProcess, seconds: u64) {
+    let used = |seconds: u64| {
+        let started = server.processor_time();
+        thread::sleep(Duration::from_secs(seconds));
+        (server.processor_time() - started).as_secs_f64() / seconds as f64 * 100.0
+    };
+    let browser = Browser::logged_in(testbed, Host::Server, server);
+    let (memory, alone) = (server.memory(), used(seconds));
+    let mut messages = browser.messages("&hz=4&count=100");
+    let until = Instant::now() + Duration::from_secs(seconds + 2);
+    let reader = thread::spawn(move || {
+        let (mut frames, mut longest) = (0.0, 0.0_f64);
+        while Instant::now() < until {
+            let asked = Instant::now();
+            let status = messages.next_status();
+            longest = longest.max(asked.elapsed().as_secs_f64());
+            assert!(status["clients"].as_array().is_some_and(|clients| clients.len() > 1), "{status}");
+            frames += 1.0;
+        }
+        (frames, longest)
+    });
+    let watched = used(seconds);
+    let (frames, longest) = reader.join().expect("the reader ends");
+    row("dashboard: messages", frames / (seconds + 2) as f64, "1/s");
+    row("dashboard: longest time between two", longest * 1e3, "ms");
+    row("server's processor time, nobody looks", alone, "% of a core");
+    row("server's processor time, 100 sessions shown", watched, "% of a core");
+    row("dashboard: processor time", watched - alone, "% of a core");
+    row("dashboard: memory", server.memory().saturating_sub(memory) as f64 / 1024.0 / 1024.0, "MiB");
 }
 
 fn row(name: &str, value: f64, unit: &str) {

@@ -22,7 +22,7 @@ async fn closes(mut stream: impl AsyncRead + Unpin) -> bool {
 
 /// The number of slots in use.
 fn used_slots(room: &Arc<ConnectionLimiter<ClientNetwork>>) -> usize {
-    room.len()
+    room.in_use()
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Limits how many connections there are, in all and per key, so that nobody can take all slots.
+//! Limits how many connections there are, in all and per key, so that nobody can take all slots, and how many log lines say so.
 //!
 //! In: a key, such as a client network or a user. Out: a slot, released when dropped. Always holds: at most the given
 //! numbers of slots are in use; where new connections evict, the oldest slot is given up for them.
@@ -21,10 +21,11 @@ const MAX_LOGGED_NETWORKS: usize = 64;
 /// The key of a client: an IPv4 address, or the /64 of an IPv6 address, because whoever has one address of a /64 has
 /// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ClientNetwork(IpAddr);
+pub struct ClientNetwork(IpAddr);
 
 impl ClientNetwork {
-    pub(super) fn of(address: IpAddr) -> Self {
+    /// The network of an address.
+    pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(v4) => Self(v4.into()),
             IpAddr::V6(v6) => Self(Ipv6Addr::from(u128::from(v6) >> 64 << 64).into()),
@@ -43,16 +44,18 @@ impl std::fmt::Display for ClientNetwork {
 
 /// No slot is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum LimitReached {
+pub enum LimitReached {
+    /// This key has this many.
     #[error("the limit per client network or user is reached: {0}")]
     PerKey(usize),
+    /// All keys together have this many.
     #[error("the limit for all is reached: {0}")]
     Total(usize),
 }
 
 /// A pool of slots.
 #[derive(Debug)]
-pub(super) struct ConnectionLimiter<K> {
+pub struct ConnectionLimiter<K> {
     max_total: usize,
     max_per_key: usize,
     state: Mutex<LimiterState<K>>,
@@ -68,18 +71,18 @@ struct LimiterState<K> {
 
 impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
     /// A pool of `max_total` slots, of which one key may hold `max_per_key`.
-    pub(super) fn new(max_total: usize, max_per_key: usize) -> Arc<Self> {
+    pub fn new(max_total: usize, max_per_key: usize) -> Arc<Self> {
         let state = LimiterState { next: 0, slots: BTreeMap::new(), counts: HashMap::new() };
         Arc::new(Self { max_total, max_per_key, state: Mutex::new(state) })
     }
 
     /// A slot, if one is free.
-    pub(super) fn try_acquire(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
+    pub fn try_acquire(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
         self.acquire(key, false)
     }
 
     /// A slot; if all are in use, the oldest is evicted.
-    pub(super) fn acquire_evicting(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
+    pub fn acquire_evicting(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
         self.acquire(key, true)
     }
 
@@ -102,7 +105,7 @@ impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
     }
 
     /// The number of slots in use.
-    pub(super) fn len(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         self.state().slots.len()
     }
 
@@ -114,7 +117,7 @@ impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
 
 /// A slot in use.
 #[derive(Debug)]
-pub(super) struct Slot<K: Clone + Eq + Hash> {
+pub struct Slot<K: Clone + Eq + Hash> {
     limiter: Arc<ConnectionLimiter<K>>,
     number: u64,
     key: K,
@@ -123,7 +126,7 @@ pub(super) struct Slot<K: Clone + Eq + Hash> {
 
 impl<K: Clone + Eq + Hash> Slot<K> {
     /// Notified once, when the slot is given to another connection.
-    pub(super) fn evicted(&self) -> Arc<Notify> {
+    pub fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
     }
 }
@@ -143,7 +146,7 @@ impl<K: Clone + Eq + Hash> Drop for Slot<K> {
 
 /// Limits log lines about refusals.
 #[derive(Debug)]
-pub(super) struct RefusalLog(Mutex<RefusalWindow>);
+pub struct RefusalLog(Mutex<RefusalWindow>);
 
 #[derive(Debug)]
 struct RefusalWindow {
@@ -151,14 +154,16 @@ struct RefusalWindow {
     counts: HashMap<ClientNetwork, u64>,
 }
 
-impl RefusalLog {
-    pub(super) fn new() -> Self {
+impl Default for RefusalLog {
+    fn default() -> Self {
         Self(Mutex::new(RefusalWindow { since: Instant::now(), counts: HashMap::new() }))
     }
+}
 
+impl RefusalLog {
     /// Counts a refusal. Returns `None` if it must not be logged, else the number of refusals that were not logged in
     /// the previous interval.
-    pub(super) fn on_refused(&self, now: Instant, source: ClientNetwork) -> Option<u64> {
+    pub fn on_refused(&self, now: Instant, source: ClientNetwork) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = 0;
         if now.saturating_duration_since(window.since) >= LOG_INTERVAL {
@@ -225,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_source_is_told_of_once_a_minute() {
-        let refusal_log = RefusalLog::new();
+        let refusal_log = RefusalLog::default();
         let now = Instant::now();
         let one = source("192.0.2.1");
         assert_eq!(refusal_log.on_refused(now, one), Some(0));

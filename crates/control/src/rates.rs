@@ -1,29 +1,30 @@
 //! Rates of counters, measured between two statuses, and those of the last minutes.
 //!
-//! In: counters of bytes with the time of the process. Out: rates in bit/s. Always holds: at most [`MAX_SAMPLES`] samples
-//! for each counter, and no counter that the last status did not have.
+//! In: counters of bytes with the time of the process. Out: rates in bit/s. Always holds: the number of samples of a counter is
+//! bounded, and there is no counter that the last status did not have.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Samples of a series: five minutes at one a second.
-const MAX_SAMPLES: usize = 300;
-
 /// Rates towards the client (`down`) and from the client (`up`), in bit/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Rate {
-    pub(super) down: f64,
-    pub(super) up: f64,
+pub struct Rate {
+    /// Towards the client.
+    pub down: f64,
+    /// From the client.
+    pub up: f64,
 }
 
 impl Rate {
-    pub(super) fn sum(self) -> f64 {
+    /// Both directions together.
+    pub fn sum(self) -> f64 {
         self.down + self.up
     }
 }
 
 /// Rates of all counters of a process.
-#[derive(Debug, Default)]
-pub(super) struct Rates {
+#[derive(Debug)]
+pub struct Rates {
+    max_samples: usize,
     series: HashMap<String, Series>,
     /// Time since the start of the process (s), at the last status.
     uptime: f64,
@@ -37,16 +38,24 @@ struct Series {
 }
 
 /// Counters of bytes of one thing.
-pub(super) struct Counters {
+#[derive(Clone, Debug)]
+pub struct Counters {
     /// Name of the thing, unique within a process.
-    pub(super) key: String,
-    pub(super) down_bytes: u64,
-    pub(super) up_bytes: u64,
+    pub key: String,
+    /// Towards the client.
+    pub down_bytes: u64,
+    /// From the client.
+    pub up_bytes: u64,
 }
 
 impl Rates {
+    /// No rates yet. The last `max_samples` of each counter are kept, at least one.
+    pub fn new(max_samples: usize) -> Self {
+        Self { max_samples: max_samples.max(1), series: HashMap::new(), uptime: 0.0 }
+    }
+
     /// Takes the counters of a status that was made `uptime` seconds after the start of the process.
-    pub(super) fn take(&mut self, uptime: f64, counters: impl IntoIterator<Item = Counters>) {
+    pub fn take(&mut self, uptime: f64, counters: impl IntoIterator<Item = Counters>) {
         let seconds = uptime - self.uptime;
         // Another process: its counters began at 0.
         let continues = seconds > 0.0;
@@ -57,7 +66,7 @@ impl Rates {
             if let Some(known) = before.remove(&key).filter(|_| continues) {
                 rates = known.rates;
                 let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
-                if rates.len() == MAX_SAMPLES {
+                if rates.len() >= self.max_samples {
                     rates.pop_front();
                 }
                 rates.push_back(Rate {
@@ -70,12 +79,12 @@ impl Rates {
     }
 
     /// The latest rate; 0 before the second status.
-    pub(super) fn now(&self, key: &str) -> Rate {
+    pub fn now(&self, key: &str) -> Rate {
         self.series.get(key).and_then(|series| series.rates.back().copied()).unwrap_or_default()
     }
 
     /// The last `count` sums of both directions, the oldest first; 0 where nothing is known.
-    pub(super) fn last(&self, key: &str, count: usize) -> Vec<f64> {
+    pub fn last(&self, key: &str, count: usize) -> Vec<f64> {
         let known = self.series.get(key).map(|series| &series.rates);
         let known_len = known.map_or(0, VecDeque::len);
         let missing = std::iter::repeat_n(0.0, count.saturating_sub(known_len));
@@ -88,13 +97,15 @@ impl Rates {
 mod tests {
     use super::*;
 
+    const MAX_SAMPLES: usize = 300;
+
     fn counters(key: &str, down_bytes: u64, up_bytes: u64) -> Counters {
         Counters { key: key.into(), down_bytes, up_bytes }
     }
 
     #[test]
     fn a_rate_is_the_difference_of_counters_over_the_time_of_the_process() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(MAX_SAMPLES);
         rates.take(10.0, [counters("eth0", 1000, 0)]);
         assert_eq!(rates.now("eth0"), Rate::default());
         rates.take(12.0, [counters("eth0", 251_000, 500)]);
@@ -104,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_process_that_started_again_has_no_rate_from_before() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(MAX_SAMPLES);
         rates.take(10.0, [counters("eth0", 1000, 0)]);
         rates.take(11.0, [counters("eth0", 2000, 0)]);
         rates.take(0.5, [counters("eth0", 100, 0)]);
@@ -115,7 +126,7 @@ mod tests {
 
     #[test]
     fn counters_that_are_gone_are_forgotten_and_the_others_are_bounded() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(MAX_SAMPLES);
         for second in 1..1000_u32 {
             let gone = (second < 500).then(|| counters("wwan0", 0, 0));
             rates.take(f64::from(second), gone.into_iter().chain([counters("eth0", u64::from(second), 0)]));
