@@ -92,6 +92,9 @@ pub struct DemoArgs {
     /// Seconds of traffic over both links; link 1 is cut during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
     pub seconds: u64,
+    /// Show the client in its dashboard, too: print a link for a browser on this machine, and wait until it is open
+    #[arg(long)]
+    pub dashboard: bool,
     /// The client's scheduler [default: the client's]
     #[arg(long, value_name = "S")]
     pub scheduler: Option<String>,

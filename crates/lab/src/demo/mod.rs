@@ -1,8 +1,9 @@
 //! `mpvpn lab demo`: two links bonded, one of them cut and restored, and everything measured.
 //!
 //! In: the options. Out: a live view, a summary, `bonding.svg` and `summary.json`. Always holds: every figure shown was
-//! measured in this run, and the run ends within 90 s.
+//! measured in this run, and the run ends within 90 s, after a browser has opened the dashboard if it is wanted.
 
+mod dashboard;
 mod live;
 mod plot;
 mod report;
@@ -16,6 +17,7 @@ use std::{
 use rustix::process::Signal;
 
 use self::{
+    dashboard::DashboardForwarder,
     live::View,
     report::{Bonding, SingleLink, Summary},
     traffic::{Goodput, Pings, TailReader},
@@ -62,6 +64,10 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode, LabError> {
     ])?;
     signals::catch_signals();
     let mut demo = Demo::set(args)?;
+    if let Some(dashboard) = &demo.dashboard {
+        dashboard.wait_for_browser()?;
+        demo.deadline = Instant::now() + RUN_TIMEOUT;
+    }
     let summary = demo.measure(args.seconds)?;
     demo.vpn.stop()?;
     summary.print();
@@ -73,6 +79,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode, LabError> {
 /// The running demonstration: the lab and its programs.
 struct Demo {
     // The order of fields is the order of drops: programs end before their lab is removed.
+    dashboard: Option<DashboardForwarder>,
     _iperf_server: Process,
     vpn: Vpn,
     lab: Lab,
@@ -85,12 +92,19 @@ impl Demo {
         println!("Two links ({LINK_DESCRIPTION}), a server and a client, in namespaces of this machine.");
         let link: LinkSpec = LINK_SPEC.parse()?;
         let lab = Lab::builder().link(link.clone()).link(link).build()?;
-        let options = VpnOptions { scheduler: args.scheduler.clone(), ..VpnOptions::default() };
+        let client_args = match args.dashboard {
+            true => vec!["--dashboard".to_owned(), dashboard::ADDRESS.to_owned()],
+            false => Vec::new(),
+        };
+        let options =
+            VpnOptions { scheduler: args.scheduler.clone(), client_args, ..VpnOptions::default() };
         let vpn = vpn::start(&lab, options)?;
+        let forward = || DashboardForwarder::start(lab.client(), &vpn.client);
+        let dashboard = args.dashboard.then(forward).transpose()?;
         let mut command = lab.server().command("iperf3");
         command.args(["-s", "-B", TUNNEL_SERVER_V4]);
         let iperf_server = lab.spawn(lab.server(), command)?;
-        Ok(Self { _iperf_server: iperf_server, vpn, lab, deadline })
+        Ok(Self { dashboard, _iperf_server: iperf_server, vpn, lab, deadline })
     }
 
     fn measure(&mut self, seconds: u64) -> Result<Summary, LabError> {
