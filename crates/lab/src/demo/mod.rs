@@ -96,8 +96,7 @@ impl Demo {
             true => vec!["--dashboard".to_owned(), dashboard::ADDRESS.to_owned()],
             false => Vec::new(),
         };
-        let options =
-            VpnOptions { scheduler: args.scheduler.clone(), client_args, ..VpnOptions::default() };
+        let options = VpnOptions { scheduler: args.scheduler.clone(), client_args, ..VpnOptions::default() };
         let vpn = vpn::start(&lab, options)?;
         let forward = || DashboardForwarder::start(lab.client(), &vpn.client);
         let dashboard = args.dashboard.then(forward).transpose()?;
