@@ -28,6 +28,7 @@ mod flows;
 mod h2_stream;
 pub mod hold;
 mod https_server;
+mod link_state;
 mod links;
 mod memory_trimmer;
 mod overview;

@@ -24,6 +24,7 @@ use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId,
 
 use crate::{
     client::transports::LinkTransports,
+    link_state::deciding_path,
     links::{Link as Uplink, Links},
     policies::{Direction, LinkPolicies},
     tcp_transport::connection::EstablishedConnection,
@@ -164,7 +165,9 @@ pub(crate) fn client_status(
     let now = Instant::now();
     for (id, link) in links.uplinks() {
         let link_config = policies.of(&link.name);
-        let (state, reason) = state_of(link, policies, &status.paths);
+        let all = reports.iter().flat_map(|(_, report)| &report.paths);
+        let own: Vec<_> = all.filter(|path| path.link.map(LinkId::uplink) == Some(id)).collect();
+        let (state, reason) = state_of(link, policies, &own, now);
         let transport_reason = transports.reason(now, id);
         let reason = if reason.is_empty() || state == LinkState::Up { transport_reason } else { reason };
         status.links.push(Link {
@@ -186,24 +189,23 @@ pub(crate) fn client_status(
     status
 }
 
-/// The state of a link, and why.
-fn state_of(link: &Uplink, policies: &LinkPolicies, paths: &[Path]) -> (LinkState, String) {
+/// The state of a link, and why. `paths` are those of all classes over the link.
+fn state_of(
+    link: &Uplink,
+    policies: &LinkPolicies,
+    paths: &[&PathReport],
+    now: Instant,
+) -> (LinkState, String) {
     if link.remote.is_none() {
         return (LinkState::Down, link.reason.to_owned());
     }
     if policies.tier(&link.name) == Tier::Never {
         return (LinkState::Never, policies.never_reason(&link.name));
     }
-    // With several connections, the link is as good as its best path.
-    let best = paths.iter().filter(|path| path.link == link.name).min_by_key(|path| match path.state {
-        PathState::Active => 0,
-        PathState::Standby => 1,
-        PathState::Probing => 2,
-        PathState::Down => 3,
-    });
-    match best {
-        Some(path) if path.state == PathState::Down => (LinkState::Down, path.reason.clone()),
-        Some(path) if path.state == PathState::Standby => (LinkState::Standby, path.reason.clone()),
+    let arrivals: Vec<_> = paths.iter().map(|path| (path.state, path.last_arrival)).collect();
+    match deciding_path(&arrivals, now).map(|at| paths[at]) {
+        Some(path) if path.state == TunnelPathState::Down => (LinkState::Down, path.reason.clone()),
+        Some(path) if path.state == TunnelPathState::Standby => (LinkState::Standby, path.reason.clone()),
         _ => (LinkState::Up, link.reason.to_owned()),
     }
 }

@@ -164,6 +164,8 @@ pub struct Liveness {
     carrier: bool,
     /// When something last arrived, or silence was last excused.
     last_received: Instant,
+    /// When something last arrived.
+    last_arrival: Instant,
     last_heartbeat: Option<Instant>,
     last_traffic: Option<Instant>,
     /// Until when heartbeats are dense because data moves at the peer.
@@ -185,6 +187,7 @@ impl Liveness {
             reason: StateReason::Works,
             carrier: true,
             last_received: now,
+            last_arrival: now,
             last_heartbeat: None,
             last_traffic: None,
             peer_traffic_until: None,
@@ -261,6 +264,7 @@ impl Liveness {
             );
         }
         self.last_received = self.last_received.max(now);
+        self.last_arrival = self.last_arrival.max(now);
     }
 
     /// The kernel reports that the link has a carrier, or has none.
@@ -332,6 +336,11 @@ impl Liveness {
     /// When something last arrived, or silence was last excused.
     pub fn last_received(&self) -> Instant {
         self.last_received
+    }
+
+    /// When something last arrived; when the path was made, if nothing has.
+    pub fn last_arrival(&self) -> Instant {
+        self.last_arrival
     }
 
     /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady traffic would

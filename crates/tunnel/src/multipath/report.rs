@@ -27,6 +27,8 @@ pub struct PathReport {
     pub link: Option<LinkId>,
     /// Counters of FEC for what this end sends; `None` if FEC was not negotiated.
     pub fec: Option<PathFecCounters>,
+    /// When something last arrived on the path.
+    pub last_arrival: Instant,
 }
 
 impl MultipathConnection {
@@ -46,7 +48,8 @@ impl MultipathConnection {
             };
             let link = (self.role == Role::Client).then_some(path.link());
             let fec = self.recovery.sequencer.as_ref().and_then(|sequencer| sequencer.path_fec(id));
-            reports.push(PathReport { view, state, reason, link, fec });
+            let last_arrival = path.liveness.last_arrival();
+            reports.push(PathReport { view, state, reason, link, fec, last_arrival });
         }
         reports
     }
