@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod call;
+pub mod chromium;
 pub mod cut;
 pub mod dashboard;
 pub mod disturbance;

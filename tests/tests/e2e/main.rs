@@ -22,6 +22,7 @@ mod confinement;
 mod credentials;
 mod cut;
 mod dashboard;
+mod dashboard_page;
 mod download;
 mod embed;
 mod events;
