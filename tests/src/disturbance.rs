@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::usage::TICK;
+use mpvpn_os::usage::TICK;
 
 /// Foreign or stolen time above which a measurement counts as disturbed, in cores. Larger: disturbed results count. Smaller:
 /// background services make every measurement fail.

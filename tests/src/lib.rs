@@ -39,7 +39,6 @@ pub mod system;
 pub mod tcpdump;
 pub mod testbed;
 pub mod tun_copy;
-pub mod usage;
 pub mod user_home;
 
 use std::{

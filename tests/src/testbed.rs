@@ -21,13 +21,13 @@ pub use mpvpn_lab::Direction;
 use mpvpn_lab::{
     INET_V4, INET_V6, Lab, LabBuilder, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
 };
+use mpvpn_os::usage::resident_memory;
 use serde_json::Value;
 
 use crate::{
     eventually, failure_logs,
     machine_share::{MachineShare, Share},
     private_folders::PrivateFolders,
-    usage::resident_memory,
     user_home::{USER, UserHome},
 };
 

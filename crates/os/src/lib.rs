@@ -27,6 +27,7 @@ pub mod file_watch;
 pub mod firewall;
 pub mod folder;
 pub mod helper;
+pub mod icmp;
 pub mod kill_switch;
 pub mod limits;
 pub mod memory;
@@ -44,6 +45,7 @@ pub mod tun;
 pub mod tunnel_net;
 pub mod udp;
 pub mod undo;
+pub mod usage;
 
 pub use error::OsError;
 pub use packet_fd::PacketFd;

@@ -18,6 +18,7 @@ use std::{
 
 use bytes::BytesMut;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
         AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, ipproto,
@@ -94,6 +95,24 @@ impl TcpSocket {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Connects, and waits for up to `limit`. The connection is one of the standard library, which waits in its calls.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`], and why the connection was not established.
+    pub fn connect_within(to: SocketAddr, options: &TcpOptions, limit: Duration) -> io::Result<TcpStream> {
+        let socket = Self::open(to, options)?;
+        socket.start_connect(to)?;
+        let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let ready = poll(&mut [PollFd::new(&socket.0, PollFlags::OUT)], Some(&limit))?;
+        if ready == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        socket.connect_result()?;
+        let stream = TcpStream::from(socket.0);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
     }
 
     /// The result of connecting; call it once the socket is writable.

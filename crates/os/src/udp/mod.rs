@@ -105,11 +105,13 @@ impl UdpSocket {
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
-    /// The socket as the standard library has it, which waits in its calls.
+    /// The socket as the standard library has it, which waits in its calls and receives one datagram at a time.
     ///
     /// # Errors
     /// If the kernel does not make it wait.
     pub fn into_blocking(self) -> io::Result<std::net::UdpSocket> {
+        // Of joined datagrams the standard library does not tell the boundaries. A kernel without the option joins none.
+        let _ = set_int(&self.fd, libc::SOL_UDP, libc::UDP_GRO, 0);
         let socket = std::net::UdpSocket::from(self.fd);
         socket.set_nonblocking(false)?;
         Ok(socket)

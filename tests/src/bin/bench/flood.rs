@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mpvpn_os::usage::resident_memory;
 use mpvpn_tests::{
     flood::{Flood, RunningFlood},
     iperf::IperfServer,
@@ -17,7 +18,6 @@ use mpvpn_tests::{
     ping::Ping,
     system::System,
     testbed::{Direction, Host, MpvpnProcess, SERVER, TUNNEL, Testbed},
-    usage::resident_memory,
 };
 use serde_json::{Value, json};
 

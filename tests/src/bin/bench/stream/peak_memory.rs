@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_tests::usage::resident_memory;
+use mpvpn_os::usage::resident_memory;
 
 /// Sampling interval. Longer: short peaks are missed. Shorter: sampling disturbs the measurement.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -5,7 +5,7 @@
 use std::{fs, time::Duration};
 
 /// Duration of a tick in `/proc`: USER_HZ is 100 on all supported architectures.
-pub(crate) const TICK: Duration = Duration::from_millis(10);
+pub const TICK: Duration = Duration::from_millis(10);
 
 /// Processor time used so far, user and system, including softirqs that ran in the context of the process.
 pub fn processor_time(pid: u32) -> Option<Duration> {
@@ -23,6 +23,12 @@ pub fn peak_memory(pid: u32) -> Option<u64> {
 /// Resident memory, bytes.
 pub fn resident_memory(pid: u32) -> Option<u64> {
     memory(pid, "VmRSS:")
+}
+
+/// The processor time that the calling thread has used.
+pub fn thread_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }
 
 fn memory(pid: u32, key: &str) -> Option<u64> {
@@ -48,6 +54,7 @@ mod tests {
         while processor_time(me).expect("this process") < before + 2 * TICK {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
         }
+        assert!(thread_time() >= TICK);
         let now = resident_memory(me).expect("this process");
         assert!(now > 100_000 && peak_memory(me).expect("this process") >= now);
     }
