@@ -1,4 +1,4 @@
-//! ICMP errors about packets that could not be forwarded.
+//! ICMP errors about packets that could not be forwarded, and the fields of echo messages.
 //!
 //! In: the offending packet. Out: a complete ICMP packet to its source, or nothing where an error must not be sent
 //! (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). The caller limits the rate.
@@ -28,6 +28,39 @@ pub enum Unreachable {
     AddressUnreachable,
     /// No process listens on the port.
     PortUnreachable,
+}
+
+/// An ICMP echo message (RFC 792, RFC 4443 §4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Echo {
+    /// Request or reply.
+    pub kind: EchoKind,
+    /// Identifier of the sender's socket.
+    pub identifier: u16,
+    /// Sequence number.
+    pub sequence: u16,
+}
+
+/// Which echo message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EchoKind {
+    /// A request.
+    Request,
+    /// The reply to a request.
+    Reply,
+}
+
+/// The echo message in a packet, if it is one.
+pub fn echo_of(packet: &[u8]) -> Option<Echo> {
+    let view = ip::parse(packet).ok().filter(IpPacket::has_transport_header)?;
+    let header: &[u8; ICMP_HEADER] = view.transport().first_chunk()?;
+    let kind = match (view.protocol(), view.version(), header[0]) {
+        (protocol::ICMP, Version::V4, 8) | (protocol::ICMPV6, Version::V6, 128) => EchoKind::Request,
+        (protocol::ICMP, Version::V4, 0) | (protocol::ICMPV6, Version::V6, 129) => EchoKind::Reply,
+        _ => return None,
+    };
+    let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    Some(Echo { kind, identifier: word(4), sequence: word(6) })
 }
 
 /// Type, code and second header word of an ICMP error, for IPv4 and IPv6.

@@ -18,8 +18,8 @@ use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
 use crate::{
-    Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, FlowReport,
-    LinkPolicy, shapers::Shapers,
+    Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, EchoWatch,
+    FlowReport, LinkPolicy, shapers::Shapers,
 };
 use connection::{ClassConnection, PacketOwner};
 
@@ -56,6 +56,7 @@ pub struct ClassConnections {
     shard: u8,
     /// The secret with which connections join the session, if the server supports classes.
     session_secret: Option<Vec<u8>>,
+    echo_watch: Option<EchoWatch>,
 }
 
 impl ClassConnections {
@@ -75,6 +76,7 @@ impl ClassConnections {
             shapers: Shapers::default(),
             shard,
             session_secret: None,
+            echo_watch: None,
         };
         for class in classes {
             let connection = connections.connect(now, class, several);
@@ -103,7 +105,18 @@ impl ClassConnections {
             client.allow_joins();
         }
         client.share_links(self.shapers.clone());
+        if let Some(watch) = &self.echo_watch {
+            client.watch_echoes(watch.of_class(id));
+        }
         ClassConnection::new(now, id, priority, client)
+    }
+
+    /// Records the links of ICMP echoes in `watch`.
+    pub fn watch_echoes(&mut self, watch: EchoWatch) {
+        for connection in &mut self.all {
+            connection.client.watch_echoes(watch.of_class(connection.id));
+        }
+        self.echo_watch = Some(watch);
     }
 
     fn update_send_order(&mut self) {

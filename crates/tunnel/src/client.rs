@@ -41,7 +41,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
-    ClassProfile, ClientInstance, RelayId, SecretSharing,
+    ClassProfile, ClientInstance, EchoWatch, RelayId, SecretSharing,
     events::{ClassChange, ClientChange},
     handshake::answers_probe,
     http::Http,
@@ -133,6 +133,7 @@ pub struct Client {
     udp_in: PayloadInbox,
     reports: Reports,
     was_up: bool,
+    echo_watch: Option<EchoWatch>,
 }
 
 impl Client {
@@ -153,6 +154,15 @@ impl Client {
             udp_in: PayloadInbox::default(),
             reports: Reports::default(),
             was_up: false,
+            echo_watch: None,
+        }
+    }
+
+    /// Records the links of ICMP echoes in `watch`.
+    pub(crate) fn watch_echoes(&mut self, watch: EchoWatch) {
+        self.echo_watch = Some(watch);
+        if let Some(session) = &mut self.session {
+            session.multipath.watch_echoes(self.echo_watch.clone());
         }
     }
 
@@ -178,16 +188,20 @@ impl Client {
             }
             return;
         }
-        if let Handled::Connection(id) =
-            self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data)
-            && self.session.as_ref().is_none_or(|session| session.connection != id)
-        {
-            // Events of the session are handled once a batch, in `handle_batch`.
-            if let Some(handshake) = self.connector.handshake(id) {
-                handshake.last_received = Some(now);
+        let handled = self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data);
+        let Handled::Connection(id) = handled else { return };
+        if self.session.as_ref().is_some_and(|session| session.connection == id) {
+            // Events of the session are handled once a batch, in `handle_batch`. After a batch it is not known any more on
+            // which link a packet arrived.
+            if self.echo_watch.as_ref().is_some_and(|watch| watch.is_active(now)) {
+                self.isolated(now, |client| client.receive(now, Some(link)));
             }
-            self.isolated(now, |client| client.drive_handshake(now, id));
+            return;
         }
+        if let Some(handshake) = self.connector.handshake(id) {
+            handshake.last_received = Some(now);
+        }
+        self.isolated(now, |client| client.drive_handshake(now, id));
     }
 
     /// To be called after every batch of [`Self::handle_datagram`].
@@ -290,7 +304,7 @@ impl Client {
                 | QuicEvent::Datagrams => {}
             }
         }
-        self.receive(now);
+        self.receive(now, None);
         self.drive_http(now);
         self.drive_app_tcp(now);
         stopped.into_iter().for_each(|stream| self.on_relay_stopped(stream));

@@ -22,6 +22,7 @@ mod accounts;
 mod class;
 mod class_connections;
 mod client;
+mod echo_watch;
 mod events;
 mod forward;
 mod handshake;
@@ -46,6 +47,7 @@ pub use client::{
     AddressesInUse, Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, FlowTransport, TunnelMode, UdpFlowEvent,
 };
+pub use echo_watch::{EchoLinks, EchoWatch};
 pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
     ServerChange,

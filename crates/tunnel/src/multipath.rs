@@ -54,7 +54,7 @@ use mpvpn_types::{
     target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
 };
 
-use crate::{ClassProfile, PathEvent, mtu::MtuFollower, shapers::Shapers};
+use crate::{ClassProfile, EchoWatch, PathEvent, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
 use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
@@ -119,6 +119,8 @@ pub(crate) struct MultipathConnection {
     /// The limit of the user to whom the data goes; `None` if there is none.
     rate_limit: Option<RateLimitMember>,
     events: PathEvents,
+    /// At a client: records the links of ICMP echoes.
+    echo_watch: Option<EchoWatch>,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
 }
@@ -148,6 +150,7 @@ impl MultipathConnection {
             traffic: Traffic::new(now),
             rate_limit: None,
             events: PathEvents::default(),
+            echo_watch: None,
             stalled_until: now,
         }
     }
@@ -155,6 +158,11 @@ impl MultipathConnection {
     /// Sets the traffic class that this connection carries, for the log.
     pub(crate) fn set_class(&mut self, class: Option<&ClassProfile>) {
         self.log.set_class(class.map(|class| class.name.as_str()));
+    }
+
+    /// At a client: records the links of ICMP echoes.
+    pub(crate) fn watch_echoes(&mut self, watch: Option<EchoWatch>) {
+        self.echo_watch = watch;
     }
 
     /// At a server: sets the session that this connection belongs to, for the log.

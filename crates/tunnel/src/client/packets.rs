@@ -9,7 +9,7 @@ use bytes::Bytes;
 use mpvpn_masque::{capsule::AssignedAddress, datagram::DatagramError, h3};
 use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{Client, FlowTable, UdpFlowEvent, app_tcp::AppTcp, app_udp::AppUdp, in_use};
 use crate::{
@@ -60,7 +60,8 @@ impl AppTraffic {
 }
 
 impl Client {
-    pub(super) fn receive(&mut self, now: Instant) {
+    /// Takes the datagrams that have arrived, on `link` if that is known.
+    pub(super) fn receive(&mut self, now: Instant, link: Option<LinkId>) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         let mut bytes = 0;
         let mut malformed = None;
@@ -87,6 +88,7 @@ impl Client {
                 if !ip::dst_of(&arrived.packet).is_some_and(|dst| is_own(addresses, dst)) {
                     continue;
                 }
+                multipath.note_echo_reply(now, &arrived, link);
                 bytes += arrived.packet.len() as u64;
                 let mtu = multipath.announced_mtu();
                 multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));

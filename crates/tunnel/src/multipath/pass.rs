@@ -16,7 +16,7 @@ use super::{
     groups::PathGroups, log_context::LogContext, packetizer::Packetizer, path_table::PathTable,
     recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
 };
-use crate::accounts::counted_bytes;
+use crate::{EchoWatch, accounts::counted_bytes};
 
 /// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more passes.
 /// Larger: one path delays the others.
@@ -42,6 +42,8 @@ pub(super) struct Pass<'a> {
     pub(super) groups: &'a PathGroups,
     pub(super) traffic: &'a mut Traffic,
     pub(super) rate_limit: Option<&'a mut RateLimitMember>,
+    /// Records the links of ICMP echoes, while a program asks for them.
+    pub(super) echo_watch: Option<&'a EchoWatch>,
     /// Bytes of packets that the limit of the user still allows.
     pub(super) allowance: u64,
     /// Bytes of packets that this pass has taken out of the queues.
@@ -203,6 +205,7 @@ impl Pass<'_> {
         }
         let sequencer = self.recovery.sequencer.as_deref_mut();
         let Some(sequencer) = sequencer.filter(|sequencer| sequencer.is_on() || !fits) else {
+            self.note_echo_request(self.packetizer.behind_prefix(&packet), id);
             return self.connection.queue_datagram(id, packet.data);
         };
         let payload = self.packetizer.behind_prefix(&packet);
@@ -210,7 +213,11 @@ impl Pass<'_> {
         if fits {
             let load = if self.scheduler.sojourn() >= FULL_LOAD_SOJOURN { Load::Full } else { Load::Light };
             let now = self.now;
+            let (watch, paths) = (self.echo_watch, self.paths);
             return self.queue_numbered(id, candidates, |sequencer, path| {
+                if let Some(watch) = watch {
+                    note_echo_request(watch, now, payload, path, paths);
+                }
                 sequencer.frame(now, path, label, payload, load)
             });
         }
@@ -289,6 +296,13 @@ impl Pass<'_> {
         )
     }
 
+    /// Records the link of a watched echo request that leaves on a path.
+    fn note_echo_request(&self, packet: &[u8], path: PathId) {
+        if let Some(watch) = self.echo_watch {
+            note_echo_request(watch, self.now, packet, path, self.paths);
+        }
+    }
+
     /// Retransmits lost packets, each on the path on which it arrives first. Returns whether any was sent.
     fn retransmit(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let Some(sequencer) = &mut self.recovery.sequencer else { return false };
@@ -297,6 +311,10 @@ impl Pass<'_> {
             let Some(datagram) = sequencer.next_retransmission() else { break };
             let candidate = &mut candidates[at];
             if datagram.data.len() <= self.max {
+                if let (Some(watch), Some(payload)) = (self.echo_watch, sequencer.payload_of(&datagram.data))
+                {
+                    note_echo_request(watch, self.now, payload, candidate.id, self.paths);
+                }
                 candidate.assign(self.connection.queue_tracked(candidate.id, datagram));
                 moved = true;
                 continue;
@@ -359,6 +377,13 @@ impl Pass<'_> {
             moved = true;
         }
         moved
+    }
+}
+
+/// Records the link of an echo request that leaves on a path.
+fn note_echo_request(watch: &EchoWatch, now: Instant, packet: &[u8], path: PathId, paths: &PathTable) {
+    if let Some(path) = paths.get(path) {
+        watch.on_sent(now, packet, path.link());
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mpvpn_flow::Label;
 use mpvpn_masque::datagram::{self, DatagramError};
 use mpvpn_quic::Connection;
-use mpvpn_types::{Instant, target::LIVENESS};
+use mpvpn_types::{Instant, LinkId, target::LIVENESS};
 
 use super::{
     MultipathConnection,
@@ -29,6 +29,8 @@ pub(crate) enum DecodedDatagram {
 #[derive(Debug)]
 pub(crate) struct ReceivedPacket {
     label: Option<Label>,
+    /// FEC recovered it: it did not arrive itself.
+    is_recovered: bool,
     pub(crate) packet: Bytes,
 }
 
@@ -78,6 +80,7 @@ impl MultipathConnection {
         if self.stream.is_some() && datagram.starts_with(prefix) {
             return Ok(DecodedDatagram::Packet(ReceivedPacket {
                 label: None,
+                is_recovered: false,
                 packet: datagram.slice(prefix.len()..),
             }));
         }
@@ -86,7 +89,7 @@ impl MultipathConnection {
         {
             let opened = sequencer.open(now, datagram);
             return Ok(opened.map_or(DecodedDatagram::Ignored, |(label, packet)| {
-                DecodedDatagram::Packet(ReceivedPacket { label: Some(label), packet })
+                DecodedDatagram::Packet(ReceivedPacket { label: Some(label), is_recovered: false, packet })
             }));
         }
         if self.recovery.on_datagram(&datagram) {
@@ -106,7 +109,7 @@ impl MultipathConnection {
         Ok(match decode_payload(&datagram)? {
             // The prefix may be encoded in longer varints than ours (RFC 9000 §16).
             DecodedDatagram::Payload(stream, packet) if Some(stream) == self.stream => {
-                DecodedDatagram::Packet(ReceivedPacket { label: None, packet })
+                DecodedDatagram::Packet(ReceivedPacket { label: None, is_recovered: false, packet })
             }
             opened => opened,
         })
@@ -115,7 +118,15 @@ impl MultipathConnection {
     /// Returns the next packet that FEC recovered; it is to be processed like a received packet.
     pub(crate) fn next_recovered(&mut self) -> Option<ReceivedPacket> {
         let (label, packet) = self.recovery.sequencer.as_mut()?.next_recovered()?;
-        Some(ReceivedPacket { label: Some(label), packet })
+        Some(ReceivedPacket { label: Some(label), is_recovered: true, packet })
+    }
+
+    /// Records the link on which a watched echo reply has arrived.
+    #[inline]
+    pub(crate) fn note_echo_reply(&self, now: Instant, received: &ReceivedPacket, link: Option<LinkId>) {
+        if let Some(watch) = self.echo_watch.as_ref().filter(|watch| watch.is_active(now)) {
+            watch.on_received(now, &received.packet, link.filter(|_| !received.is_recovered));
+        }
     }
 
     /// Passes a received packet to `out` in its order, followed by packets that waited for it.

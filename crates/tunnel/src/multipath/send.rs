@@ -173,6 +173,7 @@ impl MultipathConnection {
             groups: &self.groups,
             traffic: &mut self.traffic,
             rate_limit: self.rate_limit.as_mut(),
+            echo_watch: self.echo_watch.as_ref().filter(|watch| watch.is_active(now)),
             allowance: u64::MAX,
             taken: 0,
         };

@@ -175,6 +175,13 @@ impl Sequencer {
         self.copies += 1;
     }
 
+    /// Returns the packet, or the part of one, in a numbered datagram of this end outside of FEC groups.
+    pub(super) fn payload_of<'a>(&self, datagram: &'a [u8]) -> Option<&'a [u8]> {
+        let labelled = datagram.get(self.numbering.prefix_len()..)?;
+        let (label, length) = Label::decode(labelled).ok()?;
+        labelled.get(length..).filter(|_| label.part.is_none())
+    }
+
     /// Whether a datagram contains a numbered packet or a repair packet.
     pub(super) fn has_prefix(&self, datagram: &[u8]) -> bool {
         self.numbering.has_prefix(datagram)
