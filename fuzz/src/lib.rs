@@ -15,6 +15,7 @@ mod front;
 mod input;
 mod live;
 mod masque;
+mod measure;
 mod packets;
 pub mod seeds;
 
@@ -23,6 +24,7 @@ pub use datagrams::{fec, labels};
 pub use front::{dns, https_front, proxy_heads, proxy_protocol};
 pub use live::{client, server};
 pub use masque::{capsules, h3_frames, qpack, requests};
+pub use measure::measure;
 pub use packets::{ip_packets, split_join, split_tcp};
 
 /// What a fuzzer runs with each of its inputs.
@@ -39,6 +41,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("https_front", https_front),
     ("ip_packets", ip_packets),
     ("labels", labels),
+    ("measure", measure),
     ("proxy_heads", proxy_heads),
     ("proxy_protocol", proxy_protocol),
     ("qpack", qpack),

@@ -2,6 +2,7 @@
 //!
 //! `MPVPN_WRITE_SEEDS=1 cargo test -p mpvpn-fuzz seeds` writes them to `fuzz/seeds/`; without it that test says which differ.
 
+use mpvpn_control::measure::{Datagram, DatagramKind, Order};
 use mpvpn_flow::{
     Label, Part,
     fec::{GroupPosition, Symbol},
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Seed> {
     seeds.extend(front());
     seeds.extend(config());
     seeds.extend(live());
+    seeds.extend(measure());
     seeds
 }
 
@@ -155,6 +157,15 @@ fn datagrams() -> Vec<Seed> {
         .flat_map(|at| [&[if at % 4 == 1 { 0 } else { 24 + 32 }], &short(&[at; 40])[..], &[1, 1]].concat());
     let lossy = [1, 3, 1, 0, 0].into_iter().chain(sent).collect();
     vec![("labels", "order", labels), ("fec", "forged", forged), ("fec", "lossy", lossy)]
+}
+
+fn measure() -> Vec<Seed> {
+    let udp = Order::SendUdp { port: 9, run: 3, bits_per_second: 1_000_000, milliseconds: 2000 };
+    let data = Datagram { kind: DatagramKind::Data, run: 3, sequence: 7, sent_us: 1 << 33 };
+    vec![
+        ("measure", "order", udp.line().trim_end().into()),
+        ("measure", "datagram", [&data.encode()[..], &[0; 40]].concat()),
+    ]
 }
 
 fn packets() -> Vec<Seed> {

@@ -49,7 +49,7 @@ pub use lane::LaneRule;
 pub use limits::LimitRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use mpvpn_path::Scheduler;
-pub use mpvpn_types::{CongestionControl, FlowMode};
+pub use mpvpn_types::{BitRate, CongestionControl, FlowMode};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
 pub use proxy::Proxies;
@@ -176,6 +176,8 @@ pub struct ServerConfig {
     pub metrics_users: u32,
     /// TCP address of the dashboard; with TLS unless it is one of the loopback.
     pub dashboard: Option<SocketAddr>,
+    /// Whether measurements of clients are answered.
+    pub measure: bool,
     /// Folder for qlog files; `None`: none are written.
     pub qlog: Option<PathBuf>,
     /// Whether the process gives up the rights that it does not need.
@@ -363,6 +365,7 @@ impl ServerConfig {
             metrics: options.metrics,
             metrics_users: options.metrics_users.unwrap_or(0),
             dashboard: options.dashboard,
+            measure: options.measure,
             qlog: options.qlog,
             confine: options.confine.unwrap_or_default(),
             reload: options.reload.unwrap_or_default(),

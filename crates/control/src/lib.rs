@@ -35,6 +35,7 @@ pub mod kept_session;
 pub mod leases;
 pub mod limiter;
 pub mod log;
+pub mod measure;
 pub mod metrics;
 pub mod quota_usage;
 pub mod rates;

@@ -12,6 +12,7 @@ use crate::{
     check::CheckReport,
     config::{ClientOptions, ServerOptions},
     events::{Event, EventKind},
+    measure::{EchoReport, MeasureReport},
     metrics,
     status::{Class, FlowList, Link, Path, Status},
     tls::CertificateRefusal,
@@ -55,6 +56,16 @@ pub fn flows() -> Value {
 /// The schema of the result of a check.
 pub fn check() -> Value {
     schema::<CheckReport>(SchemaSettings::for_serialize)
+}
+
+/// The schema of the paths of pings.
+pub fn echoes() -> Value {
+    schema::<EchoReport>(SchemaSettings::for_serialize)
+}
+
+/// The schema of the results of a measurement.
+pub fn measure() -> Value {
+    schema::<MeasureReport>(SchemaSettings::for_serialize)
 }
 
 /// The schema of an event, without what every event has.

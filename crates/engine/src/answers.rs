@@ -43,6 +43,12 @@ pub(crate) fn answer_client_request(
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }
+        ControlRequest::Echoes { request, reply } => {
+            drop(reply.send(client.echo_paths(now, request.identifier)))
+        }
+        ControlRequest::Measure { request, reply } => {
+            drop(reply.send(client.measure(event_loop, now, request)))
+        }
     }
     Ok(())
 }
@@ -72,6 +78,12 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
         ControlRequest::Reload(policy, reply) => server.reload(now, policy, Some(reply)),
         ControlRequest::Link { reply, .. } => {
             drop(reply.send(Err("this is a server: links are a client's".to_owned())));
+        }
+        ControlRequest::Echoes { reply, .. } => {
+            drop(reply.send(Err("this is a server: pings are a client's".to_owned())));
+        }
+        ControlRequest::Measure { reply, .. } => {
+            drop(reply.send(Err("this is a server: measure at a client".to_owned())));
         }
     }
 }

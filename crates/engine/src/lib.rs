@@ -30,6 +30,7 @@ pub mod hold;
 mod https_server;
 mod link_state;
 mod links;
+pub mod measure;
 mod memory_trimmer;
 mod overview;
 mod packet_io;

@@ -12,6 +12,7 @@ mod machine;
 mod packet_filter;
 mod reload;
 mod resolver;
+mod responder;
 mod sockets;
 mod store;
 mod tun_queues;
@@ -211,6 +212,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         site,
         limits,
         has_rules_of_users,
+        responder: reload::responder(&config, machine.as_ref()),
         own_resolver,
         files,
         pending: None,

@@ -117,9 +117,6 @@ pub(crate) fn expand_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 const KEYS_OF_THE_FILE: &[(&str, &str)] =
     &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
-/// Commands that are planned for later versions.
-const LATER_COMMANDS: &[&str] = &["ping"];
-
 fn missing_command() -> Failure {
     Failure::usage(SUMMARY, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
 }
@@ -149,10 +146,6 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
             let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
             let names: Vec<_> = shown.map(clap::Command::get_name).collect();
             let available = format!("available are: {}", names.join(", "));
-            if LATER_COMMANDS.contains(&word.as_str()) {
-                let why = format!("`mpvpn {word}` is not available in this version yet");
-                return Failure::usage(SUMMARY, why, available);
-            }
             Failure::usage(SUMMARY, format!("`{word}` is not a command"), format!("{available}; {HELP}"))
         }
         ErrorKind::ValueValidation => {

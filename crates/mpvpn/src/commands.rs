@@ -19,6 +19,8 @@ mod kill_switch;
 mod lab;
 mod link;
 mod man;
+mod measure;
+mod ping;
 mod proxy;
 mod reset;
 pub(crate) mod server;
@@ -45,6 +47,8 @@ pub(crate) const ALL: &[Entry] = &[
     entry::<top::Top>(),
     entry::<dashboard::Dashboard>(),
     entry::<events::Events>(),
+    entry::<ping::Ping>(),
+    entry::<measure::Measure>(),
     entry::<check::Check>(),
     entry::<bugreport::Bugreport>(),
     entry::<link::Link>(),

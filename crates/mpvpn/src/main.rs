@@ -10,6 +10,7 @@ mod bugreport;
 mod cli;
 mod commands;
 mod failure;
+mod measure;
 mod output;
 mod process_selector;
 #[cfg(test)]

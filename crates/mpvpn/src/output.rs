@@ -2,7 +2,9 @@
 
 use std::{
     io::{ErrorKind, IsTerminal, Write},
+    ops::{ControlFlow, RangeInclusive},
     process::ExitCode,
+    time::Duration,
 };
 
 use crate::failure::Failure;
@@ -25,13 +27,27 @@ pub(crate) fn width() -> usize {
 
 /// Writes to stdout. A closed pipe is not a failure.
 pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
+    print_part(text).map(|_| ExitCode::SUCCESS)
+}
+
+/// Writes a part of an output without end. [`ControlFlow::Break`] if the pipe is closed, so that nobody reads the rest.
+pub(crate) fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => {
             Err(Failure::runtime("cannot write to stdout", error.to_string(), "check where the output goes"))
         }
-        _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Parses a number of seconds within bounds.
+pub(crate) fn parse_seconds(text: &str, bounds: RangeInclusive<f64>) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| bounds.contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("`{text}` is not a number from {} to {}", bounds.start(), bounds.end()))
 }
 
 /// Asks a question at the terminal. Anything else than yes is no.

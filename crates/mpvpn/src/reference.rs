@@ -36,6 +36,7 @@ fn pages(since: &mut Since) -> BTreeMap<&'static str, String> {
         ("client.schema.json", files::schema(&mpvpn_control::reference::client_for_editors())),
         ("status.md", answers::status(since)),
         ("check.md", answers::check(since)),
+        ("measure.md", answers::measure(since)),
         ("events.md", answers::events(since)),
         ("metrics.md", answers::metrics(since)),
         ("errors.md", answers::errors()),

@@ -14,6 +14,7 @@ use mpvpn_control::{
     api::{ControlRequest, DashboardLink, RequestHandler, Server},
     config::ReloadReport,
     events::{Event, PathName, SharedEventLog},
+    measure::{EchoReport, MeasureState},
     status::{FlowList, Link, LinkState, Role, State, Status},
 };
 
@@ -61,6 +62,8 @@ fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
                 ..ReloadReport::default()
             }));
         }
+        ControlRequest::Echoes { reply, .. } => drop(reply.send(Ok(EchoReport::default()))),
+        ControlRequest::Measure { reply, .. } => drop(reply.send(Ok(MeasureState::default()))),
         ControlRequest::Link { name, change, reply } => {
             let _ = reply.send(match name.as_str() {
                 "eth0" => Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }),

@@ -91,8 +91,8 @@ impl EchoWatch {
         self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches an identifier for [`WATCH_DURATION`] from now on, and returns its latest echoes. `None` if too many
-    /// identifiers are watched.
+    /// Watches an identifier for 10 s from now on, and returns its latest echoes. `None` if too many identifiers are
+    /// watched.
     pub fn read(&self, now: Instant, identifier: u16) -> Option<Vec<EchoLinks>> {
         let mut all = self.watched();
         all.retain(|_, watched| watched.until > now);

@@ -33,7 +33,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 16] = [
+const PAGES: [&str; 17] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -50,6 +50,7 @@ const PAGES: [&str; 16] = [
     "docs/guide/classes-of-traffic.md",
     "docs/guide/how-tcp-travels.md",
     "docs/guide/several-instances.md",
+    "docs/guide/measuring.md",
 ];
 
 #[test]
@@ -88,6 +89,7 @@ pages! {
     classes_of_traffic 13
     how_tcp_travels 14
     several_instances 15
+    measuring 16
 }
 
 fn play(path: &str) {

@@ -41,6 +41,7 @@ mod legacy;
 mod limits;
 mod links;
 mod many_links;
+mod measure;
 mod metrics;
 mod moved_server;
 mod mtls;

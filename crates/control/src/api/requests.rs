@@ -7,7 +7,7 @@
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
 use hyper::{Method, StatusCode, body::Bytes};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::sync::oneshot;
 
 use super::{
@@ -18,6 +18,7 @@ use crate::{
     Error, Result,
     config::{ConfigValue, LinkChange, ReloadReport},
     given_pins::LockoutPolicy,
+    measure::{EchoReport, EchoRequest, MeasureRequest, MeasureState},
     status::{FlowList, Link, Overview, Status},
 };
 
@@ -46,6 +47,20 @@ pub enum ControlRequest {
         /// The status of the link after the change, or why nothing changed.
         reply: oneshot::Sender<std::result::Result<Link, String>>,
     },
+    /// The links of ICMP echoes.
+    Echoes {
+        /// Which ones.
+        request: EchoRequest,
+        /// The links, or why they are not known.
+        reply: oneshot::Sender<std::result::Result<EchoReport, String>>,
+    },
+    /// How measured flows use the links.
+    Measure {
+        /// What changes.
+        request: MeasureRequest,
+        /// What the measurement needs to know, or why it cannot be.
+        reply: oneshot::Sender<std::result::Result<MeasureState, String>>,
+    },
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
     /// What the dashboard shows: totals, all sessions in short, and the `shown` ones with all details. Only a server answers.
@@ -72,6 +87,18 @@ pub(super) const ROUTES: &[Route] = &[
         request.command_with_body(StatusCode::NOT_FOUND, |name, change, reply| ControlRequest::Link {
             name,
             change,
+            reply,
+        })
+    }),
+    Route::post("/v1/echoes", |request| {
+        request.command_with_body(StatusCode::CONFLICT, |_, request, reply| ControlRequest::Echoes {
+            request,
+            reply,
+        })
+    }),
+    Route::post("/v1/measure", |request| {
+        request.command_with_body(StatusCode::CONFLICT, |_, request, reply| ControlRequest::Measure {
+            request,
             reply,
         })
     }),
@@ -115,10 +142,27 @@ pub fn follow_events(path: &Path, mut take: impl FnMut(&str) -> ControlFlow<()>)
 /// Changes the settings of the link `name` of the client at the socket `path`, and returns the status of the link after the
 /// change. Waits for up to 5 s. Not for use inside an asynchronous runtime.
 pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
-    let body = serde_json::to_vec(change)
+    post(path, &format!("/v1/links/{name}"), change, "see `mpvpn link show`")
+}
+
+/// Asks the client at the socket `path` on which paths ICMP echoes travelled. Waits for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn fetch_echoes(path: &Path, question: EchoRequest) -> Result<EchoReport> {
+    post(path, "/v1/echoes", &question, "`mpvpn status` shows what runs")
+}
+
+/// Tells the client at the socket `path` how measured flows use the links. Waits for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn measure(path: &Path, request: &MeasureRequest) -> Result<MeasureState> {
+    post(path, "/v1/measure", request, "`mpvpn link show` shows the links")
+}
+
+/// Sends a request with a body in JSON; `next` is the next step where the process refuses it.
+fn post<B: Serialize, T: DeserializeOwned>(path: &Path, uri: &str, body: &B, next: &str) -> Result<T> {
+    let body = serde_json::to_vec(body)
         .map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
-    let answer = request(path, Method::POST, &format!("/v1/links/{name}"), body.into())?;
-    answer.json_or_usage_error(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST], "see `mpvpn link show`")
+    let answer = request(path, Method::POST, uri, body.into())?;
+    answer.json_or_usage_error(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::CONFLICT], next)
 }
 
 /// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an

@@ -20,6 +20,7 @@ use crate::{
     config::{ConfigValue, LinkChange, ReloadReport},
     events::{Event, MAX_ENTRIES_PER_KIND, SharedEventLog},
     given_pins::LockoutPolicy,
+    measure::{EchoPaths, EchoReport, EchoRequest, MeasureRequest, MeasureState},
     status::{FlowList, Link, State, Status},
 };
 
@@ -73,6 +74,16 @@ fn up() -> RequestHandler {
         ControlRequest::Link { name, reply, .. } => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
+        ControlRequest::Echoes { request, reply } => {
+            let echo = EchoPaths { sequence: request.identifier, ..EchoPaths::default() };
+            let _ = reply.send(Ok(EchoReport { device: "mpvpn0".into(), echoes: vec![echo] }));
+        }
+        ControlRequest::Measure { request, reply } => {
+            let _ = reply.send(match request.end {
+                true => Ok(MeasureState { device: "mpvpn0".into(), ..MeasureState::default() }),
+                false => Err(format!("there is no link `{}`: known are wwan0", request.only.join(" "))),
+            });
+        }
         ControlRequest::Config(reply) => {
             let _ = reply.send(Ok(vec![dns_off()]));
         }
@@ -90,6 +101,22 @@ fn up() -> RequestHandler {
             }));
         }
     })
+}
+
+#[test]
+fn pings_and_measurements_are_asked_for_in_json() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("m.sock");
+    let _server = Running::start(&path, up());
+    let echoes = fetch_echoes(&path, EchoRequest { identifier: 7 }).unwrap();
+    assert_eq!((echoes.device.as_str(), echoes.echoes[0].sequence), ("mpvpn0", 7));
+    let end = MeasureRequest { end: true, ..MeasureRequest::default() };
+    assert_eq!(measure(&path, &end).unwrap().device, "mpvpn0");
+    let only = MeasureRequest { only: vec!["eth9".into()], ..MeasureRequest::default() };
+    let error = measure(&path, &only).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("no link `eth9`"), "{error}");
+    let odd = raw(&path, b"POST /v1/measure HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{\"on\": 1}");
+    assert!(odd.starts_with("HTTP/1.1 400"), "{odd}");
 }
 
 /// Sends `request` as it is and returns everything that comes back.

@@ -56,6 +56,8 @@ pub struct ClassConfig {
     pub prefer: Vec<String>,
     /// Links that it never uses: names, or patterns of names.
     pub exclude: Vec<String>,
+    /// The only links that it ever uses; all if it is empty. Measurements set it, not files.
+    pub only: Vec<String>,
     /// Its own TUN device, if it has one. All packets from this device belong to the class, whatever the rules say.
     pub tun: Option<String>,
     /// Whether its packets are sent before those of classes without priority.
@@ -92,6 +94,7 @@ impl ClassConfig {
             dscp: None,
             prefer: Vec::new(),
             exclude: Vec::new(),
+            only: Vec::new(),
             tun: None,
             priority: false,
         }

@@ -249,6 +249,11 @@ pub struct ServerOptions {
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub dashboard: Option<SocketAddr>,
 
+    /// Answer `mpvpn measure` of clients, at port 9494 of the server's addresses in the tunnel; the limits of the user count
+    /// for what is measured, too
+    #[arg(long)]
+    pub measure: bool,
+
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection, to
     /// find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
@@ -584,7 +589,7 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
             auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
-            shards name api_socket metrics metrics_users dashboard qlog confine reload log_level
+            shards name api_socket metrics metrics_users dashboard measure qlog confine reload log_level
         }
     }
 }

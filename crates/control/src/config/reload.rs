@@ -196,6 +196,8 @@ pub enum ServerSetting {
     Limits,
     /// How much is logged.
     LogLevel,
+    /// Whether measurements are answered.
+    Measure,
     /// How clients reach the server, for join links.
     Public,
     /// The networks to which packets are carried.
@@ -206,13 +208,14 @@ pub enum ServerSetting {
 
 impl ServerSetting {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Access,
         Self::Certificates,
         Self::ClientCertificates,
         Self::Dns,
         Self::Limits,
         Self::LogLevel,
+        Self::Measure,
         Self::Public,
         Self::Routes,
         Self::Site,
@@ -227,6 +230,7 @@ impl ServerSetting {
             Self::Dns => "dns",
             Self::Limits => "limit",
             Self::LogLevel => "log-level",
+            Self::Measure => "measure",
             Self::Public => "public",
             Self::Routes => "routes",
             Self::Site => "site",
@@ -242,6 +246,7 @@ impl ServerSetting {
             Self::Dns => a.dns != b.dns,
             Self::Limits => a.limits != b.limits,
             Self::LogLevel => a.log_level != b.log_level,
+            Self::Measure => a.measure != b.measure,
             Self::Public => a.public != b.public,
             Self::Routes => a.routes != b.routes,
             Self::Site => a.site != b.site,
@@ -292,6 +297,7 @@ impl ServerConfig {
             ServerSetting::Dns => self.dns.clone_from(&from.dns),
             ServerSetting::Limits => self.limits.clone_from(&from.limits),
             ServerSetting::LogLevel => self.log_level = from.log_level,
+            ServerSetting::Measure => self.measure = from.measure,
             ServerSetting::Public => self.public.clone_from(&from.public),
             ServerSetting::Routes => self.routes.clone_from(&from.routes),
             ServerSetting::Site => self.site.clone_from(&from.site),
@@ -418,7 +424,7 @@ mod tests {
         let before = read("auth = 'mtls'\nclient-ca = 'a'\n");
         let after = read(
             "public = 'a'\nauth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
-             routes = '10.9.0.0/16'\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
+             routes = '10.9.0.0/16'\nmeasure = true\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
         );
         let mut changes = before.compare(&after);
         assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (&ServerSetting::ALL[..], 0));

@@ -126,6 +126,7 @@ fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
         (!options.dns.is_empty(), "dns"),
         (options.max_clients.is_some(), "max-clients"),
         (options.isolate, "isolate"),
+        (options.measure, "measure"),
     ];
     given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
 }

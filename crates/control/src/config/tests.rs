@@ -49,6 +49,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         metrics: None,
         metrics_users: 0,
         dashboard: None,
+        measure: false,
         qlog: None,
         confine: Confine::On,
         reload: ReloadMode::Manual,
@@ -87,6 +88,7 @@ fn every_key_of_a_server_arrives() {
         metrics = "0.0.0.0:9464"
         metrics-users = 20
         dashboard = "0.0.0.0:9470"
+        measure = true
         qlog = "/var/log/mpvpn"
         confine = "off"
         reload = "auto"
@@ -206,6 +208,7 @@ fn every_key_of_a_server_arrives() {
             metrics: Some("0.0.0.0:9464".parse().unwrap()),
             metrics_users: 20,
             dashboard: Some("0.0.0.0:9470".parse().unwrap()),
+            measure: true,
             qlog: Some("/var/log/mpvpn".into()),
             confine: Confine::Off,
             reload: ReloadMode::Auto,
@@ -292,8 +295,8 @@ fn every_key_of_a_client_arrives() {
                     name: "wwan*".into(),
                     tier: mpvpn_types::Tier::Backup,
                     metered: true,
-                    up: Some(mpvpn_types::BitRate::from_bps(20_000_000)),
-                    down: Some(mpvpn_types::BitRate::from_bps(50_000_000)),
+                    up: Some(BitRate::from_bps(20_000_000)),
+                    down: Some(BitRate::from_bps(50_000_000)),
                     quota: Some(mpvpn_types::ByteSize::from_bytes(50_000_000_000)),
                     weight: mpvpn_types::Weight::new(3).unwrap(),
                     quota_day: 15,

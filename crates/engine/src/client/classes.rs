@@ -58,7 +58,8 @@ impl Classes {
     pub(super) fn has_same_connection(&self, id: ClassId, new: &Self) -> bool {
         let of = |classes: &Self| {
             let class = classes.list.iter().find(|class| class.id == id)?;
-            Some(ClassConfig { prefer: Vec::new(), exclude: Vec::new(), ..class.clone() })
+            let (prefer, exclude, only) = Default::default();
+            Some(ClassConfig { prefer, exclude, only, ..class.clone() })
         };
         of(self) == of(new)
     }
@@ -71,7 +72,7 @@ impl Classes {
         let wanted = class.prefer.is_empty() || fits(&class.prefer);
         let is_unused = !id.is_tcp() && id.path_index() >= policies.pipes(name).used;
         let tier = match policy.tier {
-            _ if fits(&class.exclude) => Tier::Never,
+            _ if fits(&class.exclude) || !class.only.is_empty() && !fits(&class.only) => Tier::Never,
             Tier::Primary | Tier::Overflow if !wanted || is_unused => Tier::Backup,
             tier => tier,
         };
@@ -114,6 +115,14 @@ mod tests {
             (Tier::Never, Tier::Backup)
         );
         let unused = LinkId(3).with_path_index(1);
+        let [default, ..] = ClassConfig::built_in();
+        let only = ClassConfig { id: ClassId(5), only: vec!["eth0".into()], ..default };
+        let measured = Classes { list: vec![only], rules: Rules::default() };
+        let on = |name: &str, tier| {
+            let link = LinkConfig { name: name.into(), tier, ..LinkConfig::default() };
+            measured.policy(LinkId(3).with_class(ClassId(5)), name, &LinkPolicies::new(&[link])).tier
+        };
+        assert_eq!((on("eth0", Tier::Backup), on("eth1", Tier::Primary)), (Tier::Backup, Tier::Never));
         assert_eq!(
             (of(unused, "eth0", Tier::Primary), of(unused, "eth0", Tier::Never)),
             (Tier::Backup, Tier::Never)

@@ -40,6 +40,11 @@ impl ClientKind {
         }
     }
 
+    /// Whether there is a TUN device.
+    pub(super) fn has_tun(&self) -> bool {
+        matches!(self, Self::Machine(_))
+    }
+
     /// The server has these addresses now.
     pub(super) fn set_servers(&mut self, servers: &[SocketAddr]) -> Result<(), EngineError> {
         match self {

@@ -13,13 +13,14 @@ use mpvpn_control::{
     log,
     status::{FlowList, Link, Role, Status},
 };
-use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, UdpFlowEvent};
+use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
 
 use super::{
     auto_pipes::LookupScope,
     data_plane::DataPlane,
     kind::ClientKind,
     link_use::LinkUse,
+    measured_flows::{self, MeasuredFlows},
     other_shard::{ClientMessage, FirstShard},
     proxy_streams::{ProxyStreams, stream_event},
     server_name::ServerName,
@@ -58,6 +59,8 @@ pub(crate) struct Running {
     pub(super) session: SessionState,
     pub(super) service_manager: ServiceManager,
     pub(super) keeper: SessionKeeper,
+    pub(super) echo_watch: EchoWatch,
+    pub(super) measured: Option<MeasuredFlows>,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -94,6 +97,7 @@ impl Running {
                 Some(self.link_use.poll_timeout()),
                 self.kind.poll_timeout(),
                 self.service_manager.poll_timeout(),
+                self.measured.as_ref().map(MeasuredFlows::until),
             ];
             event_loop.wait(timeouts.into_iter().flatten().min(), &mut iteration)?;
             let kind = &mut self.kind;
@@ -124,6 +128,7 @@ impl Running {
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.update_link_use(iteration.now);
+            self.expire_measurement(event_loop, iteration.now);
             self.answer_api(iteration.now);
             self.service_manager.update(iteration.now);
         }
@@ -246,7 +251,12 @@ impl Running {
     /// Reads the configuration again. Link settings and classes apply at once; run-time changes are dropped.
     pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
+        measured_flows::remove_from(&mut self.config);
         let reloaded = new.map(|new| self.config.apply_reload(new));
+        if let Some(Err(reason)) = self.measured.as_ref().map(|flows| flows.add_to(&mut self.config)) {
+            tracing::warn!(reason, "the measurement ends");
+            self.measured = None;
+        }
         log::set_level(self.config.log_level);
         self.events.report(reload_event(&reloaded));
         let mut policies = self.data_plane.policies.clone();
@@ -255,8 +265,7 @@ impl Running {
             self.update_quotas(now);
         }
         if reloaded.as_ref().is_ok_and(|reloaded| reloaded.classes) {
-            self.shards.send(|| ClientMessage::Classes(Box::new(self.config.clone())));
-            self.data_plane.set_classes(event_loop, now, &self.config);
+            self.set_class_config(event_loop, now, self.config.clone());
         }
         reloaded
     }

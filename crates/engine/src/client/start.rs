@@ -10,7 +10,7 @@ use mpvpn_control::{
 };
 use mpvpn_flow::rules::{Rule, Rules};
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
-use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, TunnelMode};
+use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, TunnelMode};
 use mpvpn_types::{ClassId, Fec};
 
 use super::{
@@ -70,6 +70,7 @@ struct ShardParts {
     /// `None` if there is no slow thread, on which TCP would run.
     tcp: Option<Arc<TcpTransportConfig>>,
     events: EventSender,
+    echo_watch: EchoWatch,
 }
 
 impl ShardParts {
@@ -78,8 +79,9 @@ impl ShardParts {
         let classes = self.classes.clone();
         let setups = self.connection_factory.connections(&self.config, &classes, shard);
         let several = self.connection_factory.shards > 1;
-        let connections =
+        let mut connections =
             ClassConnections::new(Instant::now(), setups, classes.rules.clone(), shard, several);
+        connections.watch_echoes(self.echo_watch.clone());
         let transports =
             LinkTransports::new(shard, self.tcp.clone(), event_loop.wake.clone(), self.events.clone());
         let events = ShardEvents::new(self.events.clone(), shard);
@@ -209,6 +211,7 @@ impl Running {
             config,
             tcp,
             events: events.clone(),
+            echo_watch: EchoWatch::new(Instant::now()),
         };
         let mut data_plane_parts = parts.data_plane_parts(0, event_loop);
         let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
@@ -226,6 +229,8 @@ impl Running {
             session: SessionState::default(),
             service_manager: ServiceManager::none(),
             keeper,
+            echo_watch: parts.echo_watch,
+            measured: None,
             _qlog: qlog,
             config: parts.config,
             origin,

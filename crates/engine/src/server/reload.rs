@@ -40,6 +40,7 @@ use super::{
     machine::Machine,
     packet_filter::{FilterMessage, NewRules, UserProfiles},
     resolver,
+    responder::Responder,
 };
 use crate::{
     event_loop::{EventLoop, Iteration, WATCH_TOKEN, reload_event},
@@ -62,6 +63,8 @@ pub(super) struct Reloadable {
     pub(super) limits: Shared<Vec<LimitRule>>,
     /// Whether the rules for packets differ between users.
     pub(super) has_rules_of_users: Arc<AtomicBool>,
+    /// Answers measurements; `None` if it is off, or cannot listen.
+    pub(super) responder: Option<Responder>,
     /// Where the server's own resolver listens.
     pub(super) own_resolver: Vec<IpAddr>,
     /// The certificates, and with `reload = "auto"` the configuration; `None` if they cannot be watched.
@@ -304,6 +307,11 @@ impl Running {
                 continue;
             }
             self.config.take(setting, &config);
+            if setting == ServerSetting::Measure {
+                // The one before frees the port first.
+                self.reloadable.responder = None;
+                self.reloadable.responder = responder(&self.config, self.machine.as_ref());
+            }
             applied.push(setting.keys().to_owned());
         }
         if let Some(certificates) = certificates {
@@ -381,6 +389,12 @@ impl Running {
             tracing::warn!(%error, "changes of the files are not noticed: run `mpvpn config reload` after each");
         }
     }
+}
+
+/// The responder of a configuration.
+pub(super) fn responder(config: &ServerConfig, machine: Option<&Machine>) -> Option<Responder> {
+    let machine = machine.filter(|_| config.measure)?;
+    Responder::start(&config.tun_name, machine.addresses())
 }
 
 /// The site of a configuration, if this process may read its folder.

@@ -1,6 +1,8 @@
 //! `mpvpn status`: prints the status of a running server or client.
 
 use std::{
+    io::IsTerminal,
+    path::Path,
     process::ExitCode,
     thread,
     time::{Duration, Instant},
@@ -15,7 +17,7 @@ use mpvpn_control::{
 use super::Command;
 use crate::{
     failure::Failure,
-    output::{json_line, print, width},
+    output::{json_line, parse_seconds, print, print_part, width},
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
@@ -28,6 +30,8 @@ Examples:
       each connection inside the tunnel, and whether it travels as a stream or as packets
   mpvpn status --wait 30
       waits until the tunnel is up, for 30 s at most; exit code 1 if it is not up by then
+  mpvpn status --watch
+      again and again until Ctrl-C, each second; --watch 10: every 10 s
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
 
@@ -41,7 +45,10 @@ pub(crate) struct Status {
     /// Wait until the process runs and its tunnel is up, for so many seconds at most; exit code 1 if it is not up by then
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
-    /// Print JSON, the answer of the local API
+    /// Print it again and again until Ctrl-C, every so many seconds, 1 unless you say otherwise; from 0.2 to 3600
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    pub(crate) watch: Option<Duration>,
+    /// Print JSON, the answer of the local API; with --watch one line each time
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -54,28 +61,51 @@ impl Command for Status {
             self.wait_until_up(Duration::from_secs(seconds.into()))?;
         }
         let socket = self.target.socket(SUMMARY)?;
-        let failed = |error| Failure::from_control_error(SUMMARY, &error);
-        if self.flows {
-            let flows = api::fetch_flows(&socket).map_err(failed)?;
-            return print(&if self.json {
-                json_line(SUMMARY, serde_json::to_string(&flows))?
-            } else {
-                status::render_flows(&flows, width())
-            });
+        let Some(interval) = self.watch else { return print(&self.text(&socket)?) };
+        // A process that cannot be asked at all is an error; later it may restart.
+        let mut text = self.text(&socket)?;
+        let clear = if std::io::stdout().is_terminal() && !self.json { CLEAR_SCREEN } else { "" };
+        loop {
+            if print_part(&format!("{clear}{text}"))?.is_break() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            thread::sleep(interval);
+            text = self.text(&socket).unwrap_or_else(|failure| failure.text() + "\n");
+            if clear.is_empty() && !self.json {
+                text.insert(0, '\n');
+            }
         }
-        let status = api::fetch_status(&socket).map_err(failed)?;
-        print(&if self.json {
-            json_line(SUMMARY, serde_json::to_string(&status))?
-        } else {
-            status::render(&status, width())
-        })
     }
 }
+
+/// Clears the terminal and goes to its first column and line (ECMA-48: ED, CUP).
+const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
 
 /// How often the state is looked at. More often: time of the process; less often: it is noticed later.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    parse_seconds(text, 0.2..=3600.0)
+}
+
 impl Status {
+    /// What is printed.
+    fn text(&self, socket: &Path) -> Result<String, Failure> {
+        let failed = |error| Failure::from_control_error(SUMMARY, &error);
+        if self.flows {
+            let flows = api::fetch_flows(socket).map_err(failed)?;
+            return match self.json {
+                true => json_line(SUMMARY, serde_json::to_string(&flows)),
+                false => Ok(status::render_flows(&flows, width())),
+            };
+        }
+        let status = api::fetch_status(socket).map_err(failed)?;
+        match self.json {
+            true => json_line(SUMMARY, serde_json::to_string(&status)),
+            false => Ok(status::render(&status, width())),
+        }
+    }
+
     /// Returns when the process is up.
     fn wait_until_up(&self, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;

@@ -7,6 +7,7 @@ use clap::Parser;
 use super::Command;
 use crate::{
     failure::Failure,
+    output::parse_seconds,
     process_selector::{ProcessSelector, help_for_any_role},
     top,
 };
@@ -49,8 +50,7 @@ impl Command for Top {
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.2..=60.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}` is not a number from 0.2 to 60"))
+    parse_seconds(text, 0.2..=60.0)
 }
 
 #[cfg(test)]

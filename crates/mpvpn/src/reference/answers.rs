@@ -17,6 +17,8 @@ pub(super) fn status(since: &mut Since) -> String {
     text += &objects("status", &reference::status(), since);
     text += "\n## `GET /v1/flows`\n";
     text += &objects("flows", &reference::flows(), since);
+    text += "\n## `POST /v1/echoes`\n";
+    text += &objects("echoes", &reference::echoes(), since);
     tidy(&text)
 }
 
@@ -24,6 +26,13 @@ pub(super) fn status(since: &mut Since) -> String {
 pub(super) fn check(since: &mut Since) -> String {
     let text = format!("{GENERATED}{}", include_str!("text/check.txt"));
     let text = text + &objects("check", &reference::check(), since);
+    tidy(&text)
+}
+
+/// `measure.md`.
+pub(super) fn measure(since: &mut Since) -> String {
+    let text = format!("{GENERATED}{}", include_str!("text/measure.txt"));
+    let text = text + &objects("measure", &reference::measure(), since);
     tidy(&text)
 }
 

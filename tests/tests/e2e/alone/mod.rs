@@ -8,5 +8,6 @@ mod blocked_udp;
 mod bonding;
 mod hostile;
 mod limits;
+mod measure;
 mod pipes;
 mod testbed;

@@ -84,6 +84,7 @@ fn every_key_of_a_class_arrives() {
             dscp: Some(18),
             prefer: vec!["starlink*".into(), "eth0".into()],
             exclude: vec!["wwan0".into()],
+            only: Vec::new(),
             tun: Some("cr0".into()),
             priority: true,
         }
