@@ -24,8 +24,11 @@ fn figures_agree_with_iperf3_and_ping_in_the_tunnel() {
     let (_server, client) = (testbed.server(&["--measure"]), testbed.client(&[]));
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let ping = Ping::every(&testbed, Host::Client, Duration::from_millis(25), TUNNEL, 5).finish();
-    let expected = [(1, Direction::Down), (1, Direction::Up), (8, Direction::Down), (8, Direction::Up)]
-        .map(|(flows, way)| iperf.tcp(&testbed, Host::Client, TUNNEL, flows, way, 4).finish().rate);
+    let rates = || {
+        [(1, Direction::Down), (1, Direction::Up), (8, Direction::Down), (8, Direction::Up)]
+            .map(|(flows, way)| iperf.tcp(&testbed, Host::Client, TUNNEL, flows, way, 4).finish().rate)
+    };
+    let before = rates();
 
     let json = testbed.dir().join("measure.json");
     let (binary, socket) = (binary(), client.socket());
@@ -47,10 +50,11 @@ fn figures_agree_with_iperf3_and_ping_in_the_tunnel() {
 
     let over_all = |row: &&Value| row["link"] == "";
     let tcp: Vec<&Value> = report["tcp"].as_array().expect("rows").iter().filter(over_all).collect();
-    for (row, expected) in tcp.iter().zip(expected) {
+    // Rates of iperf3 itself differ from run to run: those before and afterwards are the bounds.
+    for (row, (a, b)) in tcp.iter().zip(before.into_iter().zip(rates())) {
         let rate = row["bits_per_second"].as_f64().expect("a rate");
-        let difference = (rate / expected - 1.0).abs();
-        assert!(difference <= RATE_TOLERANCE, "{rate:.0} is not {expected:.0} bit/s of iperf3\n{text}");
+        let (least, most) = (a.min(b) * (1.0 - RATE_TOLERANCE), a.max(b) * (1.0 + RATE_TOLERANCE));
+        assert!((least..=most).contains(&rate), "{rate:.0} is not {a:.0} or {b:.0} bit/s of iperf3\n{text}");
     }
     assert_eq!(tcp.len(), 4);
     let alone: Vec<f64> = report["tcp"]
