@@ -23,7 +23,8 @@ fn figures_agree_with_iperf3_and_ping_in_the_tunnel() {
     let testbed = Testbed::two_links();
     let (_server, client) = (testbed.server(&["--measure"]), testbed.client(&[]));
     let iperf = IperfServer::start(&testbed, Host::Server, 5201);
-    let ping = Ping::every(&testbed, Host::Client, Duration::from_millis(25), TUNNEL, 5).finish();
+    // A number of pings, not a time: at the end of a time, those under way would count as lost.
+    let ping = Ping::dense_count(&testbed, Host::Client, TUNNEL, 200).finish();
     let rates = || {
         [(1, Direction::Down), (1, Direction::Up), (8, Direction::Down), (8, Direction::Up)]
             .map(|(flows, way)| iperf.tcp(&testbed, Host::Client, TUNNEL, flows, way, 4).finish().rate)
@@ -84,10 +85,15 @@ fn figures_agree_with_iperf3_and_ping_in_the_tunnel() {
         );
     }
     let loss = figures["loss_pct"].as_f64().expect("a loss");
-    assert!((loss - ping.loss_pct()).abs() <= LOSS_TOLERANCE, "{loss} is not {} % of ping", ping.loss_pct());
+    assert!(
+        (loss - ping.loss_pct()).abs() <= LOSS_TOLERANCE,
+        "{loss} is not {} % of ping\n{text}",
+        ping.loss_pct()
+    );
     for sweep in report["udp"].as_array().expect("sweeps") {
         let best = sweep["best_bits_per_second"].as_f64().expect("a rate without loss");
-        assert!(best > 120e6, "{best:.0} bit/s over two links of 100 Mbit/s\n{text}");
+        let least = if sweep["link"] == "" { 120e6 } else { 80e6 };
+        assert!(best > least, "{best:.0} bit/s over links of 100 Mbit/s\n{text}");
     }
     assert!(report["seconds"].as_f64().is_some_and(|seconds| seconds < 300.0), "{text}");
 }
