@@ -54,7 +54,8 @@ mod tests {
         while processor_time(me).expect("this process") < before + 2 * TICK {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
         }
-        assert!(thread_time() >= TICK);
+        // Other tests use the time of this process, too.
+        assert!(thread_time() > Duration::ZERO);
         let now = resident_memory(me).expect("this process");
         assert!(now > 100_000 && peak_memory(me).expect("this process") >= now);
     }
