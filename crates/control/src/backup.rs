@@ -148,7 +148,7 @@ impl Backup {
     /// Checks the content of a backup.
     ///
     /// # Errors
-    /// If the bytes are no whole backup; the text says what was found.
+    /// If the bytes are not a whole backup. The error says what was found instead.
     pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
         let file: BackupFile = serde_json::from_slice(bytes).map_err(|error| match error.is_eof() {
             true => format!("one that is cut short after {} bytes", bytes.len()),

@@ -1,4 +1,4 @@
-//! Datagrams of the responder, and what is counted of them.
+//! Datagrams that `mpvpn measure` and the responder exchange, and the counts that a receiver keeps of them.
 //!
 //! ```text
 //! 4 bytes   "mpvm"

@@ -1,7 +1,7 @@
 //! The users of a server that have series of their own: at most N, the rest together is `other`.
 //!
 //! In: the users of each status. Out: a name and figures for each series. Always holds: the number of series is bounded;
-//! counters of a series only grow, whoever gets or loses one, so that the sum of all rates is right.
+//! the counters of a series only grow, also when a user gets a series or loses it, so the sum of all rates is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
