@@ -2,9 +2,9 @@
 //! fail.
 //!
 //! In: the processor time that a test needs. Out: a guard. Always holds: the shares of all threads and processes together do
-//! not exceed `SHARED_PERCENT` of the processors; the holder of [`Share::Whole`] runs alone; threads of a process are served
-//! in the order of their requests, so a large share waits for a bounded number of small ones; every wait is bounded; a killed
-//! process releases its shares (flock(2)).
+//! not exceed `SHARED_PERCENT` of the processors; the holder of [`Share::Whole`] runs alone, and the steps of `./dev test` that
+//! run in idle time pause meanwhile; threads of a process are served in the order of their requests, so a large share waits for
+//! a bounded number of small ones; every wait is bounded; a killed process releases its shares (flock(2)).
 
 use std::{
     cell::Cell,
@@ -23,6 +23,7 @@ use std::{
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
+    process::{Pid, Signal, kill_process_group},
 };
 
 use crate::eventually;
@@ -35,6 +36,9 @@ const LOCK_PERCENT: u32 = 10;
 /// How long a thread waits for its share. All tests that take the whole machine last a few minutes together, and a rig holds
 /// it for a few minutes per testbed. Shorter: tests fail that only wait their turn. Longer: a hanging run is noticed late.
 const WAIT_LIMIT: Duration = Duration::from_secs(1800);
+
+/// Environment variable with the process group of the steps that run in idle time, set by `./dev test`.
+const IDLE_STEPS_GROUP: &str = "MPVPN_IDLE_STEPS_GROUP";
 
 /// Whether every share of this process is the whole machine.
 static ALWAYS_WHOLE: AtomicBool = AtomicBool::new(false);
@@ -70,6 +74,8 @@ impl Share {
 pub struct MachineShare {
     /// Empty if the thread held a share before.
     locks: Vec<File>,
+    /// Whether the steps that run in idle time pause until this share is released.
+    idle_steps_pause: bool,
     /// Not `Send`: the number of held locks is kept per thread.
     _not_send: PhantomData<*const ()>,
 }
@@ -91,7 +97,8 @@ impl MachineShare {
         );
         let locks = if held == 0 { acquire_locks(wanted, all) } else { Vec::new() };
         HELD_LOCKS.set(held.max(wanted));
-        Self { locks, _not_send: PhantomData }
+        let idle_steps_pause = locks.len() == all && signal_idle_steps(Signal::STOP);
+        Self { locks, idle_steps_pause, _not_send: PhantomData }
     }
 
     /// From now on every share that this process takes is the whole machine. For programs that only measure.
@@ -102,10 +109,19 @@ impl MachineShare {
 
 impl Drop for MachineShare {
     fn drop(&mut self) {
+        if self.idle_steps_pause {
+            signal_idle_steps(Signal::CONT);
+        }
         if !self.locks.is_empty() {
             HELD_LOCKS.set(0);
         }
     }
+}
+
+/// Signals the steps that run in idle time; `false` if there are none.
+fn signal_idle_steps(signal: Signal) -> bool {
+    let group = std::env::var(IDLE_STEPS_GROUP).ok().and_then(|group| Pid::from_raw(group.parse().ok()?));
+    group.is_some_and(|group| kill_process_group(group, signal).is_ok())
 }
 
 /// The folder of the lock files. It is never removed: removing a file that others wait for would allow two holders.

@@ -10,4 +10,5 @@ mod hostile;
 mod limits;
 mod measure;
 mod pipes;
+mod streams;
 mod testbed;
