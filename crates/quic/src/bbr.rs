@@ -17,6 +17,8 @@
 //!   in a few round trips.
 //! - Losses by themselves change nothing; lost bytes are not delivered, and lower the rate so. Losses that occur at any rate
 //!   are compensated ([`RandomLoss`](crate::random_loss::RandomLoss)).
+//! - A mark of congestion (ECN CE, RFC 3168) says that a queue is there. A round with marks is a round with a queue: it ends
+//!   startup and probes, and is followed by a cruise below the rate.
 
 use mpvpn_types::{Duration, Instant};
 
@@ -167,6 +169,9 @@ pub(crate) struct Bbr {
     queue_probe: QueueProbe,
     /// Consecutive windows with a queue.
     windows_with_queue: u32,
+    /// Whether packets of the running window, and of the last one, were marked.
+    marked: bool,
+    last_marked: bool,
     inside_tcp: bool,
     /// Consecutive drains inside TCP that left a queue.
     useless_drains: u32,
@@ -196,6 +201,8 @@ impl Bbr {
             lossy: false,
             queue_probe: QueueProbe::default(),
             windows_with_queue: 0,
+            marked: false,
+            last_marked: false,
             inside_tcp: false,
             useless_drains: 0,
         }
@@ -209,6 +216,11 @@ impl Bbr {
 
     pub(crate) fn on_mtu(&mut self, mtu: u16) {
         self.mtu = mtu.into();
+    }
+
+    /// The peer has reported packets that the network marked (ECN CE).
+    pub(crate) fn on_marked(&mut self) {
+        self.marked = true;
     }
 
     /// Takes a sample of the round-trip time.
@@ -231,6 +243,7 @@ impl Bbr {
     /// Takes a complete window of [`Delivery`], about one round trip long; `rate` in bytes/s, `in_flight` in bytes.
     pub(crate) fn on_round(&mut self, now: Instant, window: Window, rate: u64, in_flight: u64) {
         self.lossy = window.lost > MIN_LOSS_FOR_FULL_DRAIN;
+        self.last_marked = std::mem::take(&mut self.marked);
         self.last_shortest = window.shortest;
         if !self.queue_probe.is_running() {
             self.delivered = window.rate;
@@ -268,11 +281,14 @@ impl Bbr {
             window.overflows && waited && in_flight > self.max_in_flight_without_queue(rate) / 4 * 5;
         match &mut self.phase {
             Phase::Startup { best, rounds, queued } => {
-                if rate as f64 >= *best as f64 * FULL_GROWTH {
+                if rate as f64 >= *best as f64 * FULL_GROWTH && !self.last_marked {
                     (*best, *rounds, *queued) = (rate, 0, 0);
                 } else if overruns {
                     *rounds = FULL_ROUNDS;
                     self.reason = "a queue overflows";
+                } else if self.last_marked {
+                    *rounds = FULL_ROUNDS;
+                    self.reason = "packets are marked";
                 } else if window.full {
                     *rounds += 1;
                     self.reason = "the rate no longer grows";
@@ -382,6 +398,8 @@ impl Bbr {
         // The queue that a probe built is drained for as long as it is there, but no longer than it
         // took to build.
         let done = match *phase {
+            // The probe has found a queue.
+            0 if self.last_marked => true,
             // A full round of slow sending, to measure random loss.
             1 if self.lossy && elapsed < round => false,
             1 => in_flight <= drained || elapsed >= round * drain_rounds,
@@ -422,9 +440,9 @@ impl Bbr {
         bytes_in(rate, self.base_rtt().unwrap_or_default())
     }
 
-    /// Whether packets have waited in a queue during all of the last window.
+    /// Whether packets have waited in a queue during all of the last window, or were marked by one.
     fn has_queue(&self, rate: u64) -> bool {
-        !self.queueing_delay(rate).is_zero()
+        self.last_marked || !self.queueing_delay(rate).is_zero()
     }
 
     /// The queueing delay of the last window: how much its shortest round trip exceeds the base, beyond what variation and
@@ -719,6 +737,76 @@ mod tests {
             }
         }
         (used as f64 / (capacity * 30) as f64, Duration::from_millis(longest * 1000 / capacity))
+    }
+
+    /// Simulates 20 s of a path of 5 MB/s with a round trip of 20 ms, whose bottleneck marks packets that have waited for 3 ms if
+    /// `marks`: returns the used share of the path and the mean time that packets waited in the last 15 s.
+    fn at_a_bottleneck(marks: bool) -> (f64, Duration) {
+        const CAPACITY: u64 = 5_000_000;
+        let start = Instant::now();
+        let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
+        let (mut waiting, mut on_its_way) = (VecDeque::new(), VecDeque::new());
+        let (mut tokens, mut in_flight, mut queued) = (38_400, 0, 0);
+        let (mut used, mut waited) = (0, 0);
+        for ms in 1..20_000_u32 {
+            let now = start + ms * MS;
+            let rate = delivery.rate();
+            tokens += bbr.pacing_rate(rate, 20 * MS).unwrap_or(1_000_000) / 1000;
+            let sent = tokens.min(bbr.window(rate).saturating_sub(in_flight));
+            tokens = (tokens - sent).min(10_000);
+            (in_flight, queued) = (in_flight + sent, queued + sent);
+            waiting.push_back((now, sent));
+            let mut room = CAPACITY / 1000;
+            while let Some((at, bytes)) = waiting.front_mut() {
+                let taken = (*bytes).min(room);
+                (*bytes, room, queued) = (*bytes - taken, room - taken, queued - taken);
+                on_its_way.push_back((now + 20 * MS, *at, taken, marks && now - *at >= 3 * MS));
+                if *bytes > 0 {
+                    break;
+                }
+                waiting.pop_front();
+            }
+            if ms > 5_000 {
+                (used, waited) = (used + CAPACITY / 1000 - room, waited + queued);
+            }
+            while let Some((_, at, bytes, marked)) = on_its_way.pop_front_if(|(arrives, ..)| *arrives <= now) {
+                in_flight -= bytes;
+                if marked {
+                    bbr.on_marked();
+                }
+                bbr.on_rtt(now, now - at);
+                arrive(&mut bbr, &mut delivery, now, (at, bytes), rate, in_flight);
+            }
+        }
+        let mean = waited as f64 / 15_000.0 / CAPACITY as f64;
+        (used as f64 / (CAPACITY * 15) as f64, Duration::from_secs_f64(mean))
+    }
+
+    #[test]
+    fn where_the_bottleneck_marks_packets_its_queue_is_shorter_and_the_path_is_full() {
+        let ((used, queue), (unmarked_used, unmarked_queue)) = (at_a_bottleneck(true), at_a_bottleneck(false));
+        println!("{used} {queue:?}, without marks {unmarked_used} {unmarked_queue:?}");
+        assert!(used > 0.95, "{used} is used, and {unmarked_used} without marks");
+        assert!(queue < unmarked_queue / 2, "{queue:?}, and {unmarked_queue:?} without marks");
+    }
+
+    #[test]
+    fn marks_end_startup_and_a_probe_at_once() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.on_rtt(now, 25 * MS);
+        bbr.on_round(now, window(1_000_000), 1_000_000, 100_000);
+        bbr.on_marked();
+        bbr.on_round(now + 25 * MS, window(2_000_000), 2_000_000, 400_000);
+        assert_eq!(bbr.phase, Phase::Drain);
+        bbr.phase = Phase::Cruise { phase: 0, since: now, before: 2_000_000, found: 0 };
+        bbr.on_marked();
+        bbr.on_round(now + 2 * MS, window(2_000_000), 2_000_000, 400_000);
+        assert!(matches!(bbr.phase, Phase::Cruise { phase: 1, .. }), "{:?}", bbr.phase);
+        bbr.phase = Phase::Cruise { phase: 4, since: now, before: 2_000_000, found: 0 };
+        assert!(bbr.pacing_rate(2_000_000, 25 * MS).unwrap() < 2_000_000, "the round had a queue");
+        bbr.on_round(now + 27 * MS, window(2_000_000), 2_000_000, 40_000);
+        assert!(bbr.pacing_rate(2_000_000, 25 * MS).unwrap() > 2_000_000, "this one had none");
     }
 
     #[test]

@@ -560,6 +560,9 @@ impl Controller for Gate {
         }
         self.decide(|model, random, shared| {
             let ignore_losses = shared.ignore_losses.load(Relaxed);
+            if is_ecn && let Inner::Bbr(bbr) = &mut model.inner {
+                bbr.on_marked();
+            }
             if !ignore_losses && let Some(inner) = model.library() {
                 inner.on_congestion_event(
                     now,
@@ -573,6 +576,7 @@ impl Controller for Gate {
             model.publish(random, shared);
             let outcome = match (&model.inner, ignore_losses) {
                 (_, true) => "ignored: the path is dead",
+                (Inner::Bbr(_), false) if is_ecn => "marked: a queue is there",
                 (Inner::Bbr(_), false) => "no signal for this controller",
                 (Inner::Library(_), false) => "the controller counts them as congestion",
             };
