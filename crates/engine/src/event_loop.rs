@@ -134,10 +134,12 @@ impl EventLoop {
         })
     }
 
-    /// Waits for something to do, at most until `deadline`, and stores it in `iteration`.
+    /// Waits for something to do, at most until `deadline`, and stores it in `iteration`. Packets and timers may be late by
+    /// `max_delay`, so that those that are close together are handled together.
     pub(crate) fn wait(
         &mut self,
         deadline: Option<Instant>,
+        max_delay: Duration,
         iteration: &mut Iteration,
     ) -> Result<(), EngineError> {
         let mut start = Instant::now();
@@ -150,7 +152,8 @@ impl EventLoop {
             tracing::debug!(took = ?end.saturating_duration_since(start), "returned free memory to the kernel");
             (start, busy) = (end, end.saturating_duration_since(self.previous_end));
         }
-        if let Some(delay) = self.wakeup_coalescer.delay(start) {
+        let delay = self.wakeup_coalescer.delay(start, max_delay);
+        if let Some(delay) = delay {
             thread::sleep(delay);
             start = Instant::now();
         }
@@ -159,7 +162,7 @@ impl EventLoop {
         iteration.now = Instant::now();
         self.activity.mark();
         let waited = iteration.now.saturating_duration_since(start);
-        self.wakeup_coalescer.on_wakeup(start, iteration.now);
+        self.wakeup_coalescer.on_wakeup(start, iteration.now, delay.is_some(), max_delay);
         iteration.stalled = busy > MIN_LOCAL_STALL || waited > wait + MIN_LOCAL_STALL;
         iteration.ready.clear();
         iteration.ready.extend(self.events.iter());

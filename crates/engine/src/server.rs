@@ -448,7 +448,8 @@ impl Running {
                 self.leases.as_ref().and_then(LeaseKeeper::poll_timeout),
                 self.service_manager.poll_timeout(),
             ];
-            event_loop.wait(deadlines.into_iter().flatten().min(), &mut iteration)?;
+            let max_delay = self.data_plane.server.max_coalescing_delay(iteration.now);
+            event_loop.wait(deadlines.into_iter().flatten().min(), max_delay, &mut iteration)?;
             self.data_plane.handle_ready(event_loop, &iteration);
             match event_loop.signal_request(&iteration) {
                 Some(SignalRequest::End(signal)) => {

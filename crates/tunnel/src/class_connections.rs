@@ -10,16 +10,16 @@ mod connection;
 
 use std::net::SocketAddr;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use mpvpn_class::{DnsSnooper, FlowClasses, PacketFields, Rules};
 use mpvpn_packet::{FlowKey, TunPacket, VnetHdr, ip, protocol};
 use mpvpn_path::TransportHealth;
 use mpvpn_quic::Transmit;
-use mpvpn_types::{ClassId, Instant, LinkId};
+use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
 use crate::{
     Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, EchoWatch,
-    FlowReport, LinkPolicy, shapers::Shapers,
+    FlowReport, LinkPolicy, UdpId, coalescing::CoalescingLimit, shapers::Shapers,
 };
 use connection::{ClassConnection, PacketOwner};
 
@@ -57,6 +57,7 @@ pub struct ClassConnections {
     /// The secret with which connections join the session, if the server supports classes.
     session_secret: Option<Vec<u8>>,
     echo_watch: Option<EchoWatch>,
+    coalescing: CoalescingLimit,
 }
 
 impl ClassConnections {
@@ -77,6 +78,7 @@ impl ClassConnections {
             shard,
             session_secret: None,
             echo_watch: None,
+            coalescing: CoalescingLimit::default(),
         };
         for class in classes {
             let connection = connections.connect(now, class, several);
@@ -114,7 +116,8 @@ impl ClassConnections {
     /// Records the links of ICMP echoes in `watch`.
     pub fn watch_echoes(&mut self, watch: EchoWatch) {
         for connection in &mut self.all {
-            connection.client.watch_echoes(watch.of_class(connection.id));
+            let watch = watch.of_class(connection.id);
+            connection.client_mut().watch_echoes(watch);
         }
         self.echo_watch = Some(watch);
     }
@@ -142,7 +145,7 @@ impl ClassConnections {
                 }
                 let connection = &mut self.all[at];
                 connection.priority = class.priority;
-                connection.client.reconfigure(now, class.config);
+                connection.client_mut().reconfigure(now, class.config);
                 if connection.priority {
                     connection.wake(now);
                 }
@@ -150,7 +153,7 @@ impl ClassConnections {
             None => {
                 let mut connection = self.connect(now, class, true);
                 if let Some(secret) = &self.session_secret {
-                    connection.client.join(now, secret.clone());
+                    connection.client_mut().join(now, secret.clone());
                 }
                 self.all.push(connection);
             }
@@ -169,7 +172,7 @@ impl ClassConnections {
         for (hdr, mut packet) in connection.take_waiting() {
             self.default_client_mut().handle_tun(now, hdr, &mut packet);
         }
-        connection.client.close(now, "there is no such class any more");
+        connection.client_mut().close(now, "there is no such class any more");
         self.closing.push(connection);
         self.flows.clear();
         self.update_send_order();
@@ -177,17 +180,22 @@ impl ClassConnections {
 
     /// Returns the client of the default class.
     pub fn default_client_mut(&mut self) -> &mut Client {
-        &mut self.all[0].client
+        self.all[0].client_mut()
     }
 
     /// Returns the client of the default class.
     pub fn default_client(&self) -> &Client {
-        &self.all[0].client
+        self.all[0].client()
+    }
+
+    /// See [`Client::poll_udp`]; flows belong to the default class.
+    pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
+        self.all[0].client_unchanged().poll_udp()
     }
 
     fn connection_of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
         let connection = self.all.iter_mut().find(|connection| connection.id == link.class())?;
-        Some((&mut connection.client, link.with_class(ClassId::DEFAULT)))
+        Some((connection.client_mut(), link.with_class(ClassId::DEFAULT)))
     }
 
     /// See [`Client::link_up`].
@@ -216,7 +224,7 @@ impl ClassConnections {
     pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
         let all = |of: &dyn Fn(&Client) -> TransportHealth| {
             let heard: Vec<TransportHealth> =
-                self.all.iter().map(|connection| of(&connection.client)).collect();
+                self.all.iter().map(|connection| of(connection.client())).collect();
             let dead = heard.contains(&TransportHealth::Dead).then_some(TransportHealth::Dead);
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
@@ -229,7 +237,7 @@ impl ClassConnections {
 
     /// See [`Client::on_local_stall`].
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|connection| connection.client.on_local_stall(now));
+        self.all.iter_mut().for_each(|connection| connection.client_mut().on_local_stall(now));
     }
 
     /// See [`Client::handle_datagram`].
@@ -249,20 +257,20 @@ impl ClassConnections {
     /// See [`Client::handle_batch`]; for the connection of one class.
     pub fn handle_batch(&mut self, now: Instant, class: ClassId) {
         if let Some(connection) = self.all.iter_mut().find(|connection| connection.id == class) {
-            connection.client.handle_batch(now);
+            connection.handle_batch(now);
         }
     }
 
     /// See [`Client::handle_batch`]; for all connections.
     pub fn handle_batches(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|connection| connection.client.handle_batch(now));
+        self.all.iter_mut().for_each(|connection| connection.handle_batch(now));
     }
 
     /// Joins the session of another thread, see [`Client::join`].
     pub fn join(&mut self, now: Instant, secret: &[u8]) {
         self.session_secret = Some(secret.to_vec());
         for connection in &mut self.all {
-            connection.client.join(now, secret.to_vec());
+            connection.client_mut().join(now, secret.to_vec());
         }
     }
 
@@ -273,7 +281,7 @@ impl ClassConnections {
             return self.default_client_mut().handle_tun(now, hdr, packet);
         }
         if let Some(at) = self.choose_connection(now, class, hdr, packet) {
-            self.all[at].client.handle_tun(now, hdr, packet);
+            self.all[at].client_mut().handle_tun(now, hdr, packet);
         }
     }
 
@@ -295,9 +303,9 @@ impl ClassConnections {
         let wanted = match self.all.split_at_mut(own) {
             ([default, ..], [connection, ..]) => {
                 if self.session_secret.is_some() {
-                    connection.note_use(now, &default.client, &view);
+                    connection.note_use(now, default.client(), &view);
                 }
-                match connection.packet_owner(now, &mut default.client, &key, &view) {
+                match connection.packet_owner(now, default.client_unchanged(), &key, &view) {
                     PacketOwner::OwnClass => Some(own),
                     PacketOwner::DefaultClass => Some(0),
                     PacketOwner::Undecided => None,
@@ -305,11 +313,11 @@ impl ClassConnections {
             }
             _ => Some(0),
         };
-        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.terminates(&key)) {
+        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client().terminates(&key)) {
             return wanted;
         }
         // A TCP flow that another connection's split-TCP proxy has accepted stays there.
-        let ends = self.all.iter().position(|connection| connection.client.terminates(&key));
+        let ends = self.all.iter().position(|connection| connection.client().terminates(&key));
         if ends.is_none() && wanted.is_none() {
             self.all[own].keep(hdr, packet, &key);
         }
@@ -322,7 +330,7 @@ impl ClassConnections {
             let (owner, packets) = self.all[at].release(now);
             let to = if owner == PacketOwner::OwnClass { at } else { 0 };
             for (hdr, mut packet) in packets {
-                self.all[to].client.handle_tun(now, hdr, &mut packet);
+                self.all[to].client_mut().handle_tun(now, hdr, &mut packet);
             }
         }
     }
@@ -345,7 +353,7 @@ impl ClassConnections {
     /// Returns the next packet for a TUN device; the device is that of the class to which the destination address
     /// belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let joined = self.all.iter_mut().find_map(|connection| connection.client.poll_tun(now))?;
+        let joined = self.all.iter_mut().find_map(|connection| connection.client_unchanged().poll_tun(now))?;
         if self.all.len() > 1
             && self.names.has_patterns()
             && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())
@@ -360,12 +368,12 @@ impl ClassConnections {
 
     /// See [`Client::recycle`].
     pub fn recycle(&mut self, joined: TunPacket) {
-        self.all[0].client.recycle(joined);
+        self.all[0].client_unchanged().recycle(joined);
     }
 
     /// Returns the bytes that wait for a path.
     pub fn backlog(&self) -> usize {
-        self.all.iter().map(|connection| connection.client.backlog()).sum()
+        self.all.iter().map(|connection| connection.client().backlog()).sum()
     }
 
     /// Returns the next event that requires action: an event of the default class's client, or a change of the MTU,
@@ -373,13 +381,13 @@ impl ClassConnections {
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
         for connection in &mut self.all[1..] {
             // Clients of other classes open no app streams, and their failures are never fatal.
-            while let Some(event) = connection.client.poll_event() {
+            while let Some(event) = connection.client_unchanged().poll_event() {
                 connection.take_event(now, &event);
             }
             connection.update_readiness(now, self.mtu);
         }
         self.release_waiting(now);
-        while let Some(event) = self.all[0].client.poll_event() {
+        while let Some(event) = self.all[0].client_unchanged().poll_event() {
             match &event {
                 ClientEvent::Mtu(mtu) => {
                     self.all[0].mtu = Some(*mtu);
@@ -388,7 +396,7 @@ impl ClassConnections {
                 ClientEvent::JoinsAllowed { secret, other_classes: true } => {
                     self.session_secret = Some(secret.clone());
                     for connection in &mut self.all[1..] {
-                        connection.client.join(now, secret.clone());
+                        connection.client_mut().join(now, secret.clone());
                     }
                 }
                 _ => {}
@@ -427,6 +435,15 @@ impl ClassConnections {
         None
     }
 
+    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken together. To be
+    /// called at the end of each iteration of the event loop, with its time.
+    pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
+        for connection in &self.all {
+            connection.client().note_use(now, &mut self.coalescing, connection.priority);
+        }
+        self.coalescing.delay(now)
+    }
+
     /// See [`Client::poll_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         self.all.iter_mut().filter_map(|connection| connection.poll_timeout(now)).min()
@@ -434,25 +451,20 @@ impl ClassConnections {
 
     /// See [`Client::handle_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
-        for connection in &mut self.all {
-            if connection.client.poll_timeout(now).is_some_and(|at| at <= now) {
-                connection.client.handle_timeout(now);
-            }
-            connection.close_if_idle(now);
-        }
+        self.all.iter_mut().for_each(|connection| connection.handle_timeout(now));
         self.release_waiting(now);
     }
 
     /// Ends the tunnel, see [`Client::close`].
     pub fn close(&mut self, now: Instant, reason: &str) {
-        self.all.iter_mut().for_each(|connection| connection.client.close(now, reason));
+        self.all.iter_mut().for_each(|connection| connection.client_mut().close(now, reason));
     }
 
     /// Returns the report of each class, the default class first. Another class is up once its own connection carries its
     /// packets.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
         let of = |connection: &mut ClassConnection| {
-            let mut report = connection.client.report(now);
+            let mut report = connection.client_unchanged().report(now);
             if report.state == ClientState::Up && connection.id != ClassId::DEFAULT && !connection.is_ready()
             {
                 report.state = ClientState::Connecting;
@@ -465,7 +477,7 @@ impl ClassConnections {
     /// Returns the flows of each class.
     pub fn flows(&self, now: Instant) -> Vec<(ClassId, FlowReport)> {
         let of = |connection: &ClassConnection| {
-            connection.client.flows(now).into_iter().map(|flow| (connection.id, flow)).collect::<Vec<_>>()
+            connection.client().flows(now).into_iter().map(|flow| (connection.id, flow)).collect::<Vec<_>>()
         };
         self.all.iter().flat_map(of).collect()
     }

@@ -21,6 +21,7 @@
 mod accounts;
 mod class;
 mod class_connections;
+mod coalescing;
 mod client;
 mod echo_watch;
 mod events;

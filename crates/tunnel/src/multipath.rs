@@ -112,6 +112,8 @@ pub(crate) struct MultipathConnection {
     policies: LinkPolicies,
     /// The shapers of the links, if other connections of the session use the same links.
     shared_links: Option<SharedLinks>,
+    /// The shortest round trip of any path, as last measured.
+    shortest_rtt: Option<Duration>,
     timer: MeasurementTimer,
     mtu: MtuFollower,
     trimmer: MemoryTrimmer,
@@ -144,6 +146,7 @@ impl MultipathConnection {
             tiers: Tiers::default(),
             policies: LinkPolicies::new(role),
             shared_links: None,
+            shortest_rtt: None,
             timer: MeasurementTimer::new(),
             mtu: MtuFollower::new(now),
             trimmer: MemoryTrimmer::default(),

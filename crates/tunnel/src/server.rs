@@ -37,11 +37,12 @@ use mpvpn_packet::GroCoalescer;
 use mpvpn_quic::{
     ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, Shard, Transmit,
 };
-use mpvpn_types::Instant;
+use mpvpn_types::{Duration, Instant};
 
 use crate::{
     AddressSet, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
     client::clamp_received,
+    coalescing::CoalescingLimit,
     events::{Changes, ServerChange},
     udp::PayloadInbox,
 };
@@ -84,6 +85,7 @@ pub struct Server {
     stalled_until: Option<Instant>,
     /// The time of the last call that had one, for the end of a tunnel by a panic in a call without a time.
     last_time: Option<Instant>,
+    coalescing: CoalescingLimit,
 }
 
 impl Server {
@@ -122,6 +124,7 @@ impl Server {
             mtus: ClientMtus::default(),
             stalled_until: None,
             last_time: None,
+            coalescing: CoalescingLimit::default(),
         })
     }
 
@@ -188,8 +191,27 @@ impl Server {
             }
         }
         self.receive(now, id);
+        self.note_use(now, id);
         self.drive_http(now, id);
         self.reap_or_mark(now, id);
+    }
+
+    /// Records that a connection is in use, if it is.
+    fn note_use(&mut self, now: Instant, id: ConnectionHandle) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let share = peer.tunnel().and_then(|tunnel| tunnel.class.as_ref()).map(|class| class.share);
+        let has_priority = share.is_some_and(|share| share.first);
+        match peer.multipath() {
+            Some(multipath) if multipath.last_data_at() != Some(now) => {}
+            Some(multipath) => self.coalescing.note_use(now, multipath.shortest_rtt(), has_priority),
+            // A handshake.
+            None => self.coalescing.note_use(now, None, false),
+        }
+    }
+
+    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken together.
+    pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
+        self.coalescing.delay(now)
     }
 
     /// Removes a connection that the endpoint has dropped, or queues it to send.

@@ -116,7 +116,7 @@ impl DataPlane {
         if iteration.stalled {
             self.connections.on_local_stall(now);
         }
-        let mut packets_ready = false;
+        let (mut packets_ready, mut written) = (false, false);
         for event in &iteration.ready {
             match event.token {
                 TUN_TOKEN => {
@@ -133,7 +133,7 @@ impl DataPlane {
                 FIRST_SOCKET_TOKEN.. => {
                     let (connections, devices) = (&mut self.connections, &mut self.devices);
                     let after = |connections: &mut ClassConnections| {
-                        write_received_packets(event_loop, now, connections, devices)
+                        written |= write_received_packets(event_loop, now, connections, devices);
                     };
                     self.sockets.on_ready(&event_loop.poller, *event, connections, now, after);
                 }
@@ -141,8 +141,9 @@ impl DataPlane {
             }
         }
         self.connections.handle_batches(now);
-        write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
-        if packets_ready {
+        written |= write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
+        // The kernel answers a TCP segment while it is written, so its acknowledgement leaves in this iteration.
+        if packets_ready || written {
             self.read_packets(event_loop, now)?;
         }
         for event in iteration
@@ -152,9 +153,7 @@ impl DataPlane {
         {
             self.read_class(now, event.token);
         }
-        if self.connections.poll_timeout(now).is_some_and(|at| at <= now) {
-            self.connections.handle_timeout(now);
-        }
+        self.connections.handle_timeout(now);
         if self.sockets.is_rescan_due(now) {
             self.rescan(event_loop, now, prepare)?;
         }
@@ -351,16 +350,20 @@ impl DataPlane {
     }
 }
 
+/// Returns whether there were any.
 fn write_received_packets(
     event_loop: &EventLoop,
     now: Instant,
     connections: &mut ClassConnections,
     devices: &mut Option<Devices>,
-) {
+) -> bool {
+    let mut written = false;
     while let Some(joined) = connections.poll_tun(now) {
         if let Some(devices) = devices {
             devices.write(&event_loop.poller, &joined);
         }
         connections.recycle(joined);
+        written = true;
     }
+    written
 }

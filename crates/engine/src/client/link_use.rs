@@ -44,9 +44,6 @@ impl LinkUse {
         tunnel_resolves: bool,
         paths: impl FnOnce() -> Vec<PathReport>,
     ) -> LinkUpdate {
-        if now < self.poll_timeout() {
-            return LinkUpdate::default();
-        }
         let (mut policies, mut has_changed, mut wanted_names) = (policies.clone(), false, Vec::new());
         if now >= self.quotas.poll_timeout() {
             has_changed |= self.update_quotas(now, &mut policies, links);

@@ -78,7 +78,9 @@ impl JoinedShard {
                 self.data_plane.attach(event_loop, carried_mtu.is_some())?;
                 self.first.send(ClientMessage::CarriedMtu(self.member, carried_mtu));
             }
-            event_loop.wait(self.data_plane.poll_timeout(iteration.now), &mut iteration)?;
+            let timeout = self.data_plane.poll_timeout(iteration.now);
+            let max_delay = self.data_plane.connections.max_coalescing_delay(iteration.now);
+            event_loop.wait(timeout, max_delay, &mut iteration)?;
             self.data_plane.handle_ready(event_loop, &iteration, &mut |_| {})?;
             while let Some(message) = self.first.next() {
                 match message {

@@ -99,7 +99,8 @@ impl Running {
                 self.service_manager.poll_timeout(),
                 self.measured.as_ref().map(MeasuredFlows::until),
             ];
-            event_loop.wait(timeouts.into_iter().flatten().min(), &mut iteration)?;
+            let max_delay = self.data_plane.connections.max_coalescing_delay(iteration.now);
+            event_loop.wait(timeouts.into_iter().flatten().min(), max_delay, &mut iteration)?;
             let kind = &mut self.kind;
             self.data_plane.handle_ready(event_loop, &iteration, &mut |name| kind.prepare_link(name))?;
             self.serve_proxy_clients(event_loop, &iteration);
@@ -304,6 +305,9 @@ impl Running {
 
     /// Updates quotas and pipes that are due.
     fn update_link_use(&mut self, now: Instant) {
+        if now < self.link_use.poll_timeout() {
+            return;
+        }
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
         let resolvers = self.kind.tunnel_resolvers(&self.config);
@@ -382,7 +386,7 @@ impl Running {
     /// Handles the tunnel's events. Returns whether any concerned streams, which may then have bytes to send.
     pub(crate) fn apply_events(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, EngineError> {
         let mut has_stream_events = false;
-        while let Some((flow, payload)) = self.data_plane.connections.default_client_mut().poll_udp() {
+        while let Some((flow, payload)) = self.data_plane.connections.poll_udp() {
             if let Some(proxy) = self.kind.proxy_mut() {
                 proxy.deliver_payload(now, flow, &payload);
             }

@@ -128,7 +128,8 @@ impl DataPlane {
             if self.transmit(event_loop, iteration.now).is_some() {
                 first.send(ServerMessage::MtuChanged);
             }
-            event_loop.wait(self.poll_timeout(), &mut iteration)?;
+            let max_delay = self.server.max_coalescing_delay(iteration.now);
+            event_loop.wait(self.poll_timeout(), max_delay, &mut iteration)?;
             self.handle_ready(event_loop, &iteration);
             while let Some(message) = first.next() {
                 match message {
@@ -184,7 +185,7 @@ impl DataPlane {
         if iteration.stalled {
             self.server.on_local_stall(now);
         }
-        let mut tun_ready = false;
+        let (mut tun_ready, mut written) = (false, false);
         for event in &iteration.ready {
             match event.token {
                 TUN_TOKEN => tun_ready = true,
@@ -203,12 +204,13 @@ impl DataPlane {
                     let (server, tun) = (&mut self.server, &self.tun);
                     self.sockets.on_ready(&event_loop.poller, *event, server, now, |server| {
                         server.handle_batch(now);
-                        write_received_packets(server, tun);
+                        written |= write_received_packets(server, tun);
                     });
                 }
             }
         }
-        if tun_ready {
+        // The kernel of this machine may have answered while a packet was written.
+        if tun_ready || written {
             self.read_tun(now);
         }
         if self.server.poll_timeout().is_some_and(|at| at <= now) {
@@ -349,9 +351,13 @@ impl DataPlane {
     }
 }
 
-fn write_received_packets(server: &mut Server, tun: &TunQueues) {
+/// Returns whether there were any.
+fn write_received_packets(server: &mut Server, tun: &TunQueues) -> bool {
+    let mut written = false;
     while let Some(joined) = server.poll_tun() {
         tun.write(&joined, |src, dst| server.are_clients(src, dst));
         server.recycle(joined);
+        written = true;
     }
+    written
 }

@@ -75,11 +75,25 @@ pub(super) enum PacketOwner {
     Undecided,
 }
 
+/// Whether a client has to be looked at. Idle classes must cost nothing while another one is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attention {
+    /// Datagrams have reached it, or something else that [`Client::handle_batch`] takes.
+    Unhandled,
+    /// Something has reached it since it last had nothing to send.
+    Due,
+    /// It has nothing to send, and nothing waits.
+    Drained,
+    /// The same, and its next timer expires then.
+    QuietUntil(Option<Instant>),
+}
+
 /// The connection of one traffic class, with its state.
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) priority: bool,
-    pub(super) client: Client,
+    client: Client,
+    attention: Attention,
     state: ConnectionState,
     /// When a packet last belonged to the class, or a connection was requested.
     last_used: Instant,
@@ -101,6 +115,7 @@ impl ClassConnection {
             id,
             priority,
             client,
+            attention: Attention::Unhandled,
             state,
             last_used: now,
             own_mtu: None,
@@ -112,6 +127,38 @@ impl ClassConnection {
             class.sleep(now);
         }
         class
+    }
+
+    /// The client, to be read.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The client, which may have something to do afterwards.
+    pub(super) fn client_mut(&mut self) -> &mut Client {
+        self.attention = Attention::Unhandled;
+        &mut self.client
+    }
+
+    /// The client, for what leaves it as it is: results that it holds, and reports.
+    pub(super) fn client_unchanged(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// See [`Client::handle_batch`].
+    pub(super) fn handle_batch(&mut self, now: Instant) {
+        if self.attention == Attention::Unhandled {
+            self.attention = Attention::Due;
+            self.client.handle_batch(now);
+        }
+    }
+
+    /// Handles the timers that have expired.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout(now).is_some_and(|at| at <= now) {
+            self.client_mut().handle_timeout(now);
+            self.close_if_idle(now);
+        }
     }
 
     /// Whether the connection carries the packets of the class.
@@ -126,11 +173,12 @@ impl ClassConnection {
             to = state.name(), waiting = self.waiting_syns.len(), mtu = self.own_mtu, reason, "class changed"
         );
         self.state = state;
+        self.attention = Attention::Unhandled;
     }
 
     /// Closes the connection until the class is used.
     pub(super) fn sleep(&mut self, now: Instant) {
-        self.client.sleep(now);
+        self.client_mut().sleep(now);
         self.enter(ConnectionState::Asleep, "the class is unused");
     }
 
@@ -139,7 +187,7 @@ impl ClassConnection {
         self.last_used = now;
         if self.state == ConnectionState::Asleep {
             self.enter(ConnectionState::Waking(now), "a packet needs the class, or it has priority");
-            self.client.wake(now);
+            self.client_mut().wake(now);
         }
     }
 
@@ -189,6 +237,7 @@ impl ClassConnection {
         self.waiting_syns.retain(|(_, other)| !is_same(other));
         if self.waiting_syns.len() < MAX_WAITING_SYNS {
             self.waiting_syns.push_back((hdr, packet.to_vec()));
+            self.attention = Attention::Unhandled;
         }
     }
 
@@ -234,6 +283,7 @@ impl ClassConnection {
                 self.own_mtu = Some(*mtu);
                 if let ConnectionState::Up { woken, .. } = state {
                     self.state = ConnectionState::Up { since: now, woken };
+                    self.attention = Attention::Unhandled;
                 }
             }
             (ClientEvent::Down(reason), _) => {
@@ -282,6 +332,9 @@ impl ClassConnection {
 
     /// Returns when a timer of the client or of this state expires.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+        if let Attention::QuietUntil(at) = self.attention {
+            return at;
+        }
         let change = match self.state {
             ConnectionState::Waking(woken) => self.has_waiting().then_some(woken + MAX_SYN_WAIT),
             ConnectionState::Up { since, woken } => {
@@ -290,7 +343,11 @@ impl ClassConnection {
             }
             ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
         };
-        [self.client.poll_timeout(now), self.idle_deadline(), change].into_iter().flatten().min()
+        let next = [self.client.poll_timeout(now), self.idle_deadline(), change].into_iter().flatten().min();
+        if self.attention == Attention::Drained {
+            self.attention = Attention::QuietUntil(next);
+        }
+        next
     }
 
     /// Returns the next event of the connection or its paths that requires no action.
@@ -310,7 +367,15 @@ impl ClassConnection {
     }
 
     pub(super) fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        let mut transmit = self.client.poll_transmit(now, buf)?;
+        if matches!(self.attention, Attention::Drained | Attention::QuietUntil(_)) {
+            return None;
+        }
+        let Some(mut transmit) = self.client.poll_transmit(now, buf) else {
+            if self.client.is_drained() {
+                self.attention = Attention::Drained;
+            }
+            return None;
+        };
         let link = transmit.local.and_then(LocalAddress::as_link);
         transmit.local = link.map(|link| LocalAddress::link(link.with_class(self.id))).or(transmit.local);
         Some(transmit)

@@ -14,6 +14,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use super::{Client, FlowTable, UdpFlowEvent, app_tcp::AppTcp, app_udp::AppUdp, in_use};
 use crate::{
     UdpId,
+    coalescing::CoalescingLimit,
     multipath::{DecodedDatagram, MultipathConnection},
 };
 
@@ -156,6 +157,14 @@ impl Client {
         self.session.as_ref().and_then(|session| session.multipath.last_data_at())
     }
 
+    /// Records the use of this connection since `now` in `limit`.
+    pub(crate) fn note_use(&self, now: Instant, limit: &mut CoalescingLimit, has_priority: bool) {
+        let Some(session) = &self.session else { return };
+        if session.multipath.last_data_at() == Some(now) {
+            limit.note_use(now, session.multipath.shortest_rtt(), has_priority);
+        }
+    }
+
     /// The round-trip time of its first path.
     pub(crate) fn rtt(&mut self) -> Option<Duration> {
         let connection = self.session.as_ref()?.connection;
@@ -204,6 +213,13 @@ impl Client {
     /// Bytes queued for a path.
     pub fn backlog(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
+    }
+
+    /// Whether no packet, and no byte of a stream, waits to be sent.
+    pub(crate) fn is_drained(&mut self) -> bool {
+        let Some(session) = &self.session else { return true };
+        let streams = self.endpoint.get(session.connection).map_or(0, |connection| connection.stream_backlog());
+        streams == 0 && session.multipath.is_drained()
     }
 
     /// The next packet for the TUN.

@@ -42,6 +42,7 @@ impl MultipathConnection {
         self.form_groups(connection);
         self.update_scheduler(now, connection, measuring);
         if measuring {
+            self.shortest_rtt = views.iter().filter_map(|view| view.min_rtt).min();
             self.update_numbering(now, connection, views);
             self.events.on_measured(&self.paths);
         }

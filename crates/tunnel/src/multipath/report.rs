@@ -122,6 +122,11 @@ impl MultipathConnection {
         self.traffic.last_data_at()
     }
 
+    /// Returns the shortest round trip of any path, as last measured.
+    pub(crate) fn shortest_rtt(&self) -> Option<Duration> {
+        self.shortest_rtt
+    }
+
     /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on another
     /// connection over the same links, may overtake it.
     pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
@@ -136,6 +141,11 @@ impl MultipathConnection {
     /// Returns the bytes that wait for a path.
     pub(crate) fn backlog_bytes(&self) -> usize {
         self.scheduler.backlog_bytes()
+    }
+
+    /// Whether no packet waits, new or lost.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.scheduler.is_empty() && !self.recovery.has_waiting()
     }
 
     /// Returns how long packets wait in the queues (sojourn time, RFC 8289).
