@@ -134,6 +134,11 @@ impl Testbed {
         assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// The client's devices of all links.
+    pub fn link_devices(&self) -> Vec<String> {
+        self.lab.links().iter().map(LinkHandle::client_device).collect()
+    }
+
     /// A link by its number, from 1 as in its interface's name.
     pub fn link(&self, number: usize) -> Link<'_> {
         Link(self.lab.link(number - 1).unwrap_or_else(|error| panic!("{error}")))
@@ -290,7 +295,7 @@ impl Testbed {
 
     /// Starts such a client without waiting. `--server`, `--ca`, `--pin` and `--path` in `more_args` replace the defaults.
     pub fn start_client(&self, more_args: &[&str]) -> MpvpnProcess {
-        let links: Vec<String> = self.lab.links().iter().map(LinkHandle::client_device).collect();
+        let links = self.link_devices();
         let mut args = vec!["client"];
         if !more_args.contains(&"--server") {
             args.extend(["--server", SERVER]);

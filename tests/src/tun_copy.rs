@@ -1,8 +1,9 @@
 //! Copies packets between a TUN device and a UDP socket and does nothing else: the minimum cost of a tunnel in user space.
 //!
-//! In: a device name and two addresses. Out: each packet of the device in one datagram to the other end, and back. Packets
-//! are split and joined by the code of mpvpn, with one thread per end; there is no cryptography, acknowledgement or queue. It
-//! runs as a separate process, so that its processor time is measured like that of other systems.
+//! In: a device name and two addresses. Out: each packet of the device in one datagram to the other end, and back. Always holds:
+//! one thread per end, and no cryptography, acknowledgement or queue. Either packets are split and joined by the code of mpvpn
+//! ([`SUBCOMMAND`]), or there is one read and one send for each, without offloads ([`PLAIN_SUBCOMMAND`]): what a tunnel costs where
+//! packets come one by one. It runs as a separate process, so that its processor time is measured like that of other systems.
 
 use std::{
     io::{self, IoSlice},
@@ -26,6 +27,8 @@ use crate::{
 
 /// The argument that makes a binary of this crate run as one end: `PROGRAM tun-copy DEVICE LOCAL REMOTE`.
 pub const SUBCOMMAND: &str = "tun-copy";
+/// The same without offloads.
+pub const PLAIN_SUBCOMMAND: &str = "plain-copy";
 
 /// MTU of the TUN device, bytes: 1500 of Ethernet less the headers of IPv4 and UDP.
 const MTU: u32 = 1472;
@@ -37,14 +40,14 @@ const ENDS: [(Host, &str, Ipv4Addr, &str); 2] = [
     (Host::Client, "copyc", Ipv4Addr::new(10, 101, 0, 2), "10.79.0.2/24"),
 ];
 
-/// Starts both ends as processes of this binary.
-pub(crate) fn start(testbed: &Testbed) -> Result<RunningSystem, String> {
+/// Starts both ends as processes of this binary, with this subcommand.
+pub(crate) fn start(testbed: &Testbed, subcommand: &str) -> Result<RunningSystem, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
     let program = program.to_str().ok_or("this program's own path is not UTF-8")?;
     let start = |own: usize| {
         let ((host, device, local, in_namespace), (_, _, remote, _)) = (ENDS[own], ENDS[1 - own]);
         let mut command = testbed.command(host, program);
-        command.args([SUBCOMMAND, device, &format!("{local}:{PORT}"), &format!("{remote}:{PORT}")]);
+        command.args([subcommand, device, &format!("{local}:{PORT}"), &format!("{remote}:{PORT}")]);
         let daemon = Daemon::start(testbed, host, command)?;
         crate::eventually(std::time::Duration::from_secs(5), "a TUN device", || {
             let readable = testbed.output_of(
@@ -64,17 +67,22 @@ pub(crate) fn start(testbed: &Testbed) -> Result<RunningSystem, String> {
     Ok(RunningSystem::new(server, client, Ipv4Addr::new(10, 79, 0, 1), ENDS[1].1))
 }
 
-/// Runs one end forever. `args` are DEVICE LOCAL REMOTE.
+/// Runs one end forever. `args` are SUBCOMMAND DEVICE LOCAL REMOTE.
 pub fn run(args: &[String]) -> Result<(), String> {
-    let [device, local, remote] = args else {
+    let [subcommand, device, local, remote] = args else {
         return Err(format!(
             "{SUBCOMMAND} takes a device, the own address and the other end's, ADDRESS:PORT each"
         ));
     };
+    let without_offloads = subcommand == PLAIN_SUBCOMMAND;
     let address = |text: &str| text.parse::<SocketAddr>().map_err(|error| format!("{text}: {error}"));
     let (local, remote) = (address(local)?, address(remote)?);
-    let tun = Tun::open(TunConfig { name: Some(device.clone()), mtu: Some(MTU), ..TunConfig::default() });
+    let name = Some(device.clone());
+    let tun = Tun::open(TunConfig { name, mtu: Some(MTU), without_offloads, ..TunConfig::default() });
     let tun = tun.map_err(|error| error.to_string())?;
+    if without_offloads {
+        return copy_one_by_one(&tun, local, remote).map_err(|error| format!("{subcommand}: {error}"));
+    }
     let options = UdpOptions {
         recv_buffer: Some(SOCKET_BUFFER_BYTES),
         send_buffer: Some(SOCKET_BUFFER_BYTES),
@@ -82,7 +90,34 @@ pub fn run(args: &[String]) -> Result<(), String> {
     };
     let udp = UdpSocket::bind(&options).map_err(|error| error.to_string())?;
     let mut copier = Copier::new(tun, udp, remote).map_err(|error| format!("epoll: {error}"))?;
-    copier.copy().map_err(|error| format!("{SUBCOMMAND}: {error}"))
+    copier.copy().map_err(|error| format!("{subcommand}: {error}"))
+}
+
+/// One read, and one send or write, for each packet.
+fn copy_one_by_one(tun: &Tun, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
+    const MOST_AT_ONCE: usize = 64;
+    let udp = std::net::UdpSocket::bind(local)?;
+    udp.connect(remote)?;
+    udp.set_nonblocking(true)?;
+    let readable = Poller::new()?;
+    readable.add(tun, 0, Interest::Read)?;
+    readable.add(&udp, 1, Interest::Read)?;
+    let mut events = Events::with_capacity(2);
+    let mut packet = vec![0; READ_BUFFER_LEN];
+    loop {
+        readable.wait(&mut events, None)?;
+        for _ in 0..MOST_AT_ONCE {
+            let Ok(length) = tun.read(&mut packet) else { break };
+            // What the kernel has no buffer for is lost.
+            let _ = udp.send(packet.get(VNET_HEADER_LEN..length).unwrap_or_default());
+        }
+        for _ in 0..MOST_AT_ONCE {
+            let Ok(length) = udp.recv(&mut packet) else { break };
+            let pieces = [IoSlice::new(&[0; VNET_HEADER_LEN]), IoSlice::new(&packet[..length])];
+            // A device that is not up yet refuses packets.
+            let _ = tun.write_vectored(&pieces);
+        }
+    }
 }
 
 struct Copier {

@@ -36,6 +36,8 @@ pub struct TunConfig {
     pub queue_packets: Option<u32>,
     /// Whether the device has one queue or several.
     pub queues: Queues,
+    /// Whether the kernel is asked for no offloads: packets of at most the MTU, with complete checksums.
+    pub without_offloads: bool,
 }
 
 /// Whether several descriptors may be attached to the device.
@@ -95,7 +97,8 @@ impl Tun {
             rustix::fs::open(DEVICE, flags, Mode::empty()).map_err(|e| OsError::kernel("open", DEVICE, e))?;
         let name = attach(&fd, &config)?;
         set_header_size(&fd).map_err(|e| OsError::kernel("set the header size of", &name, e))?;
-        let offload = set_offload(&fd).map_err(|e| OsError::kernel("set the offloads of", &name, e))?;
+        let wanted = if config.without_offloads { &[Offload::Nothing][..] } else { &Offload::MOST_FIRST };
+        let offload = set_offload(&fd, wanted).map_err(|e| OsError::kernel("set the offloads of", &name, e))?;
 
         let mut netlink = Netlink::open()?;
         let index = netlink.index_of(&name)?;
@@ -281,10 +284,10 @@ fn set_header_size(fd: &OwnedFd) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sets the most offloads that this kernel accepts: it refuses bits that it does not know with EINVAL.
-fn set_offload(fd: &OwnedFd) -> io::Result<Offload> {
+/// Sets the first of `wanted` that this kernel accepts: it refuses bits that it does not know with EINVAL.
+fn set_offload(fd: &OwnedFd, wanted: &[Offload]) -> io::Result<Offload> {
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
-    for offload in Offload::MOST_FIRST {
+    for &offload in wanted {
         let bits = libc::c_ulong::from(offload.bits());
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, bits) };

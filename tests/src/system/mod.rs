@@ -23,7 +23,10 @@ use std::{
 
 pub use daemon::Daemon;
 
-use crate::testbed::{Host, Testbed, binary};
+use crate::{
+    testbed::{Host, Testbed, binary},
+    tun_copy,
+};
 
 /// How long a system may take to carry its first packet: more than any of them takes on a busy machine.
 const FIRST_PACKET_TIMEOUT: Duration = Duration::from_secs(15);
@@ -37,6 +40,8 @@ pub enum System {
     Raw,
     /// Plain copying between TUN and UDP: see [`crate::tun_copy`].
     TunCopy,
+    /// The same without offloads, packet by packet.
+    PlainCopy,
     /// This project.
     Mpvpn,
     /// This project with TCP on streams.
@@ -81,9 +86,10 @@ pub struct Tunnel {
 
 impl System {
     /// All systems, in the order of tables.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Raw,
         Self::TunCopy,
+        Self::PlainCopy,
         Self::Mpvpn,
         Self::MpvpnStream,
         Self::MpvpnTcp,
@@ -99,7 +105,8 @@ impl System {
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
-            Self::TunCopy => "tun-copy",
+            Self::TunCopy => tun_copy::SUBCOMMAND,
+            Self::PlainCopy => tun_copy::PLAIN_SUBCOMMAND,
             Self::Mpvpn => "mpvpn",
             Self::MpvpnStream => "mpvpn-stream",
             Self::MpvpnTcp => "mpvpn-tcp",
@@ -114,12 +121,19 @@ impl System {
 
     /// Whether the rig `peers` measures the system by default; other rigs measure the rest.
     pub fn is_usual(self) -> bool {
-        !matches!(self, Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream | Self::OpenvpnTcp)
+        !matches!(
+            self,
+            Self::PlainCopy
+                | Self::MpvpnStream
+                | Self::MpvpnTcp
+                | Self::MpvpnTcpStream
+                | Self::OpenvpnTcp
+        )
     }
 
     /// Whether it is there for comparison only: a bound, and no VPN.
     pub fn is_reference(self) -> bool {
-        matches!(self, Self::Raw | Self::TunCopy)
+        matches!(self, Self::Raw | Self::TunCopy | Self::PlainCopy)
     }
 
     /// How it is set up, for reports.
@@ -129,6 +143,7 @@ impl System {
             Self::TunCopy => {
                 "TUN and UDP with all offloads, packets split and joined as mpvpn does, no cryptography"
             }
+            Self::PlainCopy => "TUN and UDP without offloads, one read and one send a packet, no cryptography",
             Self::Mpvpn => "defaults, --auth none, --insecure",
             Self::MpvpnStream => "defaults, --auth none, --insecure, --lane stream",
             Self::MpvpnTcp => "defaults, --auth none, --insecure, --transport tcp",
@@ -144,7 +159,7 @@ impl System {
     /// The installed version, or the reason why the system cannot run.
     pub fn version(self) -> Result<String, String> {
         match self {
-            Self::Raw | Self::TunCopy => {
+            Self::Raw | Self::TunCopy | Self::PlainCopy => {
                 let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
                 Ok(format!("Linux {}", kernel.trim()))
             }
@@ -173,7 +188,8 @@ impl System {
             Self::Raw => {
                 RunningSystem { server: None, client: None, address: SERVER_LINK_ADDRESS, device: "eth1" }
             }
-            Self::TunCopy => crate::tun_copy::start(testbed)?,
+            Self::TunCopy => tun_copy::start(testbed, tun_copy::SUBCOMMAND)?,
+            Self::PlainCopy => tun_copy::start(testbed, tun_copy::PLAIN_SUBCOMMAND)?,
             Self::Mpvpn => mpvpn::start(testbed, &[])?,
             Self::MpvpnStream => mpvpn::start(testbed, &["--lane", "stream"])?,
             Self::MpvpnTcp => mpvpn::start(testbed, &["--transport", "tcp"])?,

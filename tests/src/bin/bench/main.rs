@@ -7,6 +7,7 @@
 
 mod against;
 mod classes;
+mod cost;
 mod figure;
 mod flood;
 mod mptcp;
@@ -37,7 +38,7 @@ use crate::{
 /// Name, description and function of a rig.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 14] = [
+const RIGS: [Rig; 15] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same links: link 1 fails under load and recovers", rigs::cut),
     ("latency", "plain veth: round-trip time added by the tunnel", rigs::latency),
@@ -63,6 +64,11 @@ const RIGS: [Rig; 14] = [
         classes::run,
     ),
     (
+        "cost",
+        "links of 5 to 1000 Mbit/s: processor time, wake-ups and system calls, beside plain copies and wireguard-go",
+        cost::run,
+    ),
+    (
         "flood",
         "floods of strangers beside a busy client: garbage, Initials, handshakes, TCP; also wireguard-go",
         flood::run,
@@ -77,7 +83,7 @@ const RIGS: [Rig; 14] = [
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
-        Some(tun_copy::SUBCOMMAND) => return end_of(tun_copy::run(&args[1..]), 1),
+        Some(tun_copy::SUBCOMMAND | tun_copy::PLAIN_SUBCOMMAND) => return end_of(tun_copy::run(&args), 1),
         Some(quic_bulk::SUBCOMMAND) => return end_of(quic_bulk::run(&args[1..]), 1),
         Some(many_connections::SUBCOMMAND) => return end_of(many_connections::run(&args[1..]), 1),
         Some(generator::SUBCOMMAND) => return end_of(generator::run(&args[1..]), 1),

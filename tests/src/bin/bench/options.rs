@@ -9,17 +9,19 @@ use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};
 
 /// Help text of the options, printed by `--list` after the rigs.
 pub(crate) const HELP: &str = "
---rounds N        `peers`, `shards`, `stream` and `mptcp`: number of rounds in which every system is measured (5)
---seconds N       `peers`, `shards`, `stream` and `mptcp`: duration of a TCP or UDP run of a compared system, s (2)
+--rounds N        `peers`, `shards`, `stream` and `mptcp`: number of rounds in which every system is measured (5); `cost`: at
+                  most 3
+--seconds N       `peers`, `shards`, `stream` and `mptcp`: duration of a TCP or UDP run of a compared system, s (2); `cost`:
+                  at least 4
 --tries N         `peers`, `shards`, `stream`, `classes` and `mptcp`: maximum number of attempts of a run that other
                   processes disturb (3)
 --systems A,B     `peers`: only these systems: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
-                  (default), and mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
+                  (default), and plain-copy, mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
 --settings A,B    `peers`: only these links: veth, plain, gigabit, slow
 SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
 --quick           `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, 3 cuts, 15 random cuts;
                   `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions;
-                  `flood`: one round of 2 s instead of three of 5 s, less than a minute
+                  `flood`: one round of 2 s instead of three of 5 s, less than a minute; `cost`: one round, 6 of 14 loads
 --cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
 --runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
 --inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr
