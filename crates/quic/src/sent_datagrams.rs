@@ -3,7 +3,8 @@
 //! noq tells its congestion controller the number of every packet that is sent, acknowledged or lost, but not its frames.
 //! They follow from order and size: a packet takes datagrams in the order in which they were queued, as many as fit, each
 //! whole. In: queued datagrams, and packets that were sent, acknowledged and lost. Out: outcomes of tracked datagrams.
-//! Always holds: each tracked datagram has one outcome at most.
+//! Always holds: each tracked datagram has one outcome at most; a packet whose outcome noq never tells, as one that was sent before
+//! the peer's address changed, keeps no other in memory, and counts as lost after [`MAX_LATER_PACKETS`] packets.
 
 use std::collections::VecDeque;
 
@@ -12,6 +13,12 @@ use mpvpn_types::Instant;
 
 /// The least overhead of a 1-RTT packet (bytes): flags, connection ID, packet number of one byte, AEAD tag (RFC 9000 §17.3.1).
 const MIN_PACKET_OVERHEAD: usize = 1 + 8 + 1 + 16;
+
+/// Packets after which one without an outcome counts as lost: more than are in flight on any path. Fewer: what is still in flight
+/// is sent again; more: memory, and late retransmissions.
+const MAX_LATER_PACKETS: u64 = 1 << 16;
+/// Entries with an outcome that may stay behind one without. Fewer: entries are moved more often; more: memory.
+const MAX_RESOLVED: usize = 64;
 
 /// A datagram whose outcome is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +58,8 @@ pub(crate) struct SentDatagrams {
     queued: VecDeque<(usize, Option<TrackedDatagram>)>,
     /// Tracked datagrams in packets, by packet number.
     sent: VecDeque<Sent>,
+    /// Number of them whose outcome is unknown.
+    open: usize,
     lost: Vec<TrackedDatagram>,
     /// Tokens of acknowledged datagrams.
     arrived: Vec<u32>,
@@ -75,6 +84,7 @@ impl SentDatagrams {
             room -= frame;
             if datagram.is_some() {
                 self.sent.push_back(Sent { packet, datagram });
+                self.open += 1;
             }
         }
     }
@@ -88,19 +98,34 @@ impl SentDatagrams {
 
     /// A packet was lost.
     pub(crate) fn on_lost(&mut self, packet: u64) {
-        let mut lost = std::mem::take(&mut self.lost);
+        let mut lost = Vec::new();
         self.resolve(packet, |datagram| lost.push(datagram));
-        self.lost = lost;
+        self.lost.append(&mut lost);
     }
 
     fn resolve(&mut self, packet: u64, mut each: impl FnMut(TrackedDatagram)) {
         let first = self.sent.partition_point(|sent| sent.packet < packet);
         for sent in self.sent.iter_mut().skip(first).take_while(|sent| sent.packet == packet) {
             if let Some(datagram) = sent.datagram.take() {
+                self.open -= 1;
                 each(datagram);
             }
         }
-        while self.sent.pop_front_if(|sent| sent.datagram.is_none()).is_some() {}
+        self.forget_resolved(packet);
+    }
+
+    /// Forgets datagrams whose outcome is known, and gives up those that were sent long before `packet`.
+    fn forget_resolved(&mut self, packet: u64) {
+        let is_done = |sent: &mut Sent| sent.datagram.is_none() || sent.packet + MAX_LATER_PACKETS < packet;
+        while let Some(sent) = self.sent.pop_front_if(is_done) {
+            if let Some(datagram) = sent.datagram {
+                self.open -= 1;
+                self.lost.push(datagram);
+            }
+        }
+        if self.sent.len() > 2 * self.open + MAX_RESOLVED {
+            self.sent.retain(|sent| sent.datagram.is_some());
+        }
     }
 
     /// Whether there are outcomes to report.
@@ -118,6 +143,7 @@ impl SentDatagrams {
     pub(crate) fn take_unacked(&mut self) -> Vec<TrackedDatagram> {
         let mut all = std::mem::take(&mut self.lost);
         all.extend(std::mem::take(&mut self.sent).into_iter().filter_map(|sent| sent.datagram));
+        self.open = 0;
         all
     }
 
@@ -205,6 +231,28 @@ mod tests {
         assert_eq!(news[0], Outcome::Arrived(7));
         assert!(matches!(&news[1], Outcome::Lost(datagram) if datagram.ack_token == Some(9)), "{news:?}");
         assert_eq!((news.len(), ledger.has_outcomes()), (2, false));
+    }
+
+    #[test]
+    fn a_packet_without_an_outcome_keeps_no_other_in_memory_and_is_lost_in_the_end() {
+        let mut ledger = ledger(&[1400]);
+        ledger.on_sent(0, 1432);
+        let mut most = 0;
+        for packet in 1..=MAX_LATER_PACKETS + 1 {
+            ledger.on_queued(1300, Some(tracked(1300)));
+            ledger.on_sent(packet, 1332);
+            most = most.max(ledger.sent.len());
+            if packet == 5 {
+                continue;
+            }
+            assert!(!ledger.has_outcomes(), "packet {packet}");
+            ledger.on_acked(packet);
+        }
+        assert!(most <= 2 * MAX_RESOLVED, "{most} entries");
+        assert_eq!(lost(&mut ledger), [1400]);
+        ledger.on_lost(5);
+        assert_eq!(lost(&mut ledger), [1300]);
+        assert!(ledger.is_empty());
     }
 
     #[test]
