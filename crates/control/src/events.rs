@@ -18,7 +18,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use channel::{EventReader, EventReceiver, EventSender, SharedEventLog, event_channel};
-pub use log::{Entry, EventLog, MAX_ENTRIES_PER_KIND};
+pub use log::{Entry, EventLog, LoggedEvent, MAX_ENTRIES_PER_KIND};
 pub use short_text::ShortText;
 
 word_enum! {

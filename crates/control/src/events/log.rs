@@ -1,6 +1,6 @@
 //! The last events of each kind, in memory. Time is an argument.
 //!
-//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at max_entries
+//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at most
 //! [`MAX_ENTRIES_PER_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
 //! recent one of its kind is merged into its entry; a changed entry gets a new number, so that readers see it again.
 
@@ -9,17 +9,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 use super::{Event, EventKind};
 
-/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at max_entries.
+/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
 pub const MAX_ENTRIES_PER_KIND: usize = 1000;
 /// Entries of its kind with which a new event is compared. A flapping link makes about four events each time, so with
 /// fewer the events of several links would not be merged; with more, a rare event would be listed at its last time only.
 const MERGE_CANDIDATES: usize = 16;
-/// An event is merged with one that happened at max_entries this long before. A shorter time would list every retry of what is
+/// An event is merged with one that happened at most this long before. A shorter time would list every retry of what is
 /// tried every 15 to 30 s; a longer one would hide when the second event happened.
 const MERGE_WINDOW: Duration = Duration::from_secs(60);
 
@@ -47,6 +47,38 @@ pub struct Entry {
     pub event: Event,
     /// The event as a sentence.
     pub text: String,
+}
+
+/// An [`Entry`] as other programs read it. A newer process may report kinds and fields that are unknown here.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct LoggedEvent {
+    /// Later entries have higher numbers.
+    #[serde(default)]
+    pub number: u64,
+    /// Its kind.
+    pub kind: String,
+    /// When it happened first (RFC 3339, UTC, ms).
+    #[serde(default)]
+    pub first: String,
+    /// When it happened last.
+    #[serde(default)]
+    pub last: String,
+    /// How often it happened.
+    #[serde(default = "once")]
+    pub count: u64,
+    /// The event as a sentence.
+    pub text: String,
+}
+
+fn once() -> u64 {
+    1
+}
+
+impl LoggedEvent {
+    /// Reads a line of the log; `None` if it is none.
+    pub fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
 }
 
 /// The last events of each kind.

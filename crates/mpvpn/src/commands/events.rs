@@ -3,8 +3,10 @@
 use std::{ops::ControlFlow, process::ExitCode};
 
 use clap::Parser;
-use mpvpn_control::{api, events::EventKind};
-use serde_json::Value;
+use mpvpn_control::{
+    api,
+    events::{EventKind, LoggedEvent},
+};
 use time::{
     Date, Duration, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset,
     format_description::{BorrowedFormatItem, well_known::Rfc3339},
@@ -84,30 +86,27 @@ impl Command for Events {
 impl Events {
     /// The output for a line of the event log; `None` if it is filtered out.
     fn show(&self, line: &str) -> Option<String> {
-        // A newer process may report events that are unknown here: only these fields are needed.
-        let entry: Value = serde_json::from_str(line).ok()?;
-        let text = |field: &str| entry[field].as_str();
-        let at = |field| text(field).and_then(|at| OffsetDateTime::parse(at, &Rfc3339).ok());
-        let (first, last) = (at("first"), at("last"));
-        let kind = text("kind")?;
+        let event = LoggedEvent::parse(line)?;
+        let at = |time: &str| OffsetDateTime::parse(time, &Rfc3339).ok();
+        let (first, last) = (at(&event.first), at(&event.last));
         let is_early = |since: OffsetDateTime| last.is_some_and(|last| last < since);
         let is_late = |until: OffsetDateTime| first.is_some_and(|first| first >= until);
         if self.since.is_some_and(is_early)
             || self.until.is_some_and(is_late)
-            || !self.kind.is_empty() && self.kind.iter().all(|wanted| wanted.as_str() != kind)
+            || !self.kind.is_empty() && self.kind.iter().all(|wanted| wanted.as_str() != event.kind)
         {
             return None;
         }
         if self.json {
             return Some(format!("{line}\n"));
         }
-        let count = entry["count"].as_u64().unwrap_or(1);
+        let LoggedEvent { kind, count, text, .. } = event;
         let repeated = match first {
             Some(first) if count > 1 => format!(" ({count} times since {})", format_local(first, last)),
             _ => String::new(),
         };
         let last = last.map_or_else(String::new, |last| format_local(last, None));
-        Some(format!("{last:23}  {kind:13}  {}{repeated}\n", text("text")?))
+        Some(format!("{last:23}  {kind:13}  {text}{repeated}\n"))
     }
 }
 

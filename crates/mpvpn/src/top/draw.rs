@@ -3,7 +3,10 @@
 //! In: a [`Screen`]. Out: characters on a frame. Always holds: it works from 40 columns and 8 rows; colour repeats what words
 //! say; control characters of names never reach the terminal (ratatui leaves them out).
 
-use mpvpn_control::status::{KillSwitchState, Role, State, Status, format_duration, format_rate};
+use mpvpn_control::{
+    events::LoggedEvent,
+    status::{KillSwitchState, Role, State, Status, format_duration, format_rate},
+};
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},
@@ -13,7 +16,6 @@ use ratatui::{
 };
 
 use super::{
-    event_list::ListedEvent,
     screen::Screen,
     sheet::{Health, Sheet},
     views::{View, total},
@@ -238,7 +240,7 @@ fn health_style(screen: &Screen, health: Health) -> Style {
 
 fn draw_events(screen: &Screen, frame: &mut Frame<'_>, area: Rect, skipped: usize) {
     let filter = screen.filter.to_lowercase();
-    let is_shown = |event: &&ListedEvent| {
+    let is_shown = |event: &&LoggedEvent| {
         screen.view != View::Events
             || filter.is_empty()
             || event.text.to_lowercase().contains(&filter)
@@ -250,7 +252,7 @@ fn draw_events(screen: &Screen, frame: &mut Frame<'_>, area: Rect, skipped: usiz
     frame.render_widget(Paragraph::new(text), area);
 }
 
-fn event_line(event: &ListedEvent) -> Line<'static> {
+fn event_line(event: &LoggedEvent) -> Line<'static> {
     let times = if event.count > 1 { format!(" ({} times)", event.count) } else { String::new() };
     let time = crate::commands::events::format_local_time(&event.last);
     Line::from(vec![

@@ -4,42 +4,20 @@
 
 use std::collections::VecDeque;
 
-use serde_json::Value;
+use mpvpn_control::events::LoggedEvent;
 
 /// Events that are kept: what a person scrolls through.
 const MAX_EVENTS: usize = 500;
 
-/// An event of the log.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct ListedEvent {
-    number: u64,
-    /// When it happened first: with the number, its identity.
-    first: String,
-    /// When it happened last, in RFC 3339.
-    pub(super) last: String,
-    pub(super) kind: String,
-    pub(super) text: String,
-    pub(super) count: u64,
-}
-
 /// The latest events, the newest at the end.
 #[derive(Debug, Default)]
-pub(super) struct EventList(VecDeque<ListedEvent>);
+pub(super) struct EventList(VecDeque<LoggedEvent>);
 
 impl EventList {
     /// Takes a line of the log. A line about an event that is known, because it happened again or because the log is read
     /// again, replaces it.
     pub(super) fn take(&mut self, line: &str) {
-        let Ok(entry) = serde_json::from_str::<Value>(line) else { return };
-        let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
-        let event = ListedEvent {
-            number: entry["number"].as_u64().unwrap_or(0),
-            first: text("first"),
-            last: text("last"),
-            kind: text("kind"),
-            text: text("text"),
-            count: entry["count"].as_u64().unwrap_or(1),
-        };
+        let Some(event) = LoggedEvent::parse(line) else { return };
         self.0.retain(|known| (known.number, &known.first) != (event.number, &event.first));
         let at = self.0.partition_point(|known| known.last <= event.last);
         self.0.insert(at, event);
@@ -49,7 +27,7 @@ impl EventList {
     }
 
     /// The events, the newest first.
-    pub(super) fn newest_first(&self) -> impl Iterator<Item = &ListedEvent> {
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = &LoggedEvent> {
         self.0.iter().rev()
     }
 }

@@ -82,10 +82,10 @@ enum Attention {
     Unhandled,
     /// Something has reached it since it last had nothing to send.
     Due,
-    /// It has nothing to send, and nothing waits.
-    Drained,
+    /// It rests: nothing waits, and no data has moved for a while.
+    AtRest,
     /// The same, and its next timer expires then.
-    QuietUntil(Option<Instant>),
+    AtRestUntil(Option<Instant>),
 }
 
 /// The connection of one traffic class, with its state.
@@ -332,7 +332,7 @@ impl ClassConnection {
 
     /// Returns when a timer of the client or of this state expires.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        if let Attention::QuietUntil(at) = self.attention {
+        if let Attention::AtRestUntil(at) = self.attention {
             return at;
         }
         let change = match self.state {
@@ -344,8 +344,8 @@ impl ClassConnection {
             ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
         };
         let next = [self.client.poll_timeout(now), self.idle_deadline(), change].into_iter().flatten().min();
-        if self.attention == Attention::Drained {
-            self.attention = Attention::QuietUntil(next);
+        if self.attention == Attention::AtRest {
+            self.attention = Attention::AtRestUntil(next);
         }
         next
     }
@@ -367,12 +367,12 @@ impl ClassConnection {
     }
 
     pub(super) fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        if matches!(self.attention, Attention::Drained | Attention::QuietUntil(_)) {
+        if matches!(self.attention, Attention::AtRest | Attention::AtRestUntil(_)) {
             return None;
         }
         let Some(mut transmit) = self.client.poll_transmit(now, buf) else {
-            if self.client.is_drained() {
-                self.attention = Attention::Drained;
+            if self.client.is_at_rest(now) {
+                self.attention = Attention::AtRest;
             }
             return None;
         };

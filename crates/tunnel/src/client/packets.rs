@@ -18,6 +18,11 @@ use crate::{
     multipath::{DecodedDatagram, MultipathConnection},
 };
 
+/// Time without data after which a connection rests. Shorter: classes that share a link are not measured between their packets,
+/// and take more of it than they should (the simulated world `no_class_feels_that_another_wants_more_than_there_is`); longer: idle
+/// classes cost time in each iteration for longer.
+const IDLE_BEFORE_REST: Duration = Duration::from_secs(1);
+
 /// The traffic of apps: flows that the client terminates, and packets for the TUN.
 #[derive(Debug)]
 pub(super) struct AppTraffic {
@@ -215,11 +220,16 @@ impl Client {
         self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
     }
 
-    /// Whether no packet, and no byte of a stream, waits to be sent.
-    pub(crate) fn is_drained(&mut self) -> bool {
-        let Some(session) = &self.session else { return true };
+    /// Whether the connection rests: the tunnel is up, and for [`IDLE_BEFORE_REST`] there was no packet and no byte of a stream; or
+    /// there is no connection and none is wanted.
+    pub(crate) fn is_at_rest(&mut self, now: Instant) -> bool {
+        let Some(session) = &self.session else {
+            return !self.may_connect() && self.connector.handshakes().is_empty();
+        };
+        let last = session.multipath.last_data_at();
+        let idle = last.is_none_or(|at| now.saturating_duration_since(at) >= IDLE_BEFORE_REST);
         let streams = self.endpoint.get(session.connection).map_or(0, |connection| connection.stream_backlog());
-        streams == 0 && session.multipath.is_drained()
+        session.up && idle && streams == 0 && session.multipath.is_drained()
     }
 
     /// The next packet for the TUN.
