@@ -1,6 +1,6 @@
 //! A class with its own TUN device: traffic enters the class by routes, and by firewall marks, ingress interface and VLAN.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use mpvpn_tests::{
     eventually,
@@ -177,6 +177,14 @@ fn several_threads_share_the_tun_of_a_class() {
     let client = start(&testbed, TUN, &["--shards", "2"]);
     let host = inet4();
     route_to_class(&testbed, &host);
+    // Until the connections of the class stand in both threads and know their MTU, the default class carries its flows.
+    eventually(TIMEOUT, "paths of both threads over both links", || {
+        let status = client.status();
+        let paths = status["paths"].as_array().expect("paths is a list").iter();
+        let active = paths.filter(|path| path["class"] == "critical" && path["state"] == "active").count();
+        if active == 4 { Ok(()) } else { Err(format!("{active} of 4")) }
+    });
+    thread::sleep(Duration::from_secs(1));
     for _ in 0..6 {
         reaches(&testbed, Host::Client, &host);
     }
