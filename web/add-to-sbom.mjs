@@ -3,10 +3,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 
 const file = process.argv[2];
-if (file === undefined) {
-  console.error("usage: node add-to-sbom.mjs FILE");
-  process.exit(2);
-}
+if (file === undefined) throw new Error("usage: node add-to-sbom.mjs FILE");
 const lock = JSON.parse(readFileSync(new URL("package-lock.json", import.meta.url), "utf8"));
 const bill = JSON.parse(readFileSync(file, "utf8"));
 

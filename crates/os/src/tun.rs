@@ -98,7 +98,8 @@ impl Tun {
         let name = attach(&fd, &config)?;
         set_header_size(&fd).map_err(|e| OsError::kernel("set the header size of", &name, e))?;
         let wanted = if config.without_offloads { &[Offload::Nothing][..] } else { &Offload::MOST_FIRST };
-        let offload = set_offload(&fd, wanted).map_err(|e| OsError::kernel("set the offloads of", &name, e))?;
+        let offload =
+            set_offload(&fd, wanted).map_err(|e| OsError::kernel("set the offloads of", &name, e))?;
 
         let mut netlink = Netlink::open()?;
         let index = netlink.index_of(&name)?;

@@ -769,7 +769,8 @@ mod tests {
             if ms > 5_000 {
                 (used, waited) = (used + CAPACITY / 1000 - room, waited + queued);
             }
-            while let Some((_, at, bytes, marked)) = on_its_way.pop_front_if(|(arrives, ..)| *arrives <= now) {
+            while let Some((_, at, bytes, marked)) = on_its_way.pop_front_if(|(arrives, ..)| *arrives <= now)
+            {
                 in_flight -= bytes;
                 if marked {
                     bbr.on_marked();
@@ -784,7 +785,8 @@ mod tests {
 
     #[test]
     fn where_the_bottleneck_marks_packets_its_queue_is_shorter_and_the_path_is_full() {
-        let ((used, queue), (unmarked_used, unmarked_queue)) = (at_a_bottleneck(true), at_a_bottleneck(false));
+        let ((used, queue), (unmarked_used, unmarked_queue)) =
+            (at_a_bottleneck(true), at_a_bottleneck(false));
         println!("{used} {queue:?}, without marks {unmarked_used} {unmarked_queue:?}");
         assert!(used > 0.95, "{used} is used, and {unmarked_used} without marks");
         assert!(queue < unmarked_queue / 2, "{queue:?}, and {unmarked_queue:?} without marks");

@@ -353,7 +353,8 @@ impl ClassConnections {
     /// Returns the next packet for a TUN device; the device is that of the class to which the destination address
     /// belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let joined = self.all.iter_mut().find_map(|connection| connection.client_unchanged().poll_tun(now))?;
+        let joined =
+            self.all.iter_mut().find_map(|connection| connection.client_unchanged().poll_tun(now))?;
         if self.all.len() > 1
             && self.names.has_patterns()
             && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())

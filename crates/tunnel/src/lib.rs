@@ -21,8 +21,8 @@
 mod accounts;
 mod class;
 mod class_connections;
-mod coalescing;
 mod client;
+mod coalescing;
 mod echo_watch;
 mod events;
 mod forward;

@@ -123,11 +123,7 @@ impl System {
     pub fn is_usual(self) -> bool {
         !matches!(
             self,
-            Self::PlainCopy
-                | Self::MpvpnStream
-                | Self::MpvpnTcp
-                | Self::MpvpnTcpStream
-                | Self::OpenvpnTcp
+            Self::PlainCopy | Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream | Self::OpenvpnTcp
         )
     }
 
@@ -143,7 +139,9 @@ impl System {
             Self::TunCopy => {
                 "TUN and UDP with all offloads, packets split and joined as mpvpn does, no cryptography"
             }
-            Self::PlainCopy => "TUN and UDP without offloads, one read and one send a packet, no cryptography",
+            Self::PlainCopy => {
+                "TUN and UDP without offloads, one read and one send a packet, no cryptography"
+            }
             Self::Mpvpn => "defaults, --auth none, --insecure",
             Self::MpvpnStream => "defaults, --auth none, --insecure, --lane stream",
             Self::MpvpnTcp => "defaults, --auth none, --insecure, --transport tcp",

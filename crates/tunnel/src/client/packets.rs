@@ -228,7 +228,8 @@ impl Client {
         };
         let last = session.multipath.last_data_at();
         let idle = last.is_none_or(|at| now.saturating_duration_since(at) >= IDLE_BEFORE_REST);
-        let streams = self.endpoint.get(session.connection).map_or(0, |connection| connection.stream_backlog());
+        let streams =
+            self.endpoint.get(session.connection).map_or(0, |connection| connection.stream_backlog());
         session.up && idle && streams == 0 && session.multipath.is_drained()
     }
 

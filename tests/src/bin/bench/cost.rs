@@ -187,14 +187,17 @@ fn figures<'a>(outcome: &mut Outcome, load: &Load, runs: impl Fn(System) -> &'a 
         };
         if matches!(load.traffic, LoadTraffic::Idle) {
             let each = |of: fn(Used) -> f64| {
-                move |run: &Run| run.used.map(of).into_iter().map(|value| value / run.seconds).collect::<Vec<_>>()
+                move |run: &Run| {
+                    run.used.map(of).into_iter().map(|value| value / run.seconds).collect::<Vec<_>>()
+                }
             };
             let wakeups = each(|used| used.wakeups);
             let busy = each(|used| (used.user + used.system) * 100.0);
             for (end, name) in ENDS.iter().enumerate() {
-                let of = |values: &dyn Fn(&Run) -> Vec<f64>| ours.iter().map(|run| values(run)[end]).collect();
+                let of =
+                    |values: &dyn Fn(&Run) -> Vec<f64>| ours.iter().map(|run| values(run)[end]).collect();
                 add(&format!("wake-ups of the {name}"), of(&wakeups), "1/s", Bar::Lower);
-                add(&format!("{name}"), of(&busy), "% of a core", Bar::Lower);
+                add(name, of(&busy), "% of a core", Bar::Lower);
             }
             continue;
         }
@@ -209,7 +212,10 @@ fn figures<'a>(outcome: &mut Outcome, load: &Load, runs: impl Fn(System) -> &'a 
             add(&format!("{name} ÷ plain copy"), ratios.collect(), "×", bar);
         }
         let added = |of: fn((f64, f64)) -> f64| {
-            ours.iter().zip(plain).filter_map(|(ours, plain)| Some(of(ours.rtt?) - of(plain.rtt?))).collect::<Vec<_>>()
+            ours.iter()
+                .zip(plain)
+                .filter_map(|(ours, plain)| Some(of(ours.rtt?) - of(plain.rtt?)))
+                .collect::<Vec<_>>()
         };
         if ours.iter().any(|run| run.rtt.is_some()) && load.links == 1 {
             add("added round trip, median", added(|rtt| rtt.0), "ms", Bar::AtMost(0.4));
@@ -289,7 +295,8 @@ fn used(pid: Option<u32>) -> Used {
     let read = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (_, fields) = stat.rsplit_once(')')?;
-        let ticks: Vec<f64> = fields.split_whitespace().skip(11).take(2).filter_map(|text| text.parse().ok()).collect();
+        let ticks: Vec<f64> =
+            fields.split_whitespace().skip(11).take(2).filter_map(|text| text.parse().ok()).collect();
         let [user, system] = ticks[..] else { return None };
         let mut wakeups = 0.0;
         for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
