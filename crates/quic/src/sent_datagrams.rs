@@ -14,8 +14,8 @@ use mpvpn_types::Instant;
 /// The least overhead of a 1-RTT packet (bytes): flags, connection ID, packet number of one byte, AEAD tag (RFC 9000 §17.3.1).
 const MIN_PACKET_OVERHEAD: usize = 1 + 8 + 1 + 16;
 
-/// Packets after which one without an outcome counts as lost: more than are in flight on any path. Fewer: what is still in flight
-/// is sent again; more: memory, and late retransmissions.
+/// A packet without an outcome counts as lost once this many later ones were sent: 1 Gbit/s with a round trip of 600 ms has 54,000
+/// in flight. Smaller: packets in flight are sent again; larger: memory, and late retransmissions.
 const MAX_LATER_PACKETS: u64 = 1 << 16;
 /// Entries with an outcome that may stay behind one without. Fewer: entries are moved more often; more: memory.
 const MAX_RESOLVED: usize = 64;

@@ -13,7 +13,8 @@ const RTT_DIVISOR: u32 = 50;
 /// How long a connection counts as used after its last data. Shorter: a connection that begins again is delayed by what others
 /// allow; longer: others pay for it for longer.
 const IN_USE: Duration = Duration::from_millis(500);
-/// The same for a connection with priority: a few intervals of a call, which has 50 packets a second.
+/// The same for a connection with priority: ten intervals of a call, which has 50 packets a second. Shorter: a call with pauses is
+/// delayed after each; longer: others save less for longer.
 const PRIORITY_IN_USE: Duration = Duration::from_millis(200);
 
 /// The longest delay that the connections in use allow.

@@ -235,7 +235,7 @@ fn measure(load: &Load, system: System, options: &Options) -> Result<Run, String
     target.listen();
     thread::sleep(SETTLE);
     if matches!(load.traffic, LoadTraffic::Idle) {
-        // A minute in which nothing moved: what is idle has gone to rest.
+        // A client counts as idle after a minute without traffic.
         thread::sleep(Duration::from_secs(60));
     }
     let mut run = spend(load, &testbed, &mut target, &address, ends, seconds)?;
