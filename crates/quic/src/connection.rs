@@ -93,6 +93,8 @@ pub struct Connection {
     paths: Paths,
     gates: GateDefaults,
     passes: Passes,
+    /// The MTU of all paths, once asked for since noq last changed (bytes).
+    mtu: Option<u16>,
     streams: Streams,
     events: VecDeque<Event>,
     /// Whether nothing was sent since the handshake is complete at this end.
@@ -125,6 +127,7 @@ impl Connection {
             paths: Paths::new(),
             gates: GateDefaults { connection: id, open: true, cc: None, qlog: None },
             passes: Passes::new(),
+            mtu: None,
             streams: Streams::default(),
             events: VecDeque::new(),
             handshake_unsent: false,
@@ -183,6 +186,18 @@ impl Connection {
     fn dscp_towards(&self, remote: SocketAddr) -> u8 {
         let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote() == Some(remote));
         path.map_or(0, |path| path.dscp)
+    }
+
+    /// noq may have more to send, and another MTU.
+    fn note_change(&mut self) {
+        self.mtu = None;
+        self.passes.note_change();
+    }
+
+    /// The largest UDP payload that every path can carry (bytes).
+    fn mtu(&mut self) -> u16 {
+        let Self { mtu, inner, .. } = self;
+        *mtu.get_or_insert_with(|| inner.current_mtu())
     }
 
     /// Adds a path that noq has created, with its gate.
@@ -247,7 +262,7 @@ impl Connection {
     /// The measurements of a path.
     pub fn path_stats(&mut self, now: Instant, id: PathId) -> Option<PathStats> {
         let noq = noq_proto::PathId::from(id.0);
-        let (stats, tuple, observed) = self.guarded(|inner| {
+        let (stats, tuple, observed) = self.guarded_read(|inner| {
             let observed = inner.path_observed_address(noq).ok().flatten();
             Some((inner.path_stats(noq)?, inner.network_path(noq).ok()?, observed))
         })??;
@@ -304,7 +319,7 @@ impl Connection {
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram_size(&mut self) -> Option<usize> {
-        self.guarded(|inner| inner.datagrams().max_size())?
+        self.guarded_read(|inner| inner.datagrams().max_size())?
     }
 
     /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.
@@ -358,7 +373,7 @@ impl Connection {
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
         let mut received = [const { Bytes::new() }; RECEIVE_BATCH];
         loop {
-            let Some(count) = self.guarded(|inner| inner.datagrams().recv_many(&mut received)) else {
+            let Some(count) = self.guarded_read(|inner| inner.datagrams().recv_many(&mut received)) else {
                 return;
             };
             for datagram in &mut received[..count] {

@@ -378,7 +378,7 @@ impl Endpoint {
             {
                 strangers.remove(stranger);
             }
-            let next = connection.guarded(noq_proto::Connection::poll_endpoint_events);
+            let next = connection.guarded_read(noq_proto::Connection::poll_endpoint_events);
             let Some(event) = next.unwrap_or_else(|| Some(EndpointEvent::drained())) else { return true };
             let drained = event.is_drained();
             let inner = &mut self.inner;

@@ -2,7 +2,9 @@
 //!
 //! noq tells its congestion controller the number of every packet that is sent, acknowledged or lost, but not its frames.
 //! They follow from order and size: a packet takes datagrams in the order in which they were queued, as many as fit, each
-//! whole. In: queued datagrams, and packets that were sent, acknowledged and lost. Out: outcomes of tracked datagrams.
+//! whole. Sizes alone would never agree again after one surprise, so after each pass the bytes that noq still holds say how
+//! many are in packets. In: queued datagrams, and packets that were sent, acknowledged and lost. Out: outcomes of tracked
+//! datagrams.
 //! Always holds: each tracked datagram has one outcome at most; a packet whose outcome noq never tells, as one that was sent before
 //! the peer's address changed, keeps no other in memory, and counts as lost after [`MAX_LATER_PACKETS`] packets.
 
@@ -54,8 +56,12 @@ struct Sent {
 /// The datagrams in flight on one path.
 #[derive(Debug, Default)]
 pub(crate) struct SentDatagrams {
-    /// Datagrams inside noq that are not in a packet yet: size of the frame, and the datagram if it is tracked.
+    /// Datagrams inside noq that are not in a packet yet: their lengths, and the datagram if it is tracked.
     queued: VecDeque<(usize, Option<TrackedDatagram>)>,
+    /// The sum of these lengths (bytes).
+    queued_bytes: usize,
+    /// The last packet that was sent.
+    last_packet: u64,
     /// Tracked datagrams in packets, by packet number.
     sent: VecDeque<Sent>,
     /// Number of them whose outcome is unknown.
@@ -68,24 +74,52 @@ pub(crate) struct SentDatagrams {
 impl SentDatagrams {
     /// A datagram of `len` bytes was handed to noq.
     pub(crate) fn on_queued(&mut self, len: usize, datagram: Option<TrackedDatagram>) {
-        let length_field = if len < 64 { 1 } else { 2 };
-        self.queued.push_back((1 + length_field + len, datagram));
+        self.queued.push_back((len, datagram));
+        self.queued_bytes += len;
     }
 
     /// noq refused the datagrams that were handed over last.
     pub(crate) fn lose_queued(&mut self) {
         self.lost.extend(self.queued.drain(..).filter_map(|(_, datagram)| datagram));
+        self.queued_bytes = 0;
     }
 
     /// A packet of `bytes` bytes was sent.
     pub(crate) fn on_sent(&mut self, packet: u64, bytes: usize) {
+        self.last_packet = packet;
         let mut room = bytes.saturating_sub(MIN_PACKET_OVERHEAD);
-        while let Some((frame, datagram)) = self.queued.pop_front_if(|(frame, _)| *frame <= room) {
-            room -= frame;
-            if datagram.is_some() {
-                self.sent.push_back(Sent { packet, datagram });
-                self.open += 1;
-            }
+        while let Some((len, datagram)) = self.queued.pop_front_if(|(len, _)| frame_bytes(*len) <= room) {
+            room -= frame_bytes(len);
+            self.queued_bytes -= len;
+            self.add_sent(datagram);
+        }
+    }
+
+    /// A pass has ended, and noq holds `left` bytes of datagrams: what was queued before these is in packets, and counts as part
+    /// of the last one.
+    pub(crate) fn settle(&mut self, left: usize) {
+        while let Some(datagram) = self.pop_written(left) {
+            self.add_sent(datagram);
+        }
+    }
+
+    /// A pass begins, and noq holds `left` bytes of datagrams: those that it did not write in the last pass of this path, and has
+    /// written since, are in packets of other paths, and their outcomes are not known.
+    pub(crate) fn forget_written_elsewhere(&mut self, left: usize) {
+        while self.pop_written(left).is_some() {}
+    }
+
+    /// The first queued datagram, if noq has written it, as it holds only `left` bytes.
+    fn pop_written(&mut self, left: usize) -> Option<Option<TrackedDatagram>> {
+        let (len, datagram) = self.queued.pop_front_if(|_| self.queued_bytes > left)?;
+        self.queued_bytes -= len;
+        Some(datagram)
+    }
+
+    fn add_sent(&mut self, datagram: Option<TrackedDatagram>) {
+        if datagram.is_some() {
+            self.sent.push_back(Sent { packet: self.last_packet, datagram });
+            self.open += 1;
         }
     }
 
@@ -153,6 +187,12 @@ impl SentDatagrams {
     }
 }
 
+/// The size of a DATAGRAM frame with `len` bytes (RFC 9221 §4).
+fn frame_bytes(len: usize) -> usize {
+    let length_field = if len < 64 { 1 } else { 2 };
+    1 + length_field + len
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +242,38 @@ mod tests {
         ledger.on_acked(14);
         ledger.on_acked(11);
         assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn what_sizes_hide_is_in_the_last_packet_of_its_pass() {
+        let mut ledger = ledger(&[1400, 600, 1400]);
+        // noq has written the second one on its own; the last one is still in noq.
+        ledger.on_sent(1, 632);
+        ledger.on_sent(2, 1432);
+        ledger.settle(1400);
+        ledger.on_lost(2);
+        assert_eq!(lost(&mut ledger), [1400, 600]);
+        ledger.on_sent(3, 1432);
+        ledger.settle(0);
+        ledger.on_lost(3);
+        assert_eq!(lost(&mut ledger), [1400]);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn what_another_path_has_sent_does_not_shift_what_follows() {
+        let mut ledger = ledger(&[1400]);
+        ledger.settle(1400);
+        ledger.forget_written_elsewhere(0);
+        for packet in 0..100_000 {
+            let len = if packet % 7 == 0 { 600 } else { 1400 };
+            ledger.on_queued(len, Some(tracked(len)));
+            ledger.on_sent(packet, len + 32);
+            ledger.settle(0);
+            assert!(ledger.queued.is_empty() && ledger.sent.len() == 1, "packet {packet}");
+            ledger.on_acked(packet);
+        }
+        assert!(ledger.is_empty() && !ledger.has_outcomes());
     }
 
     #[test]

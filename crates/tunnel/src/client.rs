@@ -261,11 +261,13 @@ impl Client {
                 QuicEvent::PathOpened(path) => {
                     session.multipath.path_opened(now, connection, path);
                     session.multipath.report_path_opened(path, connection.remote_of(path));
+                    session.notices_due = true;
                     if let Some(link) = connection.local_of(path).and_then(LocalAddress::as_link) {
                         self.links.on_opened(link);
                     }
                 }
                 QuicEvent::PathClosed(path) => {
+                    session.notices_due = true;
                     if let Some(link) = session.multipath.path_closed(now, path) {
                         self.links.probe_again(now, link);
                     }

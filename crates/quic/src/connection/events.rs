@@ -117,7 +117,7 @@ impl Connection {
 
     /// Translates all pending events of noq.
     pub(super) fn translate_all(&mut self, now: Instant) {
-        while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {
+        while let Some(event) = self.guarded_read(noq_proto::Connection::poll).flatten() {
             self.translate(now, event);
         }
     }

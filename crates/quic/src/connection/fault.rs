@@ -21,8 +21,8 @@ pub(super) struct PanicGuard {
 }
 
 impl PanicGuard {
-    /// Calls noq for the connection `id`, as [`Connection::guarded`] does, while other parts of the connection are in use.
-    pub(super) fn call<T>(
+    /// Calls noq for the connection `id`, as [`Connection::guarded_read`] does.
+    fn call<T>(
         &mut self,
         id: ConnectionHandle,
         events: &mut VecDeque<Event>,
@@ -76,15 +76,30 @@ impl PanicGuard {
 }
 
 impl Connection {
-    /// Calls noq. A server has thousands of peers, and none of them may end the connections of others by making noq panic: if
-    /// it does, this connection is lost, and `None` is returned from then on.
+    /// Calls noq, which may have more to send afterwards. A server has thousands of peers, and none of them may end the
+    /// connections of others by making noq panic: if it does, this connection is lost, and `None` is returned from then on.
     pub(crate) fn guarded<T>(&mut self, work: impl FnOnce(&mut noq_proto::Connection) -> T) -> Option<T> {
+        self.note_change();
+        self.guarded_read(work)
+    }
+
+    /// As [`Self::guarded`], for what gives noq nothing to send: results and measurements.
+    pub(crate) fn guarded_read<T>(
+        &mut self,
+        work: impl FnOnce(&mut noq_proto::Connection) -> T,
+    ) -> Option<T> {
         let Self { guard, id, inner, events, .. } = self;
         guard.call(*id, events, || work(inner))
     }
 
     /// As [`Self::guarded`], for a part of this connection that calls noq in many places.
     pub(super) fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.note_change();
+        self.contained_read(work)
+    }
+
+    /// As [`Self::guarded_read`], for a part of this connection that calls noq in many places.
+    pub(super) fn contained_read<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
         if self.guard.has_panicked() {
             return None;
         }

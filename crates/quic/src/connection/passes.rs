@@ -4,6 +4,9 @@
 //! the bytes in that path's queue; the control pass opens all gates a little, for acknowledgements, heartbeats, path
 //! challenges and MTU probes. Reports (datagrams about the path) leave last, each on its path.
 //!
+//! noq looks at every path at each call, so it is called only for what it may have to send: a pass ends when its datagrams have
+//! left, and there is a control pass only if something has reached noq since the last one, else it has nothing to say.
+//!
 //! In: queued datagrams and send quotas. Out: UDP payloads. Always holds: a data pass sends on one path only.
 
 use std::num::NonZeroUsize;
@@ -47,11 +50,22 @@ pub(super) struct Passes {
     pass: Pass,
     /// The initial credit of the data pass (bytes).
     credit: u64,
+    /// Whether the data pass has stream data, too.
+    has_streams: bool,
+    /// Whether all datagrams of the pass have left, so that noq has no more to send in it.
+    is_done: bool,
+    /// Whether noq may have something for a control pass.
+    control_due: bool,
 }
 
 impl Passes {
     pub(super) fn new() -> Self {
-        Self { pass: Pass::Idle, credit: 0 }
+        Self { pass: Pass::Idle, credit: 0, has_streams: false, is_done: false, control_due: true }
+    }
+
+    /// noq may have something for a control pass.
+    pub(super) fn note_change(&mut self) {
+        self.control_due = true;
     }
 
     /// Restarts, because the indices of paths have changed.
@@ -63,9 +77,24 @@ impl Passes {
         self.pass == Pass::Idle
     }
 
+    fn begin(&mut self, pass: Pass) {
+        (self.pass, self.is_done) = (pass, false);
+    }
+
     /// Begins a data pass with this credit (bytes).
-    fn begin_data(&mut self, index: usize, credit: u64) {
-        (self.pass, self.credit) = (Pass::Data(index), credit);
+    fn begin_data(&mut self, index: usize, credit: u64, has_streams: bool) {
+        self.begin(Pass::Data(index));
+        (self.credit, self.has_streams) = (credit, has_streams);
+    }
+
+    /// noq has written a UDP payload; `datagrams_left`: it holds datagrams that it has not written yet.
+    fn on_written(&mut self, datagrams_left: bool) {
+        self.is_done = !datagrams_left
+            && match self.pass {
+                Pass::Data(_) => !self.has_streams,
+                Pass::Report(_) => true,
+                Pass::Idle | Pass::ActiveControl | Pass::Control => false,
+            };
     }
 
     /// How many packets of `mtu` bytes may leave as one GSO batch; none is larger than the first. Only data passes batch: if the
@@ -87,7 +116,7 @@ impl Connection {
 
     /// The next UDP payload to send, written to the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        match self.contained(|connection| connection.next_transmit(now, buf)) {
+        match self.contained_read(|connection| connection.next_transmit(now, buf)) {
             Some(transmit) => transmit,
             None => {
                 buf.clear();
@@ -99,39 +128,44 @@ impl Connection {
     fn next_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.translate_all(now);
         self.handshake_unsent = false;
-        loop {
-            if self.passes.is_idle() {
-                self.begin_pass(now);
+        let mut sends = !self.passes.is_idle() || self.begin_pass(now);
+        while sends {
+            if !self.passes.is_done {
+                let mtu = self.mtu();
+                let segments = self.passes.max_segments(mtu);
+                if let Some(transmit) = self.inner.poll_transmit(now, segments, buf) {
+                    let left = self.datagram_bytes_left();
+                    self.passes.on_written(left > 0);
+                    return Some(self.outgoing(&transmit));
+                }
             }
-            let segments = self.passes.max_segments(self.inner.current_mtu());
-            let transmit = self.inner.poll_transmit(now, segments, buf);
-            if let Some(transmit) = transmit {
-                return Some(self.outgoing(&transmit));
-            }
-            if !self.end_pass(now) {
-                return None;
-            }
+            sends = self.end_pass(now);
         }
+        None
     }
 
     /// noq has no more to send in this pass; returns whether another one has begun.
     fn end_pass(&mut self, now: Instant) -> bool {
         match self.passes.pass {
             Pass::Data(index) => {
-                if !self.end_data_pass(index, now) {
-                    self.check_stall(now, index);
-                    self.begin_pass(now);
+                if self.end_data_pass(index, now) {
+                    return true;
                 }
-                true
+                self.check_stall(now, index);
+                self.begin_pass(now)
             }
             Pass::ActiveControl => {
                 self.begin_control(now, false);
                 true
             }
-            Pass::Control | Pass::Idle => {
-                self.paths.iter().for_each(|path| path.gate.set_credit(0));
+            Pass::Control => {
+                // Where the credit was not enough, there is more to say.
+                let mut is_spent = false;
+                self.paths.iter().for_each(|path| is_spent |= path.gate.take_credit() == 0);
+                self.passes.control_due = is_spent;
                 self.begin_report(0)
             }
+            Pass::Idle => self.begin_report(0),
             Pass::Report(index) => {
                 if let Some(path) = self.paths.at(index) {
                     path.gate.set_credit(0);
@@ -142,13 +176,25 @@ impl Connection {
         }
     }
 
+    /// Bytes of datagrams that noq holds, as it has not written them.
+    pub(super) fn datagram_bytes_left(&mut self) -> usize {
+        self.empty_datagram_buffer.saturating_sub(self.inner.datagrams().send_buffer_space())
+    }
+
     /// Shuts the gate of a data pass; returns whether the pass is extended.
     fn end_data_pass(&mut self, index: usize, now: Instant) -> bool {
-        let Some((head, left)) = self.paths.at(index).map(|path| (path.head, path.gate.take_credit())) else {
-            return false;
-        };
+        let bytes_left = self.datagram_bytes_left();
+        let Some(path) = self.paths.at(index) else { return false };
+        let (head, left) = (path.head, path.gate.take_credit());
+        if let Some(mut sent) = path.gate.tracked() {
+            sent.settle(bytes_left);
+        }
         self.spend(head, self.passes.credit.saturating_sub(left));
-        let Some(credit) = self.streams.quotas.extend_pass(left, self.inner.current_mtu().into()) else {
+        let mtu = self.mtu();
+        let Some(credit) = self.streams.quotas.extend_pass(left, mtu.into()) else {
+            if left == 0 || bytes_left > 0 {
+                self.passes.note_change();
+            }
             return false;
         };
         let Some(path) = self.paths.at_mut(index) else { return false };
@@ -158,13 +204,17 @@ impl Connection {
         true
     }
 
-    /// Starts the data pass of the next path that has data, or the control pass.
-    fn begin_pass(&mut self, now: Instant) {
+    /// Starts the data pass of the next path that has data, else the control pass, else that of a report. Returns whether there is
+    /// one.
+    fn begin_pass(&mut self, now: Instant) -> bool {
         while let Some(index) = self.paths.next_with_work(SILENT_PATH) {
+            let left = self.datagram_bytes_left();
             let Some(path) = self.paths.at_mut(index) else { break };
             let load = path.queue.begin_pass();
             if path.queue.has_tracked() {
-                path.queue.track(&mut path.gate.track());
+                let mut sent = path.gate.track();
+                sent.forget_written_elsewhere(left);
+                path.queue.track(&mut sent);
             }
             let sent = match path.queue.datagrams() {
                 [] => Ok(0),
@@ -181,20 +231,24 @@ impl Connection {
             if sent.is_ok() || load.stream_bytes > 0 {
                 let credit = load.bytes + ACK_CREDIT;
                 path.gate.set_credit(credit);
-                self.passes.begin_data(index, credit);
+                self.passes.begin_data(index, credit, load.stream_bytes > 0);
                 self.write_quota(now, index, load.stream_bytes, load.long_since);
-                return;
+                return true;
             }
         }
+        if !self.passes.control_due {
+            return self.begin_report(0);
+        }
         self.begin_control(now, true);
+        true
     }
 
     /// Starts the control pass. Frames for the whole connection, such as flow control credit, leave on the first open path, and
     /// if that is dead they are missing until it is closed: so silent paths come last.
     fn begin_control(&mut self, now: Instant, active_first: bool) {
-        let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
+        let credit = u64::from(self.mtu()) * CONTROL_PACKETS;
         let latest = self.paths.latest_activity().filter(|_| active_first);
-        self.passes.pass = Pass::Control;
+        self.passes.begin(Pass::Control);
         for path in self.paths.iter() {
             let later = path.activity.is_silent(latest, QUIET_PATH);
             path.gate.set_credit(if later { 0 } else { credit });
@@ -214,7 +268,7 @@ impl Connection {
                 let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
                 if self.inner.datagrams().send_many(&[report], false).is_ok() {
                     path.gate.set_credit(bytes + ACK_CREDIT);
-                    self.passes.pass = Pass::Report(index);
+                    self.passes.begin(Pass::Report(index));
                     return true;
                 }
             }
@@ -245,7 +299,7 @@ mod tests {
         let mut passes = Passes::new();
         assert!(passes.is_idle());
         assert_eq!(passes.max_segments(1472).get(), 1);
-        passes.begin_data(0, 10_000);
+        passes.begin_data(0, 10_000, false);
         assert!(!passes.is_idle());
         assert_eq!(
             [1000, 1200, 1472, 9000, u16::MAX].map(|mtu| passes.max_segments(mtu).get()),
@@ -253,5 +307,20 @@ mod tests {
         );
         passes.reset();
         assert!(passes.is_idle());
+    }
+
+    #[test]
+    fn a_pass_is_done_when_its_datagrams_have_left_and_streams_have_no_more() {
+        let mut passes = Passes::new();
+        let mut is_done = |has_streams, datagrams_left| {
+            passes.begin_data(0, 10_000, has_streams);
+            assert!(!passes.is_done, "a new pass");
+            passes.on_written(datagrams_left);
+            passes.is_done
+        };
+        assert_eq!([is_done(false, false), is_done(false, true), is_done(true, false)], [true, false, false]);
+        passes.begin(Pass::Control);
+        passes.on_written(false);
+        assert!(!passes.is_done, "noq may have more control frames");
     }
 }

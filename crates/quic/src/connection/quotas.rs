@@ -156,7 +156,7 @@ impl Connection {
         if backlog == 0 {
             return 0;
         }
-        let Some(packet) = self.ask(noq_proto::Connection::current_mtu).map(u64::from) else { return 0 };
+        let Some(packet) = self.contained_read(Self::mtu).map(u64::from) else { return 0 };
         let overhead = self.packet_overhead(max.max(packet));
         let payload = packet - overhead;
         let bytes = backlog.min((max / packet).max(1) * payload);

@@ -73,7 +73,7 @@ impl Connection {
     /// The totals of what a path has sent.
     fn sent(&mut self, id: PathId) -> Option<SentTotals> {
         let noq = noq_proto::PathId::from(id.0);
-        let (sent, v4) = self.guarded(|inner| {
+        let (sent, v4) = self.guarded_read(|inner| {
             let v4 = inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
             Some((inner.path_stats(noq)?.udp_tx, v4))
         })??;
@@ -82,11 +82,11 @@ impl Connection {
 
     /// The available window of a path's group: bytes of datagrams, framing included, that may be queued now.
     pub fn available_window(&mut self, now: Instant, id: PathId) -> u64 {
-        self.contained(|connection| connection.window_of_group(now, id)).unwrap_or(0)
+        self.contained_read(|connection| connection.window_of_group(now, id)).unwrap_or(0)
     }
 
     fn window_of_group(&mut self, now: Instant, id: PathId) -> u64 {
-        let mtu = self.inner.current_mtu();
+        let mtu = self.mtu();
         let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
         for path in self.paths.group_mut(id) {
             in_flight += path.gate.in_flight();
@@ -184,7 +184,7 @@ impl Connection {
 
     /// Bytes of UDP payloads that a path has sent and received.
     pub fn udp_bytes_carried(&mut self, id: PathId) -> u64 {
-        let stats = self.guarded(|inner| inner.path_stats(noq_proto::PathId::from(id.0))).flatten();
+        let stats = self.guarded_read(|inner| inner.path_stats(noq_proto::PathId::from(id.0))).flatten();
         stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
     }
 

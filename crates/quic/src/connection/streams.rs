@@ -161,8 +161,7 @@ impl Connection {
     }
 
     fn written(&mut self, id: StreamId) {
-        let Self { guard, id: handle, inner, events, streams, .. } = self;
-        let written = guard.call(*handle, events, || streams.send.written(inner, id));
+        let written = self.contained(|it| it.streams.send.written(&mut it.inner, id));
         if written.is_some_and(|written| written.dropped) {
             self.streams.reinjection.forget(id);
         }
@@ -247,7 +246,7 @@ impl Connection {
         if self.streams.open_bulk == 0 {
             return;
         }
-        self.contained(|connection| {
+        self.contained_read(|connection| {
             for path in connection.paths.iter_mut() {
                 let Some(stats) = connection.inner.path_stats(noq_proto::PathId::from(path.id.0)) else {
                     continue;

@@ -59,7 +59,7 @@ impl Connection {
 
     /// Calls `each` for every path on which something arrived since the last call.
     pub fn drain_paths_with_arrivals(&mut self, now: Instant, each: impl FnMut(PathId)) {
-        self.contained(|connection| connection.note_arrivals(now, each));
+        self.contained_read(|connection| connection.note_arrivals(now, each));
     }
 
     fn note_arrivals(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
@@ -101,8 +101,9 @@ impl Connection {
 
     /// Checks after a data pass whether noq has sent the path's datagrams.
     pub(super) fn check_stall(&mut self, now: Instant, index: usize) {
+        let left = self.datagram_bytes_left();
         let Some(path) = self.paths.at_mut(index) else { return };
-        if self.inner.datagrams().send_buffer_space() >= self.empty_datagram_buffer {
+        if left == 0 {
             path.stall.on_all_sent();
             return;
         }

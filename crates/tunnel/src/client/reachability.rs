@@ -64,6 +64,7 @@ impl Client {
         }
         if let Some(session) = &mut self.session {
             session.multipath.set_link(now, id, local_policy(&policy, session.agreed.links));
+            session.notices_due = true;
         }
         match (before.tier, policy.tier) {
             (Tier::Never, Tier::Never) => {}

@@ -139,6 +139,7 @@ impl Client {
             multipath.path_opened(now, connection, path);
         }
         session.multipath = multipath;
+        session.notices_due = true;
     }
 
     /// Enables the extensions that were offered and that the response accepts.

@@ -58,6 +58,8 @@ pub(super) struct Session {
     pub(super) per_flow: bool,
     /// The LINK capsule sent last for each path.
     sent_notices: BTreeMap<PathId, LinkNotice>,
+    /// Whether paths or policies have changed since these were sent.
+    pub(super) notices_due: bool,
     pub(super) multipath: MultipathConnection,
 }
 
@@ -86,6 +88,7 @@ impl Session {
             agreed: NegotiatedExtensions::default(),
             per_flow: false,
             sent_notices: BTreeMap::new(),
+            notices_due: true,
             multipath,
         }
     }
@@ -171,6 +174,9 @@ impl Session {
     /// connections `beside` this one.
     pub(super) fn send_link_notices(&mut self, connection: &mut Connection, links: &Links, beside: bool) {
         let Some(stream) = self.request.filter(|_| self.agreed.links) else { return };
+        if !std::mem::take(&mut self.notices_due) {
+            return;
+        }
         let (sent, multipath) = (&mut self.sent_notices, &self.multipath);
         sent.retain(|path, _| multipath.has_path(*path));
         for (path, link) in multipath.links() {

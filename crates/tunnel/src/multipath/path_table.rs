@@ -3,8 +3,6 @@
 //! In: opened and closed paths. Out: the paths, and which of them work. Always holds: a path ID is never used again
 //! (draft-ietf-quic-multipath-21), and iteration is in the order of IDs.
 
-use std::collections::BTreeMap;
-
 use mpvpn_types::{Instant, LinkId, PathId};
 
 use super::path::PathEntry;
@@ -12,28 +10,35 @@ use super::path::PathEntry;
 /// All validated paths of a connection.
 #[derive(Debug)]
 pub(super) struct PathTable {
-    /// Boxed, because a map node reserves memory for 11 entries, and most connections have one path.
-    paths: BTreeMap<PathId, Box<PathEntry>>,
+    /// In the order of path IDs. Boxed, because each packet walks along the IDs; an entry has several hundred bytes.
+    paths: Vec<(PathId, Box<PathEntry>)>,
     /// When the last path was removed; the time of creation before that.
     empty_since: Instant,
 }
 
 impl PathTable {
     pub(super) fn new(now: Instant) -> Self {
-        Self { paths: BTreeMap::new(), empty_since: now }
+        Self { paths: Vec::with_capacity(1), empty_since: now }
     }
 
     /// Adds a path, unless it exists.
     pub(super) fn insert(&mut self, id: PathId, path: PathEntry) {
-        self.paths.entry(id).or_insert_with(|| Box::new(path));
+        if let Err(at) = self.place_of(id) {
+            self.paths.insert(at, (id, Box::new(path)));
+        }
     }
 
     pub(super) fn remove(&mut self, now: Instant, id: PathId) -> Option<Box<PathEntry>> {
-        let removed = self.paths.remove(&id);
+        let removed = self.place_of(id).ok().map(|at| self.paths.remove(at).1);
         if self.paths.is_empty() {
             self.empty_since = now;
         }
         removed
+    }
+
+    /// The index of a path; if it is missing, the one that it would have.
+    fn place_of(&self, id: PathId) -> Result<usize, usize> {
+        self.paths.binary_search_by_key(&id, |(id, _)| *id)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -41,21 +46,21 @@ impl PathTable {
     }
 
     pub(super) fn contains(&self, id: PathId) -> bool {
-        self.paths.contains_key(&id)
+        self.get(id).is_some()
     }
 
     #[inline]
     pub(super) fn get(&self, id: PathId) -> Option<&PathEntry> {
-        self.paths.get(&id).map(|path| &**path)
+        self.iter().find(|(other, _)| *other == id).map(|(_, path)| path)
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut PathEntry> {
-        self.paths.get_mut(&id).map(|path| &mut **path)
+        self.iter_mut().find(|(other, _)| *other == id).map(|(_, path)| path)
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + '_ {
-        self.paths.keys().copied()
+        self.paths.iter().map(|(id, _)| *id)
     }
 
     #[inline]
@@ -70,12 +75,12 @@ impl PathTable {
 
     #[inline]
     pub(super) fn values(&self) -> impl Iterator<Item = &PathEntry> {
-        self.paths.values().map(|path| &**path)
+        self.paths.iter().map(|(_, path)| &**path)
     }
 
     #[inline]
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut PathEntry> {
-        self.paths.values_mut().map(|path| &mut **path)
+        self.paths.iter_mut().map(|(_, path)| &mut **path)
     }
 
     /// Returns the paths over a link.
