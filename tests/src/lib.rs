@@ -67,23 +67,7 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(default_dir, PathBuf::from)
 }
 
-/// The percentile of sorted values: the first value that is not among the lowest `percent` percent. NaN if there are none.
-pub fn percentile(values: &[f64], percent: usize) -> f64 {
-    let index = (values.len() * percent / 100).min(values.len().saturating_sub(1));
-    values.get(index).copied().unwrap_or(f64::NAN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_elements_of_the_list() {
-        let values: Vec<f64> = (0..200).map(f64::from).collect();
-        assert_eq!(
-            (percentile(&values, 50), percentile(&values, 99), percentile(&values, 100)),
-            (100.0, 198.0, 199.0)
-        );
-        assert!(percentile(&[], 50).is_nan());
-    }
+/// The percentile of sorted values, by their nearest rank. NaN if there are none.
+pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    mpvpn_control::measure::percentile(sorted, percent as f64).unwrap_or(f64::NAN)
 }

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use datagram::{DATAGRAM_BYTES, Datagram, DatagramCounter, DatagramKind, DatagramReport};
-pub use latency::{Latency, LatencySamples, RttFigures};
+pub use latency::{Latency, LatencySamples, RttFigures, percentile};
 pub use order::{MAX_ORDER_BYTES, MAX_UDP_SEND_MILLISECONDS, Order, ResponderReport, SentDatagrams};
 pub use report::{
     CutResult, CutRow, HoursResult, LatencyRow, LoadDirection, MeasureReport, MeasuredLink, MemoryFigures,

@@ -9,10 +9,16 @@ pub const TICK: Duration = Duration::from_millis(10);
 
 /// Processor time used so far, user and system, including softirqs that ran in the context of the process.
 pub fn processor_time(pid: u32) -> Option<Duration> {
+    user_and_system_time(pid).map(|(user, system)| user + system)
+}
+
+/// The same, in user mode and in the kernel.
+pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after_name) = text.rsplit_once(')')?;
-    let ticks = after_name.split_whitespace().skip(11).take(2);
-    ticks.map(|field| Some(TICK * field.parse::<u32>().ok()?)).sum()
+    let mut times =
+        after_name.split_whitespace().skip(11).map(|field| Some(TICK * field.parse::<u32>().ok()?));
+    Some((times.next()??, times.next()??))
 }
 
 /// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.

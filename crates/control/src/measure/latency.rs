@@ -25,25 +25,21 @@ impl LatencySamples {
         sorted.sort_by(f64::total_cmp);
         let answered = sorted.len() as u64;
         let mean = sorted.iter().sum::<f64>() / sorted.len().max(1) as f64;
+        let of = |percent| percentile(&sorted, percent);
+        let rtt_ms = of(0.0).zip(of(50.0)).zip(of(99.0)).zip(of(100.0));
         Latency {
             sent: self.sent,
             answered,
             loss_pct: 100.0 * self.sent.saturating_sub(answered) as f64 / self.sent.max(1) as f64,
-            rtt_ms: (answered > 0).then(|| RttFigures {
-                min: percentile(&sorted, 0.0),
-                mean,
-                p50: percentile(&sorted, 50.0),
-                p99: percentile(&sorted, 99.0),
-                max: percentile(&sorted, 100.0),
-            }),
+            rtt_ms: rtt_ms.map(|(((min, p50), p99), max)| RttFigures { min, mean, p50, p99, max }),
         }
     }
 }
 
-/// The value below which `percent` of the sorted values are (nearest rank); 0 of none.
-fn percentile(sorted: &[f64], percent: f64) -> f64 {
+/// The value at or below which `percent` of the sorted values are (nearest rank); `None` of none.
+pub fn percentile(sorted: &[f64], percent: f64) -> Option<f64> {
     let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    sorted.get(rank.saturating_sub(1)).copied()
 }
 
 /// The figures of a series of requests.

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_os::usage::TICK;
+use mpvpn_os::usage::user_and_system_time;
 use mpvpn_tests::{
     call::{Call, CallProfile},
     fallible_iperf::{IperfTarget, Traffic},
@@ -293,19 +293,14 @@ fn spend(
 /// What a process has used so far; nothing if there is none.
 fn used(pid: Option<u32>) -> Used {
     let read = |pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (_, fields) = stat.rsplit_once(')')?;
-        let ticks: Vec<f64> =
-            fields.split_whitespace().skip(11).take(2).filter_map(|text| text.parse().ok()).collect();
-        let [user, system] = ticks[..] else { return None };
+        let (user, system) = user_and_system_time(pid)?;
         let mut wakeups = 0.0;
         for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
             let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
             let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
             wakeups += line.and_then(|count| count.trim().parse::<f64>().ok()).unwrap_or(0.0);
         }
-        let tick = TICK.as_secs_f64();
-        Some(Used { user: user * tick, system: system * tick, wakeups })
+        Some(Used { user: user.as_secs_f64(), system: system.as_secs_f64(), wakeups })
     };
     pid.and_then(read).unwrap_or_default()
 }

@@ -261,27 +261,15 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The percentile by the nearest-rank method; `None` without values.
-pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() as f64 * percent / 100.0).ceil() as usize;
-    values.get(rank.max(1) - 1).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_percentiles() {
+    fn medians_are_values_or_between_two() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, f64::NAN, 2.0]), Some(3.0));
         assert_eq!(median(Vec::new()), None);
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(percentile(hundred.clone(), 99.0), Some(99.0));
-        assert_eq!(percentile(hundred, 100.0), Some(100.0));
-        assert_eq!(percentile(vec![7.0], 99.0), Some(7.0));
-        assert_eq!(percentile(Vec::new(), 99.0), None);
     }
 
     #[test]

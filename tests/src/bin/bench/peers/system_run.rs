@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::{
     Scope, Setting,
     rate_search::{Probe, ProbeLength, SearchResult, search},
-    samples::{Conditions, RunKey, SampleLog, median, percentile},
+    samples::{Conditions, RunKey, SampleLog, median},
     setting::frames,
 };
 use crate::parts::direction_name;
@@ -161,7 +161,7 @@ impl SystemRun<'_> {
         let times = times(pings);
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         let middle = median(times.clone()).ok_or_else(|| format!("no ping was answered: {what}"))?;
-        let high = percentile(times, 99.0).unwrap_or(f64::NAN);
+        let high = pings.rtt_ms(99);
         self.note(&format!("{what}_mean"), mean - base, conditions);
         self.note(&format!("{what}_median"), middle - base, conditions);
         self.note(&format!("{what}_p99"), high - base, conditions);
