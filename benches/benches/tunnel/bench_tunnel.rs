@@ -16,7 +16,7 @@ use mpvpn_types::{Duration, Instant, LinkId};
 use crate::identity::{self, Identity};
 
 /// Outer address of the server.
-const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);
+pub(crate) const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);
 /// A host in a network behind the server.
 const BEYOND_SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 53);
 /// One-way delay of every link.
@@ -26,12 +26,12 @@ const CLIENT_INTERVAL: Duration = Duration::from_micros(100);
 /// The address of the subnet that the pool assigns last.
 const UNASSIGNED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 255, 254)), 4000);
 /// UDP payload of the counted packets, bytes.
-const PAYLOAD_BYTES: usize = 1200;
+pub(crate) const PAYLOAD_BYTES: usize = 1200;
 /// Number of counted packets: single packets differ in cost.
-const PACKETS: usize = 50;
+pub(crate) const PACKETS: usize = 50;
 /// Rounds of packets in each direction before counting: afterwards the path has its rate and MTU, and the connection has
 /// updated its keys, which noq-proto does before the 1000th packet. Smaller: the key update is counted.
-const WARM_UP_ROUNDS: usize = 24;
+pub(crate) const WARM_UP_ROUNDS: usize = 24;
 /// Random seed of the live client, independent of the number of others.
 const LIVE_CLIENT_SEED: u32 = 0;
 /// Maximum number of simulation steps of a wait: a handshake takes 4, all paths of a client a few hundred.
@@ -207,6 +207,39 @@ impl BenchTunnel {
             }
         }
         count
+    }
+
+    /// Prepares what a client's event loop does when packets arrive one at a time: the server has sent the packets, and the
+    /// client will answer each with a short one, as TCP does with an acknowledgement.
+    pub(crate) fn turns(&mut self) {
+        self.packets_down();
+        self.server_sends();
+        let client = SocketAddr::new(self.address.expect("a tunnel that is up"), 4000);
+        self.packets = (0..PACKETS).map(|_| Packet::between(client, BEYOND_SERVER).udp(&[7; 12])).collect();
+    }
+
+    /// The iterations of a client's event loop in which packets arrive one at a time, are written to the TUN and answered.
+    /// Returns the number of packets for the TUN, and that of UDP datagrams.
+    pub(crate) fn client_turns(&mut self) -> (usize, usize) {
+        let (mut count, before) = (0, self.up.len());
+        for ((link, data), answer) in self.down.drain(..).zip(&mut self.packets) {
+            let (now, client) = (self.now, &mut self.client);
+            client.handle_datagram(now, link, SERVER, 0, BytesMut::from(&data[..]));
+            client.handle_batch(now);
+            while let Some(joined) = client.poll_tun(now) {
+                count += 1;
+                client.recycle(joined);
+            }
+            client.handle_tun(now, VnetHdr::NONE, answer);
+            if client.poll_timeout(now).is_some_and(|at| at <= now) {
+                client.handle_timeout(now);
+            }
+            transmit_up(client, now, &mut self.buf, &mut self.up);
+            while client.poll_event().is_some() {}
+            while client.poll_change().is_some() {}
+            let _ = client.poll_timeout(now);
+        }
+        (count, self.up.len() - before)
     }
 
     /// The client receives the server's datagrams. Returns the number of packets for its TUN.

@@ -47,8 +47,13 @@ impl Identity {
         Self { certificate, key, client: Arc::new(client) }
     }
 
-    /// A server that advertises `routes` routes.
-    pub(crate) fn server(&self, routes: u32) -> Server {
+    /// The TLS configuration of a client.
+    pub(crate) fn client_tls(&self) -> Arc<TlsClient> {
+        self.client.clone()
+    }
+
+    /// The TLS configuration of a server.
+    pub(crate) fn server_tls(&self) -> TlsServer {
         let key = PrivateKeyDer::try_from(self.key.serialize_der()).expect("the key's encoding");
         let mut tls = TlsServer::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -58,6 +63,12 @@ impl Identity {
             .expect("a certificate with its key");
         tls.alpn_protocols = vec![b"h3".to_vec()];
         tls.send_tls13_tickets = 0;
+        tls
+    }
+
+    /// A server that advertises `routes` routes.
+    pub(crate) fn server(&self, routes: u32) -> Server {
+        let tls = self.server_tls();
         let mut sessions = 0u128;
         let config = ServerConfig {
             mode: TunnelMode::Packets,

@@ -6,6 +6,7 @@
 
 mod bench_tunnel;
 mod identity;
+mod noq_pair;
 
 use std::{hint::black_box, mem::forget};
 
@@ -13,6 +14,7 @@ use gungraun::{library_benchmark, library_benchmark_group, main};
 use mpvpn_tunnel::{AddressPool, Addresses};
 
 use bench_tunnel::{BenchTunnel, pool};
+use noq_pair::NoqPair;
 
 // The cost of an allocation in glibc depends on earlier frees, which vary with the random numbers of TLS.
 #[global_allocator]
@@ -28,6 +30,18 @@ fn up(links: u16, routes: u32) -> BenchTunnel {
     let mut tunnel = BenchTunnel::new(1, links, routes);
     tunnel.packets_up();
     tunnel
+}
+
+fn turns(links: u16) -> BenchTunnel {
+    let mut tunnel = BenchTunnel::new(1, links, 1);
+    tunnel.turns();
+    tunnel
+}
+
+fn noq_with_arrivals(paths: u16) -> NoqPair {
+    let mut pair = NoqPair::new(paths);
+    pair.turns();
+    pair
 }
 
 fn unroutable(clients: u32) -> BenchTunnel {
@@ -94,6 +108,31 @@ fn client_sends(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
     (black_box(&mut tunnel).client_sends(), tunnel)
 }
 
+// Packets arrive at the client one at a time, and each is answered by a short one: whole iterations of its event loop but for the
+// kernel.
+#[library_benchmark(teardown = forget)]
+#[bench::links_1(turns(1))]
+#[bench::links_4(turns(4))]
+fn client_turns(mut tunnel: BenchTunnel) -> ((usize, usize), BenchTunnel) {
+    (black_box(&mut tunnel).client_turns(), tunnel)
+}
+
+// The QUIC library alone sends datagrams of the same size: the floor of `client_sends`.
+#[library_benchmark(teardown = forget)]
+#[bench::paths_1(NoqPair::new(1))]
+#[bench::paths_4(NoqPair::new(4))]
+fn noq_sends(mut pair: NoqPair) -> (usize, NoqPair) {
+    (black_box(&mut pair).client_sends(), pair)
+}
+
+// Datagrams arrive at the QUIC library alone one at a time, and each is answered by a short one: the floor of `client_turns`.
+#[library_benchmark(teardown = forget)]
+#[bench::paths_1(noq_with_arrivals(1))]
+#[bench::paths_4(noq_with_arrivals(4))]
+fn noq_turns(mut pair: NoqPair) -> (usize, NoqPair) {
+    (black_box(&mut pair).client_turns(), pair)
+}
+
 // An address is assigned to a client: once per session.
 #[library_benchmark]
 #[bench::leases_1(pool(1))]
@@ -105,7 +144,17 @@ fn pool_assign(mut pool: AddressPool) -> (Option<Addresses>, AddressPool) {
 
 library_benchmark_group!(
     name = tunnel,
-    benchmarks =
-        [server_tun, server_tun_astray, server_sends, server_receives, client_tun, client_sends, pool_assign]
+    benchmarks = [
+        server_tun,
+        server_tun_astray,
+        server_sends,
+        server_receives,
+        client_tun,
+        client_sends,
+        client_turns,
+        noq_sends,
+        noq_turns,
+        pool_assign
+    ]
 );
 main!(library_benchmark_groups = tunnel);
