@@ -46,6 +46,8 @@ word_enum! {
         Certificate = "certificate",
         /// The configuration and signals to this process.
         Configuration = "configuration",
+        /// Browsers at the dashboard.
+        Dashboard = "dashboard",
         /// The event log.
         Log = "log",
     }
@@ -318,6 +320,11 @@ pub enum Event {
     UserQuotaRenewed { user: ShortText },
     /// The users' file could not be read again; nothing changed.
     UsersRefused { reason: ShortText },
+    /// A browser in this network logged in at the dashboard.
+    DashboardLogin { network: ShortText },
+    /// The dashboard refused a log-in from this network, because the code in the link is wrong, was used, or has expired. `before`
+    /// were refused there since the last such event.
+    DashboardLoginRefused { network: ShortText, before: u64 },
     /// A signal ends this process.
     Ending { signal: ShortText },
     /// Events were dropped because too many waited for the log.
@@ -360,6 +367,7 @@ kinds! {
     Certificate: CertificateIssued INFO CertificateFailed WARN;
     Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO CertificatesRefused WARN
         UsersRead INFO UserQuotaReached INFO UserQuotaRenewed INFO UsersRefused WARN Ending INFO;
+    Dashboard: DashboardLogin INFO DashboardLoginRefused WARN;
     Log: EventsDropped WARN;
 }
 

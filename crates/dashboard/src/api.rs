@@ -17,7 +17,7 @@ use hyper::{
 use mpvpn_control::{
     api::ControlRequest,
     config::LinkChange,
-    events::Entry,
+    events::{Entry, Event},
     http::{HttpResponse, NoTimeLimit, ask_data_plane},
     status::Role,
 };
@@ -171,7 +171,8 @@ impl Site {
         let logged_in = self.shared.logins().log_in(now, network, &code, &new);
         if let Err(refusal) = logged_in {
             if let Some(before) = self.refusals.on_refused(now, network) {
-                tracing::warn!(%network, before, "refused a log-in at the dashboard: the code is wrong, used or expired");
+                let network = network.to_string().into();
+                self.reporter.report(Event::DashboardLoginRefused { network, before });
             }
             return match refusal {
                 LoginRefusal::Unknown => refuse(
@@ -184,7 +185,7 @@ impl Site {
                 ),
             };
         }
-        tracing::info!(%network, "a browser logged in at the dashboard");
+        self.reporter.report(Event::DashboardLogin { network: network.to_string().into() });
         let attributes = if self.tls.is_some() { "; Secure" } else { "" };
         let cookie = format!(
             "{}={}; Path=/; HttpOnly; SameSite=Strict{attributes}",

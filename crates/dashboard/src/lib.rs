@@ -36,7 +36,7 @@ use mpvpn_control::{
     api::{DashboardLink, RequestHandler},
     config::{ClientConfig, ServerConfig},
     credentials::guess_address,
-    events::SharedEventLog,
+    events::{EventSender, SharedEventLog},
     http,
     identity::Identity,
     limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot},
@@ -175,11 +175,17 @@ impl Dashboard {
         LoginLinks { shared: Arc::clone(&self.shared), scheme }
     }
 
-    /// Answers browsers until dropped; inside a tokio runtime with I/O and time.
+    /// Answers browsers until dropped; inside a tokio runtime with I/O and time. Browsers see `events`; log-ins are reported by
+    /// `reporter`.
     ///
     /// # Errors
     /// If the runtime refuses the listener.
-    pub async fn serve(self, source: RequestHandler, events: SharedEventLog) -> Result<()> {
+    pub async fn serve(
+        self,
+        source: RequestHandler,
+        events: SharedEventLog,
+        reporter: EventSender,
+    ) -> Result<()> {
         let listener = http::into_tokio("dashboard", self.listener)?;
         let role = if self.shared.server.is_some() { Role::Server } else { Role::Client };
         let site = Arc::new(Site {
@@ -190,6 +196,7 @@ impl Dashboard {
             shared: self.shared,
             source,
             events,
+            reporter,
             tls: self.tls,
         });
         // All browsers of a machine have one address, so that the limit of all is that of each.
@@ -236,6 +243,7 @@ struct Site {
     tls: Option<Tls>,
     source: RequestHandler,
     events: SharedEventLog,
+    reporter: EventSender,
     live: Live,
     history: Arc<Mutex<History>>,
     refusals: RefusalLog,

@@ -245,7 +245,7 @@ async fn serve(
     tokio::spawn(resolver.serve());
     let log = SharedEventLog::default();
     tokio::spawn(recorder.fill(log.clone()));
-    let dashboard_log = log.clone();
+    let (dashboard_log, dashboard_events) = (log.clone(), events.clone());
     let wait_for_close_frames = https_server.as_ref().map(HttpsServer::wait_for_close_frames);
     let lookups = async move {
         while let Some(request) = requests.recv().await {
@@ -283,7 +283,7 @@ async fn serve(
     };
     let dashboard = async move {
         if let Some(dashboard) = dashboard
-            && let Err(error) = dashboard.serve(dashboard_source, dashboard_log).await
+            && let Err(error) = dashboard.serve(dashboard_source, dashboard_log, dashboard_events).await
         {
             tracing::warn!(%error, "the dashboard has ended");
         }

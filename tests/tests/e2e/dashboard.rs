@@ -43,7 +43,15 @@ fn a_link_logs_in_once_and_a_used_or_wrong_one_is_refused() {
     let codes: Vec<u16> = (0..12).map(|_| other.log_in("wrong").code).collect();
     assert_eq!((codes[0], codes[11]), (403, 429), "{codes:?}");
     assert_eq!(other.log_in(&login_code(&server)).code, 200, "others cannot keep a right one out");
-    assert!(server.log().contains("refused a log-in at the dashboard"), "{}", server.log());
+    let events = server.events();
+    let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+    assert_eq!((count("dashboard_login"), count("dashboard_login_refused")), (1, 1), "{events:?}");
+    let refused = events.iter().find(|event| event["event"] == "dashboard_login_refused").expect("counted");
+    assert_eq!(
+        (&refused["kind"], &refused["network"]),
+        (&json!("dashboard"), &json!("127.0.0.1")),
+        "{refused}"
+    );
     assert!(!server.log().contains(&code), "the code is in the log");
 
     assert_eq!(browser.post("/api/logout", &json!({})).code, 200);

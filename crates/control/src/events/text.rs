@@ -190,6 +190,14 @@ impl Display for Event {
             Self::UsersRefused { reason } => {
                 write!(f, "the users cannot be read, nothing changed: {reason}")
             }
+            Self::DashboardLogin { network } => write!(f, "a browser in {network} logged in at the dashboard"),
+            Self::DashboardLoginRefused { network, before } => {
+                write!(f, "a log-in at the dashboard from {network} was refused: the link is wrong, was used, or has expired")?;
+                match before {
+                    0 => Ok(()),
+                    before => write!(f, "; {before} more since the last such event"),
+                }
+            }
             Self::Ending { signal } => write!(f, "ending on {signal}"),
             Self::EventsDropped { count } => {
                 write!(f, "{} dropped: the queue of the event log was full", Counted(*count, "event"))

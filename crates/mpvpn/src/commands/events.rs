@@ -54,7 +54,7 @@ pub(crate) struct Events {
     /// Only events before this time
     #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "follow")]
     until: Option<OffsetDateTime>,
-    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, kill_switch, configuration, log
+    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, kill_switch, certificate, configuration, dashboard, log
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     kind: Vec<EventKind>,
     #[command(flatten)]
