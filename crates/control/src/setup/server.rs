@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     str::FromStr,
 };
 
@@ -48,7 +49,9 @@ pub struct ServerWishes {
     pub subnet: Option<Ipv4Net>,
     /// The web server whose pages visitors see.
     pub site: Option<String>,
-    /// The user to add; `None`: one with the usual name, if there is no user yet.
+    /// The CAs whose certificates clients show in place of tokens: the absolute path of a PEM file.
+    pub client_ca: Option<PathBuf>,
+    /// The user to add; `None`: one with the usual name, if there is no user yet, and if users have tokens.
     pub user: Option<String>,
 }
 
@@ -228,6 +231,10 @@ fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
         document["site"] = toml_edit::Item::Table(toml_edit::Table::new());
         document["site"]["upstream"] = value(site);
     }
+    if let Some(ca) = &wishes.client_ca {
+        document["auth"] = value(AuthMode::Mtls.as_str());
+        document["client-ca"] = value(ca.display().to_string());
+    }
     let head = if is_new { HEAD } else { "" };
     Ok(format!("{head}{document}"))
 }
@@ -388,6 +395,7 @@ mod tests {
             port: None,
             subnet: None,
             site: None,
+            client_ca: None,
             user: None,
         }
     }
@@ -501,6 +509,17 @@ mod tests {
             credential: UserCredential::Certificate,
         };
         assert_eq!(named.steps[0].action, added);
+    }
+
+    #[test]
+    fn certificates_in_place_of_tokens_are_one_option_and_stay_the_next_time() {
+        let client_ca = Some("/etc/mpvpn/clients.crt".into());
+        let plan = plan_server(&vps(), &ServerWishes { client_ca, ..wishes() }).unwrap();
+        assert_eq!(texts(&plan), ["write /etc/mpvpn/server.toml", "systemctl enable --now mpvpn-server"]);
+        let text = written(&plan);
+        assert!(text.ends_with("auth = \"mtls\"\nclient-ca = \"/etc/mpvpn/clients.crt\"\n"), "{text}");
+        let again = plan_server(&after(vps(), &plan), &wishes()).unwrap();
+        assert_eq!(texts(&again), Vec::<String>::new());
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod ssh;
 
 use std::{
     io::{IsTerminal, Write, stdin, stdout},
+    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -12,6 +13,7 @@ use std::{
 use clap::{Args, Parser, Subcommand};
 use ipnet::Ipv4Net;
 use mpvpn_control::{
+    client_certificates::ClientCa,
     config::{ConfigSource, ServerConfig, ServerOptions},
     setup::{
         Action, Audience, ClientWishes, HostOption, Instance, Plan, Record, ServerWishes, Step,
@@ -54,7 +56,9 @@ Examples:
   mpvpn setup server --host 203.0.113.7 --port 4433 --user anna
       behind address translation, or at another port than 443
   mpvpn setup server --site http://127.0.0.1:8080
-      where a web server has port 443: after that listens at 127.0.0.1:8080 instead, visitors see its pages by mpvpn";
+      where a web server has port 443: after that listens at 127.0.0.1:8080 instead, visitors see its pages by mpvpn
+  mpvpn setup server --client-ca /etc/mpvpn/clients.crt --user alice@example.org
+      clients with certificates of your CA instead of tokens; the user is the name in the certificate";
 
 const CLIENT_EXAMPLES: &str = "\
 Examples:
@@ -110,6 +114,9 @@ struct ServerArgs {
     /// Address of the web server whose pages visitors without credentials see
     #[arg(long, value_name = "URL")]
     site: Option<String>,
+    /// PEM file with the CAs whose certificates clients show in place of tokens; the user mpvpn must be able to read it
+    #[arg(long, value_name = "PEM")]
+    client_ca: Option<PathBuf>,
     #[command(flatten)]
     name: Name,
     #[command(flatten)]
@@ -219,10 +226,11 @@ fn failed_to_look(error: EngineError) -> Failure {
 
 impl ServerArgs {
     fn run(self) -> Result<ExitCode, Failure> {
-        let Self { host, port, subnet, user, site, name, consent } = self;
+        let Self { host, port, subnet, user, site, client_ca, name, consent } = self;
         let instance = name.instance(Role::Server)?;
+        let client_ca = client_ca.map(checked_ca).transpose()?;
         let machine = setup::look(&instance, port).map_err(failed_to_look)?;
-        let wishes = ServerWishes { instance: instance.clone(), host, port, subnet, site, user };
+        let wishes = ServerWishes { instance: instance.clone(), host, port, subnet, site, client_ca, user };
         let plan = plan_server(&machine, &wishes).map_err(failed)?;
         let answer = consent.ask(&plan)?;
         if answer == Answer::No {
@@ -245,6 +253,13 @@ impl ServerArgs {
              of this away\n"
         ))
     }
+}
+
+/// The absolute path of a file with CAs, after a look whether it has any.
+fn checked_ca(file: PathBuf) -> Result<PathBuf, Failure> {
+    ClientCa::load(&file).map_err(failed)?;
+    std::path::absolute(&file)
+        .map_err(|error| Failure::runtime(SUMMARY, format!("{}: {error}", file.display()), NEXT))
 }
 
 fn config_of(instance: &Instance) -> Result<ServerConfig, Failure> {
