@@ -334,7 +334,9 @@ impl Peer {
             9 => match input.below(3) {
                 0 => connection.finish(stream),
                 1 => connection.reset(stream, input.u16().into()),
-                _ => connection.stop(stream, input.u16().into()),
+                // A unidirectional stream of its own is not received here (RFC 9000 §2.1).
+                _ if stream & 0b10 == 0 => connection.stop(stream, input.u16().into()),
+                _ => {}
             },
             10 => {
                 let local = LocalAddress::link(LinkId(input.byte().into()));
