@@ -95,16 +95,16 @@ impl SentDatagrams {
         }
     }
 
-    /// A pass has ended, and noq holds `left` bytes of datagrams: what was queued before these is in packets, and counts as part
-    /// of the last one.
+    /// A pass has ended, and noq still holds `left` bytes of datagrams. It has written all datagrams that were queued before
+    /// these; they count as part of the last packet.
     pub(crate) fn settle(&mut self, left: usize) {
         while let Some(datagram) = self.pop_written(left) {
             self.add_sent(datagram);
         }
     }
 
-    /// A pass begins, and noq holds `left` bytes of datagrams: those that it did not write in the last pass of this path, and has
-    /// written since, are in packets of other paths, and their outcomes are not known.
+    /// A pass begins, and noq still holds `left` bytes of datagrams. What this path queued earlier, and noq has written since,
+    /// left on other paths: its outcome is not known.
     pub(crate) fn forget_written_elsewhere(&mut self, left: usize) {
         while self.pop_written(left).is_some() {}
     }
