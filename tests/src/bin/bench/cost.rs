@@ -24,10 +24,11 @@ use serde_json::{Value, json};
 
 use crate::{
     figure::{Bar, figure},
+    median::median,
     options::Options,
     parts::{direction_name, unmeasured_figure},
     paths::plan::catch_panic,
-    peers::{in_turn, median},
+    peers::in_turn,
     plot::number,
     report::Outcome,
 };

@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 
 use crate::{
     figure::{Bar, figure},
+    median::median,
     options::Options,
     parts::unmeasured_figure,
     paths::plan::catch_panic,
-    peers::median,
     plot::{self, Panel},
     report::Outcome,
 };

@@ -10,6 +10,7 @@ mod classes;
 mod cost;
 mod figure;
 mod flood;
+mod median;
 mod mptcp;
 mod options;
 mod parts;

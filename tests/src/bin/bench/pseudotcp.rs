@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     figure::{Bar, figure},
+    median::median,
     options::Options,
-    paths::{plan::catch_panic, play::median},
+    paths::plan::catch_panic,
     peers::Setting,
     report::Outcome,
     stream::STREAM,
@@ -136,7 +137,7 @@ fn download_repeatedly(
 }
 
 fn add_row(link: Link, row: &Row, outcome: &mut Outcome) -> Value {
-    let [direct, streams] = row.times.clone().map(median);
+    let [direct, streams] = row.times.clone().map(|times| median(times).unwrap_or(f64::NAN));
     let name = format!("{}, {} kB on streams, of the time past the tunnel", link.name(), row.size / 1000);
     outcome.figures.push(figure(RIG, name, streams / direct, "×", link.bar(row.size)));
     let line =

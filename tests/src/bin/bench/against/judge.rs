@@ -17,7 +17,7 @@
 //! normal, exponential, log-normal, bimodal and Cauchy distributions, at most 4.6 % are called worse after 2 pairs,
 //! 0.5 % after 3, 0.1 % after 4, 3.3 % after 5, and 0.6 % from 8 pairs on.
 
-use crate::{figure::Better, paths::play::median};
+use crate::{figure::Better, median::median};
 
 /// The least confidence of an interval of 8 pairs or more. With fewer pairs the interval is the widest that there is, for 5
 /// pairs that of 93.75 %. Lower: more false alarms. Higher: 10 pairs no longer show a difference that one of them lacks.
@@ -73,10 +73,11 @@ pub(crate) fn judge(pairs: &[Pair], better: Option<Better>, unit: &str, threshol
     let both = |pair: &Pair| Some((pair.before?, pair.after?));
     let complete: Vec<(f64, f64)> = pairs.iter().filter_map(both).collect();
     let mut judgement = Judgement {
-        before: median(before.clone()),
-        after: median(after.clone()),
+        before: median(before.clone()).unwrap_or(f64::NAN),
+        after: median(after.clone()).unwrap_or(f64::NAN),
         shift: None,
-        relevant: (median(before.clone()).abs() * threshold / 100.0).max(least_relevant(unit)),
+        relevant: (median(before.clone()).unwrap_or(f64::NAN).abs() * threshold / 100.0)
+            .max(least_relevant(unit)),
         verdict: Verdict::NotKnown,
         why: "",
     };
@@ -137,7 +138,7 @@ fn shift(differences: Vec<f64>) -> Shift {
     averages.sort_by(f64::total_cmp);
     let (cut, confidence) = cut(count);
     let (low, high) = (averages[cut], averages[averages.len() - 1 - cut]);
-    Shift { estimate: median(averages), low, high, confidence }
+    Shift { estimate: median(averages).unwrap_or(f64::NAN), low, high, confidence }
 }
 
 /// The number of Walsh averages of `count` differences below the interval, which is also the number above it, and the

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     figure::{Bar, figure_with_note},
+    median::median,
     options::Options,
-    paths::play::median,
     report::Outcome,
 };
 
@@ -81,7 +81,13 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         let gaps = [&alone, &loaded].map(|result| result.gaps_ms(at));
         for (when, gaps) in ["alone", "under load"].iter().zip(&gaps) {
             let what = format!("{}, gap by a link that goes, {when}, median", line.class);
-            note(what, &format!("of {}", gaps.len()), median(gaps.clone()), "ms", Bar::Lower);
+            note(
+                what,
+                &format!("of {}", gaps.len()),
+                median(gaps.clone()).unwrap_or(f64::NAN),
+                "ms",
+                Bar::Lower,
+            );
         }
         let mut ask = |which, value, bar| note(which, "", value, "ms", bar);
         let worst = |result: &FlapResult| result.longest_ms(at);

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::{DEVICES, RIG, TunnelPair, mean};
 use crate::{
     figure::{Bar, Figure, figure_with_note},
+    median::median,
     options::Options,
     parts::{direction_name, directions, unmeasured_figure},
     paths::{
@@ -24,7 +25,6 @@ use crate::{
         load::{Iperf, IperfServer, Load, PORT, START_UP_SECONDS, TcpKind},
         mptcp,
         plan::catch_panic,
-        play::median,
     },
     report::Outcome,
     timeline::{self, Timeline},
@@ -230,7 +230,7 @@ fn chart(direction: &str, third: u32, panels: &[Timeline]) -> (String, String) {
 
 /// Median of a value over the runs.
 fn median_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {
-    median(runs_done.iter().map(of).collect())
+    median(runs_done.iter().map(of).collect()).unwrap_or(f64::NAN)
 }
 
 fn maximum_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use super::{DEVICES, RIG, TunnelPair, mean};
 use crate::{
     figure::{Bar, Figure, figure, figure_with_note},
+    median::median,
     options::Options,
     parts::{direction_name, directions, unmeasured_figure},
     paths::{
         load::{Iperf, IperfServer, Load, PORT, START_UP_SECONDS, TcpKind},
         plan::catch_panic,
-        play::median,
         quiet_connection::QuietConnection,
     },
     report::Outcome,
@@ -82,7 +82,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     for &direction in directions(options.quick) {
         let what = format!("UDP blocked on link 1, {FLOWS} flows {}", direction_name(direction));
         let mbit = catch_panic(|| measure_one_link_blocked(&testbed, options, direction));
-        let sum = mbit.as_ref().map_or(f64::NAN, |mbit| median(mbit.clone()));
+        let sum = mbit.as_ref().map_or(f64::NAN, |mbit| median(mbit.clone()).unwrap_or(f64::NAN));
         match mbit {
             Ok(mbit) => {
                 let what = format!("{what}: QUIC + TCP");

@@ -8,10 +8,13 @@ use super::{
     impairment::Impairment,
     load::{Load, START_UP_SECONDS},
     path_rates::Resent,
-    play::{Row, RunResult, median},
+    play::{Row, RunResult},
     rig,
 };
-use crate::figure::{Bar, Figure, figure, figure_with_note};
+use crate::{
+    figure::{Bar, Figure, figure, figure_with_note},
+    median::median,
+};
 
 /// Head of the table.
 pub(crate) const TABLE_HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
@@ -76,7 +79,7 @@ fn impairment_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f
     let gaps: Vec<f64> = impairments.iter().map(|impairment| impairment.gap.as_secs_f64() * 1e3).collect();
     let of = format!("of {}", gaps.len());
     if let Some(most) = bars.max_gap_ms {
-        ask("gap, median", &of, median(gaps.clone()), "ms", Bar::AtMost(most));
+        ask("gap, median", &of, median(gaps.clone()).unwrap_or(f64::NAN), "ms", Bar::AtMost(most));
     }
     if !gaps.is_empty() {
         let worst = gaps.iter().copied().fold(0.0, f64::max);
@@ -124,12 +127,12 @@ impl Row {
             let steps = run.arrived.as_ref().ok()?.steps.get(START_UP_SECONDS as usize * 10..end as usize)?;
             Some(steps.iter().sum::<f64>() / steps.len() as f64)
         };
-        median(self.runs.iter().map(|run| before(run).unwrap_or(f64::NAN)).collect())
+        median(self.runs.iter().filter_map(before).collect()).unwrap_or(f64::NAN)
     }
 
     /// Bytes of IP packets on the links per byte of payload.
     fn sent_per_payload(&self) -> f64 {
-        median(self.runs.iter().filter_map(RunResult::sent_per_payload).collect())
+        median(self.runs.iter().filter_map(RunResult::sent_per_payload).collect()).unwrap_or(f64::NAN)
     }
 
     fn clean_sent_per_payload(&self) -> f64 {
@@ -138,8 +141,7 @@ impl Row {
 
     /// Retransmitted packets, percent of the numbered ones; `None` if the sender's status does not tell.
     fn resent_percent(&self) -> Option<f64> {
-        let all: Vec<f64> = self.runs.iter().filter_map(|run| Some(run.resent?.percent())).collect();
-        (!all.is_empty()).then(|| median(all))
+        median(self.runs.iter().filter_map(|run| Some(run.resent?.percent())).collect())
     }
 
     /// The longest gap, ms: between ping replies around impairments, else in TCP data.

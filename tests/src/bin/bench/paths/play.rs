@@ -17,6 +17,7 @@ use super::{
     path_rates::{PathRateWatch, PathRates, Resent, resent},
     plan::{Plan, catch_panic},
 };
+use crate::median::median;
 
 /// How long all paths may take to become active.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -87,7 +88,10 @@ fn measure_kernel_mptcp(testbed: &Testbed, scenario: &Scenario, plan: Plan, rows
         }
         let run =
             || catch_panic(|| mptcp::run(testbed, scenario, row.load, row.direction, plan.seconds(scenario)));
-        let found = (0..plan.runs).map(|_| run()).collect::<Result<_, _>>().map(median);
+        let found = (0..plan.runs)
+            .map(|_| run())
+            .collect::<Result<_, _>>()
+            .map(|rates| median(rates).unwrap_or(f64::NAN));
         eprintln!("    kernel MPTCP, {}, {:?}: {}", row.load.name(), row.direction, rate_or_error(&found));
         row.mptcp = Some(found);
     }
@@ -190,7 +194,7 @@ impl ScenarioRun<'_> {
                 };
                 let runs: Result<Vec<_>, _> =
                     (0..self.plan.runs).map(|_| run().map(|arrived| arrived.mbit)).collect();
-                let found = runs.map(median);
+                let found = runs.map(|rates| median(rates).unwrap_or(f64::NAN));
                 let (load, direction) = (row.load.name(), row.direction);
                 eprintln!("    link {} alone, {load}, {direction:?}: {}", index + 1, rate_or_error(&found));
                 row.singles.push((index + 1, found));
@@ -270,7 +274,7 @@ impl Row {
     /// Median goodput of the runs, Mbit/s, or the first error.
     pub(crate) fn mbit(&self) -> Result<f64, String> {
         let rates = self.runs.iter().map(|run| Ok(run.arrived.as_ref().map_err(Clone::clone)?.mbit));
-        rates.collect::<Result<Vec<_>, String>>().map(median)
+        rates.collect::<Result<Vec<_>, String>>().map(|rates| median(rates).unwrap_or(f64::NAN))
     }
 
     /// Number and goodput (Mbit/s) of the best single link.
@@ -282,15 +286,4 @@ impl Row {
 
 fn rate_or_error(found: &Result<f64, String>) -> String {
     found.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1} Mbit/s"))
-}
-
-/// The median; NaN without values.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
-    }
 }

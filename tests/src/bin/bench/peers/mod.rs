@@ -17,12 +17,12 @@ use std::{
 use mpvpn_tests::{firewall::Firewall, system::System};
 use mpvpn_types::panic_text;
 
+pub(crate) use self::setting::Setting;
 use self::{
     judge::{INSIDE_TCP, PEERS, Requirement, STREAM},
     samples::{RunKey, SampleLog},
     system_run::{KnownRates, SystemRun},
 };
-pub(crate) use self::{samples::median, setting::Setting};
 use crate::{options::Options, report::Outcome};
 
 /// Number of rounds with all measurements. Later rounds only repeat measurements of rates, which vary most.

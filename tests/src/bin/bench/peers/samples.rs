@@ -6,7 +6,7 @@ use mpvpn_tests::{disturbance::Disturbance, system::System};
 use serde_json::{Value, json};
 
 use super::Setting;
-use crate::figure::Bar;
+use crate::{figure::Bar, median::median};
 
 /// A measure of a system in a setting.
 #[derive(Debug, PartialEq)]
@@ -249,28 +249,9 @@ impl Conditions {
     }
 }
 
-/// The median; `None` without values.
-pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.retain(|value| !value.is_nan());
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_are_values_or_between_two() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(vec![4.0, f64::NAN, 2.0]), Some(3.0));
-        assert_eq!(median(Vec::new()), None);
-    }
 
     #[test]
     fn every_measure_has_a_key_of_its_own() {

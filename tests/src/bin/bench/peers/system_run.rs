@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::{
     Scope, Setting,
     rate_search::{Probe, ProbeLength, SearchResult, search},
-    samples::{Conditions, RunKey, SampleLog, median},
+    samples::{Conditions, RunKey, SampleLog},
     setting::frames,
 };
-use crate::parts::direction_name;
+use crate::{median::median, parts::direction_name};
 
 /// Port of iperf3.
 const PORT: u16 = 5201;
