@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::Direction;
+use mpvpn_packet::tcp_flags;
+use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::Scheduler;
 use mpvpn_scenarios::{Change, Scenario};
 use mpvpn_types::{CongestionControl, Duration, LinkId};
@@ -17,8 +19,14 @@ const START_UP: Duration = Duration::from_secs(2);
 /// How long goodput is counted where nothing happens to the links.
 const TIME: Duration = Duration::from_secs(8);
 
+/// Bytes of headers that an MSS does not count.
+const MSS_HEADERS: usize = 40;
+
 /// How many of the random cuts are played.
 const CUTS: u32 = 8;
+
+/// The host behind the server.
+const FAR: ([u8; 4], u16) = ([203, 0, 113, 9], 5201);
 
 /// The result of a run.
 #[derive(Debug)]
@@ -38,12 +46,11 @@ fn play(scenario: &Scenario, flows: u32, direction: Direction, time: Duration) -
     let client = world.add_over(None, TOKEN, scheduler, cc, &scenario.links);
     world.up(client);
     world.run(Duration::from_secs(1));
-    let mtu = world.machines[client].mtu.expect("an MTU");
     let near = world.address(client, true);
+    let mtu = negotiated_mtu(&mut world, client, [SocketAddr::new(near, 39_999), SocketAddr::from(FAR)]);
     let mut all: Vec<Flow> = (0..flows as u16)
         .map(|number| {
-            let (near, far) =
-                (SocketAddr::new(near, 40_000 + number), SocketAddr::from(([203, 0, 113, 9], 5201)));
+            let (near, far) = (SocketAddr::new(near, 40_000 + number), SocketAddr::from(FAR));
             if direction == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
         })
         .collect();
@@ -66,6 +73,24 @@ fn play(scenario: &Scenario, flows: u32, direction: Direction, time: Duration) -
     let bytes = all.iter().map(Flow::delivered).sum::<u64>() - counted.unwrap_or(0);
     let gap = gap.max(world.now - last.unwrap_or(start));
     Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), gap }
+}
+
+/// The size of the packets (bytes) that the hosts `near` and `far` agree on: that of the lower of the two MSS, each as the ends of
+/// the tunnel have clamped it. With losses they find different MTUs.
+fn negotiated_mtu(world: &mut World, client: usize, [near, far]: [SocketAddr; 2]) -> usize {
+    let syn = |from, to| {
+        let tcp = Tcp { flags: tcp_flags::SYN, options: vec![2, 4, 0x05, 0xb4], ..Tcp::default() };
+        Packet::between(from, to).tcp_with(&tcp, &[])
+    };
+    world.client_sends(client, syn(near, far));
+    world.server_sends(syn(far, near));
+    world.run(Duration::from_secs(1));
+    let received = world.machines[client].received.drain(..).chain(world.received_by_server.drain(..));
+    let sizes: Vec<usize> = received
+        .map(|(_, packet)| usize::from(u16::from_be_bytes([packet[42], packet[43]])) + MSS_HEADERS)
+        .collect();
+    assert_eq!(sizes.len(), 2, "both SYNs arrive");
+    sizes[0].min(sizes[1])
 }
 
 /// Delivers received packets and sends new ones; returns whether data arrived.
