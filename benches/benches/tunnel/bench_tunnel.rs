@@ -27,6 +27,8 @@ const CLIENT_INTERVAL: Duration = Duration::from_micros(100);
 const UNASSIGNED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 255, 254)), 4000);
 /// UDP payload of the counted packets, bytes.
 pub(crate) const PAYLOAD_BYTES: usize = 1200;
+/// UDP payload of the answers, bytes: their packets are as short as acknowledgements of TCP.
+const ANSWER_BYTES: usize = 12;
 /// Number of counted packets: single packets differ in cost.
 pub(crate) const PACKETS: usize = 50;
 /// Rounds of packets in each direction before counting: afterwards the path has its rate and MTU, and the connection has
@@ -140,18 +142,18 @@ impl BenchTunnel {
     /// Prepares packets from the network behind the server to the client, for the server's TUN.
     pub(crate) fn packets_down(&mut self) {
         let client = SocketAddr::new(self.address.expect("a tunnel that is up"), 4000);
-        self.packets = packets(BEYOND_SERVER, client);
+        self.packets = packets(BEYOND_SERVER, client, PAYLOAD_BYTES);
     }
 
     /// Prepares packets to an unassigned address, for the server's TUN.
     pub(crate) fn packets_to_unassigned_address(&mut self) {
-        self.packets = packets(BEYOND_SERVER, UNASSIGNED);
+        self.packets = packets(BEYOND_SERVER, UNASSIGNED, PAYLOAD_BYTES);
     }
 
     /// Prepares packets from the client to the network behind the server, for the client's TUN.
     pub(crate) fn packets_up(&mut self) {
         let client = SocketAddr::new(self.address.expect("a tunnel that is up"), 4000);
-        self.packets = packets(client, BEYOND_SERVER);
+        self.packets = packets(client, BEYOND_SERVER, PAYLOAD_BYTES);
     }
 
     /// The server reads the packets from its TUN: client lookup and queueing. Returns the number of answers.
@@ -215,7 +217,7 @@ impl BenchTunnel {
         self.packets_down();
         self.server_sends();
         let client = SocketAddr::new(self.address.expect("a tunnel that is up"), 4000);
-        self.packets = (0..PACKETS).map(|_| Packet::between(client, BEYOND_SERVER).udp(&[7; 12])).collect();
+        self.packets = packets(client, BEYOND_SERVER, ANSWER_BYTES);
     }
 
     /// The iterations of a client's event loop in which packets arrive one at a time, are written to the TUN and answered.
@@ -224,12 +226,7 @@ impl BenchTunnel {
         let (mut count, before) = (0, self.up.len());
         for ((link, data), answer) in self.down.drain(..).zip(&mut self.packets) {
             let (now, client) = (self.now, &mut self.client);
-            client.handle_datagram(now, link, SERVER, 0, BytesMut::from(&data[..]));
-            client.handle_batch(now);
-            while let Some(joined) = client.poll_tun(now) {
-                count += 1;
-                client.recycle(joined);
-            }
+            count += receive(client, now, link, &data);
             client.handle_tun(now, VnetHdr::NONE, answer);
             if client.poll_timeout(now).is_some_and(|at| at <= now) {
                 client.handle_timeout(now);
@@ -246,15 +243,22 @@ impl BenchTunnel {
     fn client_receives(&mut self) -> usize {
         let mut count = 0;
         for (link, data) in self.down.drain(..) {
-            self.client.handle_datagram(self.now, link, SERVER, 0, BytesMut::from(&data[..]));
-            self.client.handle_batch(self.now);
-            while let Some(joined) = self.client.poll_tun(self.now) {
-                count += 1;
-                self.client.recycle(joined);
-            }
+            count += receive(&mut self.client, self.now, link, &data);
         }
         count
     }
+}
+
+/// A client receives a datagram. Returns the number of packets for its TUN.
+fn receive(client: &mut Client, now: Instant, link: LinkId, data: &[u8]) -> usize {
+    let mut count = 0;
+    client.handle_datagram(now, link, SERVER, 0, BytesMut::from(data));
+    client.handle_batch(now);
+    while let Some(joined) = client.poll_tun(now) {
+        count += 1;
+        client.recycle(joined);
+    }
+    count
 }
 
 fn transmit_down(
@@ -280,8 +284,8 @@ fn transmit_up(client: &mut Client, now: Instant, buf: &mut Vec<u8>, up: &mut In
     }
 }
 
-fn packets(from: SocketAddr, to: SocketAddr) -> Vec<Vec<u8>> {
-    (0..PACKETS).map(|_| Packet::between(from, to).udp(&[7; PAYLOAD_BYTES])).collect()
+fn packets(from: SocketAddr, to: SocketAddr, payload_bytes: usize) -> Vec<Vec<u8>> {
+    (0..PACKETS).map(|_| Packet::between(from, to).udp(&vec![7; payload_bytes])).collect()
 }
 
 fn split_segments(buf: &[u8], size: Option<usize>, mut push: impl FnMut(Vec<u8>)) {

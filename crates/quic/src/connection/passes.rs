@@ -146,12 +146,14 @@ impl Connection {
 
     /// noq has no more to send in this pass; returns whether another one has begun.
     fn end_pass(&mut self, now: Instant) -> bool {
+        let is_done = self.passes.is_done;
         match self.passes.pass {
             Pass::Data(index) => {
-                if self.end_data_pass(index, now) {
+                let bytes_left = if is_done { 0 } else { self.datagram_bytes_left() };
+                if self.end_data_pass(now, index, bytes_left) {
                     return true;
                 }
-                self.check_stall(now, index);
+                self.check_stall(now, index, bytes_left);
                 self.begin_pass(now)
             }
             Pass::ActiveControl => {
@@ -170,7 +172,8 @@ impl Connection {
                 if let Some(path) = self.paths.at(index) {
                     path.gate.set_credit(0);
                 }
-                self.check_stall(now, index);
+                let bytes_left = if is_done { 0 } else { self.datagram_bytes_left() };
+                self.check_stall(now, index, bytes_left);
                 self.begin_report(index + 1)
             }
         }
@@ -181,9 +184,8 @@ impl Connection {
         self.empty_datagram_buffer.saturating_sub(self.inner.datagrams().send_buffer_space())
     }
 
-    /// Shuts the gate of a data pass; returns whether the pass is extended.
-    fn end_data_pass(&mut self, index: usize, now: Instant) -> bool {
-        let bytes_left = self.datagram_bytes_left();
+    /// Shuts the gate of a data pass, of whose datagrams noq still holds `bytes_left`; returns whether the pass is extended.
+    fn end_data_pass(&mut self, now: Instant, index: usize, bytes_left: usize) -> bool {
         let Some(path) = self.paths.at(index) else { return false };
         let (head, left) = (path.head, path.gate.take_credit());
         if let Some(mut sent) = path.gate.tracked() {

@@ -99,11 +99,10 @@ impl Connection {
         }
     }
 
-    /// Checks after a data pass whether noq has sent the path's datagrams.
-    pub(super) fn check_stall(&mut self, now: Instant, index: usize) {
-        let left = self.datagram_bytes_left();
+    /// Checks after a pass whether noq has sent the datagrams of the path; it still holds `bytes_left`.
+    pub(super) fn check_stall(&mut self, now: Instant, index: usize, bytes_left: usize) {
         let Some(path) = self.paths.at_mut(index) else { return };
-        if left == 0 {
+        if bytes_left == 0 {
             path.stall.on_all_sent();
             return;
         }

@@ -51,12 +51,12 @@ impl PathTable {
 
     #[inline]
     pub(super) fn get(&self, id: PathId) -> Option<&PathEntry> {
-        self.iter().find(|(other, _)| *other == id).map(|(_, path)| path)
+        self.place_of(id).ok().map(|at| &*self.paths[at].1)
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut PathEntry> {
-        self.iter_mut().find(|(other, _)| *other == id).map(|(_, path)| path)
+        self.place_of(id).ok().map(|at| &mut *self.paths[at].1)
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + '_ {
