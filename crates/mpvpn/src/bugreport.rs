@@ -8,17 +8,18 @@ mod redact;
 use std::{
     fmt::Write,
     path::{Path, PathBuf},
-    process::Command,
+    time::Duration,
 };
 
 use mpvpn_control::api;
+use mpvpn_os::program::{self, Ended};
 
 use self::redact::Redactor;
 
 /// Longest part (bytes): its end counts, as logs have the latest there. Longer ones make reports that nobody can send.
 const MAX_PART_BYTES: usize = 256 << 10;
-/// Time that a system program may take, in the words of timeout(1).
-const PROGRAM_TIMEOUT: &str = "10";
+/// Time that a system program may take. Shorter: a busy machine's answers are missing. Longer: people wait.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What system programs are asked.
 const PROGRAMS: &[(&str, &[&str])] = &[
@@ -122,11 +123,11 @@ fn read(path: &Path) -> String {
 }
 
 fn output_of(program: &str, arguments: &[&str]) -> String {
-    match Command::new("timeout").arg(PROGRAM_TIMEOUT).arg(program).args(arguments).output() {
-        Ok(output) => {
-            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-        }
-        Err(error) => format!("timeout(1): {error}"),
+    let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    match program::run(program, &arguments, String::new(), Some(PROGRAM_TIMEOUT)) {
+        Ended::Well(text) | Ended::Badly(text) => text,
+        Ended::Missing => format!("{program} is not installed"),
+        Ended::Late => format!("{program} did not end in {} s", PROGRAM_TIMEOUT.as_secs()),
     }
 }
 
