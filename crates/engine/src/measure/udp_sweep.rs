@@ -54,10 +54,12 @@ pub(super) fn step(
             receive((&socket, orders), (run + 1, bits_per_second, time))?
         }
     };
-    let rate = |datagrams: u64| (datagrams * DATAGRAM_BYTES as u64 * 8) as f64 / time.as_secs_f64();
+    let rate =
+        |datagrams: u64, time: Duration| (datagrams * DATAGRAM_BYTES as u64 * 8) as f64 / time.as_secs_f64();
     Ok(UdpStep {
-        sent_bits_per_second: rate(sent),
-        received_bits_per_second: rate(received.datagrams),
+        sent_bits_per_second: rate(sent, time),
+        // What waited in queues at the end of the step arrives after it: the links carried it in the longer time.
+        received_bits_per_second: rate(received.datagrams, time.max(Duration::from_micros(received.span_us))),
         loss_pct: 100.0 * sent.saturating_sub(received.datagrams) as f64 / sent.max(1) as f64,
         jitter_ms: received.jitter_us / 1000.0,
         reordered: received.reordered,
