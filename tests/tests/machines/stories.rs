@@ -2,6 +2,7 @@
 
 mod boot;
 mod certificate;
+mod copies;
 mod desktop;
 mod firewalls;
 mod instances;
@@ -23,7 +24,7 @@ pub(crate) struct Story {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const STORIES: [Story; 11] = [
+pub(crate) const STORIES: [Story; 13] = [
     Story {
         name: "lifecycle",
         proves: "a server and two clients are installed, joined, used, reloaded, revoked, removed and purged without a trace",
@@ -59,6 +60,18 @@ pub(crate) const STORIES: [Story; 11] = [
         proves: "several servers and clients on one machine run side by side, and leave nothing behind",
         is_short: false,
         run: instances::run,
+    },
+    Story {
+        name: "copied_state",
+        proves: "a machine with a copy of another one's state folder gets addresses of its own, and both are told",
+        is_short: false,
+        run: copies::state_folder,
+    },
+    Story {
+        name: "copied_program",
+        proves: "the package over a copied program and unit names both, interrupts nothing, and takes over the settings",
+        is_short: false,
+        run: copies::program,
     },
     Story {
         name: "ssh",
