@@ -508,9 +508,7 @@ impl CapacityEstimator {
         let newest = delay(self.recent(0, 1).next()?)?;
         let oldest = delay(self.recent(RECENT_INTERVALS - 1, 1).next()?)?;
         let queued = self.recent(0, RECENT_INTERVALS);
-        if !queued.clone().all(|interval| delay(interval).is_some_and(|delay| delay > ONE_WAY.high_queue)) {
-            return None;
-        }
+        let shortest = queued.clone().map(delay).min_by(|a, b| a.unwrap_or(0.0).total_cmp(&b.unwrap_or(0.0)))??;
         let rate = |spans: &mut dyn Iterator<Item = Interval>| {
             let (sent, time) =
                 spans.fold((0.0, 0.0), |all, interval| (all.0 + interval.sent, all.1 + interval.duration));
@@ -525,7 +523,10 @@ impl CapacityEstimator {
         }
         // The queue grows by the excess of the sending rate over the capacity.
         let grows = ((newest - oldest) / time).clamp(-MAX_DRAIN_SHARE, MAX_DRAIN_SHARE);
-        (sent > calm * SENT_MORE_RATIO).then_some(sent / (1.0 + grows) * (1.0 - ONE_WAY.back_off))
+        let rate = sent / (1.0 + grows) * (1.0 - ONE_WAY.back_off);
+        // At a low rate a few packets would make a longer delay: a shorter one is not a queue at this rate.
+        let is_queue = shortest > self.high_queue_threshold(rate);
+        (is_queue && sent > calm * SENT_MORE_RATIO).then_some(rate)
     }
 
     /// Whether the queue in the own direction is long and growing.

@@ -492,6 +492,32 @@ fn delayed_acknowledgements_are_not_a_queue_of_the_first_burst() {
 }
 
 #[test]
+fn a_delay_of_less_than_three_packets_at_the_rate_does_not_show_a_rate() {
+    let start = Instant::now();
+    // A class that only acknowledges, and sends more of that after a while: 0.2 MB/s, of which three full packets are 22 ms.
+    let capacity = |delay: Duration| {
+        let mut shaper = Shaper::new(start, None);
+        shaper.set_share(start, ClassId(1), Share { first: true, ..Share::default() });
+        for step in 0..700_u32 {
+            let (now, more) = (start + MS * step, step >= 400);
+            let (bytes, queue) = if more { (200, delay) } else { (40, Duration::ZERO) };
+            if step % 10 == 0 {
+                let found = Some(queue.as_micros() as u32);
+                shaper.on_clock_report(now, 1, shaper.clock_micros(now), found);
+            }
+            send(&mut shaper, now, ClassId(1), 10);
+            send(&mut shaper, now, ClassId(0), bytes);
+            let (rtt, base_rtt) = (Some(MS + queue), Some(MS));
+            let sample = Sample { delivered: bytes, rtt, base_rtt, backlogged: false };
+            shaper.on_sample(now, ClassId(0), sample);
+        }
+        shaper.capacity()
+    };
+    assert_eq!(capacity(Duration::from_micros(1500)), None, "a busy machine delays what it forwards");
+    assert!(capacity(30 * MS).is_some(), "a queue");
+}
+
+#[test]
 fn a_full_link_is_seldom_filled_again() {
     const RATE: f64 = 6.25e6;
     let start = Instant::now();
