@@ -130,6 +130,8 @@ pub struct World {
     pub now: Instant,
     /// Pipes of each link of clients that are added.
     pub pipes: u8,
+    /// Added to the seeds of the random numbers of links.
+    pub seed: u64,
     /// The shards of the server.
     pub servers: Vec<Server>,
     /// The mode of the next server that is started.
@@ -201,6 +203,7 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
+            seed: 0,
             servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), ALL_ROUTES),
             routes: ALL_ROUTES,
             server_mode: TunnelMode::Packets,
@@ -352,7 +355,7 @@ impl World {
         for (i, spec) in links.iter().enumerate() {
             let id = LinkId(i as u16);
             let address = SocketAddr::from(([198, 51, 100 + number, i as u8 + 1], 5000));
-            let seed = u64::from(number) * 1000 + i as u64 * 2;
+            let seed = self.seed + u64::from(number) * 1000 + i as u64 * 2;
             let up = Wire::new(&spec.up, spec.count, seed, self.now);
             let down = Wire::new(&spec.down, spec.count, seed + 1, self.now);
             machine.links.insert(id, Link { up, down, address });
