@@ -176,12 +176,23 @@ pub struct Liveness {
     rtt: Duration,
     rtt_var: Duration,
     loss: f64,
+    intervals: Intervals,
+}
+
+/// What follows from configuration and measurements, and is asked for in each iteration.
+#[derive(Clone, Copy, Debug)]
+struct Intervals {
+    /// The interval of dense heartbeats.
+    dense: Duration,
+    /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
+    max_gap: Duration,
 }
 
 impl Liveness {
     /// A path that was just validated: it counts as alive.
     pub fn new(config: LivenessConfig, now: Instant) -> Self {
-        Self {
+        let mut liveness = Self {
+            intervals: Intervals { dense: Duration::ZERO, max_gap: Duration::ZERO },
             config,
             state: State::Alive { since: now },
             reason: StateReason::Works,
@@ -196,7 +207,15 @@ impl Liveness {
             rtt: Duration::from_millis(100),
             rtt_var: Duration::ZERO,
             loss: 0.0,
-        }
+        };
+        liveness.update_intervals();
+        liveness
+    }
+
+    fn update_intervals(&mut self) {
+        let dense = self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval);
+        let max_gap = dense * self.required_misses() + self.rtt_var.min(dense);
+        self.intervals = Intervals { dense, max_gap };
     }
 
     /// Whether the path may carry data.
@@ -238,6 +257,7 @@ impl Liveness {
         self.rtt = rtt;
         self.rtt_var = rtt_var;
         self.loss = loss.clamp(0.0, 1.0);
+        self.update_intervals();
     }
 
     /// Something arrived on this path.
@@ -301,6 +321,7 @@ impl Liveness {
     /// Replaces the configuration.
     pub fn set_config(&mut self, now: Instant, config: LivenessConfig) {
         self.config = config;
+        self.update_intervals();
         // The peer's heartbeats in flight still follow the old intervals.
         self.last_received = self.last_received.max(now);
     }
@@ -351,17 +372,7 @@ impl Liveness {
 
     /// How long the path may be silent while dense heartbeats are expected, a round trip included.
     pub fn silence_limit(&self) -> Duration {
-        (self.rtt + self.max_heartbeat_gap()).max(self.config.min_silence)
-    }
-
-    /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
-    fn max_heartbeat_gap(&self) -> Duration {
-        self.dense_interval() * self.required_misses() + self.rtt_var.min(self.dense_interval())
-    }
-
-    /// The interval of dense heartbeats.
-    fn dense_interval(&self) -> Duration {
-        self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval)
+        (self.rtt + self.intervals.max_gap).max(self.config.min_silence)
     }
 
     fn interval(&self, now: Instant) -> Duration {
@@ -371,7 +382,7 @@ impl Liveness {
                 self.config.min_dense_interval
             }
             // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
-            _ if self.is_dense(now) => self.dense_interval(),
+            _ if self.is_dense(now) => self.intervals.dense,
             State::Alive { .. } => self.config.idle_interval,
             State::Dead { since, .. } if now.saturating_duration_since(since) < RECENT_DEATH => {
                 self.config.recent_death_interval
@@ -410,8 +421,8 @@ impl Liveness {
             return None;
         }
         // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
-        let expected = self.last_received.max(self.dense_since + self.rtt + self.dense_interval());
-        Some(expected + self.max_heartbeat_gap().max(self.config.min_silence))
+        let expected = self.last_received.max(self.dense_since + self.rtt + self.intervals.dense);
+        Some(expected + self.intervals.max_gap.max(self.config.min_silence))
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -434,8 +445,8 @@ impl Liveness {
                     tracing::debug!(
                         target: LIVENESS,
                         silence = ?now.saturating_duration_since(self.last_received),
-                        limit = ?self.max_heartbeat_gap().max(self.config.min_silence),
-                        interval = ?self.dense_interval(),
+                        limit = ?self.intervals.max_gap.max(self.config.min_silence),
+                        interval = ?self.intervals.dense,
                         misses = self.required_misses(),
                         rtt = ?self.rtt,
                         rtt_var = ?self.rtt_var,

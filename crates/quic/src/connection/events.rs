@@ -117,6 +117,9 @@ impl Connection {
 
     /// Translates all pending events of noq.
     pub(super) fn translate_all(&mut self, now: Instant) {
+        if !std::mem::take(&mut self.events_due) {
+            return;
+        }
         while let Some(event) = self.guarded_read(noq_proto::Connection::poll).flatten() {
             self.translate(now, event);
         }

@@ -221,6 +221,11 @@ impl Heartbeats {
     /// Returns since when reports of the peer are missing although data moves; it is then unknown which packets of
     /// this end arrive.
     pub(super) fn unanswered_since(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
+        let newest = self.reports.as_ref()?.newest_received;
+        if newest.is_some_and(|(_, at)| now < at + MIN_REPORT_TIMEOUT) {
+            // No path is so quick that one could be missing: the usual case, for which no path is looked at.
+            return None;
+        }
         self.report_overdue_at(now, paths).filter(|at| now >= *at)
     }
 

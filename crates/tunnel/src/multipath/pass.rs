@@ -94,8 +94,8 @@ impl Pass<'_> {
         moved |= self.fill_high_delay_paths(candidates);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
         for candidate in &*candidates {
-            let window = self.connection.available_window(self.now, candidate.id);
-            let limited = window == 0 && (waits || self.scheduler.has_packet_for(candidate.id));
+            let limited = (waits || self.scheduler.has_packet_for(candidate.id))
+                && self.connection.available_window(self.now, candidate.id) == 0;
             self.connection.set_backlogged(candidate.id, limited);
         }
         if let Some(limit) = self.rate_limit {
