@@ -106,7 +106,7 @@ pub enum Origin {
 pub enum Exit {
     /// This interface.
     Through(String),
-    /// Any interface but this one.
+    /// Any interface but this one and the loopback: what stays on the machine keeps its source.
     AnyBut(String),
 }
 
@@ -204,7 +204,11 @@ fn masquerade_statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
     };
     let exit = match &masquerade.exit {
         Exit::Through(name) => comparison(meta(MetaKey::Oifname), Operator::EQ, text(name)),
-        Exit::AnyBut(name) => comparison(meta(MetaKey::Oifname), Operator::NEQ, text(name)),
+        Exit::AnyBut(name) => {
+            let names = [name, "lo"].map(|name| SetItem::Element(text(name)));
+            let names = Expression::Named(NamedExpression::Set(names.to_vec()));
+            comparison(meta(MetaKey::Oifname), Operator::NEQ, names)
+        }
     };
     from.into_iter().chain([exit, Statement::Masquerade(None)]).collect()
 }
@@ -339,6 +343,7 @@ mod tests {
         assert_eq!(expr[0]["match"]["left"]["payload"]["protocol"], "ip");
         assert_eq!(expr[0]["match"]["right"]["prefix"]["addr"], "10.0.0.0");
         assert_eq!(expr[1]["match"]["op"], "!=");
+        assert_eq!(expr[1]["match"]["right"]["set"], serde_json::json!(["t0", "lo"]));
         assert!(expr[2].get("masquerade").is_some());
         let expr = &list[5]["add"]["rule"]["expr"];
         assert_eq!(expr[0]["match"]["left"]["meta"]["key"], "iifname");

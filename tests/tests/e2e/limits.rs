@@ -11,7 +11,7 @@ use mpvpn_tests::{
     iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::{Ping, reaches},
-    testbed::{Direction, Host, TUNNEL, inet4},
+    testbed::{Direction, Host, TUNNEL, Testbed, binary, inet4},
 };
 
 use crate::users::Site;
@@ -197,4 +197,43 @@ fn proxies_and_clients_inside_tcp_lose_access_at_once_too() {
         if socks() == Some(0) { Ok(()) } else { Err(format!("{:?}", socks())) }
     });
     assert_ne!(download.wait().expect("our own child").code(), Some(0));
+}
+
+#[test]
+fn measurements_as_streams_have_the_rates_of_their_user() {
+    let _share = MachineShare::take(Share::Percent(50));
+    let testbed = Testbed::two_clients();
+    let server = testbed.server(&["--auth", "token", "--state-dir", "state", "--measure"]);
+    let site = Site { server, testbed };
+    let alice = site.add("alice", &["--up", "10mbit", "--down", "20mbit"]);
+    let client = site.join_with(Host::Client, &alice, &[]).wait_until_up();
+    let json = site.testbed.dir().join("measured.json");
+    let [json_path, socket] = [&json, client.socket()].map(|path| path.to_str().expect("an ASCII path"));
+    let words = ["measure", "--link", "eth1", "--lane", "stream", "--seconds", "2", "--json", json_path];
+    let binary = binary();
+    let command =
+        [&[binary.to_str().expect("an ASCII path")], &words[..], &["--api-socket", socket]].concat();
+    let output = site.testbed.output_of(Host::Client, Duration::from_secs(120), &command);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = std::fs::read_to_string(&json).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(report["missing"].as_array().map(Vec::len), Some(0), "{}", said(&output));
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(f64::NAN);
+    let limit_of = |row: &serde_json::Value| if row["direction"] == "down" { 20.0 } else { 10.0 };
+    let rows = report["tcp"].as_array().expect("rows");
+    assert_eq!(rows.len(), 4, "{text}");
+    for row in rows {
+        // What passes in the burst of the first half second belongs to no rate.
+        let series = row["series"].as_array().expect("points");
+        let later: Vec<f64> = series[1..].iter().map(|point| number(&point["bits_per_second"])).collect();
+        let rate = later.iter().sum::<f64>() / later.len() as f64 / 1e6;
+        is_the_rate(&format!("{} flows {}", row["flows"], row["direction"]), rate, limit_of(row));
+        assert!(number(&row["loaded"]["answered"]) > 20.0, "the latency under load is measured: {row}");
+    }
+    let sweeps = report["udp"].as_array().expect("sweeps");
+    assert_eq!(sweeps.len(), 2, "{text}");
+    for sweep in sweeps {
+        let best = number(&sweep["best_bits_per_second"]) / 1e6;
+        assert!(best > 0.7 * limit_of(sweep) && best < 1.05 * limit_of(sweep), "{sweep}");
+    }
 }

@@ -42,6 +42,11 @@ impl LinkLease {
         Ok((Self { socket: socket.to_owned(), request, stop: Some(stop), thread }, state))
     }
 
+    /// The only links that measured flows may use.
+    pub(super) fn links(&self) -> Vec<String> {
+        self.request.lock().unwrap_or_else(PoisonError::into_inner).only.clone()
+    }
+
     /// Changes the links at once.
     pub(super) fn change(&self, change: impl FnOnce(&mut MeasureRequest)) -> Result<(), Error> {
         // Held while the client is asked, so that no earlier request follows.

@@ -27,7 +27,7 @@ impl Run<'_> {
             "TCP down, 1 flow over all links; {link} is not used from {cut_at} s to {restored_at} s"
         ));
         let load = TcpLoad::start(&self.target, LoadDirection::Down, 1, None)?;
-        let probe = EchoProbe::start(&self.target, LOADED_INTERVAL, None)?;
+        let probe = EchoProbe::start(&self.datagrams.0, LOADED_INTERVAL, None)?;
         let began = Instant::now();
         let mut result = CutResult { link: link.clone(), ..CutResult::default() };
         let mut before = 0;

@@ -20,6 +20,7 @@ use mpvpn_control::{
     status::{LinkState, PathState, State, Status},
 };
 use mpvpn_os::usage;
+use mpvpn_types::FlowMode;
 
 use super::{
     Interrupt, PingPlan, PingResult, Pinger,
@@ -84,8 +85,12 @@ pub(super) struct Run<'a> {
     pub(super) plan: &'a MeasurePlan,
     pub(super) interrupt: &'a Interrupt,
     pub(super) show: &'a mut dyn FnMut(MeasureEvent),
+    /// Where TCP connections go, and the orders for them.
     pub(super) target: Target,
     pub(super) orders: Orders,
+    /// The same for datagrams. The responder answers those of hosts with a connection: one that travels as packets, as streams
+    /// come from the server's own address.
+    pub(super) datagrams: (Target, Orders),
     pub(super) lease: LinkLease,
     /// The process of the client.
     pub(super) client: Option<u32>,
@@ -138,9 +143,11 @@ pub fn measure(
     let status = api::fetch_status(&plan.socket)?;
     let links = links_of(&status, plan)?;
     let only = links.iter().map(|link| link.name.clone()).collect();
-    let request = MeasureRequest { only, lane: plan.lane, ..MeasureRequest::default() };
+    let request = MeasureRequest { only, lane: Some(FlowMode::Datagram), ..MeasureRequest::default() };
     let (lease, state) = LinkLease::begin(&plan.socket, request)?;
     let began = (Instant::now(), SystemTime::now());
+    let datagrams = reach(&state.device, &state.responders)?;
+    lease.change(|request| request.lane = plan.lane)?;
     let (target, orders) = reach(&state.device, &state.responders)?;
     let report = MeasureReport {
         version: status.version.clone(),
@@ -151,7 +158,7 @@ pub fn measure(
         ..MeasureReport::default()
     };
     let client = api::process_at(&plan.socket);
-    let mut run = Run { plan, interrupt, show, target, orders, lease, client, report, runs: 0 };
+    let mut run = Run { plan, interrupt, show, target, orders, datagrams, lease, client, report, runs: 0 };
     run.all(&status);
     run.report.seconds = began.0.elapsed().as_secs_f64();
     Ok(run.report)
@@ -212,15 +219,33 @@ impl Run<'_> {
             let sentence = format!("{what}: {error}");
             (self.show)(MeasureEvent::Result(sentence.clone()));
             self.report.missing.push(sentence);
-            // The connection for orders may be out of step.
+            // The connections for orders may be out of step.
             self.open_orders();
         }
     }
 
+    /// Opens the connections for orders anew. If one cannot be opened, the next part says so.
     pub(super) fn open_orders(&mut self) {
-        if let Ok(orders) = Orders::open(&self.target) {
+        if self.open_datagram_orders().is_ok()
+            && let Ok(orders) = Orders::open(&self.target)
+        {
             self.orders = orders;
         }
+    }
+
+    /// Opens the connection for orders about datagrams anew: as packets, whatever the others do.
+    fn open_datagram_orders(&mut self) -> io::Result<()> {
+        let is_stream = self.plan.lane == Some(FlowMode::Stream);
+        if is_stream {
+            self.lease.change(|request| request.lane = Some(FlowMode::Datagram)).map_err(io::Error::other)?;
+            self.await_links(&self.lease.links())?;
+        }
+        self.datagrams.1 = Orders::open(&self.datagrams.0)?;
+        if is_stream {
+            self.lease.change(|request| request.lane = self.plan.lane).map_err(io::Error::other)?;
+            self.await_links(&self.lease.links())?;
+        }
+        Ok(())
     }
 
     pub(super) fn step(&mut self, text: String) {
@@ -316,20 +341,27 @@ impl Run<'_> {
         self.lease
             .change(|request| (request.only, request.exclude) = (only.clone(), Vec::new()))
             .map_err(io::Error::other)?;
-        // Its connection begins with the first packet.
-        let probe = EchoProbe::start(&self.target, SWITCH_POLL, None)?;
+        self.await_links(&only)?;
+        self.interrupt.sleep(SETTLE_TIME);
+        // A stream ends with the connection that had the other links.
+        self.orders = Orders::open(&self.target)?;
+        Ok(())
+    }
+
+    /// Waits until the connection of the measured flows uses these links.
+    fn await_links(&self, links: &[String]) -> io::Result<()> {
+        // It begins with the first packet.
+        let probe = EchoProbe::start(&self.datagrams.0, SWITCH_POLL, None)?;
         let deadline = Instant::now() + SWITCH_TIMEOUT;
         let found = loop {
-            let found = self.is_on(&only);
+            let found = self.is_on(links);
             if found.is_ok() || self.interrupt.is_set() || Instant::now() >= deadline {
                 break found;
             }
             self.interrupt.sleep(SWITCH_POLL);
         };
         probe.stop();
-        found.map_err(io::Error::other)?;
-        self.interrupt.sleep(SETTLE_TIME);
-        Ok(())
+        found.map_err(io::Error::other)
     }
 
     /// Whether the connection of the measured flows works, and uses these links and no others; why not.
@@ -355,7 +387,7 @@ impl Run<'_> {
 
     fn idle(&mut self, set: &str) -> io::Result<()> {
         self.step(format!("latency over {}", name_of(set)));
-        let probe = EchoProbe::start(&self.target, IDLE_INTERVAL, Some(self.plan.idle_requests()))?;
+        let probe = EchoProbe::start(&self.datagrams.0, IDLE_INTERVAL, Some(self.plan.idle_requests()))?;
         while !probe.is_over() && !self.interrupt.is_set() {
             self.interrupt.sleep(SWITCH_POLL);
         }
@@ -374,7 +406,7 @@ impl Run<'_> {
         let before: ResponderReport = self.orders.ask(Order::Report)?;
         let cpu_before = self.client_cpu();
         let load = TcpLoad::start(&self.target, direction, flows, None)?;
-        let probe = EchoProbe::start(&self.target, LOADED_INTERVAL, None)?;
+        let probe = EchoProbe::start(&self.datagrams.0, LOADED_INTERVAL, None)?;
         let began = Instant::now();
         let end = began + Duration::from_secs(self.plan.load_seconds.into());
         let mut meter = Meter::begin(self, direction, &load)?;
@@ -459,7 +491,8 @@ impl Run<'_> {
         self.step(format!("UDP {}, {:.1} Mbit/s over {}", sweep.direction, rate / 1e6, name_of(&sweep.link)));
         self.runs += udp_sweep::RUNS_OF_STEP;
         let wish = (self.runs, rate, self.plan.udp_step());
-        let step = udp_sweep::step((&self.target, &self.orders), sweep.direction, wish, self.interrupt)?;
+        let (target, orders) = &self.datagrams;
+        let step = udp_sweep::step((target, orders), sweep.direction, wish, self.interrupt)?;
         self.result(format!("{:.2} % lost, {:.2} ms jitter", step.loss_pct, step.jitter_ms));
         sweep.steps.push(step);
         Ok(())
