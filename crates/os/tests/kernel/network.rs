@@ -250,8 +250,8 @@ fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
         .unwrap();
         let shown = run("nft", "list table inet mpvpn_t_0");
         assert!(shown.contains("type nat hook postrouting priority srcnat"), "{shown}");
-        assert!(shown.contains(r#"ip saddr 10.9.0.0/24 oifname != "t0" masquerade"#), "{shown}");
-        assert!(shown.contains(r#"ip6 saddr fd00:9::/64 oifname != "t0" masquerade"#), "{shown}");
+        assert!(shown.contains(r#"ip saddr 10.9.0.0/24 oifname != { "t0", "lo" } masquerade"#), "{shown}");
+        assert!(shown.contains(r#"ip6 saddr fd00:9::/64 oifname != { "t0", "lo" } masquerade"#), "{shown}");
 
         firewall::install(&rules(vec![masquerade(
             Origin::Interface("lan0".into()),
