@@ -258,9 +258,10 @@ fn packets_of_a_link_carry_its_mark_in_both_directions() {
         client.wait_for_status(TIMEOUT, &format!("{transport} over eth1 and another path"), |status| {
             let all = paths_of(status, "default");
             let active = all.iter().filter(|path| path["state"] == "active");
-            let is_there =
-                active.clone().any(|path| path["link"] == "eth1" && path["transport"] == transport)
-                    && active.count() == 2;
+            let is_wanted = |path: &Value| {
+                path["link"] == "eth1" && (path["transport"] == "quic") == (transport == "quic")
+            };
+            let is_there = active.clone().any(|path| is_wanted(path)) && active.count() == 2;
             if is_there { Ok(()) } else { Err(format!("{all:#?}")) }
         });
         add_mark_counters(&testbed);
