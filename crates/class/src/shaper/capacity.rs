@@ -508,8 +508,9 @@ impl CapacityEstimator {
         let newest = delay(self.recent(0, 1).next()?)?;
         let oldest = delay(self.recent(RECENT_INTERVALS - 1, 1).next()?)?;
         let queued = self.recent(0, RECENT_INTERVALS);
-        let shortest =
-            queued.clone().map(delay).min_by(|a, b| a.unwrap_or(0.0).total_cmp(&b.unwrap_or(0.0)))??;
+        let shortest = queued
+            .clone()
+            .try_fold(f64::INFINITY, |shortest, interval| delay(interval).map(|delay| shortest.min(delay)))?;
         let rate = |spans: &mut dyn Iterator<Item = Interval>| {
             let (sent, time) =
                 spans.fold((0.0, 0.0), |all, interval| (all.0 + interval.sent, all.1 + interval.duration));
