@@ -47,7 +47,7 @@ fn a_rate_that_was_measured_too_low_is_put_right_quickly() {
         let mut rounds = 0;
         while rate < 12_000_000 {
             rounds += 1;
-            // The path delivers in the next round what is sent in this one.
+            // What is sent in this round arrives in the next one.
             let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
             rate = rate.max(f64::min(capacity, paced as f64) as u64);
             bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0);

@@ -67,7 +67,7 @@ pub(super) fn program() {
         wait_for_tunnel(alpha);
     });
     let (addresses, settings) = (alpha.tunnel_addresses(), alpha.run(&["cat", "/etc/mpvpn/client.toml"]));
-    let told = step("the package names what comes before it, and leaves what runs alone", || {
+    let told = step("the installation names both copies and interrupts nothing", || {
         let process = alpha.run(&["systemctl", "show", "--property", "MainPID", "mpvpn-client"]);
         let told = alpha.shell("cd /root && apt-get install --yes ./mpvpn.deb 2>&1");
         assert_eq!(alpha.run(&["systemctl", "show", "--property", "MainPID", "mpvpn-client"]), process);
