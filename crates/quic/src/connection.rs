@@ -82,6 +82,17 @@ impl GateDefaults {
     }
 }
 
+/// What noq has answered since it last changed. Each answer costs it a walk over all paths, so it is not asked twice.
+#[derive(Debug, Default)]
+struct Answers {
+    /// The MTU of all paths (bytes).
+    mtu: Option<u16>,
+    /// The largest payload of a datagram (bytes), if the peer takes datagrams.
+    max_datagram: Option<Option<usize>>,
+    /// It has no more events.
+    has_no_events: bool,
+}
+
 /// One multipath connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -94,14 +105,9 @@ pub struct Connection {
     paths: Paths,
     gates: GateDefaults,
     passes: Passes,
-    /// The MTU of all paths, once asked for since noq last changed (bytes).
-    mtu: Option<u16>,
-    /// The same for the largest payload of a datagram, if the peer takes datagrams.
-    max_datagram: Option<Option<usize>>,
+    answers: Answers,
     streams: Streams,
     events: VecDeque<Event>,
-    /// Whether noq may have events.
-    events_due: bool,
     /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,
     /// The free space of noq's datagram buffer while it is empty (bytes).
@@ -132,11 +138,9 @@ impl Connection {
             paths: Paths::new(),
             gates: GateDefaults { connection: id, open: true, cc: None, qlog: None },
             passes: Passes::new(),
-            mtu: None,
-            max_datagram: None,
+            answers: Answers::default(),
             streams: Streams::default(),
             events: VecDeque::new(),
-            events_due: true,
             handshake_unsent: false,
             qlog,
             limits_when_trusted: None,
@@ -197,14 +201,14 @@ impl Connection {
 
     /// noq may have more to send, events, and another MTU.
     fn note_change(&mut self) {
-        (self.mtu, self.max_datagram, self.events_due) = (None, None, true);
+        self.answers = Answers::default();
         self.passes.note_change();
     }
 
     /// The largest UDP payload that every path can carry (bytes).
     fn mtu(&mut self) -> u16 {
-        let Self { mtu, inner, .. } = self;
-        *mtu.get_or_insert_with(|| inner.current_mtu())
+        let Self { answers, inner, .. } = self;
+        *answers.mtu.get_or_insert_with(|| inner.current_mtu())
     }
 
     /// Adds a path that noq has created, with its gate.
@@ -326,10 +330,10 @@ impl Connection {
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram_size(&mut self) -> Option<usize> {
-        if self.max_datagram.is_none() {
-            self.max_datagram = self.guarded_read(|inner| inner.datagrams().max_size());
+        if self.answers.max_datagram.is_none() {
+            self.answers.max_datagram = self.guarded_read(|inner| inner.datagrams().max_size());
         }
-        self.max_datagram?
+        self.answers.max_datagram?
     }
 
     /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.

@@ -134,7 +134,7 @@ impl Connection {
                 let mtu = self.mtu();
                 let segments = self.passes.max_segments(mtu);
                 if let Some(transmit) = self.inner.poll_transmit(now, segments, buf) {
-                    self.events_due = true;
+                    self.answers.has_no_events = false;
                     let left = self.datagram_bytes_left();
                     self.passes.on_written(left > 0);
                     return Some(self.outgoing(&transmit));
@@ -147,10 +147,9 @@ impl Connection {
 
     /// noq has no more to send in this pass; returns whether another one has begun.
     fn end_pass(&mut self, now: Instant) -> bool {
-        let is_done = self.passes.is_done;
         match self.passes.pass {
             Pass::Data(index) => {
-                let bytes_left = if is_done { 0 } else { self.datagram_bytes_left() };
+                let bytes_left = self.datagram_bytes_left_of_pass();
                 if self.end_data_pass(now, index, bytes_left) {
                     return true;
                 }
@@ -173,7 +172,7 @@ impl Connection {
                 if let Some(path) = self.paths.at(index) {
                     path.gate.set_credit(0);
                 }
-                let bytes_left = if is_done { 0 } else { self.datagram_bytes_left() };
+                let bytes_left = self.datagram_bytes_left_of_pass();
                 self.check_stall(now, index, bytes_left);
                 self.begin_report(index + 1)
             }
@@ -183,6 +182,11 @@ impl Connection {
     /// Bytes of datagrams that noq holds, as it has not written them.
     pub(super) fn datagram_bytes_left(&mut self) -> usize {
         self.empty_datagram_buffer.saturating_sub(self.inner.datagrams().send_buffer_space())
+    }
+
+    /// The same at the end of a pass: none, if it ended because all have left.
+    fn datagram_bytes_left_of_pass(&mut self) -> usize {
+        if self.passes.is_done { 0 } else { self.datagram_bytes_left() }
     }
 
     /// Shuts the gate of a data pass, of whose datagrams noq still holds `bytes_left`; returns whether the pass is extended.
