@@ -19,7 +19,7 @@ use mpvpn_control::measure::{Datagram, DatagramKind, Order, ResponderReport};
 
 use super::{
     Interrupt, POLL_INTERVAL,
-    responder::{Orders, Target},
+    responder::{Orders, Responder, Target},
     run::{MeasureError, reach},
 };
 
@@ -92,7 +92,7 @@ impl LanPage {
         responders: &[SocketAddr],
         interrupt: &Interrupt,
     ) -> Result<Self, MeasureError> {
-        let (target, orders) = reach(device, responders)?;
+        let Responder { target, orders } = reach(device, responders)?;
         let bound = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok(listener)

@@ -26,8 +26,8 @@ impl Run<'_> {
         self.step(format!(
             "TCP down, 1 flow over all links; {link} is not used from {cut_at} s to {restored_at} s"
         ));
-        let load = TcpLoad::start(&self.target, LoadDirection::Down, 1, None)?;
-        let probe = EchoProbe::start(&self.datagrams.0, LOADED_INTERVAL, None)?;
+        let load = TcpLoad::start(&self.responder.target, LoadDirection::Down, 1, None)?;
+        let probe = EchoProbe::start(&self.datagrams.target, LOADED_INTERVAL, None)?;
         let began = Instant::now();
         let mut result = CutResult { link: link.clone(), ..CutResult::default() };
         let mut before = 0;
@@ -93,8 +93,8 @@ impl Run<'_> {
         self.use_links("")?;
         let rate = self.plan.rate.map(|rate| rate.bps() as f64 / 8.0);
         self.step(format!("TCP down, {HOURS_FLOWS} flows over all links, {hours} h"));
-        let before: ResponderReport = self.orders.ask(Order::Report)?;
-        let load = TcpLoad::start(&self.target, LoadDirection::Down, HOURS_FLOWS, rate)?;
+        let before: ResponderReport = self.responder.orders.ask(Order::Report)?;
+        let load = TcpLoad::start(&self.responder.target, LoadDirection::Down, HOURS_FLOWS, rate)?;
         let began = Instant::now();
         let end = began + Duration::try_from_secs_f64(hours * 3600.0).map_err(io::Error::other)?;
         let mut result = HoursResult::default();
@@ -106,7 +106,7 @@ impl Run<'_> {
             let goes_on = self.interrupt.sleep_until(end.min(Instant::now() + Duration::from_secs(1)));
             let passed = began.elapsed().as_secs_f64();
             // An order that is lost with its connection is given again by the next second.
-            match self.orders.ask(Order::Report) {
+            match self.responder.orders.ask(Order::Report) {
                 Ok(report) => last = report,
                 Err(_) => self.open_orders(),
             }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::measure::Order;
+use mpvpn_control::measure::{Order, ResponderReport};
 use mpvpn_os::{TcpOptions, TcpSocket, UdpOptions, UdpSocket};
 use serde::de::DeserializeOwned;
 
@@ -54,6 +54,28 @@ impl Target {
         socket.connect(self.address)?;
         socket.set_read_timeout(Some(timeout))?;
         Ok(socket)
+    }
+}
+
+/// The responder, reached as one kind of traffic: where, and the connection for orders.
+#[derive(Debug)]
+pub(super) struct Responder {
+    pub(super) target: Target,
+    pub(super) orders: Orders,
+}
+
+impl Responder {
+    /// Connects, and waits for a first answer.
+    pub(super) fn reach(target: Target) -> io::Result<Self> {
+        let orders = Orders::open(&target)?;
+        orders.ask::<ResponderReport>(Order::Report)?;
+        Ok(Self { target, orders })
+    }
+
+    /// Opens the connection for orders anew, as one that is a stream ends with its links.
+    pub(super) fn reconnect(&mut self) -> io::Result<()> {
+        self.orders = Orders::open(&self.target)?;
+        Ok(())
     }
 }
 

@@ -30,7 +30,7 @@ use super::{
         FLOWS, IDLE_INTERVAL, LOADED_INTERVAL, MAX_LOSS_PCT, MeasurePlan, UDP_BISECTIONS,
         UDP_RATE_WITHOUT_TCP, UDP_STEPS, UDP_STEPS_OF_LINK,
     },
-    responder::{Orders, Target},
+    responder::{Responder, Target},
     tcp_load::TcpLoad,
     udp_sweep,
 };
@@ -85,12 +85,11 @@ pub(super) struct Run<'a> {
     pub(super) plan: &'a MeasurePlan,
     pub(super) interrupt: &'a Interrupt,
     pub(super) show: &'a mut dyn FnMut(MeasureEvent),
-    /// Where TCP connections go, and the orders for them.
-    pub(super) target: Target,
-    pub(super) orders: Orders,
-    /// The same for datagrams. The responder answers those of hosts with a connection: one that travels as packets, as streams
-    /// come from the server's own address.
-    pub(super) datagrams: (Target, Orders),
+    /// For TCP.
+    pub(super) responder: Responder,
+    /// For datagrams. The responder answers those of hosts with a connection: one that travels as packets, as streams come
+    /// from the server's own address.
+    pub(super) datagrams: Responder,
     pub(super) lease: LinkLease,
     /// The process of the client.
     pub(super) client: Option<u32>,
@@ -148,7 +147,7 @@ pub fn measure(
     let began = (Instant::now(), SystemTime::now());
     let datagrams = reach(&state.device, &state.responders)?;
     lease.change(|request| request.lane = plan.lane)?;
-    let (target, orders) = reach(&state.device, &state.responders)?;
+    let responder = reach(&state.device, &state.responders)?;
     let report = MeasureReport {
         version: status.version.clone(),
         began_s: began.1.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -158,22 +157,18 @@ pub fn measure(
         ..MeasureReport::default()
     };
     let client = api::process_at(&plan.socket);
-    let mut run = Run { plan, interrupt, show, target, orders, datagrams, lease, client, report, runs: 0 };
+    let mut run = Run { plan, interrupt, show, responder, datagrams, lease, client, report, runs: 0 };
     run.all(&status);
     run.report.seconds = began.0.elapsed().as_secs_f64();
     Ok(run.report)
 }
 
 /// Connects to the responder at the first address where it answers.
-pub(super) fn reach(device: &str, addresses: &[SocketAddr]) -> Result<(Target, Orders), MeasureError> {
+pub(super) fn reach(device: &str, addresses: &[SocketAddr]) -> Result<Responder, MeasureError> {
     let mut failed = None;
     for address in addresses {
-        let target = Target { device: device.to_owned(), address: *address };
-        match Orders::open(&target).and_then(|orders| {
-            orders.ask::<ResponderReport>(Order::Report)?;
-            Ok(orders)
-        }) {
-            Ok(orders) => return Ok((target, orders)),
+        match Responder::reach(Target { device: device.to_owned(), address: *address }) {
+            Ok(responder) => return Ok(responder),
             Err(source) => {
                 failed = failed.or(Some(MeasureError::NoResponder { address: *address, source }));
             }
@@ -226,11 +221,7 @@ impl Run<'_> {
 
     /// Opens the connections for orders anew. If one cannot be opened, the next part says so.
     pub(super) fn open_orders(&mut self) {
-        if self.open_datagram_orders().is_ok()
-            && let Ok(orders) = Orders::open(&self.target)
-        {
-            self.orders = orders;
-        }
+        let _ = self.open_datagram_orders().and_then(|()| self.responder.reconnect());
     }
 
     /// Opens the connection for orders about datagrams anew: as packets, whatever the others do.
@@ -240,7 +231,7 @@ impl Run<'_> {
             self.lease.change(|request| request.lane = Some(FlowMode::Datagram)).map_err(io::Error::other)?;
             self.await_links(&self.lease.links())?;
         }
-        self.datagrams.1 = Orders::open(&self.datagrams.0)?;
+        self.datagrams.reconnect()?;
         if is_stream {
             self.lease.change(|request| request.lane = self.plan.lane).map_err(io::Error::other)?;
             self.await_links(&self.lease.links())?;
@@ -343,15 +334,13 @@ impl Run<'_> {
             .map_err(io::Error::other)?;
         self.await_links(&only)?;
         self.interrupt.sleep(SETTLE_TIME);
-        // A stream ends with the connection that had the other links.
-        self.orders = Orders::open(&self.target)?;
-        Ok(())
+        self.responder.reconnect()
     }
 
     /// Waits until the connection of the measured flows uses these links.
     fn await_links(&self, links: &[String]) -> io::Result<()> {
         // It begins with the first packet.
-        let probe = EchoProbe::start(&self.datagrams.0, SWITCH_POLL, None)?;
+        let probe = EchoProbe::start(&self.datagrams.target, SWITCH_POLL, None)?;
         let deadline = Instant::now() + SWITCH_TIMEOUT;
         let found = loop {
             let found = self.is_on(links);
@@ -387,7 +376,7 @@ impl Run<'_> {
 
     fn idle(&mut self, set: &str) -> io::Result<()> {
         self.step(format!("latency over {}", name_of(set)));
-        let probe = EchoProbe::start(&self.datagrams.0, IDLE_INTERVAL, Some(self.plan.idle_requests()))?;
+        let probe = EchoProbe::start(&self.datagrams.target, IDLE_INTERVAL, Some(self.plan.idle_requests()))?;
         while !probe.is_over() && !self.interrupt.is_set() {
             self.interrupt.sleep(SWITCH_POLL);
         }
@@ -403,10 +392,10 @@ impl Run<'_> {
     fn tcp(&mut self, set: &str, flows: u32, direction: LoadDirection) -> io::Result<()> {
         let plural = if flows == 1 { "" } else { "s" };
         self.step(format!("TCP {direction}, {flows} flow{plural} over {}", name_of(set)));
-        let before: ResponderReport = self.orders.ask(Order::Report)?;
+        let before: ResponderReport = self.responder.orders.ask(Order::Report)?;
         let cpu_before = self.client_cpu();
-        let load = TcpLoad::start(&self.target, direction, flows, None)?;
-        let probe = EchoProbe::start(&self.datagrams.0, LOADED_INTERVAL, None)?;
+        let load = TcpLoad::start(&self.responder.target, direction, flows, None)?;
+        let probe = EchoProbe::start(&self.datagrams.target, LOADED_INTERVAL, None)?;
         let began = Instant::now();
         let end = began + Duration::from_secs(self.plan.load_seconds.into());
         let mut meter = Meter::begin(self, direction, &load)?;
@@ -418,12 +407,12 @@ impl Run<'_> {
         }
         let passed = began.elapsed().as_secs_f64();
         let cpu_after = self.client_cpu();
-        let after: ResponderReport = self.orders.ask(Order::Report)?;
+        let after: ResponderReport = self.responder.orders.ask(Order::Report)?;
         let has_failed = load.has_failed();
         let own = load.stop();
         let loaded = samples(&probe.stop()).summary();
         self.interrupt.sleep(SETTLE_TIME);
-        let ended: ResponderReport = self.orders.ask(Order::Report)?;
+        let ended: ResponderReport = self.responder.orders.ask(Order::Report)?;
         if has_failed {
             return Err(io::Error::other("all connections ended early"));
         }
@@ -491,8 +480,7 @@ impl Run<'_> {
         self.step(format!("UDP {}, {:.1} Mbit/s over {}", sweep.direction, rate / 1e6, name_of(&sweep.link)));
         self.runs += udp_sweep::RUNS_OF_STEP;
         let wish = (self.runs, rate, self.plan.udp_step());
-        let (target, orders) = &self.datagrams;
-        let step = udp_sweep::step((target, orders), sweep.direction, wish, self.interrupt)?;
+        let step = udp_sweep::step(&self.datagrams, sweep.direction, wish, self.interrupt)?;
         self.result(format!("{:.2} % lost, {:.2} ms jitter", step.loss_pct, step.jitter_ms));
         sweep.steps.push(step);
         Ok(())
@@ -533,7 +521,7 @@ impl Meter {
         Ok(match self.direction {
             LoadDirection::Down => (self.began.elapsed().as_secs_f64(), load.bytes()),
             LoadDirection::Up => {
-                let report: ResponderReport = run.orders.ask(Order::Report)?;
+                let report: ResponderReport = run.responder.orders.ask(Order::Report)?;
                 (report.at_us as f64 / 1e6, report.received_bytes)
             }
         })

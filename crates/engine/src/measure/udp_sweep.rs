@@ -14,7 +14,7 @@ use mpvpn_control::measure::{
 
 use super::{
     Interrupt,
-    responder::{Orders, Target},
+    responder::{Orders, Responder},
 };
 
 /// Time after the last datagram in which others may still arrive: more than the longest queue of most links.
@@ -31,7 +31,7 @@ const MAX_BURST: u64 = 256;
 /// Sends at `bits_per_second` of content for `time`, after half of it in which nothing is counted: the congestion windows of
 /// the paths first grow to the rate.
 pub(super) fn step(
-    (target, orders): (&Target, &Orders),
+    Responder { target, orders }: &Responder,
     direction: LoadDirection,
     (run, bits_per_second, time): (u32, f64, Duration),
     interrupt: &Interrupt,
