@@ -201,7 +201,7 @@ pub enum Event {
         client: Option<ClientName>,
         class: ShortText,
     },
-    /// A class had no traffic for ten minutes, so its connection was closed.
+    /// A class had no traffic for ten minutes, or no class had for a minute, so its connection was closed.
     ClassIdle { class: ShortText },
     /// The connection of a class was lost. The class `default` carries its traffic meanwhile. At a server the level is
     /// INFO.

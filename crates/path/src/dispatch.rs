@@ -61,19 +61,21 @@ impl EligiblePackets {
 
 /// Holds the packets of a session until a path has available window.
 ///
-/// One shared queue for packets that may take any path, and one queue a path for flows that are pinned to it. Each is
-/// FQ-CoDel (RFC 8290).
+/// One shared queue for packets that may take any path, one for those of them that leave first, and one queue a path for
+/// flows that are pinned to it. Each is FQ-CoDel (RFC 8290).
 #[derive(Debug)]
 pub struct Dispatcher {
     scheduler: Scheduler,
     config: QueueConfig,
+    /// Packets that leave before all others, while there are any.
+    first: Option<Box<FqCodel>>,
     shared: FqCodel,
     pinned: BTreeMap<PathId, PinnedQueue>,
     flows: FlowTable,
     /// Packets are numbered, so that the peer restores their order.
     numbered: bool,
-    /// Packets dropped in queues of paths that were removed.
-    pinned_drops: u64,
+    /// Packets dropped in queues that were removed.
+    removed_drops: u64,
     /// The paths that may be used now, best first.
     eligible: Vec<PathInfo>,
 }
@@ -90,12 +92,13 @@ impl Dispatcher {
     pub fn new(scheduler: Scheduler, config: QueueConfig) -> Self {
         Self {
             scheduler,
+            first: None,
             shared: FqCodel::new(config.clone()),
             config,
             pinned: BTreeMap::new(),
             flows: FlowTable::default(),
             numbered: false,
-            pinned_drops: 0,
+            removed_drops: 0,
             eligible: Vec::new(),
         }
     }
@@ -109,9 +112,7 @@ impl Dispatcher {
     /// that a flow may send in a turn.
     pub fn set_limits(&mut self, waiting: usize, turn: usize) {
         self.config.limit_bytes = waiting;
-        for queue in
-            std::iter::once(&mut self.shared).chain(self.pinned.values_mut().map(|own| &mut own.queue))
-        {
+        for queue in self.queues_mut() {
             queue.set_limit(waiting);
             queue.set_quantum(turn);
         }
@@ -210,7 +211,7 @@ impl Dispatcher {
     fn move_packets_of(&mut self, now: Instant, paths: Vec<PathId>) {
         for id in paths {
             let Some(mut own) = self.pinned.remove(&id) else { continue };
-            self.pinned_drops += own.queue.drops();
+            self.removed_drops += own.queue.drops();
             tracing::debug!(
                 target: SCHEDULER,
                 path = id.0,
@@ -248,6 +249,15 @@ impl Dispatcher {
         }
     }
 
+    /// Queues a packet that leaves before those of [`Self::push`], unless its flow has to stay on one path; returns the
+    /// bytes of other packets that were dropped for it.
+    pub fn push_first(&mut self, now: Instant, packet: QueuedPacket) -> usize {
+        if self.scheduler.policy().pins(&packet, self.numbered) {
+            return self.push(now, packet);
+        }
+        self.first.get_or_insert_with(|| Box::new(FqCodel::new(self.config.clone()))).push(now, packet)
+    }
+
     fn path_of(&mut self, now: Instant, flow: u32) -> Option<PathId> {
         if let Some(path) = self.flows.get(now, flow).filter(|path| self.is_eligible(*path)) {
             return Some(path);
@@ -282,6 +292,11 @@ impl Dispatcher {
         if !self.is_eligible(path) {
             return None;
         }
+        if want == EligiblePackets::Any
+            && let Some(packet) = self.first.as_mut().and_then(|first| first.pop(now))
+        {
+            return Some(packet);
+        }
         let Some(own) = self.pinned.get_mut(&path) else {
             return want.of(&mut self.shared, now);
         };
@@ -300,34 +315,45 @@ impl Dispatcher {
         packet
     }
 
+    /// All queues.
+    fn queues(&self) -> impl Iterator<Item = &FqCodel> {
+        let pinned = self.pinned.values().map(|own| &own.queue);
+        self.first.as_deref().into_iter().chain([&self.shared]).chain(pinned)
+    }
+
+    fn queues_mut(&mut self) -> impl Iterator<Item = &mut FqCodel> {
+        let pinned = self.pinned.values_mut().map(|own| &mut own.queue);
+        self.first.as_deref_mut().into_iter().chain([&mut self.shared]).chain(pinned)
+    }
+
     /// Bytes that wait in all queues.
     pub fn bytes(&self) -> usize {
-        self.shared.bytes() + self.pinned.values().map(|own| own.queue.bytes()).sum::<usize>()
+        self.queues().map(FqCodel::bytes).sum()
     }
 
     /// Whether a packet waits that `path` may carry.
     pub fn has_packet_for(&self, path: PathId) -> bool {
-        !self.shared.is_empty() || self.pinned.get(&path).is_some_and(|own| !own.queue.is_empty())
+        !self.shared.is_empty()
+            || self.pinned.get(&path).is_some_and(|own| !own.queue.is_empty())
+            || self.first.as_ref().is_some_and(|first| !first.is_empty())
     }
 
     /// Whether no packet waits.
     pub fn is_empty(&self) -> bool {
-        self.shared.is_empty() && self.pinned.values().all(|own| own.queue.is_empty())
+        self.queues().all(FqCodel::is_empty)
     }
 
     /// Frees the memory that empty queues keep for further packets.
     pub fn trim_memory(&mut self) {
-        self.shared.trim_memory();
-        for own in self.pinned.values_mut() {
-            own.queue.trim_memory();
+        if let Some(first) = self.first.take_if(|first| first.is_empty()) {
+            self.removed_drops += first.drops();
         }
+        self.queues_mut().for_each(FqCodel::trim_memory);
     }
 
     /// Packets that the queues have dropped since the start.
     pub fn drops(&self) -> u64 {
-        self.pinned_drops
-            + self.shared.drops()
-            + self.pinned.values().map(|own| own.queue.drops()).sum::<u64>()
+        self.removed_drops + self.queues().map(FqCodel::drops).sum::<u64>()
     }
 
     /// The longest sojourn time among the queues: how long the packet that left last had waited.
@@ -547,6 +573,30 @@ mod tests {
         dispatcher.push(now, packet(2, 0, UNORDERED));
         assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::OldFlows).unwrap().flow, 1);
         assert_eq!(dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap().flow, 2);
+    }
+
+    #[test]
+    fn packets_that_leave_first_overtake_those_of_new_flows_on_the_best_path() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        dispatcher.push(now, packet(1, 0, UNORDERED));
+        dispatcher.push_first(now, packet(2, 0, UNORDERED));
+        assert_eq!(dispatcher.bytes(), 2000);
+        assert_eq!(
+            dispatcher.pop(now, PathId(1), EligiblePackets::OldFlows),
+            None,
+            "they wait for the best path"
+        );
+        let flow = |dispatcher: &mut Dispatcher| {
+            dispatcher.pop(now, PathId(0), EligiblePackets::Any).map(|packet| packet.flow)
+        };
+        assert_eq!(
+            [flow(&mut dispatcher), flow(&mut dispatcher), flow(&mut dispatcher)],
+            [Some(2), Some(1), None]
+        );
+        assert!(dispatcher.is_empty() && !dispatcher.has_packet_for(PathId(0)));
+        dispatcher.trim_memory();
+        assert!(dispatcher.first.is_none(), "its memory is free");
     }
 
     #[test]

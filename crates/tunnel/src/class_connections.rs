@@ -4,7 +4,9 @@
 //! of all classes together. Always holds: the connection of the default class comes first; it makes the session or joins
 //! that of another thread, and carries the traffic of classes whose own connections do not work. A flow that the
 //! split-TCP proxy of a connection has accepted stays with that connection. Packets from the TUN device of a class belong
-//! to that class, whatever the rules say. An unused class has no connection ([`connection`]), unless it has priority.
+//! to that class, whatever the rules say. An unused class has no connection ([`connection`]), and a session in which nothing
+//! moves has only that of the default class. A packet with priority that another connection carries leaves before those
+//! that wait there.
 
 mod connection;
 
@@ -35,6 +37,13 @@ pub struct ClassSetup {
     pub priority: bool,
     /// The configuration of the connection; its `class` must be set if there are several classes.
     pub config: ClientConfig,
+}
+
+/// The class of a packet, and the class whose connection carries it: indices into [`ClassConnections::all`].
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    class: usize,
+    carrier: usize,
 }
 
 /// The connections of a client in one thread.
@@ -280,20 +289,32 @@ impl ClassConnections {
         if self.all.len() == 1 {
             return self.default_client_mut().handle_tun(now, hdr, packet);
         }
-        if let Some(at) = self.choose_connection(now, class, hdr, packet) {
-            self.all[at].client_mut().handle_tun(now, hdr, packet);
+        if let Some(choice) = self.choose_connection(now, class, hdr, packet) {
+            self.send(now, choice, hdr, packet);
         }
     }
 
-    /// Returns the index of the connection for a packet; `None` if the packet was kept until its class is connected.
+    /// Hands a packet to its connection.
+    fn send(&mut self, now: Instant, Choice { class, carrier }: Choice, hdr: VnetHdr, packet: &mut [u8]) {
+        let is_urgent = class != carrier && self.all[class].priority;
+        let client = self.all[carrier].client_mut();
+        if is_urgent {
+            client.handle_urgent_tun(now, hdr, packet);
+            client.note_use(now, &mut self.coalescing, true);
+        } else {
+            client.handle_tun(now, hdr, packet);
+        }
+    }
+
+    /// Returns the connection for a packet; `None` if the packet was kept until its class is connected.
     fn choose_connection(
         &mut self,
         now: Instant,
         class: Option<ClassId>,
         hdr: VnetHdr,
         packet: &[u8],
-    ) -> Option<usize> {
-        let Ok(view) = ip::parse(packet) else { return Some(0) };
+    ) -> Option<Choice> {
+        let Ok(view) = ip::parse(packet) else { return Some(Choice { class: 0, carrier: 0 }) };
         let key = FlowKey::of(&view);
         if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.has_patterns() {
             self.names.on_query(now, key.source(), key.destination(), udp_payload(&view));
@@ -314,23 +335,23 @@ impl ClassConnections {
             _ => Some(0),
         };
         if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client().terminates(&key)) {
-            return wanted;
+            return wanted.map(|carrier| Choice { class: own, carrier });
         }
         // A TCP flow that another connection's split-TCP proxy has accepted stays there.
         let ends = self.all.iter().position(|connection| connection.client().terminates(&key));
         if ends.is_none() && wanted.is_none() {
             self.all[own].keep(hdr, packet, &key);
         }
-        ends.or(wanted)
+        ends.or(wanted).map(|carrier| Choice { class: own, carrier })
     }
 
     /// Sends the packets that waited for a class which is connected now, or that have waited for too long.
     fn release_waiting(&mut self, now: Instant) {
         for at in 1..self.all.len() {
             let (owner, packets) = self.all[at].release(now);
-            let to = if owner == PacketOwner::OwnClass { at } else { 0 };
+            let carrier = if owner == PacketOwner::OwnClass { at } else { 0 };
             for (hdr, mut packet) in packets {
-                self.all[to].client_mut().handle_tun(now, hdr, &mut packet);
+                self.send(now, Choice { class: at, carrier }, hdr, &mut packet);
             }
         }
     }
@@ -447,12 +468,19 @@ impl ClassConnections {
 
     /// See [`Client::poll_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        self.all.iter_mut().filter_map(|connection| connection.poll_timeout(now)).min()
+        let last_use = self.last_use();
+        self.all.iter_mut().filter_map(|connection| connection.poll_timeout(now, last_use)).min()
+    }
+
+    /// When data last moved in any class.
+    fn last_use(&self) -> Instant {
+        self.all.iter().map(ClassConnection::last_use).fold(self.all[0].last_use(), Instant::max)
     }
 
     /// See [`Client::handle_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|connection| connection.handle_timeout(now));
+        let last_use = self.last_use();
+        self.all.iter_mut().for_each(|connection| connection.handle_timeout(now, last_use));
         self.release_waiting(now);
     }
 

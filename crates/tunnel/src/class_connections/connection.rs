@@ -2,8 +2,9 @@
 //!
 //! In: packets that the rules put into the class, events of its client, and the time. Out: whether its own connection
 //! carries a packet, the default class does, or the packet waits. Always holds: a class that was unused for
-//! [`IDLE_BEFORE_CLOSE`], or never used, has no connection, unless it is the default class, has priority, or flows would
-//! end with the connection. While a connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
+//! [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has no connection, unless it is
+//! the default class or flows would end with the connection. One without priority has none before its first use. While a
+//! connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -17,6 +18,10 @@ use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::C
 /// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a handshake more
 /// often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost grows"). Value: chosen.
 const IDLE_BEFORE_CLOSE: Duration = Duration::from_secs(600);
+/// The same where no class of the session has moved data: nobody who would wait for a handshake is there. Smaller: a call
+/// that begins after a short pause is carried by the default class for a moment. Larger: idle clients cost memory at both
+/// ends, and heartbeats.
+const SESSION_IDLE_BEFORE_CLOSE: Duration = Duration::from_secs(60);
 /// How long a SYN waits for the connection of its class, since a proxied TCP connection stays where it begins: less than
 /// the initial retransmission timeout of TCP of 1 s (RFC 6298 §2). Smaller: connections over slow links use the default
 /// class. Larger: the SYN is retransmitted meanwhile.
@@ -154,10 +159,10 @@ impl ClassConnection {
     }
 
     /// Handles the timers that have expired.
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
-        if self.poll_timeout(now).is_some_and(|at| at <= now) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, session_last_use: Instant) {
+        if self.poll_timeout(now, session_last_use).is_some_and(|at| at <= now) {
             self.client_mut().handle_timeout(now);
-            self.close_if_idle(now);
+            self.close_if_idle(now, session_last_use);
         }
     }
 
@@ -313,25 +318,27 @@ impl ClassConnection {
         MTU_SEARCH_BASE + self.client.rtt().unwrap_or_default() * MTU_SEARCH_ROUND_TRIPS
     }
 
-    /// Closes the connection if the class has been unused for [`IDLE_BEFORE_CLOSE`].
-    pub(super) fn close_if_idle(&mut self, now: Instant) {
-        if self.idle_deadline().is_some_and(|at| now >= at) {
+    /// When data last moved in the class, or a connection was requested.
+    pub(super) fn last_use(&self) -> Instant {
+        self.client.last_activity().map_or(self.last_used, |at| at.max(self.last_used))
+    }
+
+    /// Closes the connection if the class or the session has been unused for long enough.
+    fn close_if_idle(&mut self, now: Instant, session_last_use: Instant) {
+        if self.idle_deadline(session_last_use).is_some_and(|at| now >= at) {
             self.changes.push(ClassChange::Idle);
             self.sleep(now);
         }
     }
 
-    fn idle_deadline(&self) -> Option<Instant> {
+    fn idle_deadline(&self, session_last_use: Instant) -> Option<Instant> {
         let may =
             self.id != ClassId::DEFAULT && self.state != ConnectionState::Asleep && !self.client.has_flows();
-        may.then(|| {
-            self.client.last_activity().map_or(self.last_used, |at| at.max(self.last_used))
-                + IDLE_BEFORE_CLOSE
-        })
+        may.then(|| (self.last_use() + IDLE_BEFORE_CLOSE).min(session_last_use + SESSION_IDLE_BEFORE_CLOSE))
     }
 
-    /// Returns when a timer of the client or of this state expires.
-    pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+    /// Returns when a timer of the client or of this state expires. `session_last_use`: when data last moved in any class.
+    pub(super) fn poll_timeout(&mut self, now: Instant, session_last_use: Instant) -> Option<Instant> {
         if let Attention::AtRestUntil(at) = self.attention {
             return at;
         }
@@ -343,7 +350,8 @@ impl ClassConnection {
             }
             ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
         };
-        let next = [self.client.poll_timeout(now), self.idle_deadline(), change].into_iter().flatten().min();
+        let idle = self.idle_deadline(session_last_use);
+        let next = [self.client.poll_timeout(now), idle, change].into_iter().flatten().min();
         if self.attention == Attention::AtRest {
             self.attention = Attention::AtRestUntil(next);
         }

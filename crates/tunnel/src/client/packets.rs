@@ -124,6 +124,15 @@ impl Client {
 
     /// Takes a packet read from the TUN. [`Self::poll_tun`] returns the ICMP errors that answer it.
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
+        self.take_tun(now, hdr, packet, false);
+    }
+
+    /// Takes a packet read from the TUN device that leaves before those that wait.
+    pub(crate) fn handle_urgent_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
+        self.take_tun(now, hdr, packet, true);
+    }
+
+    fn take_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], urgent: bool) {
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
         let gateway = session.gateway();
@@ -147,7 +156,8 @@ impl Client {
         if apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
             return;
         }
-        let answer = session.multipath.send_packet(now, hdr, packet, gateway, Some(&mut apps.flow_table));
+        let flows = Some(&mut apps.flow_table);
+        let answer = session.multipath.send_packet(now, hdr, packet, gateway, flows, urgent);
         apps.push_reply(answer);
     }
 

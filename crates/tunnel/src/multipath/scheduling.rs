@@ -58,10 +58,14 @@ impl PacketScheduler {
         }
     }
 
-    /// Queues a packet.
+    /// Queues a packet, before all others if it is `urgent`.
     #[inline]
-    pub(super) fn push(&mut self, now: Instant, packet: QueuedPacket) {
-        self.dispatcher.push(now, packet);
+    pub(super) fn push(&mut self, now: Instant, packet: QueuedPacket, urgent: bool) {
+        if urgent {
+            self.dispatcher.push_first(now, packet);
+        } else {
+            self.dispatcher.push(now, packet);
+        }
     }
 
     /// Returns the next packet for a path, of the kind that `want` allows.

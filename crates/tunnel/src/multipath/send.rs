@@ -36,8 +36,8 @@ impl Gateway {
 }
 
 impl MultipathConnection {
-    /// Takes a packet read from the TUN device, and records its flow in `seen`. Returns an ICMP error for its sender if
-    /// the packet cannot be sent.
+    /// Takes a packet read from the TUN device, and records its flow in `flow_table`. A packet that is `urgent` leaves
+    /// before those that wait. Returns an ICMP error for its sender if the packet cannot be sent.
     pub(crate) fn send_packet(
         &mut self,
         now: Instant,
@@ -45,6 +45,7 @@ impl MultipathConnection {
         packet: &mut [u8],
         gateway: Gateway,
         flow_table: Option<&mut FlowTable>,
+        urgent: bool,
     ) -> Option<Vec<u8>> {
         let (mut mtu, announced) = (self.mtu.limit()?, self.mtu.announced());
         let view = ip::parse(packet).ok()?;
@@ -74,8 +75,8 @@ impl MultipathConnection {
         }
         for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);
-            self.scheduler
-                .push(now, QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false });
+            let packet = QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false };
+            self.scheduler.push(now, packet, urgent);
         }
         self.note_traffic(now);
         self.trimmer.note_use(now);
@@ -94,7 +95,7 @@ impl MultipathConnection {
     ) {
         let data = self.packetizer.payload(prefix, payload);
         self.traffic.count_sent(payload.len() as u64);
-        self.scheduler.push(now, QueuedPacket { data, flow, needs_order: ordered, unnumbered: true });
+        self.scheduler.push(now, QueuedPacket { data, flow, needs_order: ordered, unnumbered: true }, false);
         self.note_traffic(now);
         self.trimmer.note_use(now);
     }

@@ -105,7 +105,7 @@ impl Server {
                 }
                 if is_link_local(view.dst()) || !routes.contain(view.dst()) {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
-                        multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None);
+                        multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None, false);
                     }
                     continue;
                 }
@@ -189,7 +189,7 @@ impl Server {
         let gateway = self.routes.gateway();
         let queued = self.isolated(id, |server| {
             let multipath = server.peers.get_mut(id).and_then(Peer::multipath)?;
-            Some(multipath.send_packet(now, hdr, packet, gateway, None))
+            Some(multipath.send_packet(now, hdr, packet, gateway, None, false))
         });
         let Some(Some(answer)) = queued else { return false };
         self.answer(answer);

@@ -68,7 +68,7 @@ impl Stage {
     /// A client without traffic for a long time.
     fn idle() -> Self {
         let mut stage = Self::new();
-        stage.world.run(11 * MINUTE);
+        stage.world.run(2 * MINUTE);
         assert_eq!(stage.classes(), ["default"]);
         stage
     }
@@ -283,7 +283,10 @@ fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     stage.connections().set_rules(Rules::new(vec![rule(1, CRITICAL), rule(9, BULK)]));
     assert_eq!((stage.carried_by(1), stage.carried_by(9)), (CRITICAL, ClassId::DEFAULT));
     stage.remove_class(CRITICAL);
-    stage.world.run(90 * SECOND);
+    for _ in 0..3 {
+        stage.carried_by(9);
+        stage.world.run(30 * SECOND);
+    }
     assert_eq!(stage.classes(), ["default", "bulk"], "there is room now");
     assert!(stage.all_up() && stage.down_count() == 0);
 }
@@ -303,33 +306,81 @@ fn a_class_that_nobody_used_sleeps_until_its_first_packet_and_loses_none() {
 }
 
 #[test]
-fn a_class_that_nobody_uses_sleeps_after_ten_minutes_and_the_server_keeps_nothing_of_it() {
+fn a_session_in_which_nothing_moves_has_one_connection_after_a_minute() {
     let mut stage = Stage::new();
     let mtu = stage.world.machines[stage.client].mtu;
-    stage.world.run(9 * MINUTE);
+    stage.world.run(50 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical", "bulk"]);
-    assert_eq!(stage.carried_by(BACKUP), BULK, "which begins its ten minutes anew");
-    stage.world.run(2 * MINUTE);
-    assert_eq!(stage.classes(), ["default", "bulk"]);
-    stage.world.run(7 * MINUTE);
-    // Packets from the server keep it awake, too.
-    let (own, their) = stage.ends(BACKUP);
-    stage.world.server_sends(Packet::between(their, own).udp(b"still there"));
-    stage.world.run(9 * MINUTE);
-    assert_eq!(stage.classes(), ["default", "bulk"]);
-    stage.world.run(2 * MINUTE);
+    stage.world.run(20 * SECOND);
     assert_eq!(stage.classes(), ["default"]);
     assert_eq!(stage.states(), [ClientState::Up, ClientState::Asleep, ClientState::Asleep]);
     stage.world.run(30 * MINUTE);
-    assert_eq!(stage.classes(), ["default"], "it stays asleep");
+    assert_eq!(stage.classes(), ["default"], "they stay asleep");
     assert_eq!((stage.down_count(), stage.world.machines[stage.client].mtu), (0, mtu));
+}
+
+#[test]
+fn a_class_that_nobody_uses_sleeps_after_ten_minutes_beside_others_that_are_used() {
+    let mut stage = Stage::new();
+    let use_for = |stage: &mut Stage, minutes: u32| {
+        for _ in 0..minutes * 2 {
+            assert_eq!(stage.carried_by(443), ClassId::DEFAULT);
+            stage.world.run(30 * SECOND);
+        }
+    };
+    use_for(&mut stage, 9);
+    assert_eq!(stage.classes(), ["default", "critical", "bulk"]);
+    assert_eq!(stage.carried_by(BACKUP), BULK, "which begins its ten minutes anew");
+    use_for(&mut stage, 2);
+    assert_eq!(stage.classes(), ["default", "bulk"]);
+    use_for(&mut stage, 7);
+    // Packets from the server keep it awake, too.
+    let (own, their) = stage.ends(BACKUP);
+    stage.world.server_sends(Packet::between(their, own).udp(b"still there"));
+    use_for(&mut stage, 9);
+    assert_eq!(stage.classes(), ["default", "bulk"]);
+    use_for(&mut stage, 2);
+    assert_eq!(stage.classes(), ["default"]);
+}
+
+#[test]
+fn the_first_packets_of_a_call_overtake_what_waits_while_its_class_wakes() {
+    let mut stage = Stage::over(World::new(), &[(10, 10 * MS)]);
+    stage.world.run(2 * MINUTE);
+    assert_eq!(stage.classes(), ["default"]);
+    // Twice what the link carries, in flows that each begin anew.
+    let mut port = 10_000;
+    let load = |stage: &mut Stage, port: &mut u16| {
+        for _ in 0..25 {
+            *port += 1;
+            let (own, their) = stage.ends(*port);
+            stage.world.client_sends(stage.client, Packet::between(own, their).udp(&[7; 1000]));
+        }
+    };
+    for _ in 0..100 {
+        load(&mut stage, &mut port);
+        stage.world.run(10 * MS);
+    }
+    stage.world.received_by_server.clear();
+    let (own, their) = stage.ends(CALL);
+    let sent = stage.now();
+    stage.world.client_sends(stage.client, Packet::between(own, their).udp(b"hello"));
+    for _ in 0..10 {
+        load(&mut stage, &mut port);
+        stage.world.run(10 * MS);
+    }
+    let is_call =
+        |packet: &[u8]| ip::parse(packet).is_ok_and(|view| view.ports().is_some_and(|(_, to)| to == CALL));
+    let arrived = stage.world.received_by_server.iter().find(|(_, packet)| is_call(packet));
+    let delay = arrived.map(|(at, _)| *at - sent).expect("it arrives");
+    assert!(delay < 30 * MS, "{delay:?}");
 }
 
 #[test]
 fn a_call_that_begins_while_its_class_sleeps_loses_nothing_and_is_never_late() {
     for links in [&[(100, 10 * MS)][..], &[(50, 10 * MS), (50, 15 * MS)]] {
         let mut stage = Stage::over(World::new(), links);
-        stage.world.run(11 * MINUTE);
+        stage.world.run(2 * MINUTE);
         assert_eq!(stage.classes(), ["default"]);
         for delays in stage.talk(CALL, 20 * MS, 3 * SECOND) {
             assert!(delays.iter().all(|delay| *delay < 20 * MS), "{delays:?}");
@@ -460,7 +511,7 @@ fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
     world.client_sends(joined, backup);
     world.run(SECOND);
     assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default"), (17, "bulk")]));
-    world.run(11 * MINUTE);
+    world.run(2 * MINUTE);
     assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default")]));
 }
 
