@@ -2,14 +2,20 @@
 //!
 //! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones otherwise. An
 //! end that misses several dense heartbeats in a row declares the path dead; after a few arrivals the path is alive again.
-//! Acknowledgements prove nothing, since they may come over another path; nor does a carrier, which some links never lose.
+//! Acknowledgements prove nothing, since they may come over another path; nor does a carrier, which some links never lose. The
+//! only path of a connection is judged by [`answers`] instead.
 //!
 //! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes between alive
-//! and dead. Always holds: silence counts only while dense heartbeats are expected; without a carrier nothing is sent.
+//! and dead. Always holds: silence counts only while dense heartbeats or answers are expected; without a carrier nothing is
+//! sent.
+
+mod answers;
 
 use std::fmt;
 
 use mpvpn_types::{Duration, Instant, target::LIVENESS};
+
+use answers::{AnswerLimits, Answers};
 
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
@@ -177,6 +183,8 @@ pub struct Liveness {
     rtt_var: Duration,
     loss: f64,
     intervals: Intervals,
+    /// The answers of the peer, if this is the only path of its connection.
+    answers: Option<Answers>,
 }
 
 /// What follows from configuration and measurements, and is asked for in each iteration.
@@ -186,13 +194,19 @@ struct Intervals {
     dense: Duration,
     /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
     max_gap: Duration,
+    answers: AnswerLimits,
 }
 
 impl Liveness {
     /// A path that was just validated: it counts as alive.
     pub fn new(config: LivenessConfig, now: Instant) -> Self {
         let mut liveness = Self {
-            intervals: Intervals { dense: Duration::ZERO, max_gap: Duration::ZERO },
+            intervals: Intervals {
+                dense: Duration::ZERO,
+                max_gap: Duration::ZERO,
+                answers: AnswerLimits::default(),
+            },
+            answers: None,
             config,
             state: State::Alive { since: now },
             reason: StateReason::Works,
@@ -214,8 +228,10 @@ impl Liveness {
 
     fn update_intervals(&mut self) {
         let dense = self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval);
-        let max_gap = dense * self.required_misses() + self.rtt_var.min(dense);
-        self.intervals = Intervals { dense, max_gap };
+        let misses = self.required_misses();
+        let max_gap = dense * misses + self.rtt_var.min(dense);
+        let answers = AnswerLimits::new(self.rtt, self.rtt_var, dense, misses);
+        self.intervals = Intervals { dense, max_gap, answers };
     }
 
     /// Whether the path may carry data.
@@ -236,18 +252,53 @@ impl Liveness {
         }
     }
 
+    /// Sets whether the connection has no other path.
+    pub fn set_only_path(&mut self, now: Instant, only: bool) {
+        if only == self.answers.is_some() {
+            return;
+        }
+        self.answers = only.then(Answers::default);
+        // The peer learns a one-way delay later or earlier that heartbeats are dense.
+        self.dense_since = now;
+    }
+
+    /// Whether [`Self::on_sent`] is of use: the path is the only one, and everything that was sent is answered.
+    pub fn is_answered(&self) -> bool {
+        self.answers.is_some_and(|answers| !answers.are_awaited())
+    }
+
+    /// An ack-eliciting packet was sent on this path. Only needed if [`Self::is_answered`].
+    pub fn on_sent(&mut self, now: Instant) {
+        if let Some(answers) = &mut self.answers {
+            answers.on_sent(now);
+        }
+    }
+
+    /// Silence so far proves nothing.
+    fn excuse_silence(&mut self, now: Instant) {
+        self.last_received = self.last_received.max(now);
+        self.answers.iter_mut().for_each(Answers::forget);
+    }
+
     /// Data of the tunnel moved, in any direction, on any path of the connection.
     pub fn on_traffic(&mut self, now: Instant) {
+        self.begin_dense(now);
+        self.last_traffic = Some(now);
+    }
+
+    /// Heartbeats become dense, if they are not.
+    fn begin_dense(&mut self, now: Instant) {
         if !self.is_dense(now) {
             self.dense_since = now;
+            // Questions of the idle time were not repeated.
+            self.answers.iter_mut().for_each(Answers::forget);
         }
-        self.last_traffic = Some(now);
     }
 
     /// The peer reported that data moves there, which makes heartbeats dense until `until`; or that none does (`None`).
     pub fn on_peer_traffic(&mut self, now: Instant, until: Option<Instant>) {
-        if until.is_some() && !self.is_dense(now) {
-            self.dense_since = now;
+        if until.is_some() {
+            self.begin_dense(now);
         }
         self.peer_traffic_until = until;
     }
@@ -283,7 +334,7 @@ impl Liveness {
                 "a packet arrived on a dead path"
             );
         }
-        self.last_received = self.last_received.max(now);
+        self.excuse_silence(now);
         self.last_arrival = self.last_arrival.max(now);
     }
 
@@ -315,7 +366,7 @@ impl Liveness {
 
     /// This process got no processor for a while: silence in that time proves nothing.
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.last_received = self.last_received.max(now);
+        self.excuse_silence(now);
     }
 
     /// Replaces the configuration.
@@ -323,7 +374,7 @@ impl Liveness {
         self.config = config;
         self.update_intervals();
         // The peer's heartbeats in flight still follow the old intervals.
-        self.last_received = self.last_received.max(now);
+        self.excuse_silence(now);
     }
 
     /// Makes the next heartbeat due at once.
@@ -381,6 +432,7 @@ impl Liveness {
             State::Dead { arrivals, .. } if arrivals > 0 && self.last_received + MAX_ARRIVAL_GAP > now => {
                 self.config.min_dense_interval
             }
+            State::Alive { .. } if self.answers.is_some() && self.is_dense(now) => answers::CALM_INTERVAL,
             // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
             _ if self.is_dense(now) => self.intervals.dense,
             State::Alive { .. } => self.config.idle_interval,
@@ -420,6 +472,9 @@ impl Liveness {
         if !self.is_alive() || !self.is_dense(now) {
             return None;
         }
+        if let Some(answers) = &self.answers {
+            return answers.dead_at(&self.intervals.answers, self.rtt + self.config.min_silence);
+        }
         // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
         let expected = self.last_received.max(self.dense_since + self.rtt + self.intervals.dense);
         Some(expected + self.intervals.max_gap.max(self.config.min_silence))
@@ -430,8 +485,17 @@ impl Liveness {
         if !self.carrier {
             return None;
         }
-        let beat = self.last_heartbeat.map_or(now, |beat| beat + self.interval(now));
+        let beat = self.next_heartbeat(now);
         Some(self.deadline(now).map_or(beat, |deadline| deadline.min(beat)))
+    }
+
+    /// When the next heartbeat is due.
+    fn next_heartbeat(&self, now: Instant) -> Instant {
+        let Some(last) = self.last_heartbeat else { return now };
+        let next = last + self.interval(now);
+        let late = self.answers.filter(|_| self.is_alive() && self.is_dense(now));
+        let late = late.and_then(|answers| answers.late_at(&self.intervals.answers));
+        late.map_or(next, |late| next.min(late.max(last + self.intervals.dense)))
     }
 
     /// Updates the path's state.
@@ -446,6 +510,7 @@ impl Liveness {
                         target: LIVENESS,
                         silence = ?now.saturating_duration_since(self.last_received),
                         limit = ?self.intervals.max_gap.max(self.config.min_silence),
+                        only_path = ?self.answers.map(|_| self.intervals.answers),
                         interval = ?self.intervals.dense,
                         misses = self.required_misses(),
                         rtt = ?self.rtt,
@@ -471,7 +536,7 @@ impl Liveness {
             }
             State::Dead { .. } => {}
         }
-        if self.carrier && self.last_heartbeat.is_none_or(|beat| now >= beat + self.interval(now)) {
+        if self.carrier && now >= self.next_heartbeat(now) {
             self.last_heartbeat = Some(now);
             verdict.send_heartbeat = true;
             tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
@@ -490,7 +555,10 @@ mod tests {
     struct Pair {
         now: Instant,
         ends: [Liveness; 2],
-        wire: Vec<(Instant, usize)>,
+        /// When a packet arrives, at which end, and whether that end has to acknowledge it.
+        wire: Vec<(Instant, usize, bool)>,
+        /// Whether packets are acknowledged over this path, as it is the only one.
+        only: bool,
         /// Whether packets of end `i` arrive.
         open: [bool; 2],
         beats: [u32; 2],
@@ -505,7 +573,25 @@ mod tests {
             for end in &mut ends {
                 end.set_measurements(24 * MS, MS, 0.0);
             }
-            Self { now, ends, wire: Vec::new(), open: [true; 2], beats: [0; 2], changes: Vec::new() }
+            let (wire, changes) = (Vec::new(), Vec::new());
+            Self { now, ends, wire, only: false, open: [true; 2], beats: [0; 2], changes }
+        }
+
+        /// A path that is the only one of its connection.
+        fn only() -> Self {
+            let mut pair = Self { only: true, ..Self::new() };
+            pair.ends.iter_mut().for_each(|end| end.set_only_path(pair.now, true));
+            pair
+        }
+
+        /// The end `from` sends a packet.
+        fn send(&mut self, from: usize, eliciting: bool) {
+            if eliciting {
+                self.ends[from].on_sent(self.now);
+            }
+            if self.open[from] {
+                self.wire.push((self.now + 12 * MS, 1 - from, eliciting && self.only));
+            }
         }
 
         fn run(&mut self, time: Duration, busy: bool) {
@@ -513,9 +599,12 @@ mod tests {
             while self.now < end {
                 self.now += MS;
                 let now = self.now;
-                let arrived: Vec<_> = self.wire.extract_if(.., |(at, _)| *at <= now).collect();
-                for (_, to) in arrived {
+                let arrived: Vec<_> = self.wire.extract_if(.., |(at, ..)| *at <= now).collect();
+                for (_, to, eliciting) in arrived {
                     self.ends[to].on_received(now);
+                    if eliciting {
+                        self.send(to, false);
+                    }
                 }
                 for i in 0..2 {
                     if busy {
@@ -527,9 +616,7 @@ mod tests {
                     }
                     if verdict.send_heartbeat {
                         self.beats[i] += 1;
-                        if self.open[i] {
-                            self.wire.push((now + 12 * MS, 1 - i));
-                        }
+                        self.send(i, true);
                     }
                 }
             }
@@ -576,6 +663,66 @@ mod tests {
             assert_eq!(*change, LivenessChange::Alive);
             assert!(*at - restored <= 300 * MS, "end {end} took {:?}", *at - restored);
         }
+    }
+
+    #[test]
+    fn the_only_path_has_a_heartbeat_a_second_while_data_moves() {
+        let mut pair = Pair::only();
+        pair.run(Duration::from_secs(10), true);
+        assert!(pair.beats.iter().all(|beats| *beats <= 11), "{:?} heartbeats in 10 s", pair.beats);
+        pair.run(Duration::from_secs(60), false);
+        pair.run(Duration::from_secs(5), true);
+        assert_eq!(pair.changes, [], "a path that works was called dead");
+    }
+
+    #[test]
+    fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_300_ms() {
+        let mut pair = Pair::only();
+        pair.run(Duration::from_secs(3), true);
+        let cut = pair.now;
+        pair.open = [false; 2];
+        pair.send(0, true);
+        pair.run(Duration::from_secs(2), true);
+        let died: Vec<_> = pair.changes.drain(..).map(|(at, end, change)| (end, change, at - cut)).collect();
+        let [(0, LivenessChange::Dead, asked), (1, LivenessChange::Dead, silent)] = died[..] else {
+            panic!("{died:?}");
+        };
+        assert!(asked <= 160 * MS, "the end that sends data took {asked:?}");
+        assert!(silent <= 1160 * MS, "the other one, with a heartbeat a second, took {silent:?}");
+        let restored = pair.now;
+        pair.open = [true; 2];
+        pair.run(Duration::from_secs(1), true);
+        let back = pair.changes.iter().map(|(at, ..)| *at - restored).max();
+        assert!(pair.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", pair.changes);
+    }
+
+    #[test]
+    fn a_lost_packet_is_no_death_of_the_only_path() {
+        for rtt_ms in [24, 600] {
+            let mut pair = Pair::only();
+            pair.ends.iter_mut().for_each(|end| end.set_measurements(rtt_ms * MS, MS, 0.0));
+            pair.run(Duration::from_secs(3), true);
+            pair.open[0] = false;
+            pair.send(0, true);
+            pair.open[0] = true;
+            pair.run(Duration::from_secs(3), true);
+            assert_eq!(pair.changes, [], "with {rtt_ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_second_path_makes_heartbeats_dense_and_is_no_death_of_the_first() {
+        let mut pair = Pair::only();
+        pair.run(Duration::from_secs(3), true);
+        // One end learns of it before the other one does.
+        pair.ends[0].set_only_path(pair.now, false);
+        pair.run(12 * MS, true);
+        pair.ends[1].set_only_path(pair.now, false);
+        pair.only = false;
+        pair.beats = [0; 2];
+        pair.run(Duration::from_secs(1), true);
+        assert!(pair.beats.iter().all(|beats| *beats >= 30), "{:?} heartbeats in a second", pair.beats);
+        assert_eq!(pair.changes, []);
     }
 
     #[test]

@@ -240,7 +240,7 @@ impl MultipathConnection {
         if let Some(at) = self.traffic.last_data_at() {
             path.liveness.on_traffic(at);
         }
-        self.paths.insert(id, path);
+        self.paths.insert(now, id, path);
         self.timer.judge_soon();
     }
 

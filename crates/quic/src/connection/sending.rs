@@ -160,6 +160,11 @@ impl Connection {
         self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
     }
 
+    /// Whether ack-eliciting packets of a path are neither acknowledged nor lost.
+    pub fn has_in_flight(&self, id: PathId) -> bool {
+        self.paths.get(id).is_some_and(|path| path.gate.in_flight() > 0)
+    }
+
     /// Queues a datagram for a path's group; returns the bytes of available window that it takes.
     pub fn queue_datagram(&mut self, id: PathId, datagram: Bytes) -> u64 {
         self.next_of_group(id).map_or(0, |path| path.queue.push(datagram))

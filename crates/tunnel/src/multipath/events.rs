@@ -122,7 +122,7 @@ mod tests {
         let mut table = PathTable::new(now);
         for id in 0..paths {
             let policy = PolicyInForce::new(PathPolicy::default(), false);
-            table.insert(PathId(id), PathEntry::new(now, LinkId(id as u16), false, policy));
+            table.insert(now, PathId(id), PathEntry::new(now, LinkId(id as u16), false, policy));
         }
         table
     }

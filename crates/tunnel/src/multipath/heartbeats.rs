@@ -208,9 +208,10 @@ impl Heartbeats {
         true
     }
 
-    /// Returns when reports of the peer count as missing, while heartbeats are dense.
+    /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path there is nothing to report,
+    /// and they are seldom.
     fn report_overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
-        let reports = self.reports.as_ref()?;
+        let reports = self.reports.as_ref().filter(|_| paths.len() > 1)?;
         let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
         let since = reports.newest_received.map_or(dense, |(_, newest_received)| newest_received.max(dense));
         let alive = paths.values().filter(|path| path.liveness.is_alive());
@@ -464,7 +465,7 @@ mod tests {
 
     fn table(now: Instant, paths: u16) -> PathTable {
         let mut table = PathTable::new(now);
-        (0..paths).for_each(|link| table.insert(PathId(link.into()), path(now, link)));
+        (0..paths).for_each(|link| table.insert(now, PathId(link.into()), path(now, link)));
         table
     }
 

@@ -22,9 +22,25 @@ impl PathTable {
     }
 
     /// Adds a path, unless it exists.
-    pub(super) fn insert(&mut self, id: PathId, path: PathEntry) {
+    pub(super) fn insert(&mut self, now: Instant, id: PathId, path: PathEntry) {
         if let Err(at) = self.place_of(id) {
             self.paths.insert(at, (id, Box::new(path)));
+        }
+        self.note_count(now);
+    }
+
+    /// Passes on whether there is one path only.
+    fn note_count(&mut self, now: Instant) {
+        let only = self.paths.len() == 1;
+        self.values_mut().for_each(|path| path.liveness.set_only_path(now, only));
+    }
+
+    /// The path of a connection that has one.
+    #[inline]
+    pub(super) fn only_mut(&mut self) -> Option<(PathId, &mut PathEntry)> {
+        match &mut *self.paths {
+            [(id, path)] => Some((*id, path)),
+            _ => None,
         }
     }
 
@@ -33,6 +49,7 @@ impl PathTable {
         if self.paths.is_empty() {
             self.empty_since = now;
         }
+        self.note_count(now);
         removed
     }
 
@@ -135,7 +152,7 @@ mod tests {
         let start = Instant::now();
         let mut table = PathTable::new(start);
         assert_eq!(table.dead_since(), Some(start));
-        table.insert(PathId(0), path(start, 3));
+        table.insert(start, PathId(0), path(start, 3));
         assert_eq!((table.path_on(LinkId(3)), table.works_on(LinkId(3))), (Some(PathId(0)), Some(true)));
         assert!(table.remove(start + 5 * MS, PathId(0)).is_some_and(|path| path.link() == LinkId(3)));
         assert_eq!(table.dead_since(), Some(start + 5 * MS));
@@ -146,13 +163,13 @@ mod tests {
         let start = Instant::now();
         let mut table = PathTable::new(start);
         for link in [1, 2] {
-            table.insert(PathId(link.into()), path(start, link));
+            table.insert(start, PathId(link.into()), path(start, link));
             let died = start + u32::from(link) * MS;
             table.over_mut(LinkId(link)).for_each(|path| path.liveness.on_carrier(died, false));
             assert!(!table.any_works());
         }
         assert_eq!(table.dead_since(), Some(start + 2 * MS));
-        table.insert(PathId(7), path(start, 7));
+        table.insert(start, PathId(7), path(start, 7));
         assert!(table.any_works() && table.works_besides(LinkId(1)) && !table.works_besides(LinkId(7)));
     }
 
@@ -160,8 +177,8 @@ mod tests {
     fn a_path_that_is_opened_twice_stays_as_it_is() {
         let start = Instant::now();
         let mut table = PathTable::new(start);
-        table.insert(PathId(0), path(start, 1));
-        table.insert(PathId(0), path(start, 2));
+        table.insert(start, PathId(0), path(start, 1));
+        table.insert(start, PathId(0), path(start, 2));
         assert_eq!((table.len(), table.path_on(LinkId(2))), (1, None));
     }
 }

@@ -129,11 +129,23 @@ impl MultipathConnection {
         loop {
             let moved = connection.is_between_passes() && self.assign_to_paths(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {
+                self.note_question(now, connection);
                 return Some(transmit);
             }
             if !moved && !self.assign_to_paths(now, connection) {
                 return None;
             }
+        }
+    }
+
+    /// Records that the only path has sent something that the peer has to answer.
+    #[inline]
+    fn note_question(&mut self, now: Instant, connection: &Connection) {
+        if let Some((id, path)) = self.paths.only_mut()
+            && path.liveness.is_answered()
+            && connection.has_in_flight(id)
+        {
+            path.liveness.on_sent(now);
         }
     }
 

@@ -1,0 +1,68 @@
+//! Whether the only path of a connection works, judged by answers.
+//!
+//! Each ack-eliciting packet asks the peer for an acknowledgement (RFC 9000 §13.2.1), which can come over no other path. So data
+//! needs no heartbeats beside it, and an end that only receives asks seldom.
+//!
+//! In: ack-eliciting packets that were sent, arrivals. Out: since when nothing has arrived although something was asked. Always
+//! holds: silence counts only from a question on.
+
+use mpvpn_types::{Duration, Instant};
+
+/// The interval of heartbeats while data moves and everything is answered. Shorter: thousands of clients with one link each cost
+/// a server more for heartbeats than for their packets; longer: an end that only receives notices later that nothing comes any
+/// more.
+pub(super) const CALM_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2.
+const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// The questions of an end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    /// When the first ack-eliciting packet was sent since something last arrived.
+    asked: Option<Instant>,
+}
+
+/// How long answers may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AnswerLimits {
+    /// The time after which an answer is late: a heartbeat asks again.
+    late: Duration,
+    /// The time after which so many answers are missing that the path is dead.
+    dead: Duration,
+}
+
+impl AnswerLimits {
+    /// `interval` is that of heartbeats while an answer is late, `misses` the number of answers that must be missing.
+    pub(super) fn new(rtt: Duration, rtt_var: Duration, interval: Duration, misses: u32) -> Self {
+        let late = rtt + rtt_var.min(interval) + MAX_ACK_DELAY;
+        // The last of them is asked for after the first one was late, and may take as long.
+        Self { late, dead: late * 2 + interval * misses.saturating_sub(1) }
+    }
+}
+
+impl Answers {
+    /// An ack-eliciting packet was sent.
+    pub(super) fn on_sent(&mut self, now: Instant) {
+        self.asked.get_or_insert(now);
+    }
+
+    /// Something arrived, or silence so far proves nothing.
+    pub(super) fn forget(&mut self) {
+        self.asked = None;
+    }
+
+    /// Whether something was asked for, and nothing has arrived since.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// When an answer is late.
+    pub(super) fn late_at(&self, limits: &AnswerLimits) -> Option<Instant> {
+        self.asked.map(|asked| asked + limits.late)
+    }
+
+    /// When missing answers mean death.
+    pub(super) fn dead_at(&self, limits: &AnswerLimits, min_silence: Duration) -> Option<Instant> {
+        self.asked.map(|asked| asked + limits.dead.max(min_silence))
+    }
+}
