@@ -146,10 +146,9 @@ impl EventLoop {
         let mut busy = start.saturating_duration_since(self.previous_end);
         // Only the main thread trims. A client inside an app has no such thread, and its process's memory is the
         // app's.
-        if self.signals.is_some() && self.memory_trimmer.on_iteration(start, busy) {
-            memory::trim_heap();
+        if self.signals.is_some() && self.memory_trimmer.is_look_due(start) {
+            self.return_memory(start);
             let end = Instant::now();
-            tracing::debug!(took = ?end.saturating_duration_since(start), "returned free memory to the kernel");
             (start, busy) = (end, end.saturating_duration_since(self.previous_end));
         }
         let delay = self.wakeup_coalescer.delay(start, max_delay);
@@ -168,6 +167,26 @@ impl EventLoop {
         iteration.ready.extend(self.events.iter());
         self.previous_end = iteration.now;
         Ok(())
+    }
+
+    /// Returns free memory to the kernel if there is enough of it.
+    fn return_memory(&mut self, now: Instant) {
+        let Some(before) = memory::memory_use().filter(|memory| self.memory_trimmer.look(now, *memory))
+        else {
+            return;
+        };
+        memory::trim_heap();
+        let end = Instant::now();
+        let took = end.saturating_duration_since(now);
+        let after = memory::memory_use().unwrap_or(before);
+        tracing::debug!(
+            ?took,
+            resident_before = before.resident,
+            resident = after.resident,
+            in_use = after.in_use,
+            "returned free memory to the kernel"
+        );
+        self.memory_trimmer.on_trimmed(end, took, after);
     }
 
     /// The request of a signal that has arrived in this iteration.

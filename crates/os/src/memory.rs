@@ -1,4 +1,40 @@
-//! The heap of this process.
+//! The memory of this process.
+
+use crate::usage;
+
+/// The memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Resident memory that is no file's (bytes).
+    pub resident: u64,
+    /// Of the heap, what is in use (bytes).
+    pub in_use: u64,
+}
+
+impl MemoryUse {
+    /// What is resident and not in use on the heap (bytes): freed pages that the allocator keeps, besides stacks and static data.
+    pub fn unused(self) -> u64 {
+        self.resident.saturating_sub(self.in_use)
+    }
+}
+
+/// Returns the memory of this process. `None` where the C library is not glibc, or without `/proc`.
+pub fn memory_use() -> Option<MemoryUse> {
+    Some(MemoryUse { resident: usage::anonymous_memory(std::process::id())?, in_use: heap_in_use()? })
+}
+
+#[cfg(target_env = "gnu")]
+fn heap_in_use() -> Option<u64> {
+    // SAFETY: glibc takes its own locks, and only counts.
+    let heap = unsafe { libc::mallinfo2() };
+    // Small and large blocks; the latter have mappings of their own.
+    Some((heap.uordblks + heap.hblkhd) as u64)
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn heap_in_use() -> Option<u64> {
+    None
+}
 
 /// Returns the freed pages that the allocator still holds to the kernel (malloc_trim(3)). Takes about 7 ms for each 100 MB
 /// (measured, `docs/design/memory.md`), during which no thread can allocate. Does nothing where the C library is not glibc.
@@ -7,5 +43,27 @@ pub fn trim_heap() {
     // SAFETY: glibc takes its own locks, and nothing that is in use is touched.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(all(test, target_env = "gnu"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_was_freed_is_unused_until_it_is_returned() {
+        const BLOCK: usize = 64 << 10;
+        const BLOCKS: usize = 512;
+        let unused = || memory_use().expect("/proc is there").unused();
+        let before = unused();
+        // Every second block stays, so that the allocator cannot give the end of the heap back by itself.
+        let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(|_| vec![1; BLOCK]).collect();
+        let kept: Vec<Vec<u8>> = blocks.into_iter().step_by(2).collect();
+        let freed = (BLOCKS / 2 * BLOCK) as u64;
+        let held = unused().saturating_sub(before);
+        assert!(held > freed / 2, "{held} of {freed} bytes are held");
+        trim_heap();
+        let left = unused().saturating_sub(before);
+        assert!(left < freed / 4, "{left} of {freed} bytes are left; {} blocks are in use", kept.len());
     }
 }

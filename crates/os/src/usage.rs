@@ -31,6 +31,11 @@ pub fn resident_memory(pid: u32) -> Option<u64> {
     memory(pid, "VmRSS:")
 }
 
+/// Resident memory that is no file's, bytes.
+pub fn anonymous_memory(pid: u32) -> Option<u64> {
+    memory(pid, "RssAnon:")
+}
+
 /// The processor time that the calling thread has used.
 pub fn thread_time() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
