@@ -333,6 +333,13 @@ impl MultipathConnection {
             }
             judged |= verdict.change.is_some();
         }
+        if !due.is_empty() {
+            let others = self.paths.iter_mut().filter(|(id, _)| !due.contains(id));
+            let early: Vec<_> = others
+                .filter_map(|(id, path)| path.liveness.take_early_heartbeat(now).then_some(id))
+                .collect();
+            due.extend(early);
+        }
         if judged {
             self.timer.judge_soon();
             self.heartbeats.announce();

@@ -1,6 +1,7 @@
 //! How links are used beyond the configuration: exhausted quotas, and automatic numbers of pipes.
 //!
-//! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second.
+//! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second, and nothing wakes
+//! the loop for them while the links carry nothing.
 
 use std::time::Instant;
 
@@ -17,6 +18,10 @@ use crate::{links::Links, policies::LinkPolicies};
 pub(super) struct LinkUse {
     pub(super) quotas: Quotas,
     pub(super) pipes: AutoPipes,
+    /// What the links had carried at the last update (bytes).
+    carried: u64,
+    /// Whether that was what they had carried at the one before.
+    is_at_rest: bool,
 }
 
 /// The result of [`LinkUse::update`].
@@ -29,8 +34,17 @@ pub(super) struct LinkUpdate {
 }
 
 impl LinkUse {
-    /// When [`Self::update`] must be called.
-    pub(super) fn poll_timeout(&self) -> Instant {
+    pub(super) fn new(quotas: Quotas, pipes: AutoPipes) -> Self {
+        Self { quotas, pipes, carried: 0, is_at_rest: false }
+    }
+
+    /// When the loop must wake for [`Self::update`].
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.is_at_rest).then(|| self.next_update())
+    }
+
+    /// When [`Self::update`] must be called, if the loop runs then.
+    pub(super) fn next_update(&self) -> Instant {
         self.quotas.poll_timeout().min(self.pipes.poll_timeout())
     }
 
@@ -45,6 +59,9 @@ impl LinkUse {
         paths: impl FnOnce() -> Vec<PathReport>,
     ) -> LinkUpdate {
         let (mut policies, mut has_changed, mut wanted_names) = (policies.clone(), false, Vec::new());
+        let before = self.carried;
+        self.carried = links.uplinks().map(|(_, link)| link.meter.ip_bytes()).sum();
+        self.is_at_rest = self.carried == before;
         if now >= self.quotas.poll_timeout() {
             has_changed |= self.update_quotas(now, &mut policies, links);
         }

@@ -94,7 +94,7 @@ impl Running {
                 self.data_plane.poll_timeout(iteration.now),
                 self.server_name.as_ref().and_then(ServerName::poll_timeout),
                 self.shards.poll_timeout(),
-                Some(self.link_use.poll_timeout()),
+                self.link_use.poll_timeout(),
                 self.kind.poll_timeout(),
                 self.service_manager.poll_timeout(),
                 self.measured.as_ref().map(MeasuredFlows::until),
@@ -305,7 +305,7 @@ impl Running {
 
     /// Updates quotas and pipes that are due.
     fn update_link_use(&mut self, now: Instant) {
-        if now < self.link_use.poll_timeout() {
+        if now < self.link_use.next_update() {
             return;
         }
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;

@@ -220,7 +220,7 @@ impl Running {
         parts.start_others(&mut shards, queues.collect())?;
         Ok(Self {
             data_plane: DataPlane::new(data_plane_parts, links, policies, devices, event_loop)?,
-            link_use: LinkUse { quotas, pipes: AutoPipes::new(Instant::now(), events.clone()) },
+            link_use: LinkUse::new(quotas, AutoPipes::new(Instant::now(), events.clone())),
             shards,
             kind,
             slow,

@@ -8,10 +8,10 @@
 use std::{
     collections::BTreeSet,
     io::ErrorKind,
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -24,6 +24,8 @@ use mpvpn_control::{
     tls,
 };
 use mpvpn_os::poll::{Events, Interest, Poller};
+use mpvpn_packet::VnetHdr;
+use mpvpn_packets::Packet;
 use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions};
 use mpvpn_tests::{
     flood::{SOURCES, own_addresses, source},
@@ -40,6 +42,10 @@ const HOST: &str = "198.51.100.2";
 const LINK: LinkId = LinkId(0);
 /// Maximum wait for events: how soon the stop flag is noticed.
 const MAX_POLL_WAIT: Duration = Duration::from_millis(20);
+/// The same while clients send packets.
+const MAX_POLL_WAIT_TALKING: Duration = Duration::from_millis(1);
+/// The server's address in the tunnel.
+const TUNNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Time without datagrams after which all clients have closed their connections.
 const CLOSE_QUIET_TIME: Duration = Duration::from_millis(300);
 
@@ -54,6 +60,10 @@ pub(crate) struct Crowd {
 struct SharedCounters {
     up: AtomicUsize,
     lost: AtomicUsize,
+    /// Packets that came back.
+    answers: AtomicU64,
+    /// Whether each client sends a packet a second.
+    talk: AtomicBool,
     leave: AtomicBool,
 }
 
@@ -93,6 +103,16 @@ impl Crowd {
             thread::sleep(Duration::from_millis(1));
         }
         self.began.elapsed()
+    }
+
+    /// From now on each client sends an ICMP echo request to the server's address in the tunnel a second, or no more.
+    pub(crate) fn talk(&self, talk: bool) {
+        self.counters.talk.store(talk, Relaxed);
+    }
+
+    /// Number of packets that came back.
+    pub(crate) fn answers(&self) -> u64 {
+        self.counters.answers.load(Relaxed)
     }
 
     /// Number of lost connections of clients that were up.
@@ -148,6 +168,8 @@ struct CrowdClient {
     /// Its entry in the timer queue.
     timer_at: Option<Instant>,
     up: bool,
+    /// Its address in the tunnel.
+    address: Option<IpAddr>,
 }
 
 struct CrowdClients {
@@ -161,6 +183,8 @@ struct CrowdClients {
     out: Vec<u8>,
     /// When a datagram was last sent or received.
     last_activity: Instant,
+    /// Since when clients send a packet a second, and how many packets they have sent.
+    talking: Option<(Instant, u64)>,
 }
 
 impl CrowdClients {
@@ -195,7 +219,7 @@ impl CrowdClients {
                 isn_secret: Default::default(),
             };
             let connections = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
-            all.push(CrowdClient { connections, sockets, timer_at: None, up: false });
+            all.push(CrowdClient { connections, sockets, timer_at: None, up: false, address: None });
         }
         Self {
             all,
@@ -206,6 +230,7 @@ impl CrowdClients {
             started: 0,
             out: Vec::with_capacity(64 << 10),
             last_activity: now,
+            talking: None,
         }
     }
 
@@ -222,6 +247,7 @@ impl CrowdClients {
                 self.started += 1;
                 self.send_and_poll(now, self.started - 1);
             }
+            self.talk();
             self.poll_once(&mut events);
         }
         let now = Instant::now();
@@ -234,13 +260,30 @@ impl CrowdClients {
         }
     }
 
+    /// Sends the packets of the clients whose turn has come in this second.
+    fn talk(&mut self) {
+        if !self.counters.talk.load(Relaxed) {
+            self.talking = None;
+            return;
+        }
+        let now = Instant::now();
+        let (since, sent) = self.talking.unwrap_or((now, 0));
+        let due = (now.saturating_duration_since(since).as_secs_f64() * self.all.len() as f64) as u64;
+        for packet in sent..due {
+            let number = (packet % self.all.len() as u64) as usize;
+            let Some(address) = self.all[number].address else { continue };
+            let mut request = Packet::between((address, 0).into(), (TUNNEL, 0).into()).echo(0, 0, &[0; 56]);
+            self.all[number].connections.handle_tun(now, None, VnetHdr::NONE, &mut request);
+            self.send_and_poll(now, number);
+        }
+        self.talking = Some((since, due));
+    }
+
     /// Waits for datagrams or a timer, and serves the clients concerned.
     fn poll_once(&mut self, events: &mut Events) {
         let now = Instant::now();
-        let next = self
-            .timers
-            .first()
-            .map_or(MAX_POLL_WAIT, |(at, _)| at.saturating_duration_since(now).min(MAX_POLL_WAIT));
+        let most = if self.talking.is_some() { MAX_POLL_WAIT_TALKING } else { MAX_POLL_WAIT };
+        let next = self.timers.first().map_or(most, |(at, _)| at.saturating_duration_since(now).min(most));
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
         for event in events.iter() {
@@ -293,9 +336,14 @@ impl CrowdClients {
             }
             self.last_activity = now;
         }
-        while client.connections.poll_tun(now).is_some() {}
+        while client.connections.poll_tun(now).is_some() {
+            self.counters.answers.fetch_add(1, Relaxed);
+        }
         while let Some(event) = client.connections.poll_event(now) {
             match event {
+                ClientEvent::Up(assignment) => {
+                    client.address = assignment.addresses.iter().map(|net| net.addr()).find(IpAddr::is_ipv4);
+                }
                 ClientEvent::Down(_) if std::mem::take(&mut client.up) => {
                     self.counters.up.fetch_sub(1, Relaxed);
                     self.counters.lost.fetch_add(1, Relaxed);

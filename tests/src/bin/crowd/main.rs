@@ -1,8 +1,9 @@
 //! Measures the cost of thousands of idle clients for a server, and their effect on a busy client.
 //!
-//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS] [--dashboard SECONDS]` runs a server and a busy client of the release build
-//! in namespaces, connects N idle clients that run in this process, and compares before and after. The table goes to stdout.
-//! Exit code 1: the bar was missed.
+//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS] [--talk SECONDS] [--dashboard SECONDS]` runs a server and a
+//! busy client of the release build in namespaces, connects N idle clients that run in this process, and compares before and
+//! after; with `--talk` also while each of them sends and gets a packet a second. The table goes to stdout. Exit code 1: the bar
+//! was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
 
 mod crowd_clients;
@@ -29,7 +30,7 @@ use crowd_clients::{Crowd, files};
 /// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no link with them.
 const SERVER: &str = "198.51.100.1:4433";
 /// Bar: maximum memory of the server per idle client, KiB.
-const MAX_IDLE_CLIENT_KIB: f64 = 128.0;
+const MAX_IDLE_CLIENT_KIB: f64 = 72.0;
 /// Maximum number of open files of this process without the clients' sockets.
 const OTHER_OPEN_FILES: usize = 100;
 /// Average time per client to connect before the run fails.
@@ -44,13 +45,15 @@ struct Options {
     at_once: usize,
     idle: u64,
     load: u32,
+    /// How long each client sends a packet a second (s); 0: they stay idle.
+    talk: u64,
     /// How long a browser looks at the dashboard (s); 0: there is none.
     dashboard: u64,
 }
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { clients: 10_000, at_once: 64, idle: 30, load: 3, dashboard: 0 };
+        let mut options = Self { clients: 10_000, at_once: 64, idle: 90, load: 3, talk: 0, dashboard: 0 };
         while let Some(word) = args.next() {
             let value = args.next().and_then(|value| value.parse::<u32>().ok()).filter(|value| *value > 0);
             let value = value.ok_or_else(|| format!("{word} wants a number above 0"))?;
@@ -59,6 +62,7 @@ impl Options {
                 "--at-once" => options.at_once = value as usize,
                 "--idle" => options.idle = value.into(),
                 "--load" => options.load = value,
+                "--talk" => options.talk = value.into(),
                 "--dashboard" => options.dashboard = value.into(),
                 _ => return Err(format!("`{word}` is no option")),
             }
@@ -86,7 +90,7 @@ fn main() -> ExitCode {
     remove_labs_when_interrupted();
     MachineShare::always_whole();
     let options = Options::parse(std::env::args().skip(1));
-    let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S] [--dashboard S]";
+    let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S] [--talk S] [--dashboard S]";
     let options = options.map_err(|complaint| format!("{complaint}\n{usage}"));
     match options.and_then(|options| options.check_files().map(|()| options)) {
         Ok(options) if run(&options) => ExitCode::SUCCESS,
@@ -150,12 +154,38 @@ fn run(options: &Options) -> bool {
         row(&format!("busy client: {name}, alone"), of(&alone), unit);
         row(&format!("busy client: {name}, among the idle"), of(&crowded), unit);
     }
+    if options.talk > 0 {
+        talk(&testbed, &server, &crowd, options);
+    }
     row("clients that lost their connection", crowd.lost() as f64, "");
     let whole = crowd.lost() == 0;
     crowd.leave();
     thread::sleep(MEMORY_RETURN_TIME);
     row("server's memory after all left", server.memory() as f64 / 1024.0 / 1024.0, "MiB");
     each <= MAX_IDLE_CLIENT_KIB && whole
+}
+
+/// Lets each client of the crowd send and get a packet a second.
+fn talk(testbed: &Testbed, server: &MpvpnProcess, crowd: &Crowd, options: &Options) {
+    let p99 = || {
+        let pings = Ping::dense(testbed, Host::Client, TUNNEL, options.load.into()).finish();
+        let mut times: Vec<f64> = pings.answers.iter().map(|answer| answer.rtt_ms).collect();
+        assert!(times.len() > 10, "{} of {} pings were answered", times.len(), pings.sent);
+        times.sort_by(f64::total_cmp);
+        times[times.len() * 99 / 100]
+    };
+    let alone = p99();
+    crowd.talk(true);
+    thread::sleep(SETTLE_TIME);
+    let (started, answers) = (server.processor_time(), crowd.answers());
+    let among = p99();
+    thread::sleep(Duration::from_secs(options.talk));
+    let seconds = (options.talk + u64::from(options.load)) as f64;
+    row("packets of the clients that came back", (crowd.answers() - answers) as f64 / seconds, "1/s");
+    let used = (server.processor_time() - started).as_secs_f64() / seconds;
+    row("server's processor time, each with a packet a second", used * 100.0, "% of a core");
+    row("busy client: ping, 99 %, what this adds", among - alone, "ms");
+    crowd.talk(false);
 }
 
 /// Looks at the dashboard for so many seconds, four times a second, and measures what that costs the server.
