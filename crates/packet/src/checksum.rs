@@ -111,6 +111,11 @@ pub fn verify_transport(packet: &IpPacket<'_>) -> ChecksumStatus {
     if add(with_pseudo, sum(covered)) == 0xffff { ChecksumStatus::Valid } else { ChecksumStatus::Invalid }
 }
 
+/// Whether the checksums of a packet are there and correct.
+pub(crate) fn is_intact(packet: &IpPacket<'_>) -> bool {
+    verify_header(packet) && verify_transport(packet) == ChecksumStatus::Valid
+}
+
 #[inline]
 fn fold(total: u64) -> u16 {
     let total = (total >> 32) + (total & 0xffff_ffff);

@@ -15,7 +15,8 @@ use std::io::IoSlice;
 use arrayvec::ArrayVec;
 use bytes::{Buf, Bytes};
 
-use crate::checksum::{self, ChecksumStatus};
+use crate::ack_filter::{acknowledges_more, is_bare_ack_segment};
+use crate::checksum;
 use crate::flow::FlowKey;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET, Version};
 use crate::tcp::TCP_HEADER;
@@ -41,11 +42,6 @@ const MAX_HEADERS_LEN: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
 const MAX_SPARE_PART_LISTS: usize = 128;
 
 const UDP_HEADER: usize = 8;
-/// A TCP header with the timestamps option in its usual layout (RFC 7323, appendix A): the length of the header, the bytes
-/// before the two timestamp values (two NOPs, kind 8, length 10), and the offset of the first value.
-const TCP_HEADER_WITH_TIMESTAMPS: usize = 32;
-const TIMESTAMP_OPTION_PREFIX: [u8; 4] = [1, 1, 8, 10];
-const TIMESTAMP_VALUE_OFFSET: usize = 24;
 const DONT_FRAGMENT: u8 = 0x40;
 
 /// One packet for a TUN device with its virtio header, in parts for one `writev`.
@@ -351,18 +347,12 @@ impl GroCoalescer {
         }
     }
 
-    /// Whether `packet`, a pure acknowledgement, acknowledges more than the one of the group and differs in nothing else.
+    /// Whether `packet`, a bare acknowledgement of the group's flow, supersedes the group's, which is one too.
     fn supersedes(&self, group: &OpenGroup, packet: &[u8], layout: HeaderLayout) -> bool {
         let first = &self.queue[self.queue_index(group.number)].first;
-        if group.segment_size > 0 || group.layout != layout || !same_service(first, packet, layout) {
-            return false;
-        }
-        let (before, after) = (&first[layout.ip_header..], &packet[layout.ip_header..]);
-        let newer = |at: usize| be32(after, at).wrapping_sub(be32(before, at)) as i32;
-        before[4..8] == after[4..8]
-            && before[12..14] == after[12..14]
-            && newer(8) > 0
-            && (layout.headers == layout.ip_header + TCP_HEADER || newer(TIMESTAMP_VALUE_OFFSET) >= 0)
+        group.segment_size == 0
+            && group.layout == layout
+            && acknowledges_more(packet, first, layout.ip_header)
     }
 
     fn replace(&mut self, at: usize, packet: Bytes) {
@@ -424,7 +414,7 @@ fn classify(bytes: &[u8]) -> PacketKind {
         return PacketKind::Fragment(key);
     }
     match layout_of(&packet) {
-        Some(layout) if bytes.len() == packet.total_len() && is_intact(&packet) => {
+        Some(layout) if bytes.len() == packet.total_len() && checksum::is_intact(&packet) => {
             PacketKind::Mergeable(key, layout)
         }
         _ => PacketKind::Unmergeable(key),
@@ -449,7 +439,7 @@ fn layout_of(packet: &IpPacket<'_>) -> Option<HeaderLayout> {
             let unusual = tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG;
             let usable = match transport.len().checked_sub(header) {
                 Some(1..) => header >= TCP_HEADER && transport[13] & unusual == 0,
-                Some(0) => is_pure_ack_segment(transport),
+                Some(0) => is_bare_ack_segment(transport),
                 None => false,
             };
             usable.then_some(HeaderLayout {
@@ -470,23 +460,6 @@ fn layout_of(packet: &IpPacket<'_>) -> Option<HeaderLayout> {
     }
 }
 
-/// Whether a segment without payload is a pure acknowledgement with no option but timestamps. An acknowledgement with
-/// SACK blocks is not: a later one does not contain the same blocks.
-fn is_pure_ack_segment(segment: &[u8]) -> bool {
-    segment[13] == tcp_flags::ACK
-        && match segment.len() {
-            TCP_HEADER => true,
-            TCP_HEADER_WITH_TIMESTAMPS => {
-                segment[TCP_HEADER..TIMESTAMP_VALUE_OFFSET] == TIMESTAMP_OPTION_PREFIX
-            }
-            _ => false,
-        }
-}
-
-fn is_intact(packet: &IpPacket<'_>) -> bool {
-    checksum::verify_header(packet) && checksum::verify_transport(packet) == ChecksumStatus::Valid
-}
-
 /// TCP flags; none for UDP.
 fn flags_of(packet: &[u8], layout: HeaderLayout) -> u8 {
     match layout.transport {
@@ -495,19 +468,9 @@ fn flags_of(packet: &[u8], layout: HeaderLayout) -> u8 {
     }
 }
 
-/// Whether traffic class or type of service, TTL, flow label and don't-fragment bit are equal.
-fn same_service(first: &[u8], packet: &[u8], layout: HeaderLayout) -> bool {
-    if layout.ip_header == IPV6_HEADER {
-        // Traffic class and flow label, hop limit.
-        return first[..4] == packet[..4] && first[7] == packet[7];
-    }
-    // Type of service, TTL, and the word with the don't-fragment bit.
-    first[1] == packet[1] && first[8] == packet[8] && first[6..8] == packet[6..8]
-}
-
 /// Whether the IP headers differ only in fields that segmentation restores: length, identification and checksum.
 fn same_ip_header(first: &[u8], packet: &[u8], group: &OpenGroup) -> bool {
-    if !same_service(first, packet, group.layout) {
+    if !ip::same_service(first, packet, group.layout.ip_header) {
         return false;
     }
     if group.layout.ip_header == IPV6_HEADER {

@@ -252,6 +252,17 @@ impl<'a> IpPacket<'a> {
     }
 }
 
+/// Whether traffic class or type of service, TTL, flow label and don't-fragment bit of two packets are equal; `ip_header` is
+/// the length of the IP headers of both, which are plain.
+pub(crate) fn same_service(first: &[u8], packet: &[u8], ip_header: usize) -> bool {
+    if ip_header == IPV6_HEADER {
+        // Traffic class and flow label, hop limit.
+        return first[..4] == packet[..4] && first[7] == packet[7];
+    }
+    // Type of service, TTL, and the word with the don't-fragment bit.
+    first[1] == packet[1] && first[8] == packet[8] && first[6..8] == packet[6..8]
+}
+
 fn parse_v4(bytes: &[u8]) -> Result<IpPacket<'_>, ParseError> {
     let have = bytes.len();
     if have < IPV4_HEADER {

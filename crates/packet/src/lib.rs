@@ -13,6 +13,7 @@
 //! - Nothing here reads a clock, opens files or sockets, or starts threads.
 #![forbid(unsafe_code)]
 
+pub mod ack_filter;
 mod arena;
 #[doc(hidden)]
 pub mod checksum;
