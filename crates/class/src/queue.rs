@@ -1,7 +1,7 @@
 //! FQ-CoDel (RFC 8290): per-flow queues, served by deficit round robin, each with its own CoDel (RFC 8289).
 //!
 //! In: packets with their flow hash, and the time. Out: the next packet to send. Always holds: packets of a flow keep their
-//! order, and every packet is delivered, counted as dropped, or counted as queued.
+//! order, and every packet is delivered, replaced by a later one that supersedes it, counted as dropped, or counted as queued.
 //!
 //! The flow hash selects a bucket. Only buckets with packets exist in memory: they are entries of a slab, found through a
 //! small map, in one of two lists. A bucket that has just become active is in the list of new flows, which is served first;
@@ -139,6 +139,31 @@ impl FqCodel {
             return 0;
         }
         self.make_room()
+    }
+
+    /// Puts a packet in the place of the last waiting packet of its bucket, if that is as long and `supersedes` says so for
+    /// the bytes of both, the later one first. Else appends it as [`Self::push`] does. Returns whether it replaced a packet.
+    pub fn push_superseding(
+        &mut self,
+        now: Instant,
+        packet: QueuedPacket,
+        supersedes: impl FnOnce(&[u8], &[u8]) -> bool,
+    ) -> bool {
+        let pushed_ns = self.ns(now);
+        let bucket = self.bucket(packet.flow);
+        if let Some(slot) = self.flows.find(bucket) {
+            let fifo = &mut self.flows.get_mut(slot).fifo;
+            if let Some(last) = self.store.last_mut(fifo)
+                && last.data.len() == packet.data.len()
+                && supersedes(&packet.data, &last.data)
+            {
+                let QueuedPacket { data, flow, needs_order, unnumbered } = packet;
+                *last = Packet { data, flow, needs_order, unnumbered, pushed_ns };
+                return true;
+            }
+        }
+        self.push(now, packet);
+        false
     }
 
     /// Sets the maximum number of queued bytes. If more are queued, the next push drops the excess.

@@ -66,6 +66,11 @@ impl Store {
         fifo.tail = index;
     }
 
+    /// The newest packet of a list.
+    pub(super) fn last_mut(&mut self, fifo: &Fifo) -> Option<&mut Packet> {
+        self.slots.get_mut(fifo.tail as usize).map(|slot| &mut slot.packet)
+    }
+
     pub(super) fn pop(&mut self, fifo: &mut Fifo) -> Option<Packet> {
         if fifo.head == NIL {
             return None;

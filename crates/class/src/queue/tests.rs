@@ -246,9 +246,52 @@ fn a_clock_that_steps_back_causes_no_error() {
     assert_eq!(queue.pop(now + 60 * MS).map(|packet| number(&packet)), Some(1));
 }
 
+/// Whether a packet supersedes the one before it: every one does, but those of odd numbers.
+fn has_even_number(later: &[u8], _: &[u8]) -> bool {
+    later[7] % 2 == 0
+}
+
+#[test]
+fn a_packet_takes_the_place_of_the_last_one_of_its_flow_if_it_supersedes_it() {
+    let now = start();
+    let mut queue = queue();
+    queue.push(now, packet(1, 0, MTU));
+    queue.push(now, packet(2, 1, 60));
+    queue.push(now, packet(1, 3, 60));
+    assert!(queue.push_superseding(now + MS, packet(1, 4, 60), has_even_number));
+    assert!(!queue.push_superseding(now + MS, packet(1, 5, 60), has_even_number), "it does not");
+    assert!(!queue.push_superseding(now + MS, packet(1, 6, 61), has_even_number), "another length");
+    assert!(!queue.push_superseding(now + MS, packet(3, 8, 60), has_even_number), "the first of its flow");
+    audit(&mut queue);
+    assert_eq!((queue.drops(), queue.packets()), (0, 6));
+    let rest: Vec<QueuedPacket> = std::iter::from_fn(|| queue.pop(now + 2 * MS)).collect();
+    let of_flow = |flow| rest.iter().filter(|packet| packet.flow == flow).map(number).collect::<Vec<_>>();
+    assert_eq!([of_flow(1), of_flow(2), of_flow(3)], [vec![0, 4, 5, 6], vec![1], vec![8]]);
+}
+
+#[test]
+fn a_packet_that_supersedes_another_has_waited_since_its_own_push() {
+    let now = start();
+    let mut queue = queue();
+    queue.push(now, packet(1, 0, 60));
+    assert!(queue.push_superseding(now + 30 * MS, packet(1, 2, 60), has_even_number));
+    assert_eq!(queue.pop(now + 31 * MS).map(|packet| number(&packet)), Some(2));
+    assert_eq!((queue.sojourn(), queue.is_empty()), (MS, true));
+    assert!(!queue.push_superseding(now + 32 * MS, packet(1, 4, 60), has_even_number), "it left already");
+}
+
 #[derive(Clone, Debug)]
 enum Step {
-    Push { flow: u32, length: usize, count: usize },
+    Push {
+        flow: u32,
+        length: usize,
+        count: usize,
+    },
+    /// Pushes packets of which those with even numbers supersede the one before them.
+    Supersede {
+        flow: u32,
+        count: usize,
+    },
     Pop(usize),
     Wait(u64),
     Drain,
@@ -258,6 +301,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (0u32..12, 8usize..2000, 1usize..50)
             .prop_map(|(flow, length, count)| Step::Push { flow, length, count }),
+        4 => (0u32..12, 1usize..50).prop_map(|(flow, count)| Step::Supersede { flow, count }),
         8 => (1usize..60).prop_map(Step::Pop),
         4 => (0u64..80).prop_map(Step::Wait),
         1 => Just(Step::Drain),
@@ -277,13 +321,22 @@ proptest! {
         let mut queue = if codel_drops { FqCodel::new(config) } else { patient(config) };
         let mut now = start();
         let mut sent: Vec<VecDeque<(u64, usize)>> = vec![VecDeque::new(); 12];
-        let (mut pushed, mut popped, mut bytes) = (0u64, 0u64, 0i64);
+        let (mut pushed, mut popped, mut bytes, mut superseded) = (0u64, 0u64, 0i64, 0u64);
         for step in steps {
             match step {
                 Step::Push { flow, length, count } => for _ in 0..count {
                     sent[flow as usize].push_back((pushed, length));
                     let dropped = queue.push(now, packet(flow, pushed, length));
                     bytes += length as i64 - dropped as i64;
+                    pushed += 1;
+                },
+                Step::Supersede { flow, count } => for _ in 0..count {
+                    sent[flow as usize].push_back((pushed, 60));
+                    let before = queue.bytes();
+                    let replaced = queue.push_superseding(now, packet(flow, pushed, 60), has_even_number);
+                    prop_assert!(!replaced || queue.bytes() == before && pushed % 2 == 0);
+                    bytes += queue.bytes() as i64 - before as i64;
+                    superseded += u64::from(replaced);
                     pushed += 1;
                 },
                 Step::Pop(count) => for _ in 0..count {
@@ -310,7 +363,7 @@ proptest! {
                 },
             }
             audit(&mut queue);
-            prop_assert_eq!(queue.packets() as u64, pushed - popped - queue.drops());
+            prop_assert_eq!(queue.packets() as u64, pushed - popped - superseded - queue.drops());
             prop_assert!(queue.bytes() <= 60_000 && queue.packets() <= 120);
             if !codel_drops {
                 prop_assert_eq!(queue.bytes() as i64, bytes);
