@@ -235,7 +235,24 @@ impl Dispatcher {
 
     /// Queues a packet; returns the bytes of other packets that were dropped for it.
     pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
-        let pin = self.scheduler.policy().pins(&packet, self.numbered);
+        self.queue_of(now, &packet).push(now, packet)
+    }
+
+    /// Queues a packet, in the place of the one that waits before it if `supersedes` says so for the bytes of both, the later one
+    /// first ([`FqCodel::push_superseding`]). Returns whether it replaced that one.
+    pub fn push_superseding(
+        &mut self,
+        now: Instant,
+        packet: QueuedPacket,
+        supersedes: impl FnOnce(&[u8], &[u8]) -> bool,
+    ) -> bool {
+        self.queue_of(now, &packet).push_superseding(now, packet, supersedes)
+    }
+
+    /// The queue in which a packet waits.
+    #[inline]
+    fn queue_of(&mut self, now: Instant, packet: &QueuedPacket) -> &mut FqCodel {
+        let pin = self.scheduler.policy().pins(packet, self.numbered);
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
             Some(path) => {
                 let config = &self.config;
@@ -243,9 +260,9 @@ impl Dispatcher {
                     .pinned
                     .entry(path)
                     .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), turn: TURN_BYTES });
-                own.queue.push(now, packet)
+                &mut own.queue
             }
-            None => self.shared.push(now, packet),
+            None => &mut self.shared,
         }
     }
 
@@ -460,6 +477,27 @@ mod tests {
             assert_eq!(dispatcher.pop(now, id, EligiblePackets::Pinned).map(|packet| packet.flow), None);
         }
         assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::Any).map(|packet| packet.flow), Some(1));
+    }
+
+    #[test]
+    fn a_packet_supersedes_the_one_before_it_where_that_waits() {
+        for (ordered, numbered) in [(ORDERED, false), (ORDERED, true), (UNORDERED, false)] {
+            let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+            let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+            dispatcher.set_numbered(now, numbered);
+            dispatcher.push(now, packet(1, 0, ordered));
+            dispatcher.push(now, packet(2, 1, ordered));
+            let is_next = |later: &[u8], earlier: &[u8]| later[0] == earlier[0] + 2;
+            assert!(dispatcher.push_superseding(now, packet(1, 2, ordered), is_next));
+            assert!(!dispatcher.push_superseding(now, packet(2, 4, ordered), is_next));
+            let mut left: Vec<u8> = Vec::new();
+            for id in [PathId(0), PathId(1)] {
+                let popped = std::iter::from_fn(|| dispatcher.pop(now, id, EligiblePackets::Any));
+                left.extend(popped.map(|packet| packet.data[0]));
+            }
+            left.sort_unstable();
+            assert_eq!((left, dispatcher.bytes()), (vec![1, 2, 4], 0));
+        }
     }
 
     #[test]
