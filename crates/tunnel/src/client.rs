@@ -565,6 +565,7 @@ impl Client {
         }
         report.counters.tx_bytes += session.multipath.counters().tx_bytes;
         report.counters.rx_bytes += session.multipath.counters().rx_bytes;
+        report.counters.superseded_acks += session.multipath.counters().superseded_acks;
         report.rates = session.multipath.rates(now);
         report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();

@@ -71,6 +71,7 @@ impl Reports {
     pub(super) fn add_closed(&mut self, multipath: &MultipathConnection) {
         self.closed_counters.tx_bytes += multipath.counters().tx_bytes;
         self.closed_counters.rx_bytes += multipath.counters().rx_bytes;
+        self.closed_counters.superseded_acks += multipath.counters().superseded_acks;
         self.closed_drops += multipath.drops();
     }
 

@@ -68,6 +68,16 @@ impl PacketScheduler {
         }
     }
 
+    /// Queues a packet, in the place of the one before it if it supersedes that one; returns whether it did.
+    pub(super) fn push_superseding(
+        &mut self,
+        now: Instant,
+        packet: QueuedPacket,
+        supersedes: impl FnOnce(&[u8], &[u8]) -> bool,
+    ) -> bool {
+        self.dispatcher.push_superseding(now, packet, supersedes)
+    }
+
     /// Returns the next packet for a path, of the kind that `want` allows.
     #[inline]
     pub(super) fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use mpvpn_class::QueuedPacket;
 use mpvpn_masque::datagram::DatagramPrefix;
-use mpvpn_packet::{FlowKey, SplitError, VnetHdr, icmp, ip, protocol};
+use mpvpn_packet::{FlowKey, SplitError, VnetHdr, ack_filter, icmp, ip, protocol};
 use mpvpn_quic::{Connection, Transmit};
 use mpvpn_types::{
     Instant,
@@ -75,8 +75,16 @@ impl MultipathConnection {
         }
         for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);
-            let packet = QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false };
-            self.scheduler.push(now, packet, urgent);
+            let queued = QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false };
+            // Of TCP, only acknowledgements need no order.
+            if urgent || ordered || flow.protocol != protocol::TCP {
+                self.scheduler.push(now, queued, urgent);
+            } else if self.scheduler.push_superseding(now, queued, |later, earlier| {
+                let earlier = earlier.strip_prefix(&later[..prefix]);
+                earlier.is_some_and(|earlier| ack_filter::supersedes(&later[prefix..], earlier))
+            }) {
+                self.traffic.count_superseded();
+            }
         }
         self.note_traffic(now);
         self.trimmer.note_use(now);

@@ -14,6 +14,8 @@ pub struct TrafficCounters {
     pub rx_bytes: u64,
     /// Stream bytes that were reinjected because a path stalled or died.
     pub reinjected_bytes: u64,
+    /// TCP acknowledgements that were not sent because a later one superseded them while they waited.
+    pub superseded_acks: u64,
 }
 
 impl TrafficCounters {
@@ -22,6 +24,7 @@ impl TrafficCounters {
         self.tx_bytes += other.tx_bytes;
         self.rx_bytes += other.rx_bytes;
         self.reinjected_bytes += other.reinjected_bytes;
+        self.superseded_acks += other.superseded_acks;
     }
 }
 
@@ -75,6 +78,11 @@ impl Traffic {
     /// Counts reinjected stream bytes.
     pub(super) fn count_reinjected(&mut self, bytes: u64) {
         self.counters.reinjected_bytes += bytes;
+    }
+
+    /// Counts an acknowledgement that a later one superseded.
+    pub(super) fn count_superseded(&mut self) {
+        self.counters.superseded_acks += 1;
     }
 
     /// Counts a dropped UDP payload that does not fit a datagram.

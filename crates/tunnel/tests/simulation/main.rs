@@ -7,6 +7,7 @@
 )]
 
 mod access;
+mod acks;
 mod chaos;
 mod class_connections;
 mod classes;
