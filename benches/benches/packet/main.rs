@@ -14,7 +14,7 @@ use mpvpn_masque::{
     datagram,
 };
 use mpvpn_packet::{
-    GroCoalescer, VnetHdr, checksum, ip,
+    GroCoalescer, VnetHdr, ack_filter, checksum, ip,
     mss::{self, Checksum},
     tcp_flags,
 };
@@ -84,6 +84,21 @@ fn mss_clamp(mut packet: Vec<u8>) -> (bool, Vec<u8>) {
     (mss::clamp(black_box(&mut packet), setup::MTU, Checksum::Full), packet)
 }
 
+/// An acknowledgement with timestamps.
+fn ack(packet: &Packet, number: u32) -> Vec<u8> {
+    let options = vec![1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 1];
+    packet.tcp_with(&Tcp { ack: number, options, ..Tcp::default() }, b"")
+}
+
+// The later one of two acknowledgements, and a duplicate.
+#[library_benchmark]
+#[bench::later4(ack(&Packet::v4(), 200), ack(&Packet::v4(), 100))]
+#[bench::later6(ack(&Packet::v6(), 200), ack(&Packet::v6(), 100))]
+#[bench::duplicate4(ack(&Packet::v4(), 100), ack(&Packet::v4(), 100))]
+fn ack_supersedes(later: Vec<u8>, earlier: Vec<u8>) -> bool {
+    ack_filter::supersedes(black_box(&later), black_box(&earlier))
+}
+
 #[library_benchmark]
 #[bench::tcp4(setup::vnet_header())]
 fn vnet_parse(bytes: [u8; 10]) -> Option<VnetHdr> {
@@ -136,6 +151,7 @@ library_benchmark_group!(
         flow_hash,
         ip_parse,
         mss_clamp,
+        ack_supersedes,
         vnet_parse,
         datagram_prefix,
         datagram_parse,
