@@ -41,6 +41,7 @@ struct ClassSum {
     tx_bps: u64,
     rx_bps: u64,
     drops: u64,
+    superseded_acks: u64,
     queue: Duration,
 }
 
@@ -84,6 +85,7 @@ pub(crate) fn overview(
             tx_bps: Some(sum.tx_bps),
             rx_bps: Some(sum.rx_bps),
             drops: sum.drops,
+            superseded_acks: sum.superseded_acks,
             queue_ms: sum.queue.as_secs_f64() * 1000.0,
             ..Class::default()
         };
@@ -102,6 +104,7 @@ fn sums_of_classes(reports: &[SessionReport]) -> BTreeMap<&str, ClassSum> {
         sum.tx_bps += report.rates.tx.bps();
         sum.rx_bps += report.rates.rx.bps();
         sum.drops += report.drops;
+        sum.superseded_acks += report.counters.superseded_acks;
         sum.queue = sum.queue.max(report.sojourn);
     }
     sums

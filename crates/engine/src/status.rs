@@ -109,6 +109,7 @@ pub(crate) fn client_status(
             queue_ms: milliseconds(report.sojourn),
             queue_bytes: report.queued_bytes as u64,
             drops: report.drops,
+            superseded_acks: report.counters.superseded_acks,
             tx_bps: Some(report.rates.tx.bps()),
             rx_bps: Some(report.rates.rx.bps()),
             state: Some(match report.state {
@@ -339,6 +340,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         queue_ms: milliseconds(report.sojourn),
         queue_bytes: report.queued_bytes as u64,
         drops: report.drops,
+        superseded_acks: report.counters.superseded_acks,
         tx_bps: Some(report.rates.tx.bps()),
         rx_bps: Some(report.rates.rx.bps()),
         rtt_ms: rtt_of(&report.paths),
@@ -358,6 +360,7 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
         tx_bytes: departed.counters.tx_bytes,
         rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
+        superseded_acks: departed.counters.superseded_acks,
         resequencing,
         ..class_of_server(name)
     });
