@@ -122,8 +122,11 @@ mod tests {
         }
     }
 
+    /// A change to a packet before it is built.
+    type Change = fn(&mut Packet, &mut Tcp);
+
     /// Changes that make one of two acknowledgements more than a bare one, or one of something else.
-    const CHANGES: [(&str, fn(&mut Packet, &mut Tcp)); 19] = [
+    const CHANGES: [(&str, Change); 19] = [
         ("SYN", |_, tcp| tcp.flags |= tcp_flags::SYN),
         ("FIN", |_, tcp| tcp.flags |= tcp_flags::FIN),
         ("RST", |_, tcp| tcp.flags |= tcp_flags::RST),
@@ -148,13 +151,13 @@ mod tests {
     #[test]
     fn an_acknowledgement_that_says_more_is_kept_and_drops_none() {
         for base in [Packet::v4(), Packet::v6()] {
-            let build = |number, change: fn(&mut Packet, &mut Tcp)| {
+            let build = |number, change: Change| {
                 let tcp = Tcp { seq: 7, ack: number, options: timestamps(5, 5), ..Tcp::default() };
                 let (mut packet, mut tcp) = (base.clone(), tcp);
                 change(&mut packet, &mut tcp);
                 packet.tcp_with(&tcp, b"")
             };
-            let plain: fn(&mut Packet, &mut Tcp) = |_, _| {};
+            let plain: Change = |_, _| {};
             assert!(supersedes(&build(200, plain), &build(100, plain)));
             for (what, change) in CHANGES {
                 if what == "IP options" && base.src.is_ipv6() {
