@@ -332,20 +332,19 @@ impl Dispatcher {
         packet
     }
 
-    /// All queues.
-    fn queues(&self) -> impl Iterator<Item = &FqCodel> {
-        let pinned = self.pinned.values().map(|own| &own.queue);
-        self.first.as_deref().into_iter().chain([&self.shared]).chain(pinned)
-    }
-
     fn queues_mut(&mut self) -> impl Iterator<Item = &mut FqCodel> {
         let pinned = self.pinned.values_mut().map(|own| &mut own.queue);
         self.first.as_deref_mut().into_iter().chain([&mut self.shared]).chain(pinned)
     }
 
+    /// The queues beside the shared one; mostly there are none.
+    fn other_queues(&self) -> impl Iterator<Item = &FqCodel> {
+        self.pinned.values().map(|own| &own.queue).chain(self.first.as_deref())
+    }
+
     /// Bytes that wait in all queues.
     pub fn bytes(&self) -> usize {
-        self.queues().map(FqCodel::bytes).sum()
+        self.shared.bytes() + self.other_queues().map(FqCodel::bytes).sum::<usize>()
     }
 
     /// Whether a packet waits that `path` may carry.
@@ -357,7 +356,7 @@ impl Dispatcher {
 
     /// Whether no packet waits.
     pub fn is_empty(&self) -> bool {
-        self.queues().all(FqCodel::is_empty)
+        self.shared.is_empty() && self.other_queues().all(FqCodel::is_empty)
     }
 
     /// Frees the memory that empty queues keep for further packets.
@@ -370,7 +369,7 @@ impl Dispatcher {
 
     /// Packets that the queues have dropped since the start.
     pub fn drops(&self) -> u64 {
-        self.removed_drops + self.queues().map(FqCodel::drops).sum::<u64>()
+        self.removed_drops + self.shared.drops() + self.other_queues().map(FqCodel::drops).sum::<u64>()
     }
 
     /// The longest sojourn time among the queues: how long the packet that left last had waited.
