@@ -1,0 +1,376 @@
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Two ends of a path with 12 ms each way, driven in steps of 1 ms.
+struct Pair {
+    now: Instant,
+    ends: [Liveness; 2],
+    /// When a packet arrives, at which end, and whether that end has to acknowledge it.
+    wire: Vec<(Instant, usize, bool)>,
+    /// Whether packets are acknowledged over this path, as it is the only one.
+    only: bool,
+    /// Whether packets of end `i` arrive.
+    open: [bool; 2],
+    beats: [u32; 2],
+    changes: Vec<(Instant, usize, LivenessChange)>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let now = Instant::now();
+        let end = Liveness::new(LivenessConfig::default(), now);
+        let mut ends = [end.clone(), end];
+        for end in &mut ends {
+            end.set_measurements(24 * MS, MS, 0.0);
+        }
+        let (wire, changes) = (Vec::new(), Vec::new());
+        Self { now, ends, wire, only: false, open: [true; 2], beats: [0; 2], changes }
+    }
+
+    /// A path that is the only one of its connection.
+    fn only() -> Self {
+        let mut pair = Self { only: true, ..Self::new() };
+        pair.ends.iter_mut().for_each(|end| end.set_only_path(pair.now, true));
+        pair
+    }
+
+    /// The end `from` sends a packet.
+    fn send(&mut self, from: usize, eliciting: bool) {
+        if eliciting {
+            self.ends[from].on_sent(self.now);
+        }
+        if self.open[from] {
+            self.wire.push((self.now + 12 * MS, 1 - from, eliciting && self.only));
+        }
+    }
+
+    fn run(&mut self, time: Duration, busy: bool) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += MS;
+            let now = self.now;
+            let arrived: Vec<_> = self.wire.extract_if(.., |(at, ..)| *at <= now).collect();
+            for (_, to, eliciting) in arrived {
+                self.ends[to].on_received(now);
+                if eliciting {
+                    self.send(to, false);
+                }
+            }
+            for i in 0..2 {
+                if busy {
+                    self.ends[i].on_traffic(now);
+                }
+                let verdict = self.ends[i].poll(now);
+                if let Some(change) = verdict.change {
+                    self.changes.push((now, i, change));
+                }
+                if verdict.send_heartbeat {
+                    self.beats[i] += 1;
+                    self.send(i, true);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn inside_tcp_a_silence_of_a_timeout_is_no_death_and_a_longer_one_is() {
+    let start = Instant::now();
+    let mut path = Liveness::new(LivenessConfig::default().inside_tcp(), start);
+    path.set_measurements(24 * MS, MS, 0.0);
+    let mut died = None;
+    for ms in 0..3000u32 {
+        let now = start + ms * MS;
+        path.on_traffic(now);
+        if ms % 25 == 0 && !(300..900).contains(&ms) && ms < 2000 {
+            path.on_received(now);
+        }
+        if path.poll(now).change == Some(LivenessChange::Dead) {
+            died = died.or(Some(ms));
+        }
+    }
+    assert!(died.is_some_and(|ms| (2600..2800).contains(&ms)), "{died:?}");
+}
+
+#[test]
+fn a_silent_path_is_dead_within_100_ms_and_back_within_300() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    assert_eq!(pair.changes, [], "a path that works was called dead");
+    let cut = pair.now;
+    pair.open = [false; 2];
+    pair.run(Duration::from_secs(1), true);
+    assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+    for (at, end, change) in pair.changes.drain(..) {
+        assert_eq!(change, LivenessChange::Dead);
+        assert!(at - cut <= 100 * MS, "end {end} took {:?}", at - cut);
+    }
+    let restored = pair.now;
+    pair.open = [true; 2];
+    pair.run(Duration::from_secs(1), true);
+    assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+    for (at, end, change) in &pair.changes {
+        assert_eq!(*change, LivenessChange::Alive);
+        assert!(*at - restored <= 300 * MS, "end {end} took {:?}", *at - restored);
+    }
+}
+
+#[test]
+fn heartbeats_of_idle_paths_leave_together() {
+    let start = Instant::now();
+    let mut paths = [0, 4, 9].map(|second| {
+        let mut path = Liveness::new(LivenessConfig::default(), start);
+        path.poll(start + second * 1000 * MS);
+        path
+    });
+    let (mut times, mut heartbeats) = (0, 0);
+    for second in 10..130 {
+        let now = start + second * 1000 * MS;
+        let mut due: Vec<bool> = paths.iter_mut().map(|path| path.poll(now).send_heartbeat).collect();
+        if due.contains(&true) {
+            for (path, due) in paths.iter_mut().zip(&mut due) {
+                *due |= path.take_early_heartbeat(now);
+            }
+            times += 1;
+            heartbeats += due.iter().filter(|due| **due).count();
+        }
+    }
+    assert!(times <= 9 && heartbeats <= 27, "{heartbeats} heartbeats at {times} times in two minutes");
+    let busy = start + 130_000 * MS;
+    paths[0].on_traffic(busy);
+    assert!(!paths[0].take_early_heartbeat(busy), "dense ones are sent when they are due");
+}
+
+#[test]
+fn the_only_path_has_a_heartbeat_a_second_while_data_moves() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(10), true);
+    assert!(pair.beats.iter().all(|beats| *beats <= 11), "{:?} heartbeats in 10 s", pair.beats);
+    pair.run(Duration::from_secs(60), false);
+    pair.run(Duration::from_secs(5), true);
+    assert_eq!(pair.changes, [], "a path that works was called dead");
+}
+
+#[test]
+fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_300_ms() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(3), true);
+    let cut = pair.now;
+    pair.open = [false; 2];
+    pair.send(0, true);
+    pair.run(Duration::from_secs(2), true);
+    let died: Vec<_> = pair.changes.drain(..).map(|(at, end, change)| (end, change, at - cut)).collect();
+    let [(0, LivenessChange::Dead, asked), (1, LivenessChange::Dead, silent)] = died[..] else {
+        panic!("{died:?}");
+    };
+    assert!(asked <= 160 * MS, "the end that sends data took {asked:?}");
+    assert!(silent <= 1160 * MS, "the other one, with a heartbeat a second, took {silent:?}");
+    let restored = pair.now;
+    pair.open = [true; 2];
+    pair.run(Duration::from_secs(1), true);
+    let back = pair.changes.iter().map(|(at, ..)| *at - restored).max();
+    assert!(pair.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", pair.changes);
+}
+
+#[test]
+fn a_lost_packet_is_no_death_of_the_only_path() {
+    for rtt_ms in [24, 600] {
+        let mut pair = Pair::only();
+        pair.ends.iter_mut().for_each(|end| end.set_measurements(rtt_ms * MS, MS, 0.0));
+        pair.run(Duration::from_secs(3), true);
+        pair.open[0] = false;
+        pair.send(0, true);
+        pair.open[0] = true;
+        pair.run(Duration::from_secs(3), true);
+        assert_eq!(pair.changes, [], "with {rtt_ms} ms");
+    }
+}
+
+#[test]
+fn a_second_path_makes_heartbeats_dense_and_is_no_death_of_the_first() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(3), true);
+    // One end learns of it before the other one does.
+    pair.ends[0].set_only_path(pair.now, false);
+    pair.run(12 * MS, true);
+    pair.ends[1].set_only_path(pair.now, false);
+    pair.only = false;
+    pair.beats = [0; 2];
+    pair.run(Duration::from_secs(1), true);
+    assert!(pair.beats.iter().all(|beats| *beats >= 30), "{:?} heartbeats in a second", pair.beats);
+    assert_eq!(pair.changes, []);
+}
+
+#[test]
+fn a_flapping_path_is_alive_later_each_time_but_never_given_up() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    // A second without any packet, then how long both ends take to trust the path again.
+    let flap = |pair: &mut Pair| {
+        pair.open = [false; 2];
+        pair.run(Duration::from_secs(1), true);
+        pair.changes.clear();
+        let restored = pair.now;
+        pair.open = [true; 2];
+        pair.run(Duration::from_secs(1), true);
+        pair.changes.iter().map(|(at, ..)| *at - restored).max().expect("back within a second")
+    };
+    let back: Vec<Duration> = (0..5).map(|_| flap(&mut pair)).collect();
+    assert!(back[0] < back[1] && back[1] < back[2] && back[4] <= 400 * MS, "{back:?}");
+    pair.run(Duration::from_secs(6), true);
+    let later = flap(&mut pair);
+    assert!(later <= back[0], "it was steady meanwhile: {later:?}, {back:?}");
+}
+
+#[test]
+fn traffic_at_the_peer_makes_heartbeats_dense_while_it_reports_it() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(20), false);
+    pair.beats = [0; 2];
+    for _ in 0..10 {
+        let now = pair.now;
+        for end in &mut pair.ends {
+            end.on_peer_traffic(now, Some(now + 300 * MS));
+        }
+        pair.run(100 * MS, false);
+    }
+    assert!((35..=45).contains(&pair.beats[0]), "{} heartbeats in a second", pair.beats[0]);
+    let now = pair.now;
+    for end in &mut pair.ends {
+        end.on_peer_traffic(now, None);
+    }
+    pair.beats = [0; 2];
+    pair.run(Duration::from_secs(10), false);
+    assert!(pair.beats[0] <= 1, "{} heartbeats after it was over", pair.beats[0]);
+    assert_eq!(pair.changes, []);
+}
+
+#[test]
+fn the_end_that_receives_nothing_notices_the_loss_of_one_direction() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    pair.open = [false, true];
+    pair.run(Duration::from_secs(1), true);
+    let seen: Vec<_> = pair.changes.iter().map(|(_, end, change)| (*end, *change)).collect();
+    assert_eq!(seen, [(1, LivenessChange::Dead)]);
+}
+
+#[test]
+fn heartbeats_are_dense_only_while_data_moves() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(10), true);
+    let busy = pair.beats[0];
+    assert!((300..=400).contains(&busy), "{busy} heartbeats in 10 s of traffic");
+    pair.run(Duration::from_secs(3), false);
+    pair.beats = [0; 2];
+    pair.run(Duration::from_secs(60), false);
+    assert!(pair.beats[0] <= 5, "{} heartbeats in an idle minute", pair.beats[0]);
+    assert_eq!(pair.changes, [], "idleness was taken for death");
+}
+
+#[test]
+fn traffic_after_a_long_idle_time_is_no_death() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(40), false);
+    pair.run(Duration::from_secs(1), true);
+    assert_eq!(pair.changes, []);
+}
+
+#[test]
+fn carrier_loss_is_death_at_once_and_sends_nothing() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    let now = pair.now;
+    pair.ends[0].on_carrier(now, false);
+    assert!(!pair.ends[0].is_alive());
+    assert_eq!(pair.ends[0].reason().to_string(), "no carrier");
+    pair.beats = [0; 2];
+    pair.run(500 * MS, true);
+    assert_eq!(pair.beats[0], 0);
+    let now = pair.now;
+    pair.ends[0].on_carrier(now, true);
+    pair.run(300 * MS, true);
+    assert!(pair.ends.iter().all(Liveness::is_alive), "not back 300 ms after the carrier");
+}
+
+#[test]
+fn a_lossy_path_may_miss_more_heartbeats() {
+    let now = Instant::now();
+    let mut path = Liveness::new(LivenessConfig::default(), now);
+    path.set_measurements(25 * MS, MS, 0.0);
+    assert_eq!(path.required_misses(), 3);
+    path.set_measurements(25 * MS, MS, 0.1);
+    assert_eq!(path.required_misses(), 5);
+    path.set_measurements(25 * MS, MS, 0.3);
+    assert_eq!(path.required_misses(), 10);
+    path.set_measurements(25 * MS, MS, 1.0);
+    assert_eq!(path.required_misses(), MAX_MISSED);
+}
+
+#[test]
+fn a_burst_is_one_arrival() {
+    let now = Instant::now();
+    let mut path = Liveness::new(LivenessConfig::default(), now);
+    path.on_carrier(now, false);
+    path.on_carrier(now, true);
+    for _ in 0..50 {
+        path.on_received(now + MS);
+    }
+    assert_eq!(path.poll(now + MS).change, None);
+    path.on_received(now + 20 * MS);
+    assert_eq!(path.poll(now + 20 * MS).change, Some(LivenessChange::Alive));
+}
+
+#[test]
+fn metered_paths_have_fewer_heartbeats_and_are_judged_by_them() {
+    let mut pair = Pair::new();
+    let now = pair.now;
+    for end in &mut pair.ends {
+        end.set_config(now, LivenessConfig::metered());
+    }
+    pair.run(Duration::from_secs(10), true);
+    assert!((150..=205).contains(&pair.beats[0]), "{} heartbeats in 10 s of traffic", pair.beats[0]);
+    pair.beats = [0; 2];
+    pair.ends.iter_mut().for_each(Liveness::end_dense_heartbeats);
+    pair.run(Duration::from_secs(100), false);
+    assert!(pair.beats[0] <= 4, "{} heartbeats in 100 idle seconds", pair.beats[0]);
+    pair.run(Duration::from_secs(3), true);
+    assert_eq!(pair.changes, [], "a path that works was called dead");
+    let cut = pair.now;
+    pair.open = [false; 2];
+    pair.run(Duration::from_secs(1), true);
+    assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+    for (at, end, _) in pair.changes {
+        assert!(at - cut <= 300 * MS, "end {end} took {:?}", at - cut);
+    }
+}
+
+#[test]
+fn one_end_may_learn_later_that_a_path_is_metered() {
+    for first in 0..2 {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        for end in [first, 1 - first] {
+            let now = pair.now;
+            pair.ends[end].set_config(now, LivenessConfig::metered());
+            pair.run(200 * MS, true);
+        }
+        for end in [first, 1 - first] {
+            let now = pair.now;
+            pair.ends[end].set_config(now, LivenessConfig::default());
+            pair.run(200 * MS, true);
+        }
+        assert_eq!(pair.changes, [], "a path that works was called dead");
+    }
+}
+
+#[test]
+fn silence_during_a_local_stall_is_excused() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    let later = pair.now + 500 * MS;
+    pair.ends[0].on_traffic(later);
+    pair.ends[0].on_local_stall(later);
+    assert_eq!(pair.ends[0].poll(later).change, None);
+}
