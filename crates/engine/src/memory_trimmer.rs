@@ -10,8 +10,8 @@ use mpvpn_os::memory::MemoryUse;
 
 /// How often memory is looked at. Shorter: more looks; longer: memory is returned later.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// Unused memory is returned if it exceeds that after the last trim by this, and by 1 / [`GAIN_DIVISOR`] of what is in use.
-/// Smaller: trims that return what is soon needed again; larger: memory is kept.
+/// A trim is due when unused memory has grown since the last one by this many bytes, and by 1 / [`GAIN_DIVISOR`] of the memory in
+/// use. Chosen. Smaller: a trim returns memory that is soon needed again. Larger: the process keeps unused memory.
 const MIN_GAIN_BYTES: u64 = 512 << 10;
 const GAIN_DIVISOR: u64 = 32;
 /// The shortest time between two trims. Shorter: memory of a flow that pauses is taken away; longer: it is kept.
@@ -42,7 +42,7 @@ impl MemoryTrimmer {
         is_due
     }
 
-    /// Takes what is resident and in use. Returns whether to trim now.
+    /// Takes the memory of the process. Returns whether to trim now.
     pub(crate) fn look(&mut self, now: Instant, memory: MemoryUse) -> bool {
         let unused = memory.unused();
         let least = *self.least_unused.insert(self.least_unused.map_or(unused, |least| least.min(unused)));

@@ -5,14 +5,14 @@ use crate::usage;
 /// The memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Resident memory that is no file's (bytes).
+    /// Anonymous resident memory (bytes): heap, stacks and static data, without mapped files.
     pub resident: u64,
-    /// Of the heap, what is in use (bytes).
+    /// Heap memory that the program has allocated and not freed (bytes).
     pub in_use: u64,
 }
 
 impl MemoryUse {
-    /// What is resident and not in use on the heap (bytes): freed pages that the allocator keeps, besides stacks and static data.
+    /// Resident memory that is not in use on the heap (bytes): pages that the allocator keeps after a `free`, stacks, static data.
     pub fn unused(self) -> u64 {
         self.resident.saturating_sub(self.in_use)
     }
