@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     net::{IpAddr, SocketAddr},
+    time::Instant,
 };
 
 use arrayvec::ArrayVec;
@@ -11,7 +12,7 @@ use bytes::BytesMut;
 use mpvpn_os::{
     Outgoing, RecvBatch, Tun, UdpSocket, UndoJournal,
     poll::{Interest, Poller},
-    udp::SendFailure,
+    udp::{Received, SendFailure},
 };
 use mpvpn_packet::{TunPacket, VNET_HDR_LEN, VnetHdr, gro::MAX_PARTS};
 use mpvpn_quic::Transmit;
@@ -137,8 +138,9 @@ pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpA
     }
 }
 
-/// One received datagram: its sender, our address that it was sent to, its ECN bits, its bytes.
+/// One received datagram: when it arrived, its sender, our address that it was sent to, its ECN bits, its bytes.
 pub(crate) struct ReceivedDatagram {
+    pub(crate) arrived: Instant,
     pub(crate) remote: SocketAddr,
     pub(crate) local: Option<IpAddr>,
     pub(crate) ecn: u8,
@@ -148,8 +150,8 @@ pub(crate) struct ReceivedDatagram {
 /// Calls `each` for every datagram of a batch, including those that the kernel had joined (GRO).
 pub(crate) fn for_each_datagram(batch: &mut RecvBatch, mut each: impl FnMut(ReceivedDatagram)) {
     for received in batch.drain() {
-        let (remote, local, ecn) = (received.remote, received.local_ip, received.ecn);
-        received.datagrams().for_each(|data| each(ReceivedDatagram { remote, local, ecn, data }));
+        let Received { arrived, remote, local_ip: local, ecn, .. } = received;
+        received.datagrams().for_each(|data| each(ReceivedDatagram { arrived, remote, local, ecn, data }));
     }
 }
 

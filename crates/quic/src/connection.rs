@@ -1,5 +1,6 @@
 //! One multipath connection: noq's, with gates that decide which path sends next.
 
+mod arrivals;
 mod events;
 pub(crate) mod fault;
 mod passes;
@@ -24,20 +25,21 @@ use std::{
 use bytes::Bytes;
 use mpvpn_types::{CongestionControl, Duration, Instant, PathId};
 use noq_proto::{
-    FourTuple, PathError, PathStatus, VarInt,
+    ConnectionEvent, FourTuple, PathError, PathStatus, VarInt,
     coding::{Decodable, Encodable},
 };
 
-pub use self::{
-    events::{Event, LostReason},
-    reinjection::{DataAck, OverdueChunk},
-    streams::{ReadStatus, StreamChunk},
-};
 use self::{
+    arrivals::Arrivals,
     fault::PanicGuard,
     passes::Passes,
     path::{Path, Paths},
     streams::Streams,
+};
+pub use self::{
+    events::{Event, LostReason},
+    reinjection::{DataAck, OverdueChunk},
+    streams::{ReadStatus, StreamChunk},
 };
 use crate::{
     ConnectionHandle, LocalAddress, PathStats, QlogSink,
@@ -108,6 +110,7 @@ pub struct Connection {
     answers: Answers,
     streams: Streams,
     events: VecDeque<Event>,
+    arrivals: Arrivals,
     /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,
     /// The free space of noq's datagram buffer while it is empty (bytes).
@@ -141,6 +144,7 @@ impl Connection {
             answers: Answers::default(),
             streams: Streams::default(),
             events: VecDeque::new(),
+            arrivals: Arrivals::default(),
             handshake_unsent: false,
             qlog,
             limits_when_trusted: None,
@@ -383,17 +387,36 @@ impl Connection {
         self.guarded(|inner| inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes())));
     }
 
-    /// Calls `each` for the received datagrams, in order of arrival.
-    pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
-        let mut received = [const { Bytes::new() }; RECEIVE_BATCH];
+    /// Takes what the endpoint has decoded of a packet that arrived at `at`.
+    pub(crate) fn handle_event(&mut self, at: Instant, event: ConnectionEvent) {
+        if let Some(before) = self.arrivals.on_packet(at) {
+            let mut arrivals = std::mem::take(&mut self.arrivals);
+            self.take_held(|datagram| arrivals.push(before, datagram));
+            self.arrivals = arrivals;
+        }
+        self.guarded(|inner| inner.handle_event(event));
+    }
+
+    /// Calls `each` for the received datagrams, in order of arrival, each with the time when its packet arrived.
+    pub fn receive_datagrams(&mut self, mut each: impl FnMut(Instant, Bytes)) {
+        let Some(last) = self.arrivals.last() else { return };
+        for (at, datagram) in self.arrivals.take_earlier() {
+            each(at, datagram);
+        }
+        self.take_held(|datagram| each(last, datagram));
+    }
+
+    /// Takes the datagrams that noq holds.
+    fn take_held(&mut self, mut each: impl FnMut(Bytes)) {
+        let mut held = [const { Bytes::new() }; RECEIVE_BATCH];
         loop {
-            let Some(count) = self.guarded_read(|inner| inner.datagrams().recv_many(&mut received)) else {
+            let Some(count) = self.guarded_read(|inner| inner.datagrams().recv_many(&mut held)) else {
                 return;
             };
-            for datagram in &mut received[..count] {
+            for datagram in &mut held[..count] {
                 each(std::mem::take(datagram));
             }
-            if count < received.len() {
+            if count < held.len() {
                 return;
             }
         }

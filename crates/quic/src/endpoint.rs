@@ -206,7 +206,7 @@ impl Endpoint {
         .ok()
     }
 
-    /// Takes a UDP payload that arrived at `local` from `remote`.
+    /// Takes a UDP payload that arrived at `local` from `remote`, at `now` by the kernel's account if it gives one.
     pub fn handle(
         &mut self,
         now: Instant,
@@ -227,7 +227,7 @@ impl Endpoint {
                 let Some(Some(connection)) = self.connections.get_mut(handle.0) else {
                     return Handled::Nothing;
                 };
-                connection.guarded(|inner| inner.handle_event(event));
+                connection.handle_event(now, event);
                 Handled::Connection(ConnectionHandle(handle.0))
             }
             Some(DatagramEvent::NewConnection(incoming)) => self.admit(now, local, incoming),

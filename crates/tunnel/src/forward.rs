@@ -218,7 +218,7 @@ impl Forwarder {
         let Some((http, multipath)) = &mut self.session else { return Ok(()) };
         let (inboxes, events, id) = (&mut self.inboxes, &mut self.events, self.id);
         let mut problem = None;
-        connection.receive_datagrams(|datagram| match http_datagram(&datagram) {
+        connection.receive_datagrams(|_, datagram| match http_datagram(&datagram) {
             Ok((stream, value)) => {
                 multipath.on_data_received(now, value.len() as u64);
                 if inboxes.get_mut(&stream).is_some_and(|inbox| inbox.push(now, value)) {

@@ -160,7 +160,7 @@ impl Peer {
                 _ => {}
             }
         }
-        connection.receive_datagrams(drop);
+        connection.receive_datagrams(|_, _| ());
         if connected {
             self.endpoint.on_handshake_ended(HandshakeResult::Completed);
             self.open_control_streams();

@@ -55,7 +55,7 @@ impl LinkSockets {
         }
         let each = |connections: &mut ClassConnections, got: ReceivedDatagram| {
             meter.count(Direction::Received, got.data.len(), 1, got.remote.is_ipv4());
-            connections.handle_datagram(now, id, got.remote, got.ecn, got.data);
+            connections.handle_datagram(got.arrived, id, got.remote, got.ecn, got.data);
         };
         let after = |connections: &mut ClassConnections| {
             connections.handle_batch(now, id.class());

@@ -63,7 +63,7 @@ impl Sockets {
             return;
         }
         let each = |server: &mut Server, got: ReceivedDatagram| {
-            server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
+            server.handle_datagram(got.arrived, got.local, got.remote, got.ecn, got.data);
         };
         if let Err(error) = self.buffers.receive(&listening.socket.socket, server, each, after) {
             tracing::debug!(%error, "cannot receive");

@@ -8,7 +8,7 @@ const CMSG_ALIGN: usize = size_of::<usize>();
 /// Bytes of a header (struct cmsghdr).
 const CMSG_HEADER_LEN: usize = size_of::<usize>() + 2 * size_of::<libc::c_int>();
 
-/// Bytes for all messages that one datagram can have: packet info, TOS or traffic class, and segment size take at most 80. In a
+/// Bytes for all messages that one datagram can have: packet info, TOS or traffic class, segment size and time take at most 112. In a
 /// smaller buffer the kernel drops messages; a larger one is copied for nothing.
 pub(super) const CAPACITY: usize = 128;
 

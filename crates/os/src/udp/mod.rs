@@ -1,12 +1,14 @@
 //! UDP sockets for QUIC, with segmentation offload (GSO, GRO).
 //!
 //! In: datagrams to send, alone or as a train: several datagrams of the same size to one receiver, which the kernel or the
-//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address and ECN bits. Always holds: sockets
+//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address, ECN bits and time of
+//! arrival. Always holds: sockets
 //! are nonblocking; datagrams are never fragmented, and the kernel's path MTU is ignored (IP_PMTUDISC_PROBE), because QUIC
 //! discovers it (RFC 9000, 14.3); once buffers exist, receiving neither allocates nor zero-fills memory for each datagram;
 //! IPv4-mapped addresses never leave this module.
 
 pub(crate) mod address;
+mod arrival;
 mod connected;
 mod control;
 mod receive;
@@ -243,6 +245,7 @@ fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<(
     }
     // Linux before 5.0 has no GRO for UDP sockets: every datagram is then received alone.
     let _ = set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    set_int(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     Ok(())
 }
 

@@ -5,12 +5,14 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, BorrowedFd},
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
 
 use super::{
     address::{RawAddress, unmapped},
+    arrival::{ArrivalClock, kernel_time},
     control::{self, Control},
 };
 
@@ -39,6 +41,8 @@ pub struct Received {
     pub local_ip: Option<IpAddr>,
     /// The two ECN bits (RFC 3168).
     pub ecn: u8,
+    /// When it arrived at this machine, or the first one of the train. It may have waited in the socket since.
+    pub arrived: Instant,
     /// Bytes of each datagram in `data`, of which the last may be shorter; the length of `data` if it is a single datagram.
     pub segment_size: usize,
     copies_datagrams: bool,
@@ -113,6 +117,7 @@ pub struct RecvBatch {
     pieces: Vec<libc::iovec>,
     filled: usize,
     retained: RetainedBuffers,
+    clock: ArrivalClock,
 }
 
 // SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and never read
@@ -142,14 +147,15 @@ impl RecvBatch {
             pieces,
             filled: 0,
             retained: RetainedBuffers::default(),
+            clock: ArrivalClock::default(),
         }
     }
 
     /// The messages of the last receive call, in order. Those that are not taken before the next call are lost.
     pub fn drain(&mut self) -> impl Iterator<Item = Received> + '_ {
         let filled = std::mem::take(&mut self.filled);
-        let copies_datagrams = self.retained.exceed_limit();
-        self.slots[..filled].iter_mut().filter_map(move |slot| slot.take(copies_datagrams))
+        let (copies_datagrams, clock) = (self.retained.exceed_limit(), &self.clock);
+        self.slots[..filled].iter_mut().filter_map(move |slot| slot.take(copies_datagrams, clock))
     }
 
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
@@ -169,6 +175,7 @@ impl RecvBatch {
             )
         };
         let filled = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
+        self.clock.read();
         for (slot, header) in self.slots.iter_mut().zip(&self.headers).take(filled) {
             slot.finish(header);
         }
@@ -215,7 +222,7 @@ impl Slot {
     }
 
     /// The message in this slot; `None` if it was truncated or has no valid sender.
-    fn take(&mut self, copies_datagrams: bool) -> Option<Received> {
+    fn take(&mut self, copies_datagrams: bool, clock: &ArrivalClock) -> Option<Received> {
         let remote = self.remote.parse(self.remote_length)?;
         if self.truncated {
             return None;
@@ -228,6 +235,7 @@ impl Slot {
             remote,
             local_ip: meta.local_ip,
             ecn: meta.ecn,
+            arrived: clock.arrival(meta.kernel_time),
             segment_size,
             data,
             copies_datagrams,
@@ -241,6 +249,8 @@ struct ControlData {
     local_ip: Option<IpAddr>,
     ecn: u8,
     segment_size: Option<usize>,
+    /// When it arrived, by the wall clock since 1970.
+    kernel_time: Option<Duration>,
 }
 
 impl ControlData {
@@ -262,6 +272,7 @@ impl ControlData {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     meta.segment_size = control::integer(data).and_then(|size| usize::try_from(size).ok());
                 }
+                (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => meta.kernel_time = kernel_time(data),
                 _ => {}
             }
         }
@@ -286,17 +297,23 @@ mod tests {
     }
 
     #[test]
-    fn address_ecn_and_segment_size_are_read() {
+    fn address_ecn_segment_size_and_time_are_read() {
         let mut info = [0_u8; 12];
         info[8..].copy_from_slice(&[192, 0, 2, 1]);
         let meta = parse(&[
             (libc::IPPROTO_IP, libc::IP_PKTINFO, &info),
             (libc::IPPROTO_IP, libc::IP_TOS, &[0b1011_1001]),
             (libc::SOL_UDP, libc::UDP_GRO, &1200_i32.to_ne_bytes()),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &[7_i64.to_ne_bytes(), 9_i64.to_ne_bytes()].concat()),
         ]);
         assert_eq!(
             meta,
-            ControlData { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment_size: Some(1200) }
+            ControlData {
+                local_ip: "192.0.2.1".parse().ok(),
+                ecn: 1,
+                segment_size: Some(1200),
+                kernel_time: Some(Duration::new(7, 9)),
+            }
         );
     }
 
@@ -308,7 +325,8 @@ mod tests {
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3_i32.to_ne_bytes()),
         ]);
-        assert_eq!(meta, ControlData { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment_size: None });
+        let local_ip = "192.0.2.1".parse().ok();
+        assert_eq!(meta, ControlData { local_ip, ecn: 3, ..ControlData::default() });
     }
 
     #[test]
@@ -380,6 +398,7 @@ mod tests {
             remote: "192.0.2.1:1".parse().unwrap(),
             local_ip: None,
             ecn: 0,
+            arrived: Instant::now(),
             segment_size: 1200,
             copies_datagrams: true,
         };

@@ -1,6 +1,10 @@
 //! UDP sockets, with the real kernel.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::common::{in_namespace, ip};
 use mpvpn_os::{
@@ -61,6 +65,21 @@ fn receiving_from_an_empty_socket_is_no_error() {
         let mut batch = RecvBatch::new(4);
         assert_eq!(socket("127.0.0.1:0").recv_batch(&mut batch).unwrap(), 0);
         assert_eq!(batch.drain().count(), 0);
+    });
+}
+
+#[test]
+fn a_datagram_has_the_time_when_the_kernel_received_it() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let before = Instant::now();
+        a.send(&out(b.local_addr().unwrap(), b"early")).unwrap();
+        let sent = Instant::now();
+        thread::sleep(Duration::from_millis(30));
+        let arrived = receive(&b, &mut RecvBatch::new(4), 5)[0].arrived;
+        // The two clocks are read one after the other.
+        let slack = Duration::from_millis(1);
+        assert!(arrived + slack >= before && arrived <= sent + slack, "{:?} after it left", arrived - sent);
     });
 }
 

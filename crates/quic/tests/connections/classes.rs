@@ -268,7 +268,7 @@ impl World {
 
 impl Way {
     fn receive(&mut self, now: Instant, connection: &mut Connection) {
-        connection.receive_datagrams(|datagram| {
+        connection.receive_datagrams(|_, datagram| {
             self.got += datagram.len() as u64;
             if datagram.len() == 200 {
                 let number = u32::from_be_bytes(datagram[..4].try_into().unwrap());

@@ -117,7 +117,7 @@ impl World {
             self.second = connection.open_path(now, local, remote, PathStatus::Available).ok();
         }
         connection.drain_paths_with_arrivals(now, |_| {});
-        connection.receive_datagrams(|_| {});
+        connection.receive_datagrams(|_, _| {});
         let mut buf = Vec::new();
         loop {
             if end == 0 && connection.is_between_passes() {

@@ -75,8 +75,8 @@ impl Client {
         let multipath = &mut session.multipath;
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
         let (id, mut payload_bytes) = (session.connection, 0);
-        connection.receive_datagrams(|datagram| {
-            let mut next = match multipath.decode_datagram(now, datagram) {
+        connection.receive_datagrams(|at, datagram| {
+            let mut next = match multipath.decode_datagram(now, at, datagram) {
                 Ok(DecodedDatagram::Packet(arrived)) => Some(arrived),
                 Ok(DecodedDatagram::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;

@@ -51,13 +51,14 @@ impl ClockReports {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Takes a report of the peer. Malformed reports and reports of unknown paths are ignored.
-    pub(super) fn take_report(&self, now: Instant, datagram: &[u8], paths: &mut PathTable) {
+    /// Takes a report of the peer that arrived at `at`: how long it waited here since is no delay of the link. Malformed reports
+    /// and reports of unknown paths are ignored.
+    pub(super) fn take_report(&self, at: Instant, datagram: &[u8], paths: &mut PathTable) {
         let Some(report) = Report::decode(&datagram[self.prefix.as_ref().len()..]) else { return };
         let Some(path) = paths.get_mut(report.path) else { return };
         let Some(handle) = path.policy.shaper() else { return };
         path.clock.note_delay(handle.shaper().on_clock_report(
-            now,
+            at,
             self.peer_clock,
             report.clock_us,
             report.min_delay_us,

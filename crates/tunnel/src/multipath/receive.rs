@@ -67,13 +67,14 @@ impl MultipathConnection {
         }
     }
 
-    /// Decodes the payload of a received QUIC DATAGRAM frame, and processes it if it is a report.
+    /// Decodes the payload of a received QUIC DATAGRAM frame, and processes it if it is a report. It has arrived at `at`.
     ///
     /// # Errors
     /// If it is malformed, which is a connection error (RFC 9297 §2.1).
     pub(crate) fn decode_datagram(
         &mut self,
         now: Instant,
+        at: Instant,
         datagram: Bytes,
     ) -> Result<DecodedDatagram, DatagramError> {
         let prefix = self.packetizer.prefix().as_ref();
@@ -103,7 +104,7 @@ impl MultipathConnection {
             return Ok(DecodedDatagram::Ignored);
         }
         if let Some(clocks) = self.clocks.as_ref().filter(|clocks| clocks.is_report(&datagram)) {
-            clocks.take_report(now, &datagram, &mut self.paths);
+            clocks.take_report(at, &datagram, &mut self.paths);
             return Ok(DecodedDatagram::Ignored);
         }
         Ok(match decode_payload(&datagram)? {

@@ -71,9 +71,9 @@ impl Server {
         let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
         let tunnel = authenticated.as_ref().and_then(|authenticated| authenticated.tunnel.as_ref());
         let mut group = tunnel.map(|tunnel| self.sessions.session(&tunnel.secret));
-        connection.receive_datagrams(|datagram| {
+        connection.receive_datagrams(|at, datagram| {
             let opened = match authenticated {
-                Some(authenticated) => authenticated.multipath.decode_datagram(now, datagram),
+                Some(authenticated) => authenticated.multipath.decode_datagram(now, at, datagram),
                 None => decode_payload(&datagram),
             };
             let mut next = match opened {

@@ -331,7 +331,7 @@ impl Rogue {
                     _ => {}
                 }
             }
-            connection.receive_datagrams(drop);
+            connection.receive_datagrams(|_, _| ());
             while let Some(event) = state.http.poll() {
                 match event {
                     HttpEvent::Headers { stream, headers } if Some(stream) == state.request => {

@@ -204,7 +204,7 @@ impl RogueServer {
                     _ => {}
                 }
             }
-            connection.receive_datagrams(drop);
+            connection.receive_datagrams(|_, _| ());
             while let Some(event) = self.http.poll() {
                 if let HttpEvent::Headers { stream, headers } = event
                     && headers.value(":protocol").is_some_and(|protocol| protocol == b"connect-ip")

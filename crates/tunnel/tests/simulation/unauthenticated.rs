@@ -138,7 +138,7 @@ fn packets_to_where_the_server_has_no_route_are_answered_and_not_carried() {
                 _ => {}
             }
         }
-        connection.receive_datagrams(|datagram| {
+        connection.receive_datagrams(|_, datagram| {
             let packet = &datagram[datagram::parse(&datagram).unwrap().payload_at..];
             let answer = ip::parse(packet).unwrap();
             // "Communication administratively prohibited" (RFC 1812 §5.2.7.1), about which packet.
