@@ -46,6 +46,8 @@ pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
 pub const SLOW_LINK: &str = "40mbit,12.5ms,queue=60ms";
 /// How long a tunnel may take to come up on a busy machine before the test fails.
 const UP_TIMEOUT: Duration = Duration::from_secs(15);
+/// Ports that the built-in rules assign to a class.
+const CLASS_PORTS: [(&str, u16); 2] = [("critical", 5060), ("bulk", 6881)];
 
 /// The hosts of a lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +216,14 @@ impl Testbed {
         let sent =
             self.in_namespace(from, || UdpSocket::bind("0.0.0.0:0").and_then(|it| it.send_to(&[], to)));
         sent.unwrap_or_else(|error| panic!("a datagram from {from:?} to {to:?}: {error}"));
+    }
+
+    /// Sends a packet of a built-in class through the tunnel of the client. A class that sleeps connects then, and `default` carries
+    /// the packet.
+    pub fn wake_class(&self, class: &str) {
+        let known = CLASS_PORTS.iter().find(|(name, _)| *name == class);
+        let (_, port) = known.unwrap_or_else(|| panic!("no port belongs to the class {class}"));
+        self.send_empty_udp(Host::Client, (TUNNEL, *port));
     }
 
     /// Runs `task` in a thread inside the host's network namespace. Sockets that it opens stay in the namespace.

@@ -144,8 +144,8 @@ impl ClassConnections {
         self.flows.clear();
     }
 
-    /// Adds a class, which has no links yet, or replaces the class of the same number: its connection is closed and made
-    /// again over the same links.
+    /// Adds a class, which has no links yet, or replaces the class of the same number: its connection, if it has one, is
+    /// closed and made again over the same links.
     pub fn set_class(&mut self, now: Instant, class: ClassSetup) {
         match self.all.iter().position(|connection| connection.id == class.id) {
             Some(at) => {
@@ -155,9 +155,6 @@ impl ClassConnections {
                 let connection = &mut self.all[at];
                 connection.priority = class.priority;
                 connection.client_mut().reconfigure(now, class.config);
-                if connection.priority {
-                    connection.wake(now);
-                }
             }
             None => {
                 let mut connection = self.connect(now, class, true);

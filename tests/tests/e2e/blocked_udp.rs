@@ -153,6 +153,7 @@ fn the_transport_of_a_link_can_be_configured() {
     assert_eq!(over_udp(&status), 0, "{status:#}");
     assert_eq!(status["links"][0]["reason"], "TCP as configured");
     client.wait_for_status(TIMEOUT, "pings have their connection on both links", |status| {
+        testbed.wake_class("critical");
         let active = paths_of(status, "critical").iter().filter(|path| path["state"] == "active").count();
         if active == 2 { Ok(()) } else { Err(format!("{active} paths are active")) }
     });

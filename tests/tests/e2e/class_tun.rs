@@ -179,6 +179,8 @@ fn several_threads_share_the_tun_of_a_class() {
     route_to_class(&testbed, &host);
     // Until the connections of the class stand in both threads and know their MTU, the default class carries its flows.
     eventually(TIMEOUT, "paths of both threads over both links", || {
+        // The kernel chooses the thread by the flow, and each datagram is a flow of its own.
+        testbed.send_empty_udp(Host::Client, (&host, 9));
         let status = client.status();
         let paths = status["paths"].as_array().expect("paths is a list").iter();
         let active = paths.filter(|path| path["class"] == "critical" && path["state"] == "active").count();

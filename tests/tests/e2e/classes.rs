@@ -18,16 +18,15 @@ const PINGS_IN_DEFAULT: &str =
     "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
 /// The built-in classes.
 const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
-
-/// A port that the built-in rules assign to `bulk`.
-const BULK_PORT: (&str, u16) = (TUNNEL, 6881);
+/// Those of them that sleep until their first packet.
+const SLEEPING: [&str; 2] = ["critical", "bulk"];
 
 /// Starts a client with this configuration, and waits until every class is up on `links` links.
 fn client(testbed: &Testbed, config: &str, links: usize) -> MpvpnProcess {
     fs::write(testbed.dir().join("client.toml"), config).expect("a file");
     let client = testbed.client(&["--config", "client.toml"]);
     client.wait_for_status(TIMEOUT, "classes that carry their packets themselves", |status| {
-        testbed.send_empty_udp(Host::Client, BULK_PORT);
+        SLEEPING.iter().for_each(|class| testbed.wake_class(class));
         let all = status["classes"].as_array().expect("classes is a list");
         if all.iter().all(|class| class["state"] == "up") { Ok(()) } else { Err(format!("{all:#?}")) }
     });
@@ -116,7 +115,7 @@ fn an_unused_class_has_no_connection_until_its_first_packet() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
     let client = testbed.client(&[]);
-    ["default", "critical"].iter().for_each(|class| wait_for_active(&client, class, 2));
+    wait_for_active(&client, "default", 2);
     // The client's path becomes active a moment before the server's.
     let at_server = |expected: [usize; 3]| {
         server.wait_for_status(TIMEOUT, "the same paths at the server", |status| {
@@ -124,13 +123,17 @@ fn an_unused_class_has_no_connection_until_its_first_packet() {
             if paths == expected { Ok(()) } else { Err(format!("{paths:?} instead of {expected:?}")) }
         });
     };
-    at_server([2, 2, 0]);
+    at_server([2, 0, 0]);
     let status = client.status();
-    let bulk = &status["classes"][2];
-    assert_eq!((&bulk["state"], &bulk["reason"]), (&"asleep".into(), &"not used yet".into()), "{bulk:#}");
-    testbed.send_empty_udp(Host::Client, BULK_PORT);
-    wait_for_active(&client, "bulk", 2);
-    at_server([2, 2, 2]);
+    for class in &status["classes"].as_array().expect("a list")[1..] {
+        let said = (&class["state"], &class["reason"]);
+        assert_eq!(said, (&"asleep".into(), &"not used yet".into()), "{class:#}");
+    }
+    for (class, expected) in [("bulk", [2, 0, 2]), ("critical", [2, 2, 2])] {
+        testbed.wake_class(class);
+        wait_for_active(&client, class, 2);
+        at_server(expected);
+    }
 }
 
 #[test]
@@ -204,7 +207,7 @@ fn classes_use_only_their_configured_links() {
     let client = testbed.client(&["--config", "client.toml"]);
     wait_for_active(&client, "default", 2);
     let status = client.wait_for_status(TIMEOUT, "critical and bulk where they belong", |status| {
-        testbed.send_empty_udp(Host::Client, BULK_PORT);
+        SLEEPING.iter().for_each(|class| testbed.wake_class(class));
         let state = |class, link| {
             let path = paths_of(status, class).into_iter().find(|path| path["link"] == link);
             path.map_or("none".to_owned(), |path| path["state"].as_str().unwrap_or_default().to_owned())

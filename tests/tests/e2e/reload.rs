@@ -10,8 +10,6 @@ use serde_json::Value;
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// A port that the built-in rules assign to `bulk`.
-const BITTORRENT: u16 = 6881;
 const BULK_ONLY: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
 
 fn write(testbed: &Testbed, text: &str) {
@@ -25,10 +23,11 @@ fn reload(testbed: &Testbed, process: &MpvpnProcess) -> (Option<i32>, String) {
     (output.status.code(), format!("{out}{err}"))
 }
 
-/// Waits until exactly these classes exist and each is up on both links. Sends packets in `bulk`, which is asleep otherwise.
+/// Waits until exactly these classes exist and each is up on both links. Sends packets in `critical` and `bulk`, which are
+/// asleep otherwise.
 fn wait_for_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Value {
     client.wait_for_status(TIMEOUT, &format!("the classes {names:?}"), |status| {
-        testbed.send_empty_udp(Host::Client, (TUNNEL, BITTORRENT));
+        ["critical", "bulk"].iter().for_each(|class| testbed.wake_class(class));
         let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
         let classes = list("classes");
         let found: Vec<_> = classes.iter().filter_map(|class| class["name"].as_str()).collect();

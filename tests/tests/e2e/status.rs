@@ -245,8 +245,7 @@ fn a_refused_class_shows_the_reason_and_its_packets_use_the_default_class() {
     let _server = testbed.server(&["--config", "server.toml"]);
     let client = testbed.client(&[]);
     client.wait_for_status(Duration::from_secs(10), "classes that are refused", |status| {
-        // To a port of `bulk`, which is asleep until then.
-        testbed.send_empty_udp(Host::Client, (TUNNEL, 6881));
+        ["critical", "bulk"].iter().for_each(|class| testbed.wake_class(class));
         let refused = |class: &Value| {
             class["state"] == "connecting"
                 && class["reason"].as_str().is_some_and(|why| why.contains("allowed are 1"))

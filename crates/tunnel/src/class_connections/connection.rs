@@ -3,8 +3,8 @@
 //! In: packets that the rules put into the class, events of its client, and the time. Out: whether its own connection
 //! carries a packet, the default class does, or the packet waits. Always holds: a class that was unused for
 //! [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has no connection, unless it is
-//! the default class or flows would end with the connection. One without priority has none before its first use. While a
-//! connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
+//! the default class or flows would end with the connection. A class other than the default one has none before its first
+//! use. While a connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -100,7 +100,7 @@ pub(super) struct ClassConnection {
     client: Client,
     attention: Attention,
     state: ConnectionState,
-    /// When a packet last belonged to the class, or a connection was requested.
+    /// When a packet last belonged to the class; at first, when the class was created.
     last_used: Instant,
     /// The MTU of the connection (bytes), and the MTU that counts for the tunnel. They differ while a new connection
     /// searches its path MTU; a closed connection keeps the latter.
@@ -112,7 +112,7 @@ pub(super) struct ClassConnection {
 }
 
 impl ClassConnection {
-    /// Creates a class. It connects at once if it is the default class or has priority, else when it is used.
+    /// Creates a class. The default class connects at once, another one when it is used.
     pub(super) fn new(now: Instant, id: ClassId, priority: bool, client: Client) -> Self {
         let waiting_syns = VecDeque::new();
         let (state, changes) = (ConnectionState::Down, Changes::default());
@@ -128,7 +128,7 @@ impl ClassConnection {
             waiting_syns,
             changes,
         };
-        if !priority && id != ClassId::DEFAULT {
+        if id != ClassId::DEFAULT {
             class.sleep(now);
         }
         class
@@ -182,29 +182,27 @@ impl ClassConnection {
     }
 
     /// Closes the connection until the class is used.
-    pub(super) fn sleep(&mut self, now: Instant) {
+    fn sleep(&mut self, now: Instant) {
         self.client_mut().sleep(now);
         self.enter(ConnectionState::Asleep, "the class is unused");
     }
 
-    /// Makes a connection, if there is none.
-    pub(super) fn wake(&mut self, now: Instant) {
-        self.last_used = now;
-        if self.state == ConnectionState::Asleep {
-            self.enter(ConnectionState::Waking(now), "a packet needs the class, or it has priority");
-            self.client_mut().wake(now);
-        }
+    /// Makes a connection.
+    fn wake(&mut self, now: Instant) {
+        self.changes.push(ClassChange::Used);
+        self.enter(ConnectionState::Waking(now), "a packet needs the class");
+        self.client_mut().wake(now);
     }
 
-    /// Records that a packet belongs to the class, if `default_client` would carry it.
+    /// Records that a packet belongs to the class, if `default_client` would carry it. The class wakes if it sleeps.
     pub(super) fn note_use(&mut self, now: Instant, default_client: &Client, packet: &ip::IpPacket<'_>) {
-        let due = self.state == ConnectionState::Asleep
-            || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
-        if due && default_client.admits(packet) {
-            if self.state == ConnectionState::Asleep {
-                self.changes.push(ClassChange::Used);
+        let is_asleep = self.state == ConnectionState::Asleep;
+        let is_due = is_asleep || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
+        if is_due && default_client.admits(packet) {
+            self.last_used = now;
+            if is_asleep {
+                self.wake(now);
             }
-            self.wake(now);
         }
     }
 
@@ -318,7 +316,7 @@ impl ClassConnection {
         MTU_SEARCH_BASE + self.client.rtt().unwrap_or_default() * MTU_SEARCH_ROUND_TRIPS
     }
 
-    /// When data last moved in the class, or a connection was requested.
+    /// When data last moved in the class, or a packet belonged to it.
     pub(super) fn last_use(&self) -> Instant {
         self.client.last_activity().map_or(self.last_used, |at| at.max(self.last_used))
     }

@@ -44,8 +44,7 @@ impl Stage {
     /// All three classes are up.
     fn new() -> Self {
         let mut stage = Self::with(World::new());
-        stage.carried_by(BACKUP);
-        stage.world.run(2 * SECOND);
+        stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
         assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
         stage
     }
@@ -231,6 +230,18 @@ fn a_class_that_is_to_travel_in_another_way_is_made_anew_alone() {
 }
 
 #[test]
+fn a_sleeping_class_that_is_to_travel_in_another_way_sleeps_on() {
+    let mut stage = Stage::with(World::new());
+    let class = stage.setup(CRITICAL, "critical", Scheduler::Redundant);
+    stage.set_class(ClassSetup { priority: true, ..class });
+    stage.world.run(SECOND);
+    assert_eq!((stage.classes(), stage.down_count()), (names(&["default"]), 0));
+    assert_eq!(stage.carried_by(CALL), ClassId::DEFAULT, "the packet wakes it");
+    stage.world.run(SECOND);
+    assert_eq!((stage.classes(), stage.carried_by(CALL)), (names(&["default", "critical"]), CRITICAL));
+}
+
+#[test]
 fn the_default_class_is_made_anew_with_its_addresses_and_the_others_stay() {
     let mut stage = Stage::new();
     let before = stage.since();
@@ -272,6 +283,8 @@ fn classes_come_and_go_while_others_stay() {
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
+    stage.carried_by(CALL);
+    stage.world.run(2 * SECOND);
     stage.carried_by(BACKUP);
     stage.world.run(2 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
@@ -293,16 +306,41 @@ fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
 
 #[test]
 fn a_class_that_nobody_used_sleeps_until_its_first_packet_and_loses_none() {
-    let mut stage = Stage::with(World::new());
-    assert_eq!(stage.states(), [ClientState::Up, ClientState::Up, ClientState::Asleep], "nobody has used it");
-    assert_eq!(stage.classes(), ["default", "critical"]);
-    let [up, down] = stage.talk(BACKUP, MS, 2 * SECOND);
-    assert!(up.iter().chain(&down).all(|delay| *delay < 15 * MS), "{up:?} {down:?}");
-    assert_eq!((stage.classes(), stage.carried_by(BACKUP)), (names(&["default", "critical", "bulk"]), BULK));
-    let [up, down] = stage.talk(BACKUP, 20 * MS, SECOND);
-    let bytes = ((up.len() + 3) * 32, down.len() * 32);
-    let before = stage.moved(BULK);
-    assert!(before.0 >= bytes.0 as u64 && before.1 >= bytes.1 as u64, "{before:?} of {bytes:?}");
+    for (port, class, name) in [(BACKUP, BULK, "bulk"), (CALL, CRITICAL, "critical")] {
+        let mut stage = Stage::with(World::new());
+        assert_eq!(stage.states(), [ClientState::Up, ClientState::Asleep, ClientState::Asleep]);
+        assert_eq!(stage.classes(), ["default"], "nobody has used another one");
+        let [up, down] = stage.talk(port, MS, 2 * SECOND);
+        assert!(up.iter().chain(&down).all(|delay| *delay < 15 * MS), "{name}: {up:?} {down:?}");
+        assert_eq!((stage.classes(), stage.carried_by(port)), (names(&["default", name]), class));
+        let [up, down] = stage.talk(port, 20 * MS, SECOND);
+        let bytes = ((up.len() + 3) * 32, down.len() * 32);
+        let before = stage.moved(class);
+        assert!(before.0 >= bytes.0 as u64 && before.1 >= bytes.1 as u64, "{name}: {before:?} of {bytes:?}");
+    }
+}
+
+#[test]
+fn a_session_has_one_connection_until_a_packet_of_another_class_which_does_not_wait_for_the_second() {
+    let delay = 100 * MS;
+    let mut stage = Stage::over(World::new(), &[(100, delay)]);
+    for _ in 0..30 {
+        assert_eq!(stage.carried_by(443), ClassId::DEFAULT);
+        stage.world.run(SECOND);
+        assert_eq!(stage.classes(), ["default"]);
+    }
+    stage.world.received_by_server.clear();
+    let sent = stage.now();
+    assert_eq!(stage.carried_by(CALL), ClassId::DEFAULT, "its class has no connection yet");
+    stage.world.run(delay);
+    let arrived: Vec<_> = stage.world.received_by_server.iter().map(|(at, _)| *at - sent).collect();
+    assert!(arrived.len() == 1 && arrived[0] < delay + 5 * MS, "{arrived:?}");
+    // The request that joins the session comes one and a half round trips after the packet that asked for it.
+    assert_eq!(stage.classes(), ["default"], "its class is still connecting");
+    stage.world.run(4 * SECOND);
+    assert_eq!((stage.classes(), stage.carried_by(CALL)), (names(&["default", "critical"]), CRITICAL));
+    let states = [ClientState::Up, ClientState::Up, ClientState::Asleep];
+    assert_eq!(stage.states(), states, "no other class has woken");
 }
 
 #[test]
@@ -454,6 +492,9 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
 #[test]
 fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
     let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
+    stage.carried_by(CALL);
+    stage.world.run(SECOND);
+    assert_eq!(stage.classes(), ["default", "critical"], "all that are allowed");
     let (own, their) = stage.ends(UPLOAD);
     let mut app = App::new(own, their, 1000);
     stage.exchange(&mut app, SECOND);
@@ -468,7 +509,7 @@ fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
     assert!(stage.world.destinations.is_empty());
     stage.exchange(&mut app, 400 * MS);
     assert_eq!(stage.world.destinations[0].received_bytes, 1000);
-    assert_eq!(stage.classes(), ["default", "critical"]);
+    assert_eq!(stage.classes(), ["default"]);
 }
 
 #[test]

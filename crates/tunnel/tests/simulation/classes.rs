@@ -95,10 +95,7 @@ impl Site {
             }
         }
         world.up(client);
-        // The class of backups has no traffic yet.
-        let own = SocketAddr::new(world.address(client, true), BACKUP);
-        world.client_sends(client, Packet::between(own, ([203, 0, 113, 9], 9).into()).udp(b"wake"));
-        world.run(1000 * MS);
+        world.wake_classes(client, &[(CALL, 9), (BACKUP, 9)], 1000 * MS);
         Self { world, client, apps: Vec::new() }
     }
 

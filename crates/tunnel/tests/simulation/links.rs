@@ -1,7 +1,7 @@
 //! Links of several tiers, limited and metered ones, in simulated time.
 
 use crate::world::{MS, SERVER, TOKEN, World};
-use mpvpn_class::Share;
+use mpvpn_class::{CRITICAL, Rule, Rules, Share};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClassProfile, ClientState, LinkPolicy, TunnelMode};
 use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId, Tier, Weight};
@@ -342,7 +342,6 @@ fn controllers_of_the_server(world: &mut World) -> Vec<CongestionControl> {
 #[test]
 fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
     let class = |name: &str| ClassProfile { name: name.to_owned(), ..ClassProfile::default() };
-    // A class without priority sleeps until it is used.
     let critical = || ClassProfile { share: Share { first: true, ..Share::default() }, ..class("critical") };
     for (cc, mode, classes) in [
         (CongestionControl::Cubic, TunnelMode::Packets, vec![]),
@@ -353,9 +352,14 @@ fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
         let mut world = World::new();
         let connections = classes.len().max(1);
         (world.mode, world.classes) = (mode, classes);
+        world.class_rules =
+            Rules::new(vec![Rule { ports: vec![5060..=5060], class: CRITICAL, ..Rule::default() }]);
         let links = ["50mbit,10ms", "20mbit,30ms"].map(|link| link.parse().unwrap());
         let client = world.add_over(None, TOKEN, Scheduler::Auto, cc, &links);
         world.up(client);
+        if connections > 1 {
+            world.wake_classes(client, &[(4000, 5060)], SECOND);
+        }
         world.run(2 * SECOND);
         let case = format!("{cc} as {mode:?} in {connections} connections");
         assert_eq!(controllers_of_the_server(&mut world), vec![cc; 2 * connections], "{case}");

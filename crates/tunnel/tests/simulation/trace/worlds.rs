@@ -268,10 +268,7 @@ fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
         rule(vec![40_001..=40_002, 40_101..=40_102], ClassId(2)),
     ]);
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, links);
-    // The class `bulk` is asked for when it is used first.
-    let own = SocketAddr::new(world.address(client, true), 40_001);
-    world.client_sends(client, Packet::between(own, ([203, 0, 113, 9], 9).into()).udp(b"wake"));
-    world.run(SECOND);
+    world.wake_classes(client, &[(4000, 9), (40_001, 9)], SECOND);
     client
 }
 

@@ -635,6 +635,20 @@ impl World {
         self.machines[machine].client.0.handle_tun(self.now, None, VnetHdr::NONE, &mut packet);
     }
 
+    /// A client's machine sends a packet between each of these pairs of own and remote ports, and `time` passes. Then each of
+    /// its classes has a connection.
+    pub fn wake_classes(&mut self, machine: usize, ports: &[(u16, u16)], time: Duration) {
+        for (own, remote) in ports {
+            let own = SocketAddr::new(self.address(machine, true), *own);
+            let packet = mpvpn_packets::Packet::between(own, ([203, 0, 113, 9], *remote).into()).udp(b"wake");
+            self.client_sends(machine, packet);
+        }
+        self.run(time);
+        let reports = self.machines[machine].client.0.reports(self.now);
+        let states: Vec<_> = reports.iter().map(|(id, report)| (*id, report.state)).collect();
+        assert!(states.iter().all(|(_, state)| *state == ClientState::Up), "{states:?}");
+    }
+
     /// The server's machine sends a packet into its TUN.
     pub fn server_sends(&mut self, packet: Vec<u8>) {
         self.server_sends_through(0, packet);
