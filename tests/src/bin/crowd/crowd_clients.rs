@@ -1,8 +1,8 @@
 //! Thousands of clients in one thread.
 //!
 //! In: the server's address, the number of clients, and how many may connect at the same time. Out: the numbers of connected
-//! clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes and a UDP socket
-//! for each class that connects without traffic; only the TUN device is missing. Always holds: every client performs a full
+//! clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes, all of whose
+//! packets belong to `default`, and a UDP socket; only the TUN device is missing. Always holds: every client performs a full
 //! handshake, because clients do not share TLS tickets.
 
 use std::{
@@ -26,7 +26,7 @@ use mpvpn_control::{
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_packet::VnetHdr;
 use mpvpn_packets::Packet;
-use mpvpn_quic::{ClientSetup, LocalAddress, TransportOptions};
+use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_tests::{
     flood::{SOURCES, own_addresses, source},
     testbed::{Host, Testbed},
@@ -78,10 +78,7 @@ impl Crowd {
         at_once: usize,
     ) -> Self {
         own_addresses(testbed, host, SOURCES, HOST);
-        let own = |number: usize| {
-            let from = source(number as u32, 1 << 16);
-            class_ids().into_iter().map(|class| (class, socket(from, server))).collect()
-        };
+        let own = |number: usize| socket(source(number as u32, 1 << 16), server);
         let sockets = testbed.in_namespace(host, || (0..count).map(own).collect::<Vec<_>>());
         let counters = Arc::new(SharedCounters::default());
         let shared = counters.clone();
@@ -148,23 +145,10 @@ fn socket(from: Ipv4Addr, server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Open files of `clients` clients: one socket per class.
-pub(crate) fn files(clients: usize) -> usize {
-    clients * class_ids().len()
-}
-
-/// The built-in classes that connect without traffic; the others stay asleep.
-fn class_ids() -> Vec<ClassId> {
-    let at_once = |class: &ClassConfig| class.priority || class.id == ClassId::DEFAULT;
-    ClassConfig::built_in().iter().filter(|class| at_once(class)).map(|class| class.id).collect()
-}
-
-/// The sockets of a client, by class.
-type Sockets = Vec<(ClassId, UdpSocket)>;
-
 struct CrowdClient {
     connections: ClassConnections,
-    sockets: Sockets,
+    /// Of the class `default`; the others stay asleep.
+    socket: UdpSocket,
     /// Its entry in the timer queue.
     timer_at: Option<Instant>,
     up: bool,
@@ -188,18 +172,15 @@ struct CrowdClients {
 }
 
 impl CrowdClients {
-    fn new(sockets: Vec<Sockets>, server: SocketAddr, counters: Arc<SharedCounters>) -> Self {
+    fn new(sockets: Vec<UdpSocket>, server: SocketAddr, counters: Arc<SharedCounters>) -> Self {
         let now = Instant::now();
         let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
         let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"crowd");
         let setup = setup.expect("a QUIC configuration");
         let poller = Poller::new().expect("an epoll instance");
         let mut all = Vec::with_capacity(sockets.len());
-        for (number, sockets) in sockets.into_iter().enumerate() {
-            for (at, (_, socket)) in sockets.iter().enumerate() {
-                let token = (number << 8 | at) as u64;
-                poller.add(socket, token, Interest::Read).expect("a socket to watch");
-            }
+        for (number, socket) in sockets.into_iter().enumerate() {
+            poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
             let config = ClientConfig {
                 mode: TunnelMode::Packets,
                 setup: setup.clone(),
@@ -219,7 +200,7 @@ impl CrowdClients {
                 isn_secret: Default::default(),
             };
             let connections = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
-            all.push(CrowdClient { connections, sockets, timer_at: None, up: false, address: None });
+            all.push(CrowdClient { connections, socket, timer_at: None, up: false, address: None });
         }
         Self {
             all,
@@ -241,9 +222,7 @@ impl CrowdClients {
             let now = Instant::now();
             while self.started < self.all.len() && self.started - self.counters.up.load(Relaxed) < at_once {
                 let client = &mut self.all[self.started];
-                for (class, _) in &client.sockets {
-                    client.connections.link_up(now, LINK.with_class(*class), self.server);
-                }
+                client.connections.link_up(now, LINK, self.server);
                 self.started += 1;
                 self.send_and_poll(now, self.started - 1);
             }
@@ -287,8 +266,8 @@ impl CrowdClients {
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
         for event in events.iter() {
-            let (number, at) = ((event.token >> 8) as usize, (event.token & 0xff) as usize);
-            self.receive(now, number, at);
+            let number = event.token as usize;
+            self.receive(now, number);
             self.send_and_poll(now, number);
         }
         while let Some((at, number)) = self.timers.first().copied()
@@ -301,15 +280,14 @@ impl CrowdClients {
         }
     }
 
-    fn receive(&mut self, now: Instant, number: usize, at: usize) {
+    fn receive(&mut self, now: Instant, number: usize) {
         let mut datagram = [0; 2048];
         let client = &mut self.all[number];
-        let (class, socket) = &client.sockets[at];
         loop {
-            match socket.recv(&mut datagram) {
+            match client.socket.recv(&mut datagram) {
                 Ok(length) => {
                     let data = BytesMut::from(&datagram[..length]);
-                    client.connections.handle_datagram(now, LINK.with_class(*class), self.server, 0, data);
+                    client.connections.handle_datagram(now, LINK, self.server, 0, data);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // An ICMP error for an earlier datagram; the client's timers handle the loss.
@@ -317,7 +295,7 @@ impl CrowdClients {
             }
             self.last_activity = now;
         }
-        client.connections.handle_batch(now, *class);
+        client.connections.handle_batch(now, ClassId::DEFAULT);
     }
 
     /// Sends a client's datagrams, handles its events, and updates its timer.
@@ -326,13 +304,9 @@ impl CrowdClients {
         loop {
             self.out.clear();
             let Some(transmit) = client.connections.poll_transmit(now, &mut self.out) else { break };
-            let class = transmit.local.and_then(LocalAddress::as_link).map(LinkId::class);
-            let Some((_, socket)) = client.sockets.iter().find(|(id, _)| Some(*id) == class) else {
-                continue;
-            };
             for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 // A datagram that the socket cannot take is lost, as on any link.
-                let _ = socket.send(datagram);
+                let _ = client.socket.send(datagram);
             }
             self.last_activity = now;
         }

@@ -25,13 +25,13 @@ use mpvpn_tests::{
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-use crowd_clients::{Crowd, files};
+use crowd_clients::Crowd;
 
 /// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no link with them.
 const SERVER: &str = "198.51.100.1:4433";
 /// Bar: maximum memory of the server per idle client, KiB.
 const MAX_IDLE_CLIENT_KIB: f64 = 72.0;
-/// Maximum number of open files of this process without the clients' sockets.
+/// Maximum number of open files of this process without the clients' sockets, of which each has one.
 const OTHER_OPEN_FILES: usize = 100;
 /// Average time per client to connect before the run fails.
 const CONNECT_TIMEOUT_PER_CLIENT: Duration = Duration::from_millis(100);
@@ -72,12 +72,12 @@ impl Options {
 
     /// Checks that this process may open enough files for the clients.
     fn check_files(&self) -> Result<(), String> {
-        let wanted = files(self.clients) + OTHER_OPEN_FILES;
+        let wanted = self.clients + OTHER_OPEN_FILES;
         let allowed = allow_files(wanted as u64)? as usize;
         if allowed >= wanted {
             return Ok(());
         }
-        let most = allowed.saturating_sub(OTHER_OPEN_FILES) / files(1);
+        let most = allowed.saturating_sub(OTHER_OPEN_FILES);
         Err(format!(
             "{} clients need {wanted} open files, and {allowed} are allowed\n  next: crowd --clients {most}, or raise the \
              limit (ulimit -n {wanted})",
