@@ -43,7 +43,7 @@ const NO_PACKETS_NOTE: &str =
 
 /// Why a class has no connection.
 const CLASS_NOT_USED_YET: &str = "not used yet";
-const CLASS_NOT_USED: &str = "not used for ten minutes";
+const CLASS_NOT_USED: &str = "not used recently";
 /// Why the paths of a class carry nothing.
 const CLASS_ASLEEP: &str = "its class sleeps until it is used";
 
