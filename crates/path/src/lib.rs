@@ -28,7 +28,7 @@ mod transport;
 pub use dispatch::{Dispatcher, EligiblePackets, PathInfo, Utilization};
 pub use liveness::{Liveness, LivenessChange, LivenessConfig, LivenessUpdate, StateReason};
 pub use pacer::Pacer;
-pub use path_count::{LinkBytes, PathCount, PathCountController, SessionLimitHint};
+pub use path_count::{LinkBytes, MIN_BUSY_RATE, PathCount, PathCountController, SessionLimitHint};
 pub use quota::{Day, Month};
 pub use scheduler::Scheduler;
 pub use selector::{

@@ -21,7 +21,7 @@ use tracing::{debug, trace};
 /// (docs/design/pipes.md).
 const MAX_PATHS: u8 = 8;
 /// Bytes/s (1 Mbit/s) from which a direction is busy. Lower: tests on idle links; higher: slow links are never tested.
-const MIN_BUSY_RATE: f64 = 125_000.0;
+pub const MIN_BUSY_RATE: f64 = 125_000.0;
 /// Consecutive samples (one a second) that show whether a link is busy without a break. Fewer: tests during bursts; more:
 /// tests are rare.
 const SAMPLES: usize = 5;

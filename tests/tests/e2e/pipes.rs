@@ -1,10 +1,11 @@
 //! Links that shape each UDP session: several paths (pipes) over one link.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
 use mpvpn_tests::{
     dns::NameServer,
-    testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of},
+    fallible_iperf::{IperfTarget, Traffic},
+    testbed::{Direction, Host, MpvpnProcess, SERVER, TUNNEL, Testbed, paths_of},
 };
 use serde_json::Value;
 
@@ -93,6 +94,14 @@ fn a_starlink_link_has_automatic_pipes_by_default_and_its_name_is_asked_for_in_t
     let resolver = NameServer::start_with_names(&testbed, Host::Inet, &names);
     let _server = testbed.server(&["--dns", "198.51.100.2"]);
     let client = testbed.client(&[]);
+    for link in ["eth1", "eth2"] {
+        client.wait_for_path(link, "active", TIMEOUT);
+    }
+    // The name of an idle link is of no use.
+    thread::sleep(Duration::from_secs(3));
+    assert!(resolver.client_addresses().is_empty() && client.status()["links"][0].get("pipes").is_none());
+    let mut target = IperfTarget::new(&testbed, TUNNEL, 5201);
+    target.run(Traffic::Tcp { flows: 8 }, Direction::Down, 3).expect("iperf3 runs");
     let status = wait_for_pipes(&client, "eth1", 2);
     let reason = format!("the operator's name is {name}, so `pipes` is `auto` by default");
     assert_eq!(pipes_and_reason(&status), (2, reason));

@@ -4,7 +4,8 @@
 //! In: what the links carry, the addresses from which the server sees them, and the DNS names of those addresses.
 //! Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried with another
 //! number; reverse lookups happen for a new address, and at most once an hour for the same one. The name for a link without
-//! `pipes` is asked for only inside the tunnel, so that no network on the way learns of it.
+//! `pipes` is asked for only inside the tunnel, so that no network on the way learns of it, and only when the link is busy: the
+//! query is a packet of another class, whose connection an idle client does not need.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +17,7 @@ use mpvpn_control::{
     events::{Event, EventSender},
     status::Link as LinkStatus,
 };
-use mpvpn_path::{LinkBytes, PathCountController, SessionLimitHint};
+use mpvpn_path::{LinkBytes, MIN_BUSY_RATE, PathCountController, SessionLimitHint};
 use mpvpn_tunnel::PathReport;
 use mpvpn_types::{Duration, LinkId, Tier};
 
@@ -58,6 +59,8 @@ struct AutoPipeLink {
     operator: Option<SessionLimitHint>,
     /// The address that was looked up last, and when.
     last_lookup: Option<(IpAddr, Instant)>,
+    /// When [`Self::is_busy`] last counted, and the bytes that the link had carried.
+    carried: Option<(Instant, u64)>,
 }
 
 impl AutoPipes {
@@ -98,7 +101,7 @@ impl AutoPipes {
                 } else {
                     LookupScope::System
                 };
-                let address = self.observe_addresses(now, id, link, &paths);
+                let address = self.observe_addresses(now, id, link, &paths, scope);
                 wanted.extend(address.map(|address| (address, scope)));
             }
             if policies.has_default_pipes(&link.name) {
@@ -135,14 +138,10 @@ impl AutoPipes {
         id: LinkId,
         link: &Link,
         paths: &[PathReport],
+        scope: LookupScope,
     ) -> Option<IpAddr> {
         let networks = networks(link);
-        let begin = || AutoPipeLink {
-            networks: networks.clone(),
-            judge: PathCountController::new().with_link_name(&link.name),
-            operator: None,
-            last_lookup: None,
-        };
+        let begin = || AutoPipeLink::new(&link.name, networks.clone());
         let link_state = self.links.entry(link.name.clone()).or_insert_with(begin);
         if link_state.networks != networks {
             *link_state = begin();
@@ -150,8 +149,12 @@ impl AutoPipes {
         if let Some(hint) = link.addresses.iter().find_map(|ip| SessionLimitHint::from_address(*ip)) {
             link_state.judge.set_hint(hint);
         }
+        let carried =
+            [Direction::Sent, Direction::Received].map(|direction| link.meter.payload_bytes(direction));
+        let is_busy = link_state.is_busy(now, carried.iter().sum());
         let observed = of_link(paths, id).find_map(|path| path.view.observed)?.ip().to_canonical();
-        link_state.needs_reverse_lookup(now, observed).then_some(observed)
+        let may_ask = is_busy || scope == LookupScope::System;
+        (may_ask && link_state.needs_reverse_lookup(now, observed)).then_some(observed)
     }
 
     /// Uses the hint that an address's name gives.
@@ -189,6 +192,22 @@ impl AutoPipes {
 }
 
 impl AutoPipeLink {
+    fn new(name: &str, networks: Vec<IpAddr>) -> Self {
+        let judge = PathCountController::new().with_link_name(name);
+        Self { networks, judge, operator: None, last_lookup: None, carried: None }
+    }
+
+    /// Whether the link was busy for at least [`UPDATE_INTERVAL`] until now. `carried`: the bytes that it has carried.
+    fn is_busy(&mut self, now: Instant, carried: u64) -> bool {
+        let (at, before) = *self.carried.get_or_insert((now, carried));
+        let elapsed = now.saturating_duration_since(at);
+        if elapsed < UPDATE_INTERVAL {
+            return false;
+        }
+        self.carried = Some((now, carried));
+        carried.saturating_sub(before) as f64 > MIN_BUSY_RATE * elapsed.as_secs_f64()
+    }
+
     /// Whether to look up the name of this address now.
     fn needs_reverse_lookup(&mut self, now: Instant, address: IpAddr) -> bool {
         let recent = |(asked, at): (IpAddr, Instant)| {
@@ -238,6 +257,17 @@ fn networks(link: &Link) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_is_busy_from_one_mbit_per_second_on() {
+        let (mut link, start) = (AutoPipeLink::new("eth1", Vec::new()), Instant::now());
+        let mut look = |seconds, carried| link.is_busy(start + Duration::from_secs(seconds), carried);
+        assert!(!look(0, 900_000), "nothing to compare with");
+        assert!(!look(1, 1_000_000), "0.8 Mbit/s");
+        assert!(look(2, 1_130_000), "1.04 Mbit/s");
+        assert!(!look(2, 1_200_000), "too early to tell");
+        assert!(!look(15, 1_500_000), "a pause");
+    }
 
     #[test]
     fn the_reason_names_the_operator_once() {
