@@ -4,7 +4,7 @@
 //! carries a packet, the default class does, or the packet waits. Always holds: a class that was unused for
 //! [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has no connection, unless it is
 //! the default class or flows would end with the connection. A class other than the default one has none before its first
-//! use. While a connection is being made, only TCP SYN packets wait, for at most [`MAX_SYN_WAIT`].
+//! use. While a connection is being made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -50,9 +50,8 @@ enum ConnectionState {
     Waking(Instant),
     /// A connection is being made, and no packet waits for it.
     Down,
-    /// Connected, but the path MTU may still grow: it has not changed since `since`. `woken`: when a packet first needed
-    /// the connection, if one did.
-    Up { since: Instant, woken: Option<Instant> },
+    /// Connected, but the path MTU may still grow: it has not changed since this time.
+    Up(Instant),
     /// The connection carries the packets of the class, since this time.
     Ready(Instant),
 }
@@ -63,7 +62,7 @@ impl ConnectionState {
             Self::Asleep => "asleep",
             Self::Waking(_) => "waking",
             Self::Down => "down",
-            Self::Up { .. } => "up",
+            Self::Up(_) => "up",
             Self::Ready(_) => "ready",
         }
     }
@@ -225,13 +224,20 @@ impl ClassConnection {
                 PacketOwner::DefaultClass
             }
             ConnectionState::Ready(_) => PacketOwner::OwnClass,
-            ConnectionState::Waking(woken) | ConnectionState::Up { woken: Some(woken), .. }
-                if now < woken + MAX_SYN_WAIT && begins_connection(packet) =>
+            ConnectionState::Waking(woken)
+                if now < woken + MAX_SYN_WAIT && self.begins_stream(default_client, packet) =>
             {
                 PacketOwner::Undecided
             }
+            ConnectionState::Up(_) if self.begins_stream(default_client, packet) => PacketOwner::OwnClass,
             _ => PacketOwner::DefaultClass,
         }
+    }
+
+    /// Whether a packet begins a connection that may travel as a stream, which stays in the connection in which it begins.
+    fn begins_stream(&self, default_client: &Client, packet: &ip::IpPacket<'_>) -> bool {
+        begins_connection(packet)
+            && [&self.client, default_client].iter().any(|client| client.wants_stream(default_client, packet))
     }
 
     /// Keeps a SYN until its connection is decided. A retransmitted SYN replaces the first one.
@@ -247,10 +253,9 @@ impl ClassConnection {
     /// Returns the SYNs whose wait has ended, and the connection that carries them.
     pub(super) fn release(&mut self, now: Instant) -> (PacketOwner, VecDeque<(VnetHdr, Vec<u8>)>) {
         let owner = match self.state {
-            ConnectionState::Ready(_) => PacketOwner::OwnClass,
-            ConnectionState::Waking(woken) | ConnectionState::Up { woken: Some(woken), .. }
-                if now < woken + MAX_SYN_WAIT =>
-            {
+            // A stream does not depend on the MTU.
+            ConnectionState::Up(_) | ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            ConnectionState::Waking(woken) if now < woken + MAX_SYN_WAIT => {
                 return (PacketOwner::Undecided, VecDeque::new());
             }
             _ => PacketOwner::DefaultClass,
@@ -276,16 +281,11 @@ impl ClassConnection {
         }
         match (event, self.state) {
             (_, ConnectionState::Asleep) => {}
-            (ClientEvent::Up(_), ConnectionState::Waking(woken)) => {
-                self.enter(ConnectionState::Up { since: now, woken: Some(woken) }, "its connection stands");
-            }
-            (ClientEvent::Up(_), _) => {
-                self.enter(ConnectionState::Up { since: now, woken: None }, "its connection stands");
-            }
+            (ClientEvent::Up(_), _) => self.enter(ConnectionState::Up(now), "its connection stands"),
             (ClientEvent::Mtu(mtu), state) => {
                 self.own_mtu = Some(*mtu);
-                if let ConnectionState::Up { woken, .. } = state {
-                    self.state = ConnectionState::Up { since: now, woken };
+                if matches!(state, ConnectionState::Up(_)) {
+                    self.state = ConnectionState::Up(now);
                     self.attention = Attention::Unhandled;
                 }
             }
@@ -299,7 +299,7 @@ impl ClassConnection {
 
     /// Marks the connection as ready when it carries packets of the tunnel's MTU `mtu`, or its MTU no longer grows.
     pub(super) fn update_readiness(&mut self, now: Instant, mtu: Option<usize>) {
-        if let ConnectionState::Up { since, .. } = self.state
+        if let ConnectionState::Up(since) = self.state
             && (self.own_mtu >= mtu || now >= since + self.mtu_search_duration())
         {
             let fits = self.own_mtu >= mtu;
@@ -342,10 +342,7 @@ impl ClassConnection {
         }
         let change = match self.state {
             ConnectionState::Waking(woken) => self.has_waiting().then_some(woken + MAX_SYN_WAIT),
-            ConnectionState::Up { since, woken } => {
-                let waits = woken.filter(|_| self.has_waiting()).map(|woken| woken + MAX_SYN_WAIT);
-                waits.into_iter().chain([since + self.mtu_search_duration()]).min()
-            }
+            ConnectionState::Up(since) => Some(since + self.mtu_search_duration()),
             ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
         };
         let idle = self.idle_deadline(session_last_use);

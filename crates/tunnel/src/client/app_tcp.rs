@@ -208,7 +208,8 @@ impl AppTcp {
         self.split_tcp.handle_packet(now, packet);
     }
 
-    fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, targets: StreamTargets<'_>) -> bool {
+    /// Whether a connection that `packet` begins would travel as a stream to `to`.
+    pub(super) fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, targets: StreamTargets<'_>) -> bool {
         self.rules.takes_stream(to, |ip| targets.contains(ip))
             && (self.rules.mode == FlowMode::Stream
                 || !self.forbidden.contains(&to) && !tcp::wants_multipath(packet))

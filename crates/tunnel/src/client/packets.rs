@@ -167,6 +167,13 @@ impl Client {
         session.is_some_and(|session| session.may_send(packet) && session.has_route_to(packet.dst()))
     }
 
+    /// Whether a connection that `packet` begins would travel as a stream of this client, at the server that `peer` has reached.
+    pub(crate) fn wants_stream(&self, peer: &Self, packet: &ip::IpPacket<'_>) -> bool {
+        let Some(session) = &peer.session else { return false };
+        session.per_flow
+            || self.apps.tcp.wants(packet, FlowKey::of(packet).destination(), session.stream_targets())
+    }
+
     /// When a packet or stream byte was last sent or received on this connection.
     pub(crate) fn last_activity(&self) -> Option<Instant> {
         self.session.as_ref().and_then(|session| session.multipath.last_data_at())

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
-use mpvpn_packet::ip;
-use mpvpn_packets::Packet;
+use mpvpn_flow::rules::{FlowMode, Rules as FlowRules};
+use mpvpn_packet::{ip, tcp_flags};
+use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{
     ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport, UserLimits,
@@ -81,6 +82,12 @@ impl Stage {
     fn states(&mut self) -> Vec<ClientState> {
         let now = self.now();
         self.connections().reports(now).into_iter().map(|(_, report)| report.state).collect()
+    }
+
+    /// How many connections travel as streams of each class.
+    fn stream_flows(&mut self) -> Vec<usize> {
+        let now = self.now();
+        self.connections().reports(now).iter().map(|(_, report)| report.stream_flows).collect()
     }
 
     /// Bytes of this class that left and came.
@@ -477,16 +484,34 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
     packets.into_iter().for_each(|packet| stage.world.client_sends(stage.client, packet));
     stage.world.run(25 * MINUTE);
     assert_eq!(stage.classes(), ["default", "bulk"], "its connection would end with it");
-    let now = stage.now();
-    let streams: Vec<_> =
-        stage.connections().reports(now).iter().map(|(_, report)| report.stream_flows).collect();
-    assert_eq!(streams, [0, 0, 1]);
+    assert_eq!(stage.stream_flows(), [0, 0, 1]);
     let moved = stage.moved(BULK);
     assert!(moved.0 >= 1000, "{moved:?}");
     stage.world.client_sends(stage.client, end);
     stage.exchange(&mut app, SECOND);
     let upload = &stage.world.destinations[0];
     assert!(upload.received_bytes == 1000 && upload.ended, "{} bytes", upload.received_bytes);
+}
+
+#[test]
+fn a_connection_waits_for_its_class_only_if_it_travels_as_a_stream_and_only_until_the_class_is_connected() {
+    let begin = |mode| {
+        let mut world = World::new();
+        world.flow_rules = FlowRules { mode, rules: Vec::new() };
+        let mut stage = Stage::over(world, &[(100, 100 * MS)]);
+        let (own, their) = stage.ends(CALL);
+        let syn = Tcp { flags: tcp_flags::SYN, ack: 0, ..Tcp::default() };
+        stage.world.client_sends(stage.client, Packet::between(own, their).tcp_with(&syn, &[]));
+        stage
+    };
+    let mut packets = begin(FlowMode::Datagram);
+    packets.world.run(110 * MS);
+    assert_eq!(packets.world.received_by_server.len(), 1, "by the default class at once");
+    let mut stream = begin(FlowMode::Stream);
+    // The class connects and asks for its tunnel, and the far end answers, in four round trips.
+    (0..85).for_each(|_| stream.world.run(10 * MS));
+    assert_eq!(stream.world.machines[stream.client].received.len(), 1, "the far end has accepted");
+    assert_eq!(stream.stream_flows(), [0, 1, 0], "in its class");
 }
 
 #[test]
