@@ -91,7 +91,7 @@ const LOADS: [Load; 14] = [
     load("100 Mbit/s, 1 flow", 100, 1, LoadTraffic::Tcp(1, DOWN), Some(1.0), true),
     load("500 Mbit/s, 8 flows", 500, 1, LoadTraffic::Tcp(8, DOWN), Some(0.8), true),
     load("1000 Mbit/s, 8 flows", 1000, 1, LoadTraffic::Tcp(8, DOWN), None, false),
-    load("100 Mbit/s, 1 flow up", 100, 1, LoadTraffic::Tcp(1, Direction::Up), None, false),
+    load("100 Mbit/s, 1 flow up", 100, 1, LoadTraffic::Tcp(1, Direction::Up), None, true),
     load("100 Mbit/s, 8 flows", 100, 1, LoadTraffic::Tcp(8, DOWN), None, false),
     load("100 Mbit/s, half load of UDP", 100, 1, LoadTraffic::Udp(50.0), None, true),
     load("100 Mbit/s, video of 5 Mbit/s", 100, 1, LoadTraffic::Udp(5.0), None, false),
