@@ -202,7 +202,7 @@ impl DataPlane {
                 ),
                 _ => {
                     let (server, tun) = (&mut self.server, &self.tun);
-                    self.sockets.on_ready(&event_loop.poller, *event, server, now, |server| {
+                    self.sockets.on_ready(&event_loop.poller, *event, server, |server| {
                         server.handle_batch(now);
                         written |= write_received_packets(server, tun);
                     });

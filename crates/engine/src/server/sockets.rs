@@ -51,7 +51,6 @@ impl Sockets {
         poller: &Poller,
         event: Event,
         server: &mut Server,
-        now: Instant,
         after: impl FnMut(&mut Server),
     ) {
         let number = usize::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN));
