@@ -399,7 +399,7 @@ impl Connection {
 
     /// Calls `each` for the received datagrams, in order of arrival, each with the time when its packet arrived.
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Instant, Bytes)) {
-        let Some(last) = self.arrivals.last() else { return };
+        let Some(last) = self.arrivals.take_last() else { return };
         for (at, datagram) in self.arrivals.take_earlier() {
             each(at, datagram);
         }

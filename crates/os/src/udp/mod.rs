@@ -1,11 +1,10 @@
 //! UDP sockets for QUIC, with segmentation offload (GSO, GRO).
 //!
 //! In: datagrams to send, alone or as a train: several datagrams of the same size to one receiver, which the kernel or the
-//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address, ECN bits and time of
-//! arrival. Always holds: sockets
-//! are nonblocking; datagrams are never fragmented, and the kernel's path MTU is ignored (IP_PMTUDISC_PROBE), because QUIC
-//! discovers it (RFC 9000, 14.3); once buffers exist, receiving neither allocates nor zero-fills memory for each datagram;
-//! IPv4-mapped addresses never leave this module.
+//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address, ECN bits and time of arrival. Always
+//! holds: sockets are nonblocking; datagrams are never fragmented, and the kernel's path MTU is ignored (IP_PMTUDISC_PROBE),
+//! because QUIC discovers it (RFC 9000, 14.3); once buffers exist, receiving neither allocates nor zero-fills memory for each
+//! datagram; IPv4-mapped addresses never leave this module.
 
 pub(crate) mod address;
 mod arrival;

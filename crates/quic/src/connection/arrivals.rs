@@ -17,7 +17,7 @@ pub(super) struct Arrivals {
     earlier: Vec<(Instant, Bytes)>,
     /// Bytes of `earlier`.
     bytes: usize,
-    /// When those have arrived that noq holds.
+    /// When those have arrived that noq holds; `None` if all were taken.
     last: Option<Instant>,
 }
 
@@ -35,9 +35,9 @@ impl Arrivals {
         self.earlier.push((at, datagram));
     }
 
-    /// When those have arrived that noq holds.
-    pub(super) fn last(&self) -> Option<Instant> {
-        self.last
+    /// When those have arrived that noq holds, which are taken now.
+    pub(super) fn take_last(&mut self) -> Option<Instant> {
+        self.last.take()
     }
 
     /// Takes those that arrived before.
@@ -61,7 +61,7 @@ mod tests {
         let later = start + Duration::from_micros(200);
         assert_eq!(arrivals.on_packet(later), Some(start));
         arrivals.push(start, Bytes::from_static(b"first"));
-        assert_eq!(arrivals.last(), Some(later));
+        assert_eq!(arrivals.take_last(), Some(later));
         assert_eq!(arrivals.take_earlier(), [(start, Bytes::from_static(b"first"))]);
         assert!(arrivals.take_earlier().is_empty());
     }
