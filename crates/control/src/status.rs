@@ -241,6 +241,9 @@ pub struct Class {
     /// TCP acknowledgements not sent because a later one superseded them while they waited here; left out if none were.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub superseded_acks: u64,
+    /// Bytes of streams sent again on another path because the first one stalled or failed; left out if there were none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reinjected_bytes: u64,
     /// Rate sent, in bit/s of IP packets, measured over about a second; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tx_bps: Option<u64>,
@@ -289,6 +292,8 @@ impl Class {
         "class_dropped_packets_total" Counter class.drops, "Packets dropped because the queue was full.";
         "class_superseded_acks_total" Counter class.superseded_acks,
             "TCP acknowledgements not sent because a later one superseded them while they waited.";
+        "class_reinjected_bytes_total" Counter class.reinjected_bytes,
+            "Bytes of streams sent again on another path because the first one stalled or failed.";
         "class_numbered_packets_total" Counter class.resequencing.map(|counters| counters.numbered), "Packets sent with a number.";
         "class_resent_packets_total" Counter class.resequencing.map(|counters| counters.resent),
             "Packets retransmitted because they were lost.";
@@ -347,6 +352,7 @@ impl Class {
         self.queue_bytes += other.queue_bytes;
         self.drops += other.drops;
         self.superseded_acks += other.superseded_acks;
+        self.reinjected_bytes += other.reinjected_bytes;
         self.queue_ms = self.queue_ms.max(other.queue_ms);
         let either = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
             (Some(a), Some(b)) => Some(of(a, b)),
@@ -685,6 +691,7 @@ pub(crate) mod tests {
             tx_bytes: 5,
             queue_bytes: 6,
             superseded_acks: 9,
+            reinjected_bytes: 10,
             queue_ms: 2.0,
             tx_bps: Some(8),
             rtt_ms: Some(20.0),
@@ -697,7 +704,7 @@ pub(crate) mod tests {
         all.add(&one);
         all.add(&Class { rtt_ms: Some(30.0), loss_pct: Some(4.0), ..one.clone() });
         assert_eq!((all.tx_bytes, all.drops, all.tx_bps, all.rx_bps), (10, 7, Some(16), None));
-        assert_eq!((all.queue_bytes, all.superseded_acks), (12, 18));
+        assert_eq!((all.queue_bytes, all.superseded_acks, all.reinjected_bytes), (12, 18, 20));
         assert_eq!((all.queue_ms, all.rtt_ms, all.loss_pct), (2.0, Some(20.0), Some(4.0)));
         assert_eq!(
             all.resequencing,

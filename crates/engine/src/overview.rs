@@ -13,7 +13,7 @@ use mpvpn_control::{
     config::ServerConfig,
     status::{Class, Overview, SessionSummary},
 };
-use mpvpn_tunnel::SessionReport;
+use mpvpn_tunnel::{SessionReport, TrafficCounters};
 use mpvpn_types::SessionId;
 
 use crate::status::{DEFAULT_CLASS, add_to_class, server_status};
@@ -36,12 +36,10 @@ pub(crate) fn session_number(report: &SessionReport, started: Instant) -> u64 {
 /// Sums over the connections of a class.
 #[derive(Default)]
 struct ClassSum {
-    tx_bytes: u64,
-    rx_bytes: u64,
+    counters: TrafficCounters,
     tx_bps: u64,
     rx_bps: u64,
     drops: u64,
-    superseded_acks: u64,
     queue: Duration,
 }
 
@@ -80,12 +78,13 @@ pub(crate) fn overview(
     let mut status = server_status(config, addresses, &[], &shown, departed, now, started);
     for (name, sum) in sums_of_classes(&others) {
         let class = Class {
-            tx_bytes: sum.tx_bytes,
-            rx_bytes: sum.rx_bytes,
+            tx_bytes: sum.counters.tx_bytes,
+            rx_bytes: sum.counters.rx_bytes,
             tx_bps: Some(sum.tx_bps),
             rx_bps: Some(sum.rx_bps),
             drops: sum.drops,
-            superseded_acks: sum.superseded_acks,
+            superseded_acks: sum.counters.superseded_acks,
+            reinjected_bytes: sum.counters.reinjected_bytes,
             queue_ms: sum.queue.as_secs_f64() * 1000.0,
             ..Class::default()
         };
@@ -99,12 +98,10 @@ fn sums_of_classes(reports: &[SessionReport]) -> BTreeMap<&str, ClassSum> {
     for report in reports {
         let name = if report.class.is_empty() { DEFAULT_CLASS } else { &report.class };
         let sum = sums.entry(name).or_default();
-        sum.tx_bytes += report.counters.tx_bytes;
-        sum.rx_bytes += report.counters.rx_bytes;
+        sum.counters.add(report.counters);
         sum.tx_bps += report.rates.tx.bps();
         sum.rx_bps += report.rates.rx.bps();
         sum.drops += report.drops;
-        sum.superseded_acks += report.counters.superseded_acks;
         sum.queue = sum.queue.max(report.sojourn);
     }
     sums

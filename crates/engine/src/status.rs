@@ -110,6 +110,7 @@ pub(crate) fn client_status(
             queue_bytes: report.queued_bytes as u64,
             drops: report.drops,
             superseded_acks: report.counters.superseded_acks,
+            reinjected_bytes: report.counters.reinjected_bytes,
             tx_bps: Some(report.rates.tx.bps()),
             rx_bps: Some(report.rates.rx.bps()),
             state: Some(match report.state {
@@ -341,6 +342,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         queue_bytes: report.queued_bytes as u64,
         drops: report.drops,
         superseded_acks: report.counters.superseded_acks,
+        reinjected_bytes: report.counters.reinjected_bytes,
         tx_bps: Some(report.rates.tx.bps()),
         rx_bps: Some(report.rates.rx.bps()),
         rtt_ms: rtt_of(&report.paths),
@@ -361,6 +363,7 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
         rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
         superseded_acks: departed.counters.superseded_acks,
+        reinjected_bytes: departed.counters.reinjected_bytes,
         resequencing,
         ..class_of_server(name)
     });

@@ -563,9 +563,7 @@ impl Client {
         if session.up {
             (report.state, report.reason) = (ClientState::Up, String::new());
         }
-        report.counters.tx_bytes += session.multipath.counters().tx_bytes;
-        report.counters.rx_bytes += session.multipath.counters().rx_bytes;
-        report.counters.superseded_acks += session.multipath.counters().superseded_acks;
+        report.counters.add(session.multipath.counters());
         report.rates = session.multipath.rates(now);
         report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();

@@ -69,9 +69,7 @@ impl Reports {
 
     /// Adds the counters of a connection that is closed.
     pub(super) fn add_closed(&mut self, multipath: &MultipathConnection) {
-        self.closed_counters.tx_bytes += multipath.counters().tx_bytes;
-        self.closed_counters.rx_bytes += multipath.counters().rx_bytes;
-        self.closed_counters.superseded_acks += multipath.counters().superseded_acks;
+        self.closed_counters.add(multipath.counters());
         self.closed_drops += multipath.drops();
     }
 
