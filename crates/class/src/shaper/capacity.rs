@@ -403,6 +403,17 @@ impl CapacityEstimator {
         (count > 0 && spans.clone().all(|interval| interval.is_backlogged(share))).then(|| bytes / time)
     }
 
+    /// By which share the delivery rate over the last [`RECENT_INTERVALS`] may be too high: acknowledgements of a queue that drains
+    /// come closer together than their packets arrived.
+    fn rate_error(&self) -> f64 {
+        let spans = self.recent(0, RECENT_INTERVALS);
+        let time: f64 = spans.clone().map(|interval| interval.duration).sum();
+        let (least, most) = spans
+            .filter_map(|interval| interval.rtt_delay)
+            .fold((f64::INFINITY, 0.0_f64), |(least, most), delay| (delay.min(least), delay.max(most)));
+        if time > 0.0 { ((most - least) / time).clamp(0.0, 1.0) } else { 0.0 }
+    }
+
     /// Minimum queueing delay (s) of the last two intervals; `None` if nothing was acknowledged.
     fn current_queue(&mut self, now: Instant) -> Option<f64> {
         let delay = self.min_delay(|_| true)?;
@@ -456,7 +467,8 @@ impl CapacityEstimator {
             self.drain = None;
             return;
         }
-        self.best_delivery_rate = self.best_delivery_rate.max(recent_rate.unwrap_or_default().min(known));
+        let sure_rate = recent_rate.unwrap_or_default() * (1.0 - self.rate_error());
+        self.best_delivery_rate = self.best_delivery_rate.max(sure_rate.min(known));
         if let Some(drain) = self.drain {
             self.continue_drain(now, known, queue, drain);
         } else if queue > self.high_queue_threshold(known) {
@@ -555,6 +567,7 @@ impl CapacityEstimator {
         }
         let arrived =
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
+        let surely_arrived = arrived * (1.0 - self.rate_error());
         let before = known;
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
@@ -569,8 +582,8 @@ impl CapacityEstimator {
                 )
             }
             None if self.is_raising => {
-                let known = known.min(self.capacity_before_queue()) * (1.0 - self.queue_response().back_off);
-                (known, "a queue grew after a raise")
+                let carried = self.capacity_before_queue().max(surely_arrived);
+                (known.min(carried) * (1.0 - self.queue_response().back_off), "a queue grew after a raise")
             }
             None if self.calm_intervals < MIN_HOLD_INTERVALS || self.is_one_way_known() => {
                 (known * (1.0 - self.next_back_off), "a queue grew without a raise")
@@ -597,7 +610,7 @@ impl CapacityEstimator {
         let share = (queue / DRAIN_SECONDS).clamp(MIN_DRAIN_SHARE, MAX_DRAIN_SHARE);
         let time = 1.5 * queue / share + 2.0 * INTERVAL_SECONDS + self.last_rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
-        let rate = known.min(arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
+        let rate = known.min(surely_arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
         self.drain = Some(Drain { initial_queue: queue, longest_queue: queue, rate, end });
     }
 
