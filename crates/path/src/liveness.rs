@@ -509,9 +509,10 @@ impl Liveness {
     /// When the next heartbeat is due.
     fn next_heartbeat(&self, now: Instant) -> Instant {
         let Some(last) = self.last_heartbeat else { return now };
-        let next = last + self.interval(now);
-        let late = self.answers.filter(|_| self.is_alive() && self.is_dense(now));
-        let late = late.and_then(|answers| answers.late_at(&self.intervals.answers));
+        let answers = self.answers.filter(|_| self.is_alive() && self.is_dense(now));
+        let asked = answers.and_then(|answers| answers.last_asked());
+        let next = asked.map_or(last, |asked| asked.max(last)) + self.interval(now);
+        let late = answers.and_then(|answers| answers.late_at(&self.intervals.answers));
         late.map_or(next, |late| next.min(late.max(last + self.intervals.dense)))
     }
 

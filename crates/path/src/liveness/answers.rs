@@ -1,17 +1,17 @@
 //! Whether the only path of a connection works, judged by answers.
 //!
 //! Each ack-eliciting packet asks the peer for an acknowledgement (RFC 9000 §13.2.1), which can come over no other path. So data
-//! needs no heartbeats beside it, and an end that only receives asks seldom.
+//! needs no heartbeats beside it, and only an end that sends nothing asks with one now and then.
 //!
 //! In: ack-eliciting packets that were sent, arrivals. Out: since when nothing has arrived although something was asked. Always
 //! holds: silence counts only from a question on.
 
 use mpvpn_types::{Duration, Instant};
 
-/// The interval of heartbeats while data moves and everything is answered. Shorter: thousands of clients with one link each cost
-/// a server more for heartbeats than for their packets; longer: an end that only receives notices later that nothing comes any
-/// more.
-pub(super) const CALM_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after its last question an end asks with a heartbeat, while data moves and everything is answered. Shorter: thousands
+/// of clients with one link each cost a server more for heartbeats than for their packets, as programs that send once a second
+/// get one beside each; longer: an end that only receives notices later that nothing comes any more.
+pub(super) const CALM_INTERVAL: Duration = Duration::from_millis(1200);
 /// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
@@ -20,6 +20,8 @@ const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 pub(super) struct Answers {
     /// When the first ack-eliciting packet was sent since something last arrived.
     asked: Option<Instant>,
+    /// When the last packet of this kind was sent, whether it was answered meanwhile or not.
+    last_asked: Option<Instant>,
 }
 
 /// How long answers may take.
@@ -43,7 +45,14 @@ impl AnswerLimits {
 impl Answers {
     /// An ack-eliciting packet was sent.
     pub(super) fn on_sent(&mut self, now: Instant) {
-        self.asked.get_or_insert(now);
+        if self.asked.is_none() {
+            (self.asked, self.last_asked) = (Some(now), Some(now));
+        }
+    }
+
+    /// When the last question was asked.
+    pub(super) fn last_asked(&self) -> Option<Instant> {
+        self.last_asked
     }
 
     /// Something arrived, or silence so far proves nothing.
