@@ -3,6 +3,7 @@
 mod arrivals;
 mod events;
 pub(crate) mod fault;
+mod lone_packet;
 mod passes;
 mod path;
 mod qlog;
@@ -32,6 +33,7 @@ use noq_proto::{
 use self::{
     arrivals::Arrivals,
     fault::PanicGuard,
+    lone_packet::LonePacket,
     passes::Passes,
     path::{Path, Paths},
     streams::Streams,
@@ -111,6 +113,7 @@ pub struct Connection {
     streams: Streams,
     events: VecDeque<Event>,
     arrivals: Arrivals,
+    lone_packet: LonePacket,
     /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,
     /// The free space of noq's datagram buffer while it is empty (bytes).
@@ -145,6 +148,7 @@ impl Connection {
             streams: Streams::default(),
             events: VecDeque::new(),
             arrivals: Arrivals::default(),
+            lone_packet: LonePacket::default(),
             handshake_unsent: false,
             qlog,
             limits_when_trusted: None,
@@ -389,6 +393,7 @@ impl Connection {
 
     /// Takes what the endpoint has decoded of a packet that arrived at `at`.
     pub(crate) fn handle_event(&mut self, at: Instant, event: ConnectionEvent) {
+        self.lone_packet.on_packet(at);
         if let Some(before) = self.arrivals.on_packet(at) {
             let mut arrivals = std::mem::take(&mut self.arrivals);
             self.take_held(|datagram| arrivals.push(before, datagram));

@@ -215,6 +215,7 @@ impl Connection {
     /// one.
     fn begin_pass(&mut self, now: Instant) -> bool {
         while let Some(index) = self.paths.next_with_work(SILENT_PATH) {
+            self.acknowledge_along(now);
             let left = self.datagram_bytes_left();
             let Some(path) = self.paths.at_mut(index) else { break };
             let load = path.queue.begin_pass();
@@ -248,6 +249,17 @@ impl Connection {
         }
         self.begin_control(now, true);
         true
+    }
+
+    /// Lets noq write the acknowledgement of a lone packet into the packet that leaves next.
+    fn acknowledge_along(&mut self, now: Instant) {
+        if let Some(at) = self.lone_packet.acknowledged_at()
+            && now < at
+            && self.inner.poll_timeout() == Some(at)
+        {
+            // No other timer is as early, so this one alone runs out.
+            self.inner.handle_timeout(at);
+        }
     }
 
     /// Starts the control pass. Frames for the whole connection, such as flow control credit, leave on the first open path, and

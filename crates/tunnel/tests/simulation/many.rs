@@ -1,6 +1,9 @@
 //! Many links, many clients, and long silence, in simulated time.
 
+use std::net::SocketAddr;
+
 use crate::world::{MS, TOKEN, World};
+use mpvpn_packets::Packet;
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_types::{Duration, LinkId};
 
@@ -61,6 +64,36 @@ fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
     let most = 20 * 2 * (120 / 15 + 1);
     assert!(after.0 - before.0 <= most && after.1 - before.1 <= most, "{before:?}, then {after:?}");
     assert!(after.0 - before.0 >= 20 * (120 / 15), "{before:?}, then {after:?}");
+}
+
+#[test]
+fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
+    let (mut world, seconds) = (World::new(), 60);
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+    world.up(client);
+    world.run(5 * SECOND);
+    let ours = SocketAddr::new(world.address(client, true), 7);
+    let theirs = SocketAddr::from(([203, 0, 113, 9], 7));
+    let before = delivered(&world);
+    let mut received = 0;
+    for _ in 0..seconds {
+        let end = world.now + SECOND;
+        world.received_by_server.clear();
+        world.client_sends(client, Packet::between(ours, theirs).udp(b"question"));
+        while world.received_by_server.is_empty() {
+            assert!(world.now < end);
+            world.run(MS);
+        }
+        world.server_sends(Packet::between(theirs, ours).udp(b"answer"));
+        world.run(end - world.now);
+        received += std::mem::take(&mut world.machines[client].received).len();
+    }
+    assert_eq!(received, seconds);
+    let after = delivered(&world);
+    let cost = [after.0 - before.0, after.1 - before.1].map(|datagrams| datagrams as f64 / seconds as f64);
+    // The question and the acknowledgement of the answer; the answer, with the acknowledgement of the question. Now and then clock
+    // reports leave, too.
+    assert!((2.0..2.2).contains(&cost[0]) && (1.0..1.2).contains(&cost[1]), "{cost:?} a second");
 }
 
 /// A busy client, both ends of which stand still for half a second. Whether the server then takes its path
