@@ -101,7 +101,15 @@ impl LossGrace {
             self.0 = Some(now + LOSS_GRACE);
             return Some(true);
         }
-        self.0.take_if(|at| now >= *at).map(|_| false)
+        self.is_over(now).then(|| {
+            self.0 = None;
+            false
+        })
+    }
+
+    /// Whether [`Self::update`] has to be called, which is when [`Self::poll_timeout`] said.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.0.is_some_and(|at| now >= at)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {

@@ -119,6 +119,26 @@ fn stands_still(on_local_stall: bool) -> bool {
 }
 
 #[test]
+fn an_end_whose_only_path_comes_back_has_no_timer_that_expires_in_vain() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+    world.up(client);
+    world.send_both_ways(client, SECOND);
+    world.must_get_done = true;
+    for (loss, time) in [(1.0, 400 * MS), (0.0, 2 * SECOND)] {
+        let link = world.machines[client].links.get_mut(&LinkId(0)).expect("its link");
+        (link.up.loss, link.down.loss) = (loss, loss);
+        let end = world.now + time;
+        while world.now < end {
+            // Not in step with the measurements, which are 20 ms apart.
+            world.run(MS * 13 / 10);
+            let packet = world.packet_to_target(client, &[1; 100]);
+            world.client_sends(client, packet);
+        }
+    }
+}
+
+#[test]
 fn an_end_that_stood_still_does_not_take_its_own_silence_for_that_of_a_path() {
     assert!(stands_still(false), "half a second of silence is death");
     assert!(!stands_still(true), "but not if this end did not listen");

@@ -39,6 +39,8 @@ use self::{
     wire::{HEADERS, Wire, path_of},
 };
 
+/// How many iterations of an end may follow each other without time between them: events lead to others.
+const MOST_ITERATIONS_AT_ONCE: usize = 8;
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 /// The token of another user.
@@ -172,6 +174,8 @@ pub struct World {
     pub record: Option<Record>,
     /// What the server sent to addresses of no client, if somebody wants it.
     pub unclaimed: Option<Unclaimed>,
+    /// Whether each expired timer has to be dealt with before time goes on, as a real end would do nothing else until then.
+    pub must_get_done: bool,
     identity: Identity,
     secrets: u8,
 }
@@ -225,6 +229,7 @@ impl World {
             targets: Vec::new(),
             record: None,
             unclaimed: None,
+            must_get_done: false,
             identity,
             secrets: 0,
         }
@@ -390,11 +395,29 @@ impl World {
         next
     }
 
+    fn assert_nothing_is_due(&mut self) {
+        let now = self.now;
+        let mut is_done = false;
+        for _ in 0..MOST_ITERATIONS_AT_ONCE {
+            let servers = self.servers.iter().filter_map(Server::poll_timeout);
+            let clients = self.machines.iter_mut().filter_map(|machine| machine.client.0.poll_timeout(now));
+            is_done = servers.chain(clients).all(|at| at > now);
+            if is_done {
+                break;
+            }
+            self.exchange();
+        }
+        assert!(is_done, "an end has a timer that has expired, and does nothing about it");
+    }
+
     /// Lets `time` pass.
     pub fn run(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
             self.exchange();
+            if self.must_get_done {
+                self.assert_nothing_is_due();
+            }
             let next = self.next_time().unwrap_or(end).max(self.now + Duration::from_micros(20));
             if next > end {
                 self.now = end;
