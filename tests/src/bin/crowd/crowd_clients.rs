@@ -270,10 +270,8 @@ impl CrowdClients {
             self.receive(now, number);
             self.send_and_poll(now, number);
         }
-        while let Some((at, number)) = self.timers.first().copied()
-            && at <= now
-        {
-            self.timers.pop_first();
+        let later = self.timers.split_off(&(now, usize::MAX));
+        for (_, number) in std::mem::replace(&mut self.timers, later) {
             self.all[number].timer_at = None;
             self.all[number].connections.handle_timeout(now);
             self.send_and_poll(now, number);
