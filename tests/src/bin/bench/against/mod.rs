@@ -51,12 +51,12 @@ pub(crate) fn usual_pairs(rig: &str, is_quick: bool) -> u32 {
 /// # Errors
 /// If there is nothing to compare with, or the comparison was interrupted.
 pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
-    let after = binary();
-    for program in [before, &after] {
-        if !program.is_file() {
-            return Err(format!("there is no binary at {}", program.display()));
-        }
-    }
+    // They run in other directories.
+    let absolute = |program: &Path| {
+        let missing = |error| format!("there is no binary at {}: {error}", program.display());
+        program.canonicalize().map_err(missing)
+    };
+    let binaries = [absolute(before)?, absolute(&binary())?];
     if options.rigs.is_empty() {
         return Err("--against needs the names of the rigs to run".to_owned());
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
     let _ = fs::remove_dir_all(directory.join("runs"));
     let mut comparison = Comparison {
         options,
-        binaries: [before.to_path_buf(), after],
+        binaries,
         directory,
         durations: Durations::new(options.rigs.len()),
         figures: Collection::default(),
