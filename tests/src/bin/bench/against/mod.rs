@@ -53,8 +53,8 @@ pub(crate) fn usual_pairs(rig: &str, is_quick: bool) -> u32 {
 pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
     // They run in other directories.
     let absolute = |program: &Path| {
-        let missing = |error| format!("there is no binary at {}: {error}", program.display());
-        program.canonicalize().map_err(missing)
+        let found = program.canonicalize().ok().filter(|found| found.is_file());
+        found.ok_or_else(|| format!("there is no binary at {}", program.display()))
     };
     let binaries = [absolute(before)?, absolute(&binary())?];
     if options.rigs.is_empty() {
