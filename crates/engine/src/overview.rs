@@ -16,7 +16,7 @@ use mpvpn_control::{
 use mpvpn_tunnel::{SessionReport, TrafficCounters};
 use mpvpn_types::SessionId;
 
-use crate::status::{DEFAULT_CLASS, add_to_class, server_status};
+use crate::status::{DEFAULT_CLASS, add_to_class, server_status, with_counters};
 
 /// The first number of sessions of clients that use relays only: above those of other sessions.
 const FIRST_RELAY_NUMBER: u64 = 1 << 32;
@@ -78,15 +78,11 @@ pub(crate) fn overview(
     let mut status = server_status(config, addresses, &[], &shown, departed, now, started);
     for (name, sum) in sums_of_classes(&others) {
         let class = Class {
-            tx_bytes: sum.counters.tx_bytes,
-            rx_bytes: sum.counters.rx_bytes,
             tx_bps: Some(sum.tx_bps),
             rx_bps: Some(sum.rx_bps),
             drops: sum.drops,
-            superseded_acks: sum.counters.superseded_acks,
-            reinjected_bytes: sum.counters.reinjected_bytes,
             queue_ms: sum.queue.as_secs_f64() * 1000.0,
-            ..Class::default()
+            ..with_counters(Class::default(), sum.counters)
         };
         add_to_class(&mut status.classes, name, &class);
     }

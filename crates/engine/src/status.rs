@@ -104,13 +104,9 @@ pub(crate) fn client_status(
             cc: cc_of(&report.paths).unwrap_or_else(|| class.cc.unwrap_or(config.cc).to_string()),
             peer_cc: report.peer_cc.map(|cc| cc.to_string()),
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
-            tx_bytes: report.counters.tx_bytes,
-            rx_bytes: report.counters.rx_bytes,
             queue_ms: milliseconds(report.sojourn),
             queue_bytes: report.queued_bytes as u64,
             drops: report.drops,
-            superseded_acks: report.counters.superseded_acks,
-            reinjected_bytes: report.counters.reinjected_bytes,
             tx_bps: Some(report.rates.tx.bps()),
             rx_bps: Some(report.rates.rx.bps()),
             state: Some(match report.state {
@@ -130,7 +126,7 @@ pub(crate) fn client_status(
             resequencing: report.resequencing.map(resequencing_of),
             tun: class.tun.clone(),
             addresses: tuns.iter().find(|(tun, _)| tun == id).map_or(Vec::new(), |(_, own)| own.clone()),
-            ..Class::new(&class.name)
+            ..with_counters(Class::new(&class.name), report.counters)
         });
         add_resequencing(&mut status.resequencing, report.resequencing.map(resequencing_of));
         status.handshakes.get_or_insert_default().add(handshakes_of(report.handshakes));
@@ -322,6 +318,17 @@ fn class_of_server(name: &str) -> Class {
     Class { cc: String::new(), ..Class::new(name) }
 }
 
+/// The class with the counters of a connection.
+pub(crate) fn with_counters(class: Class, counters: TrafficCounters) -> Class {
+    Class {
+        tx_bytes: counters.tx_bytes,
+        rx_bytes: counters.rx_bytes,
+        superseded_acks: counters.superseded_acks,
+        reinjected_bytes: counters.reinjected_bytes,
+        ..class
+    }
+}
+
 /// The entry of this class; the last entry if the limit of classes is reached.
 fn class_entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
     let at = classes.iter().position(|class| class.name == name).unwrap_or_else(|| {
@@ -336,20 +343,16 @@ fn class_entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
 
 fn class_of(name: &str, report: &SessionReport) -> Class {
     Class {
-        tx_bytes: report.counters.tx_bytes,
-        rx_bytes: report.counters.rx_bytes,
         queue_ms: milliseconds(report.sojourn),
         queue_bytes: report.queued_bytes as u64,
         drops: report.drops,
-        superseded_acks: report.counters.superseded_acks,
-        reinjected_bytes: report.counters.reinjected_bytes,
         tx_bps: Some(report.rates.tx.bps()),
         rx_bps: Some(report.rates.rx.bps()),
         rtt_ms: rtt_of(&report.paths),
         loss_pct: loss_of(&report.paths),
         resequencing: report.resequencing.map(resequencing_of),
         cc: report.cc.map_or(String::new(), |cc| cc.to_string()),
-        ..class_of_server(name)
+        ..with_counters(class_of_server(name), report.counters)
     }
 }
 
@@ -359,13 +362,9 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
     // A closed connection counts in totals, not in present values.
     let resequencing = departed.resequencing.map(|counters| resequencing_of(counters).as_over());
     class_entry(classes, name).add(&Class {
-        tx_bytes: departed.counters.tx_bytes,
-        rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
-        superseded_acks: departed.counters.superseded_acks,
-        reinjected_bytes: departed.counters.reinjected_bytes,
         resequencing,
-        ..class_of_server(name)
+        ..with_counters(class_of_server(name), departed.counters)
     });
 }
 
