@@ -324,7 +324,7 @@ impl MultipathConnection {
     pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS, REORDER, TRANSPORT]);
         let mut due = Vec::new();
-        let (mut judged, mut is_over) = (false, false);
+        let (mut judged, mut grace_is_over) = (false, false);
         for (id, path) in self.paths.iter_mut() {
             let _path = enter_path!(LIVENESS, self.log, id, path);
             let verdict = path.liveness.poll(now);
@@ -332,7 +332,7 @@ impl MultipathConnection {
                 due.push(id);
             }
             judged |= verdict.change.is_some();
-            is_over |= path.loss_grace.is_over(now);
+            grace_is_over |= path.loss_grace.is_over(now);
         }
         if !due.is_empty() {
             let others = self.paths.iter_mut().filter(|(id, _)| !due.contains(id));
@@ -341,7 +341,7 @@ impl MultipathConnection {
                 .collect();
             due.extend(early);
         }
-        if judged || is_over {
+        if judged || grace_is_over {
             self.timer.judge_soon();
         }
         if judged {

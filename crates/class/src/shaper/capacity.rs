@@ -403,15 +403,16 @@ impl CapacityEstimator {
         (count > 0 && spans.clone().all(|interval| interval.is_backlogged(share))).then(|| bytes / time)
     }
 
-    /// By which share the delivery rate over the last [`RECENT_INTERVALS`] may be too high: acknowledgements of a queue that drains
-    /// come closer together than their packets arrived.
-    fn rate_error(&self) -> f64 {
+    /// The delivery rate over the last [`RECENT_INTERVALS`] less what may be too much: acknowledgements of a queue that drains come
+    /// closer together than their packets arrived.
+    fn sure_rate(&self, rate: f64) -> f64 {
         let spans = self.recent(0, RECENT_INTERVALS);
         let time: f64 = spans.clone().map(|interval| interval.duration).sum();
         let (least, most) = spans
             .filter_map(|interval| interval.rtt_delay)
             .fold((f64::INFINITY, 0.0_f64), |(least, most), delay| (delay.min(least), delay.max(most)));
-        if time > 0.0 { ((most - least) / time).clamp(0.0, 1.0) } else { 0.0 }
+        let error = if time > 0.0 { ((most - least) / time).clamp(0.0, 1.0) } else { 0.0 };
+        rate * (1.0 - error)
     }
 
     /// Minimum queueing delay (s) of the last two intervals; `None` if nothing was acknowledged.
@@ -467,7 +468,7 @@ impl CapacityEstimator {
             self.drain = None;
             return;
         }
-        let sure_rate = recent_rate.unwrap_or_default() * (1.0 - self.rate_error());
+        let sure_rate = self.sure_rate(recent_rate.unwrap_or_default());
         self.best_delivery_rate = self.best_delivery_rate.max(sure_rate.min(known));
         if let Some(drain) = self.drain {
             self.continue_drain(now, known, queue, drain);
@@ -567,7 +568,7 @@ impl CapacityEstimator {
         }
         let arrived =
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
-        let surely_arrived = arrived * (1.0 - self.rate_error());
+        let surely_arrived = self.sure_rate(arrived);
         let before = known;
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),

@@ -18,10 +18,10 @@ const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 /// The questions of an end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answers {
-    /// When the first ack-eliciting packet was sent since something last arrived.
-    asked: Option<Instant>,
-    /// When the last packet of this kind was sent, whether it was answered meanwhile or not.
+    /// When the last ack-eliciting packet was sent that was the first since something arrived.
     last_asked: Option<Instant>,
+    /// Whether nothing has arrived since.
+    awaited: bool,
 }
 
 /// How long answers may take.
@@ -45,8 +45,8 @@ impl AnswerLimits {
 impl Answers {
     /// An ack-eliciting packet was sent.
     pub(super) fn on_sent(&mut self, now: Instant) {
-        if self.asked.is_none() {
-            (self.asked, self.last_asked) = (Some(now), Some(now));
+        if !self.awaited {
+            *self = Self { last_asked: Some(now), awaited: true };
         }
     }
 
@@ -57,21 +57,26 @@ impl Answers {
 
     /// Something arrived, or silence so far proves nothing.
     pub(super) fn forget(&mut self) {
-        self.asked = None;
+        self.awaited = false;
     }
 
     /// Whether something was asked for, and nothing has arrived since.
     pub(super) fn are_awaited(&self) -> bool {
-        self.asked.is_some()
+        self.awaited
+    }
+
+    /// When what is not answered yet was asked.
+    fn asked(&self) -> Option<Instant> {
+        self.last_asked.filter(|_| self.awaited)
     }
 
     /// When an answer is late.
     pub(super) fn late_at(&self, limits: &AnswerLimits) -> Option<Instant> {
-        self.asked.map(|asked| asked + limits.late)
+        self.asked().map(|asked| asked + limits.late)
     }
 
     /// When missing answers mean death.
     pub(super) fn dead_at(&self, limits: &AnswerLimits, min_silence: Duration) -> Option<Instant> {
-        self.asked.map(|asked| asked + limits.dead.max(min_silence))
+        self.asked().map(|asked| asked + limits.dead.max(min_silence))
     }
 }
