@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_os::usage::TICK;
-
+/// Duration of a tick in `/proc`: USER_HZ is 100 on all supported architectures.
+const TICK: Duration = Duration::from_millis(10);
 /// Foreign or stolen time above which a measurement counts as disturbed, in cores. Larger: disturbed results count. Smaller:
 /// background services make every measurement fail.
 pub const MAX_DISTURBANCE_CORES: f64 = 0.1;

@@ -21,7 +21,7 @@ pub use mpvpn_lab::Direction;
 use mpvpn_lab::{
     INET_V4, INET_V6, Lab, LabBuilder, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
 };
-use mpvpn_os::usage::resident_memory;
+use mpvpn_os::usage::{processor_time, resident_memory};
 use serde_json::Value;
 
 use crate::{
@@ -650,12 +650,7 @@ impl MpvpnProcess {
 
     /// Processor time used so far, user and system.
     pub fn processor_time(&self) -> Duration {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-        let after_name = text.rsplit_once(')').expect("a name in parentheses").1;
-        let ticks = after_name.split_whitespace().skip(11).take(2);
-        // USER_HZ is 100 on all supported architectures.
-        ticks.map(|field| Duration::from_millis(field.parse::<u64>().expect("ticks") * 10)).sum()
+        processor_time(self.id()).expect("a running process has used time")
     }
 
     /// Sends SIGINT, and returns the exit status.

@@ -4,21 +4,34 @@
 
 use std::{fs, time::Duration};
 
-/// Duration of a tick in `/proc`: USER_HZ is 100 on all supported architectures.
-pub const TICK: Duration = Duration::from_millis(10);
+/// `PID_MAX_LIMIT` of the kernel: process IDs are smaller. The ID of a clock has no room for all 32 bits.
+const MAX_PID: u32 = 1 << 22;
 
-/// Processor time used so far, user and system, including softirqs that ran in the context of the process.
+/// Processor time used so far, user and system, including softirqs that ran in the context of the process. The kernel counts it
+/// in nanoseconds.
 pub fn processor_time(pid: u32) -> Option<Duration> {
-    user_and_system_time(pid).map(|(user, system)| user + system)
+    if pid >= MAX_PID {
+        return None;
+    }
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: plain system calls; both variables outlive them.
+    let is_known = unsafe {
+        libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    is_known.then(|| Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32))
 }
 
-/// The same, in user mode and in the kernel.
+/// The same, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so these are shares of the exact sum.
 pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
+    let all = processor_time(pid)?;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after_name) = text.rsplit_once(')')?;
-    let mut times =
-        after_name.split_whitespace().skip(11).map(|field| Some(TICK * field.parse::<u32>().ok()?));
-    Some((times.next()??, times.next()??))
+    let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse::<u32>().ok());
+    let (user, system) = (ticks.next()??, ticks.next()??);
+    let user = all.mul_f64(f64::from(user) / f64::from(user + system).max(1.0));
+    Some((user, all.saturating_sub(user)))
 }
 
 /// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.
@@ -62,7 +75,7 @@ mod tests {
         let me = std::process::id();
         let before = processor_time(me).expect("this process");
         let mut sum = 0_u64;
-        while processor_time(me).expect("this process") < before + 2 * TICK {
+        while processor_time(me).expect("this process") < before + Duration::from_millis(20) {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
         }
         // Other tests use the time of this process, too.
@@ -72,8 +85,17 @@ mod tests {
     }
 
     #[test]
+    fn less_than_a_tick_of_processor_time_counts_and_is_all_in_user_mode_or_in_the_kernel() {
+        let me = std::process::id();
+        let before = processor_time(me).expect("this process");
+        let (user, system) = user_and_system_time(me).expect("this process");
+        assert!(user + system > before, "{user:?} and {system:?} since {before:?}");
+        assert!(processor_time(me).expect("this process") > user + system);
+    }
+
+    #[test]
     fn a_process_that_is_not_there_uses_nothing() {
-        // Process IDs are below 2^22.
+        assert_eq!(processor_time(MAX_PID - 1), None);
         assert_eq!(processor_time(1 << 30), None);
         assert_eq!(peak_memory(1 << 30), None);
     }
