@@ -38,9 +38,9 @@ pub(crate) const WATCH_TOKEN: u64 = 15;
 /// Poller tokens of UDP sockets begin here.
 pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 
-/// A wait that ends this much later than its timeout, or an iteration that takes longer than this, is a local stall:
-/// missing heartbeats may then be waiting in our own sockets. Smaller: ordinary scheduling delays restart liveness
-/// timers and delay failover. Larger: a stalled process declares healthy paths dead. Chosen (open question of
+/// A wait that ends this much later than its timeout, an iteration that takes longer than this, or a datagram that waited longer
+/// in our own socket is a local stall: missing heartbeats may then be waiting there, too. Smaller: ordinary scheduling delays
+/// restart liveness timers and delay failover. Larger: a stalled process declares healthy paths dead. Chosen (open question of
 /// docs/design/threads.md).
 const MIN_LOCAL_STALL: Duration = Duration::from_millis(40);
 /// The longest wait without a deadline. It bounds the effect of a timer that somebody forgot to report; a longer wait
@@ -60,6 +60,11 @@ pub(crate) struct EventLoop {
     previous_end: Instant,
     wakeup_coalescer: WakeupCoalescer,
     memory_trimmer: MemoryTrimmer,
+}
+
+/// Whether a datagram that arrived at `arrived` waited in our own socket so long that missing heartbeats may wait there, too.
+pub(crate) fn has_waited_long(arrived: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(arrived) > MIN_LOCAL_STALL
 }
 
 /// What a signal asks for.

@@ -167,7 +167,7 @@ impl DatagramBuffers {
     }
 
     /// Receives what waits in a socket, at most [`MAX_RECV_CALLS`] batches. Calls `each` for every datagram and
-    /// `after` at the end of each batch.
+    /// `after` at the end of each batch. Returns when the first datagram arrived, if there was one.
     ///
     /// # Errors
     /// The kernel's error; `each` was called for all datagrams before it.
@@ -177,19 +177,22 @@ impl DatagramBuffers {
         tunnel: &mut T,
         mut each: impl FnMut(&mut T, ReceivedDatagram),
         mut after: impl FnMut(&mut T),
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<Instant>> {
+        let mut first = None;
         for _ in 0..MAX_RECV_CALLS {
             let count = socket.recv_batch(&mut self.batch)?;
-            if count == 0 {
-                return Ok(());
+            for_each_datagram(&mut self.batch, |datagram| {
+                first.get_or_insert(datagram.arrived);
+                each(tunnel, datagram);
+            });
+            if count > 0 {
+                after(tunnel);
             }
-            for_each_datagram(&mut self.batch, |datagram| each(tunnel, datagram));
-            after(tunnel);
             if count < MAX_MESSAGES_PER_RECV {
-                return Ok(());
+                break;
             }
         }
-        Ok(())
+        Ok(first)
     }
 
     /// Sends everything that `poll` returns; `poll` appends the bytes to the given buffer.
@@ -271,11 +274,12 @@ mod tests {
             assert_eq!(datagram.remote, source);
             got.0.extend_from_slice(&datagram.data);
         };
-        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        let first = buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        assert!(first.is_some_and(|at| at <= Instant::now()), "{first:?}");
         assert_eq!(got, ((0..(MAX_RECV_CALLS * MAX_MESSAGES_PER_RECV) as u8).collect(), MAX_RECV_CALLS));
         buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
         assert_eq!((got.0.len(), got.1), (MAX_RECV_CALLS * MAX_MESSAGES_PER_RECV + 10, MAX_RECV_CALLS + 1));
-        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
-        assert_eq!(got.1, MAX_RECV_CALLS + 1, "nothing waited");
+        let first = buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        assert_eq!((got.1, first), (MAX_RECV_CALLS + 1, None), "nothing waited");
     }
 }

@@ -60,6 +60,11 @@ pub use report::{ClosedConnection, ServerCounters, SessionReport};
 use routes::Routes;
 use sessions::Sessions;
 
+/// Connections whose timers are handled before packets are received again. More: where thousands of timers are due at once, as
+/// after an outage or on a machine that is too slow, the acknowledgements wait that would stop them, and each timer that expires
+/// meanwhile sends more. Fewer: more system calls.
+const MAX_TIMERS: usize = 16;
+
 /// A server: assigns addresses to clients, and moves packets between them and a TUN.
 pub struct Server {
     config: ServerConfig,
@@ -441,11 +446,12 @@ impl Server {
         self.peers.poll_timeout().into_iter().chain(self.endpoint.poll_timeout()).min()
     }
 
-    /// Handles timers that have expired.
+    /// Handles timers that have expired, of at most 16 connections: those of the others are still due then.
     pub fn handle_timeout(&mut self, now: Instant) {
         // Handshakes that waited may begin now.
         self.handle_batch(now);
-        while let Some(id) = self.peers.next_due(now) {
+        for _ in 0..MAX_TIMERS {
+            let Some(id) = self.peers.next_due(now) else { return };
             self.isolated(id, |server| server.handle_timers(now, id));
         }
     }

@@ -23,7 +23,8 @@ use super::{
 use crate::{
     EngineError,
     event_loop::{
-        EventLoop, FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, Iteration, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN,
+        EventLoop, FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, Iteration, MONITOR_TOKEN, TUN_TOKEN,
+        WAKE_TOKEN, has_waited_long,
     },
     flows,
     links::{LinkChange, Links},
@@ -113,10 +114,7 @@ impl DataPlane {
         prepare: &mut dyn FnMut(&str),
     ) -> Result<(), EngineError> {
         let now = iteration.now;
-        if iteration.stalled {
-            self.connections.on_local_stall(now);
-        }
-        let (mut packets_ready, mut written) = (false, false);
+        let (mut stalled, mut packets_ready, mut written) = (iteration.stalled, false, false);
         for event in &iteration.ready {
             match event.token {
                 TUN_TOKEN => {
@@ -135,10 +133,14 @@ impl DataPlane {
                     let after = |connections: &mut ClassConnections| {
                         written |= write_received_packets(event_loop, now, connections, devices);
                     };
-                    self.sockets.on_ready(&event_loop.poller, *event, connections, now, after);
+                    let arrived = self.sockets.on_ready(&event_loop.poller, *event, connections, now, after);
+                    stalled |= arrived.is_some_and(|at| has_waited_long(at, now));
                 }
                 _ => {}
             }
+        }
+        if stalled {
+            self.connections.on_local_stall(now);
         }
         self.connections.handle_batches(now);
         written |= write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);

@@ -34,7 +34,7 @@ impl LinkSockets {
     }
 
     /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
-    /// batch.
+    /// batch. Returns when the first datagram arrived, if there was one.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
@@ -42,16 +42,16 @@ impl LinkSockets {
         connections: &mut ClassConnections,
         now: Instant,
         mut after: impl FnMut(&mut ClassConnections),
-    ) {
-        let Ok(number) = u16::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN)) else { return };
+    ) -> Option<Instant> {
+        let Ok(number) = u16::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN)) else { return None };
         let id = LinkId(number);
-        let Some(link) = self.links.links.get_mut(&id) else { return };
-        let (meter, Some(socket)) = (&link.meter, link.socket.as_mut()) else { return };
+        let link = self.links.links.get_mut(&id)?;
+        let (meter, Some(socket)) = (&link.meter, link.socket.as_mut()) else { return None };
         if event.writable {
             socket.flush(poller, event.token, |_| None);
         }
         if !event.readable {
-            return;
+            return None;
         }
         let each = |connections: &mut ClassConnections, got: ReceivedDatagram| {
             meter.count(Direction::Received, got.data.len(), 1, got.remote.is_ipv4());
@@ -61,9 +61,10 @@ impl LinkSockets {
             connections.handle_batch(now, id.class());
             after(connections);
         };
-        if let Err(error) = self.buffers.receive(&socket.socket, connections, each, after) {
+        self.buffers.receive(&socket.socket, connections, each, after).unwrap_or_else(|error| {
             tracing::debug!(%error, link = number, "cannot receive");
-        }
+            None
+        })
     }
 
     /// Sends everything that is due.

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     EngineError,
     egress::{Egress, FIRST_EGRESS_TOKEN, Transport},
-    event_loop::{EventLoop, Iteration, TUN_TOKEN, WAKE_TOKEN},
+    event_loop::{EventLoop, Iteration, TUN_TOKEN, WAKE_TOKEN, has_waited_long},
     flows,
     overview::session_number,
     shards,
@@ -182,10 +182,7 @@ impl DataPlane {
     /// Handles ready sockets and expired timers.
     pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let now = iteration.now;
-        if iteration.stalled {
-            self.server.on_local_stall(now);
-        }
-        let (mut tun_ready, mut written) = (false, false);
+        let (mut stalled, mut tun_ready, mut written) = (iteration.stalled, false, false);
         for event in &iteration.ready {
             match event.token {
                 TUN_TOKEN => tun_ready = true,
@@ -202,12 +199,16 @@ impl DataPlane {
                 ),
                 _ => {
                     let (server, tun) = (&mut self.server, &self.tun);
-                    self.sockets.on_ready(&event_loop.poller, *event, server, |server| {
+                    let arrived = self.sockets.on_ready(&event_loop.poller, *event, server, |server| {
                         server.handle_batch(now);
                         written |= write_received_packets(server, tun);
                     });
+                    stalled |= arrived.is_some_and(|at| has_waited_long(at, now));
                 }
             }
+        }
+        if stalled {
+            self.server.on_local_stall(now);
         }
         // The kernel of this machine may have answered while a packet was written.
         if tun_ready || written {

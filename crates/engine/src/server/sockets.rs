@@ -45,28 +45,29 @@ impl Sockets {
     }
 
     /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
-    /// batch.
+    /// batch. Returns when the first datagram arrived, if there was one.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
         event: Event,
         server: &mut Server,
         after: impl FnMut(&mut Server),
-    ) {
+    ) -> Option<Instant> {
         let number = usize::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN));
-        let Some(listening) = number.ok().and_then(|number| self.all.get_mut(number)) else { return };
+        let listening = number.ok().and_then(|number| self.all.get_mut(number))?;
         if event.writable {
             listening.socket.flush(poller, event.token, source_address);
         }
         if !event.readable {
-            return;
+            return None;
         }
         let each = |server: &mut Server, got: ReceivedDatagram| {
             server.handle_datagram(got.arrived, got.local, got.remote, got.ecn, got.data);
         };
-        if let Err(error) = self.buffers.receive(&listening.socket.socket, server, each, after) {
+        self.buffers.receive(&listening.socket.socket, server, each, after).unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot receive");
-        }
+            None
+        })
     }
 
     /// Sends everything that is due.

@@ -96,6 +96,27 @@ fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
     assert!((2.0..2.2).contains(&cost[0]) && (1.0..1.2).contains(&cost[1]), "{cost:?} a second");
 }
 
+#[test]
+fn a_server_whose_timers_are_all_due_at_once_looks_for_packets_in_between() {
+    let mut world = World::new();
+    for _ in 0..60 {
+        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+        world.up(client);
+    }
+    world.run(5 * SECOND);
+    let later = world.now + 60 * SECOND;
+    let server = &mut world.servers[0];
+    let is_due = |server: &mpvpn_tunnel::Server| server.poll_timeout().is_some_and(|at| at <= later);
+    let calls = (0..100)
+        .take_while(|_| {
+            let due = is_due(server);
+            server.handle_timeout(later);
+            due
+        })
+        .count();
+    assert!((3..100).contains(&calls), "60 clients have timers that are due, handled in {calls} calls");
+}
+
 /// A busy client, both ends of which stand still for half a second. Whether the server then takes its path
 /// for dead.
 fn stands_still(on_local_stall: bool) -> bool {

@@ -44,6 +44,10 @@ const LINK: LinkId = LinkId(0);
 const MAX_POLL_WAIT: Duration = Duration::from_millis(20);
 /// The same while clients send packets.
 const MAX_POLL_WAIT_TALKING: Duration = Duration::from_millis(1);
+/// Clients whose timers are handled before datagrams are received again, as a server does.
+const MAX_TIMERS: usize = 16;
+/// A client whose timer is handled later than this was not served meanwhile, as a machine of its own would have.
+const MAX_LATE: Duration = Duration::from_millis(40);
 /// The server's address in the tunnel.
 const TUNNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Time without datagrams after which all clients have closed their connections.
@@ -270,10 +274,15 @@ impl CrowdClients {
             self.receive(now, number);
             self.send_and_poll(now, number);
         }
-        let later = self.timers.split_off(&(now, usize::MAX));
-        for (_, number) in std::mem::replace(&mut self.timers, later) {
-            self.all[number].timer_at = None;
-            self.all[number].connections.handle_timeout(now);
+        for _ in 0..MAX_TIMERS {
+            let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) else { break };
+            self.timers.pop_first();
+            let client = &mut self.all[number];
+            client.timer_at = None;
+            if now - at > MAX_LATE {
+                client.connections.on_local_stall(now);
+            }
+            client.connections.handle_timeout(now);
             self.send_and_poll(now, number);
         }
     }
