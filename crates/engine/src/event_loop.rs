@@ -13,11 +13,11 @@ use std::{
 use mpvpn_control::{config::ReloadReport, events::Event as ControlEvent};
 use mpvpn_os::{
     memory,
-    poll::{Event, Events, Interest, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
+    poll::{Event, Events, Interest, PollTimer, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
 };
 
 use crate::{
-    EngineError, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,
+    EngineError, loop_timer::LoopTimer, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,
     wakeup_coalescer::WakeupCoalescer,
 };
 
@@ -33,6 +33,8 @@ pub(crate) const MONITOR_TOKEN: u64 = 3;
 pub(crate) const FIRST_CLASS_TUN_TOKEN: u64 = 4;
 /// Poller token of a server's watch of its files.
 pub(crate) const FILES_TOKEN: u64 = MONITOR_TOKEN;
+/// Poller token of the timer of the loop; after those of TUN devices.
+const TIMER_TOKEN: u64 = 14;
 /// Poller token of the files that are read again when they change, beside those of users; after those of TUN devices.
 pub(crate) const WATCH_TOKEN: u64 = 15;
 /// Poller tokens of UDP sockets begin here.
@@ -43,8 +45,7 @@ pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 /// restart liveness timers and delay failover. Larger: a stalled process declares healthy paths dead. Chosen (open question of
 /// docs/design/threads.md).
 const MIN_LOCAL_STALL: Duration = Duration::from_millis(40);
-/// The longest wait without a deadline. It bounds the effect of a timer that somebody forgot to report; a longer wait
-/// only saves an idle wake-up.
+/// The longest wait. It bounds the effect of a timer that somebody forgot to report; a longer wait only saves an idle wake-up.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// Waits for events of sockets, timers, signals and other threads.
@@ -59,6 +60,9 @@ pub(crate) struct EventLoop {
     pub(crate) activity: LoopActivity,
     previous_end: Instant,
     wakeup_coalescer: WakeupCoalescer,
+    /// The timer for deadlines, and what it is set for.
+    timer: PollTimer,
+    timer_state: LoopTimer,
     memory_trimmer: MemoryTrimmer,
 }
 
@@ -126,6 +130,8 @@ impl EventLoop {
         let wake = PollWaker::new().map_err(EngineError::io("make an eventfd"))?;
         let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
         poller.add(&wake, WAKE_TOKEN, Interest::Read).map_err(EngineError::io("watch a descriptor"))?;
+        let timer = PollTimer::new().map_err(EngineError::io("make a timer"))?;
+        poller.add(&timer, TIMER_TOKEN, Interest::Read).map_err(EngineError::io("watch a timer"))?;
         Ok(Self {
             poller,
             events: Events::with_capacity(64),
@@ -135,6 +141,8 @@ impl EventLoop {
             activity: LoopActivity::default(),
             previous_end: Instant::now(),
             wakeup_coalescer: WakeupCoalescer::default(),
+            timer,
+            timer_state: LoopTimer::default(),
             memory_trimmer: MemoryTrimmer::new(Instant::now()),
         })
     }
@@ -162,15 +170,28 @@ impl EventLoop {
             start = Instant::now();
         }
         let wait = deadline.map_or(MAX_WAIT, |at| at.saturating_duration_since(start).min(MAX_WAIT));
-        self.poller.wait(&mut self.events, Some(wait)).map_err(EngineError::io("wait for events"))?;
+        self.poll(start, deadline)?;
         iteration.now = Instant::now();
+        self.timer_state.on_woken(iteration.now);
         self.activity.mark();
         let waited = iteration.now.saturating_duration_since(start);
         self.wakeup_coalescer.on_wakeup(start, iteration.now, delay.is_some(), max_delay);
         iteration.stalled = busy > MIN_LOCAL_STALL || waited > wait + MIN_LOCAL_STALL;
         iteration.ready.clear();
-        iteration.ready.extend(self.events.iter());
+        iteration.ready.extend(self.events.iter().filter(|event| event.token != TIMER_TOKEN));
         self.previous_end = iteration.now;
+        Ok(())
+    }
+
+    /// Waits for events until `deadline`, at most for [`MAX_WAIT`].
+    fn poll(&mut self, now: Instant, deadline: Option<Instant>) -> Result<(), EngineError> {
+        let deadline = deadline.filter(|at| at.saturating_duration_since(now) <= MAX_WAIT);
+        let wait = self.timer_state.before_wait(now, deadline);
+        if let Some(delay) = wait.timer {
+            self.timer.set(delay).map_err(EngineError::io("set a timer"))?;
+        }
+        let timeout = wait.timeout.unwrap_or(MAX_WAIT);
+        self.poller.wait(&mut self.events, Some(timeout)).map_err(EngineError::io("wait for events"))?;
         Ok(())
     }
 

@@ -30,6 +30,7 @@ pub mod hold;
 mod https_server;
 mod link_state;
 mod links;
+mod loop_timer;
 pub mod measure;
 mod memory_trimmer;
 mod overview;

@@ -1,4 +1,5 @@
-//! Readiness of descriptors (epoll), wake-ups from other threads (eventfd), and signals as a descriptor (signalfd).
+//! Readiness of descriptors (epoll), wake-ups from other threads (eventfd), timers (timerfd), and signals as a descriptor
+//! (signalfd).
 //!
 //! In: descriptors, each with a token. Out: the tokens of those that are ready. Always holds: polling is level-triggered, so
 //! a descriptor that was not read to its end is reported again.
@@ -204,6 +205,36 @@ impl AsFd for PollWaker {
     }
 }
 
+/// A timer that makes a descriptor readable (timerfd). Unlike the timeout of a wait it stays set from one wait to the next.
+#[derive(Debug)]
+pub struct PollTimer(OwnedFd);
+
+impl PollTimer {
+    /// A timer that is not set; add it to the poller with [`Interest::Read`].
+    pub fn new() -> io::Result<Self> {
+        use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
+    }
+
+    /// Makes the descriptor readable after `delay` (`None`: never), and not readable until then.
+    pub fn set(&self, delay: Option<Duration>) -> io::Result<()> {
+        use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
+        // A delay of zero would unset it.
+        let delay = delay.map_or(Duration::ZERO, |delay| delay.max(Duration::from_nanos(1)));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = Timespec::try_from(delay).map_err(|_| io::ErrorKind::InvalidInput)?;
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: zero, it_value })?;
+        Ok(())
+    }
+}
+
+impl AsFd for PollTimer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A signal that this program can handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -315,6 +346,24 @@ unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timer_is_reported_from_when_it_expires_until_it_is_set_again() {
+        let (poller, timer) = (Poller::new().unwrap(), PollTimer::new().unwrap());
+        poller.add(&timer, 5, Interest::Read).unwrap();
+        let mut events = Events::with_capacity(8);
+        let mut wait = |time| poller.wait(&mut events, time).unwrap();
+        assert_eq!(wait(Some(Duration::from_millis(2))), 0, "it is not set");
+        for delay in [Duration::ZERO, Duration::from_millis(2)] {
+            timer.set(Some(delay)).unwrap();
+            assert_eq!((wait(None), wait(None)), (1, 1));
+        }
+        timer.set(Some(Duration::from_secs(3600))).unwrap();
+        assert_eq!(wait(Some(Duration::ZERO)), 0);
+        timer.set(Some(Duration::ZERO)).unwrap();
+        timer.set(None).unwrap();
+        assert_eq!(wait(Some(Duration::from_millis(2))), 0);
+    }
 
     #[test]
     fn a_wake_up_from_another_thread_ends_the_wait() {
