@@ -21,6 +21,16 @@ fn delivered(world: &World) -> (u64, u64) {
     links.fold((0, 0), |(up, down), link| (up + link.up.passed, down + link.down.passed))
 }
 
+/// A world with so many clients that are up, each with one link.
+fn with_clients(count: usize) -> World {
+    let mut world = World::new();
+    for _ in 0..count {
+        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+        world.up(client);
+    }
+    world
+}
+
 #[test]
 fn every_link_of_a_client_with_twelve_gets_a_path() {
     let mut world = World::new();
@@ -51,11 +61,7 @@ fn links_that_are_plugged_in_one_by_one_get_paths_at_once() {
 
 #[test]
 fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
-    let mut world = World::new();
-    for _ in 0..20 {
-        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
-        world.up(client);
-    }
+    let mut world = with_clients(20);
     world.run(30 * SECOND);
     let before = delivered(&world);
     world.run(120 * SECOND);
@@ -98,11 +104,7 @@ fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
 
 #[test]
 fn a_server_whose_timers_are_all_due_at_once_looks_for_packets_in_between() {
-    let mut world = World::new();
-    for _ in 0..60 {
-        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
-        world.up(client);
-    }
+    let mut world = with_clients(60);
     world.run(5 * SECOND);
     let later = world.now + 60 * SECOND;
     let server = &mut world.servers[0];
