@@ -65,7 +65,7 @@ impl Answers {
         self.awaited
     }
 
-    /// When what is not answered yet was asked.
+    /// When the last question was asked; `None` if it is answered.
     fn asked(&self) -> Option<Instant> {
         self.last_asked.filter(|_| self.awaited)
     }
