@@ -56,6 +56,9 @@ use crate::{
 /// arrival: with 64 that took 1200 instructions.
 const RECEIVE_BATCH: usize = 12;
 
+/// A timer that expires begins none that expires sooner than this (RFC 9002 §6.1.2).
+const TIMER_GRANULARITY: Duration = Duration::from_millis(1);
+
 /// The state that all gates of the connection share.
 #[derive(Debug)]
 struct GateDefaults {
@@ -372,7 +375,10 @@ impl Connection {
         waiting.map(|limits| limits.wake_at(now).unwrap_or(now)).min()
     }
 
-    /// Handles the timers that have expired.
+    /// Handles the timers that expired first, and within a millisecond of that. The others are still due.
+    ///
+    /// A probe timeout begins the next one, which counts from when the last packet left. To an end that comes a second late, five
+    /// have expired by that, each with two probes. So the next one has to wait until the probes of the first have left.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.translate_all(now);
         // The last handshake packets have to leave first. Otherwise noq finds nothing in flight, takes the peer for blocked by
@@ -380,7 +386,8 @@ impl Connection {
         if self.handshake_unsent {
             return;
         }
-        self.guarded(|inner| inner.handle_timeout(now));
+        let Some(first) = self.poll_timeout() else { return };
+        self.guarded(|inner| inner.handle_timeout(now.min(first + TIMER_GRANULARITY)));
         self.note_losses();
     }
 
