@@ -40,6 +40,8 @@ pub struct LivenessConfig {
     pub min_arrivals: u32,
     /// A silence shorter than this never means death.
     pub min_silence: Duration,
+    /// The longest interval on the only path while it is dead, while data moves or for 20 s.
+    pub max_retry_interval: Duration,
 }
 
 impl Default for LivenessConfig {
@@ -54,6 +56,7 @@ impl Default for LivenessConfig {
             min_missed: 3,
             min_arrivals: 2,
             min_silence: Duration::ZERO,
+            max_retry_interval: Duration::from_millis(100),
         }
     }
 }
@@ -75,12 +78,19 @@ impl LivenessConfig {
             idle_interval: Duration::from_secs(25),
             recent_death_interval: Duration::from_millis(200),
             long_dead_interval: Duration::from_secs(10),
+            max_retry_interval: Duration::from_millis(200),
             ..Self::default()
         }
     }
 }
 
 impl LivenessConfig {
+    /// For the end that leaves it to the other one to find out when the only path works again: a server, whose thousands of
+    /// clients are all silent when it is slow itself, and would become slower by what it asks them.
+    pub fn of_server(self) -> Self {
+        Self { max_retry_interval: self.long_dead_interval, ..self }
+    }
+
     /// For packets inside TCP, which delivers nothing while an earlier segment is missing: Linux retransmits after 200 ms at
     /// the soonest (RFC 6298 §2.4 asks for 1 s), and after 400 ms again. Shorter: retransmissions look like death.
     pub fn inside_tcp(self) -> Self {
@@ -197,6 +207,8 @@ pub struct Liveness {
 struct Intervals {
     /// The interval of dense heartbeats.
     dense: Duration,
+    /// Consecutive heartbeats, or answers, that must be missing.
+    misses: u32,
     /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
     max_gap: Duration,
     answers: AnswerLimits,
@@ -208,6 +220,7 @@ impl Liveness {
         let mut liveness = Self {
             intervals: Intervals {
                 dense: Duration::ZERO,
+                misses: 0,
                 max_gap: Duration::ZERO,
                 answers: AnswerLimits::default(),
             },
@@ -236,7 +249,7 @@ impl Liveness {
         let misses = self.required_misses();
         let max_gap = dense * misses + self.rtt_var.min(dense);
         let answers = AnswerLimits::new(self.rtt, self.rtt_var, dense, misses);
-        self.intervals = Intervals { dense, max_gap, answers };
+        self.intervals = Intervals { dense, misses, max_gap, answers };
     }
 
     /// Whether the path may carry data.
@@ -349,6 +362,7 @@ impl Liveness {
             return;
         }
         self.carrier = up;
+        self.answers.iter_mut().for_each(Answers::forget);
         if up {
             self.last_heartbeat = None;
             self.reason = StateReason::Probing;
@@ -443,7 +457,22 @@ impl Liveness {
         (self.rtt + self.intervals.max_gap).max(self.config.min_silence)
     }
 
+    /// The interval on the only path while it is dead: longer with each heartbeat that is not answered, as probe timeouts are
+    /// (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only slow has to work off what it is asked.
+    fn retry_interval(&self, now: Instant, answers: Answers, dead_since: Instant) -> Duration {
+        let recent = now.saturating_duration_since(dead_since) < RECENT_DEATH;
+        let most = if recent || self.is_dense(now) {
+            self.config.max_retry_interval
+        } else {
+            self.config.long_dead_interval
+        };
+        self.intervals.dense.saturating_mul(1 << answers.retries()).min(most).max(self.rtt)
+    }
+
     fn interval(&self, now: Instant) -> Duration {
+        if let (State::Dead { since, .. }, Some(answers)) = (self.state, self.answers) {
+            return self.retry_interval(now, answers, since);
+        }
         match self.state {
             // The peer needs arrivals to revive the path, too.
             State::Dead { arrivals, .. } if arrivals > 0 && self.last_received + MAX_ARRIVAL_GAP > now => {
@@ -512,7 +541,9 @@ impl Liveness {
         let answers = self.answers.filter(|_| self.is_alive() && self.is_dense(now));
         let asked = answers.and_then(|answers| answers.last_asked());
         let next = asked.map_or(last, |asked| asked.max(last)) + self.interval(now);
-        let late = answers.and_then(|answers| answers.late_at(&self.intervals.answers));
+        // More questions than the verdict needs would not be answered before it.
+        let wanted = answers.filter(|answers| answers.retries() + 1 < self.intervals.misses);
+        let late = wanted.and_then(|answers| answers.late_at(&self.intervals.answers));
         late.map_or(next, |late| next.min(late.max(last + self.intervals.dense)))
     }
 
@@ -522,7 +553,7 @@ impl Liveness {
         match self.state {
             State::Alive { .. } => {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
-                    self.reason = StateReason::Silent { missed: self.required_misses() };
+                    self.reason = StateReason::Silent { missed: self.intervals.misses };
                     self.record_death(now);
                     tracing::debug!(
                         target: LIVENESS,
@@ -530,7 +561,7 @@ impl Liveness {
                         limit = ?self.intervals.max_gap.max(self.config.min_silence),
                         only_path = ?self.answers.map(|_| self.intervals.answers),
                         interval = ?self.intervals.dense,
-                        misses = self.required_misses(),
+                        misses = self.intervals.misses,
                         rtt = ?self.rtt,
                         rtt_var = ?self.rtt_var,
                         loss = self.loss,
@@ -556,6 +587,7 @@ impl Liveness {
         }
         if self.carrier && now >= self.next_heartbeat(now) {
             self.last_heartbeat = Some(now);
+            self.answers.iter_mut().for_each(Answers::on_heartbeat);
             verdict.send_heartbeat = true;
             tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
         }

@@ -233,7 +233,7 @@ impl MultipathConnection {
         }
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         let policy = PolicyInForce::new(self.policies.of(id, link), self.shared_links.is_some());
-        let mut path = PathEntry::new(now, link, inside_tcp, policy);
+        let mut path = PathEntry::new(now, self.role, link, inside_tcp, policy);
         // Data may have moved on other paths already; heartbeats on this one must be dense as well.
         let _path = enter_path!(LIVENESS, self.log, id, path);
         tracing::debug!(target: LIVENESS, inside_tcp, policy = ?path.policy.get(), "a path is opened");

@@ -15,6 +15,9 @@ pub(super) const CALM_INTERVAL: Duration = Duration::from_millis(1200);
 /// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
+/// Retries are counted up to this, after which intervals are a thousand times the first one.
+const MAX_RETRIES: u32 = 10;
+
 /// The questions of an end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answers {
@@ -22,6 +25,8 @@ pub(super) struct Answers {
     last_asked: Option<Instant>,
     /// Whether nothing has arrived since.
     awaited: bool,
+    /// Heartbeats since then.
+    retries: u32,
 }
 
 /// How long answers may take.
@@ -46,7 +51,7 @@ impl Answers {
     /// An ack-eliciting packet was sent.
     pub(super) fn on_sent(&mut self, now: Instant) {
         if !self.awaited {
-            *self = Self { last_asked: Some(now), awaited: true };
+            *self = Self { last_asked: Some(now), awaited: true, retries: 0 };
         }
     }
 
@@ -55,9 +60,21 @@ impl Answers {
         self.last_asked
     }
 
+    /// A heartbeat is about to be sent.
+    pub(super) fn on_heartbeat(&mut self) {
+        if self.awaited {
+            self.retries = (self.retries + 1).min(MAX_RETRIES);
+        }
+    }
+
+    /// Number of heartbeats that have asked again, at most [`MAX_RETRIES`].
+    pub(super) fn retries(&self) -> u32 {
+        self.retries
+    }
+
     /// Something arrived, or silence so far proves nothing.
     pub(super) fn forget(&mut self) {
-        self.awaited = false;
+        (self.awaited, self.retries) = (false, 0);
     }
 
     /// Whether something was asked for, and nothing has arrived since.

@@ -189,6 +189,52 @@ fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_30
 }
 
 #[test]
+fn a_server_asks_ever_less_often_on_the_only_path_while_it_is_dead_and_a_client_goes_on() {
+    let mut pair = Pair::only();
+    pair.ends[1].set_config(pair.now, LivenessConfig::default().of_server());
+    pair.run(Duration::from_secs(3), true);
+    pair.open = [false; 2];
+    pair.run(Duration::from_secs(2), true);
+    pair.beats = [0; 2];
+    pair.run(Duration::from_secs(10), true);
+    let [client, server] = pair.beats;
+    assert!((95..=105).contains(&client), "{client} heartbeats of the client in 10 s");
+    assert!((4..=7).contains(&server), "{server} of the server");
+    pair.changes.clear();
+    let restored = pair.now;
+    pair.open = [true; 2];
+    pair.run(Duration::from_secs(1), true);
+    let back = pair.changes.iter().map(|(at, ..)| *at - restored).max();
+    assert!(pair.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", pair.changes);
+}
+
+#[test]
+fn a_late_answer_is_asked_for_as_often_as_the_verdict_needs() {
+    let mut pair = Pair::only();
+    pair.ends.iter_mut().for_each(|end| end.set_measurements(400 * MS, 100 * MS, 0.0));
+    pair.run(Duration::from_secs(3), true);
+    pair.open = [false; 2];
+    pair.beats = [0; 2];
+    pair.send(0, true);
+    while pair.ends[0].is_alive() {
+        pair.run(MS, true);
+    }
+    assert!(pair.beats[0] <= 3, "{} heartbeats until the path is dead", pair.beats[0]);
+}
+
+#[test]
+fn a_dead_only_path_is_asked_once_a_round_trip_at_most() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(3), true);
+    pair.open = [false; 2];
+    pair.run(Duration::from_secs(2), true);
+    pair.ends.iter_mut().for_each(|end| end.set_measurements(400 * MS, MS, 0.0));
+    pair.beats = [0; 2];
+    pair.run(Duration::from_secs(4), true);
+    assert!(pair.beats.iter().all(|beats| *beats <= 11), "{:?} heartbeats in ten round trips", pair.beats);
+}
+
+#[test]
 fn a_lost_packet_is_no_death_of_the_only_path() {
     for rtt_ms in [24, 600] {
         let mut pair = Pair::only();

@@ -112,6 +112,7 @@ mod tests {
 
     use super::*;
     use crate::multipath::{
+        Role,
         policy::{PathPolicy, PolicyInForce},
         usage::Evidence,
     };
@@ -122,7 +123,11 @@ mod tests {
         let mut table = PathTable::new(now);
         for id in 0..paths {
             let policy = PolicyInForce::new(PathPolicy::default(), false);
-            table.insert(now, PathId(id), PathEntry::new(now, LinkId(id as u16), false, policy));
+            table.insert(
+                now,
+                PathId(id),
+                PathEntry::new(now, Role::Client, LinkId(id as u16), false, policy),
+            );
         }
         table
     }

@@ -20,6 +20,8 @@ use super::{
 
 #[derive(Debug)]
 pub(super) struct PathEntry {
+    /// Which end this is.
+    role: Role,
     link: LinkId,
     /// Whether QUIC packets of the path travel inside TCP.
     inside_tcp: bool,
@@ -38,11 +40,18 @@ pub(super) struct PathEntry {
 impl PathEntry {
     /// Creates the state of a path that was just opened over a link. At a server, which does not number links, `link`
     /// has the number of the path.
-    pub(super) fn new(now: Instant, link: LinkId, inside_tcp: bool, policy: PolicyInForce) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        role: Role,
+        link: LinkId,
+        inside_tcp: bool,
+        policy: PolicyInForce,
+    ) -> Self {
         Self {
+            role,
             link,
             inside_tcp,
-            liveness: Liveness::new(policy.liveness(inside_tcp), now),
+            liveness: Liveness::new(policy.liveness(role, inside_tcp), now),
             peer: PeerView::default(),
             usage: PathUsage::new(),
             loss_grace: LossGrace::default(),
@@ -120,7 +129,7 @@ impl PathEntry {
             return false;
         }
         if self.policy.get().metered != metered {
-            self.liveness.set_config(now, self.policy.liveness(self.inside_tcp));
+            self.liveness.set_config(now, self.policy.liveness(self.role, self.inside_tcp));
         }
         true
     }

@@ -141,8 +141,9 @@ impl PolicyInForce {
     }
 
     /// Returns the heartbeat configuration of the path.
-    pub(super) fn liveness(&self, inside_tcp: bool) -> LivenessConfig {
+    pub(super) fn liveness(&self, role: Role, inside_tcp: bool) -> LivenessConfig {
         let config = if self.get().metered { LivenessConfig::metered() } else { LivenessConfig::default() };
+        let config = if role == Role::Server { config.of_server() } else { config };
         if inside_tcp { config.inside_tcp() } else { config }
     }
 

@@ -8,6 +8,7 @@ use mpvpn_types::{CongestionControl, Duration, Instant, LinkId, PathId};
 use serde_json::{Value, json};
 
 use super::{
+    Role,
     path::PathEntry,
     policy::{PathPolicy, PolicyInForce},
 };
@@ -104,5 +105,5 @@ pub(super) fn fields_of(label: &Label) -> Value {
 
 /// Returns a path over a link that was just opened.
 pub(super) fn path(now: Instant, link: u16) -> PathEntry {
-    PathEntry::new(now, LinkId(link), false, PolicyInForce::new(PathPolicy::default(), false))
+    PathEntry::new(now, Role::Client, LinkId(link), false, PolicyInForce::new(PathPolicy::default(), false))
 }
