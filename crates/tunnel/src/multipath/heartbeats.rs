@@ -17,7 +17,7 @@ use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_path::{LivenessConfig, PathState};
 use mpvpn_types::{Duration, Instant, PathId, target::LIVENESS};
 
-use super::{Role, path::PathEntry, path_table::PathTable};
+use super::{Role, path::PathEntry, path_table::PathTable, peer_view::Reporting};
 use report::HeartbeatReport;
 pub(super) use report::{Reception, ReportedPath};
 
@@ -147,6 +147,15 @@ impl Heartbeats {
     #[inline]
     pub(super) fn has_reports(&self) -> bool {
         self.reports.as_ref().is_some_and(|reports| reports.newest_received.is_some())
+    }
+
+    /// How the peer tells whether packets of this end arrive.
+    pub(super) fn reporting(&self, paths: &PathTable) -> Reporting {
+        match self.has_reports() {
+            false => Reporting::Never,
+            true if paths.len() > 1 => Reporting::Often,
+            true => Reporting::Seldom,
+        }
     }
 
     /// Takes a report of the peer; malformed and outdated reports are ignored. Returns whether paths have to be
@@ -329,8 +338,11 @@ impl Heartbeats {
             paths.iter_mut().filter_map(|(id, path)| path.peer.take_heartbeat_request().then_some(id));
         out.heartbeats.extend(requested.map(Heartbeat::Ping));
         if announce || to_all_paths {
+            let none_trusted = !paths.values().any(PathEntry::is_trusted);
             let free = paths.values().any(|path| path.is_trusted() && !path.is_metered());
-            let may = |path: &PathEntry| path.is_trusted() && (dense || !free || !path.is_metered());
+            let may = |path: &PathEntry| {
+                none_trusted || path.is_trusted() && (dense || !free || !path.is_metered())
+            };
             let all = paths.iter().filter(|(_, path)| path.liveness.has_carrier());
             let to = all.filter(|(id, path)| !due.contains(id) && (to_all_paths || may(path)));
             for id in to.map(|(id, _)| id).collect::<Vec<_>>() {

@@ -18,6 +18,7 @@ use super::{
     log_context::{enter_connection, enter_path},
     measurement_timer::Task,
     path::PathEntry,
+    peer_view::Reporting,
     usage::{Evidence, Judgement},
 };
 use crate::Reinjected;
@@ -50,7 +51,7 @@ impl MultipathConnection {
 
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
     fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
-        let (role, reports) = (self.role, self.heartbeats.has_reports());
+        let (role, reporting) = (self.role, self.heartbeats.reporting(&self.paths));
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter_mut() {
             let link = match role {
@@ -83,7 +84,7 @@ impl MultipathConnection {
                 group: path.link_key(role, id),
                 tier: path.policy.get().tier,
                 metered: path.is_metered(),
-                works: path.liveness.is_alive() && !is_unheard(path, id, reports, connection),
+                works: path.liveness.is_alive() && !is_unheard(path, id, reporting, connection),
                 utilization,
             });
         }
@@ -111,7 +112,7 @@ impl MultipathConnection {
     /// Determines the state of every path, and reinjects the data in flight on paths that died. Returns the
     /// measurements, if `measuring`.
     fn judge_paths(&mut self, now: Instant, connection: &mut Connection, measuring: bool) -> Vec<PathStats> {
-        let reports = self.heartbeats.has_reports();
+        let reporting = self.heartbeats.reporting(&self.paths);
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
         let mut views = Vec::with_capacity(self.paths.len());
         let mut changes = Vec::new();
@@ -122,7 +123,7 @@ impl MultipathConnection {
             }
             let evidence = Evidence {
                 alive: path.liveness.is_alive(),
-                unheard: is_unheard(path, id, reports, connection),
+                unheard: is_unheard(path, id, reporting, connection),
                 // A server that knows the tier of the link decides by the tier.
                 refused: self.role == Role::Server
                     && path.policy.get().tier == Tier::Primary
@@ -231,6 +232,6 @@ impl MultipathConnection {
 }
 
 /// Whether packets that this end sends on a path do not arrive at the peer.
-fn is_unheard(path: &PathEntry, id: PathId, reports: bool, connection: &Connection) -> bool {
-    path.peer.is_unheard(reports, || connection.last_acked_send_time(id))
+fn is_unheard(path: &PathEntry, id: PathId, reporting: Reporting, connection: &Connection) -> bool {
+    path.peer.is_unheard(reporting, || connection.last_acked_send_time(id))
 }

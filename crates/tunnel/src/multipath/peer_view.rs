@@ -8,6 +8,18 @@ use mpvpn_types::Instant;
 
 use super::heartbeats::{Reception, ReportedPath};
 
+/// How the peer tells whether packets of this end arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reporting {
+    /// By reports about several paths: the last one counts.
+    Often,
+    /// By reports that leave only while no data is answered, as there is one path: the last one counts until a packet that was
+    /// sent since then is acknowledged.
+    Seldom,
+    /// By the status "backup" of a path, likewise.
+    Never,
+}
+
 /// The peer's view of one path.
 #[derive(Debug, Default)]
 pub(super) struct PeerView {
@@ -70,15 +82,19 @@ impl PeerView {
         std::mem::take(&mut self.heartbeat_requested)
     }
 
-    /// Whether packets of this end do not arrive on the path. Without `reports`, a status "backup" of the peer counts
-    /// as such until a packet sent since then is acknowledged; `acked_sent` returns when the newest acknowledged
-    /// packet was sent.
-    pub(super) fn is_unheard(&self, reports: bool, acked_sent: impl FnOnce() -> Option<Instant>) -> bool {
-        if reports {
-            return self.reception == Some(Reception::Silent);
-        }
-        // A packet sent in the same event-loop iteration was sent after the status was read.
-        self.refused_since.is_some_and(|since| acked_sent().is_none_or(|acked| acked < since))
+    /// Whether packets of this end do not arrive on the path; `acked_sent` returns when the newest acknowledged packet was sent.
+    pub(super) fn is_unheard(
+        &self,
+        reporting: Reporting,
+        acked_sent: impl FnOnce() -> Option<Instant>,
+    ) -> bool {
+        let since = match reporting {
+            Reporting::Often => return self.reception == Some(Reception::Silent),
+            Reporting::Seldom => self.unheard_since,
+            Reporting::Never => self.refused_since,
+        };
+        // A packet sent in the same event-loop iteration was sent after the report was read.
+        since.is_some_and(|since| acked_sent().is_none_or(|acked| acked < since))
     }
 }
 
@@ -100,11 +116,20 @@ mod tests {
         assert!(view.on_report(start, Some(&entry(Reception::Silent, false)), false));
         assert!(!view.on_report(start + MS, Some(&entry(Reception::Silent, false)), false), "nothing new");
         assert_eq!(view.unheard_since(), Some(start));
-        assert!(view.is_unheard(true, || None));
+        assert!(view.is_unheard(Reporting::Often, || None));
         assert!(view.on_report(start + MS, Some(&entry(Reception::Heard, true)), false));
         assert_eq!((view.unheard_since(), view.refuses_data()), (None, true));
         assert!(view.on_report(start + MS, None, false), "a report without the path says nothing about it");
-        assert_eq!((view.refuses_data(), view.is_unheard(true, || None)), (false, false));
+        assert_eq!((view.refuses_data(), view.is_unheard(Reporting::Often, || None)), (false, false));
+    }
+
+    #[test]
+    fn on_the_only_path_an_acknowledgement_denies_that_the_peer_hears_nothing() {
+        let (mut view, start) = (PeerView::default(), Instant::now());
+        view.on_report(start, Some(&entry(Reception::Silent, false)), false);
+        assert!(view.is_unheard(Reporting::Seldom, || Some(start - MS)), "sent before the report arrived");
+        assert!(!view.is_unheard(Reporting::Seldom, || Some(start + MS)));
+        assert!(view.is_unheard(Reporting::Often, || Some(start + MS)), "other reports will follow");
     }
 
     #[test]
@@ -124,9 +149,12 @@ mod tests {
         let (mut view, start) = (PeerView::default(), Instant::now());
         assert!(view.on_status(start, PathStatus::Backup));
         assert!(!view.on_status(start + MS, PathStatus::Backup), "it is known already");
-        assert!(view.is_unheard(false, || None));
-        assert!(!view.is_unheard(false, || Some(start)), "sent in the same turn, after it was read");
+        assert!(view.is_unheard(Reporting::Never, || None));
+        assert!(
+            !view.is_unheard(Reporting::Never, || Some(start)),
+            "sent in the same turn, after it was read"
+        );
         view.on_status(start + MS, PathStatus::Available);
-        assert!(!view.is_unheard(false, || None));
+        assert!(!view.is_unheard(Reporting::Never, || None));
     }
 }

@@ -72,34 +72,56 @@ fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
     assert!(after.0 - before.0 >= 20 * (120 / 15), "{before:?}, then {after:?}");
 }
 
-#[test]
-fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
-    let (mut world, seconds) = (World::new(), 60);
-    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
-    world.up(client);
-    world.run(5 * SECOND);
-    let ours = SocketAddr::new(world.address(client, true), 7);
+/// The first client asks a host behind the server once a second, and gets an answer. Returns how many datagrams a second that took,
+/// up and down.
+fn questions(world: &mut World, seconds: usize) -> [f64; 2] {
+    let ours = SocketAddr::new(world.address(0, true), 7);
     let theirs = SocketAddr::from(([203, 0, 113, 9], 7));
-    let before = delivered(&world);
+    let before = delivered(world);
     let mut received = 0;
     for _ in 0..seconds {
         let end = world.now + SECOND;
         world.received_by_server.clear();
-        world.client_sends(client, Packet::between(ours, theirs).udp(b"question"));
+        world.client_sends(0, Packet::between(ours, theirs).udp(b"question"));
         while world.received_by_server.is_empty() {
             assert!(world.now < end);
             world.run(MS);
         }
         world.server_sends(Packet::between(theirs, ours).udp(b"answer"));
         world.run(end - world.now);
-        received += std::mem::take(&mut world.machines[client].received).len();
+        received += std::mem::take(&mut world.machines[0].received).len();
     }
     assert_eq!(received, seconds);
-    let after = delivered(&world);
-    let cost = [after.0 - before.0, after.1 - before.1].map(|datagrams| datagrams as f64 / seconds as f64);
+    let after = delivered(world);
+    [after.0 - before.0, after.1 - before.1].map(|datagrams| datagrams as f64 / seconds as f64)
+}
+
+#[test]
+fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
+    let mut world = with_clients(1);
+    world.run(5 * SECOND);
+    let cost = questions(&mut world, 60);
     // The question and the acknowledgement of the answer; the answer, with the acknowledgement of the question. Now and then clock
     // reports leave, too.
     assert!((2.0..2.2).contains(&cost[0]) && (1.0..1.2).contains(&cost[1]), "{cost:?} a second");
+}
+
+#[test]
+fn an_end_that_has_become_slow_is_not_asked_more_often() {
+    for late in [50, 150, 400] {
+        let mut world = with_clients(1);
+        world.run(5 * SECOND);
+        questions(&mut world, 5);
+        let now = world.now;
+        let link = world.machines[0].links.get_mut(&LinkId(0)).expect("its link");
+        link.down.adjust(now, |params| params.delay = late * MS);
+        questions(&mut world, 2);
+        let cost = questions(&mut world, 20);
+        assert!(cost[0] < 2.2 && cost[1] < 1.2, "with {late} ms: {cost:?} a second");
+        let report = world.servers[0].report(world.now);
+        let states: Vec<_> = report[0].paths.iter().map(|path| path.state).collect();
+        assert_eq!(states, [PathState::Active], "with {late} ms");
+    }
 }
 
 #[test]
@@ -139,6 +161,31 @@ fn stands_still(on_local_stall: bool) -> bool {
     world.run(5 * MS);
     let report = world.servers[0].report(world.now);
     report[0].paths.iter().any(|path| path.state == PathState::Down)
+}
+
+#[test]
+fn a_server_that_comes_late_does_not_send_all_the_probes_of_the_time_it_missed() {
+    let mut world = with_clients(1);
+    world.run(5 * SECOND);
+    let ours = SocketAddr::new(world.address(0, true), 7);
+    let theirs = SocketAddr::from(([203, 0, 113, 9], 7));
+    let link = world.machines[0].links.get_mut(&LinkId(0)).expect("its link");
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    world.server_sends(Packet::between(theirs, ours).udp(b"question"));
+    world.run(5 * MS);
+    world.now += SECOND;
+    let (now, server) = (world.now, &mut world.servers[0]);
+    server.on_local_stall(now);
+    let (mut sent, mut buf) = (0, Vec::new());
+    for _ in 0..20 {
+        server.handle_timeout(now);
+        while server.poll_transmit(now, &mut buf).is_some() {
+            sent += 1;
+            buf.clear();
+        }
+    }
+    // A probe timeout's two probes (RFC 9002 section 6.2.4).
+    assert!((1..=2).contains(&sent), "{sent} datagrams in one moment");
 }
 
 #[test]
