@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeSet,
-    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
@@ -287,21 +286,15 @@ impl CrowdClients {
         }
     }
 
+    /// Takes one datagram of a client. If there is another, epoll says so again; to ask for it would be a second call for each.
     fn receive(&mut self, now: Instant, number: usize) {
         let mut datagram = [0; 2048];
         let client = &mut self.all[number];
-        loop {
-            match client.socket.recv(&mut datagram) {
-                Ok(length) => {
-                    let data = BytesMut::from(&datagram[..length]);
-                    client.connections.handle_datagram(now, LINK, self.server, 0, data);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // An ICMP error for an earlier datagram; the client's timers handle the loss.
-                Err(_) => {}
-            }
-            self.last_activity = now;
-        }
+        // An ICMP error for an earlier datagram, if it is one: the client's timers handle the loss.
+        let Ok(length) = client.socket.recv(&mut datagram) else { return };
+        self.last_activity = now;
+        let data = BytesMut::from(&datagram[..length]);
+        client.connections.handle_datagram(now, LINK, self.server, 0, data);
         client.connections.handle_batch(now, ClassId::DEFAULT);
     }
 
