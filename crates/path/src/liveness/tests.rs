@@ -35,6 +35,15 @@ impl Pair {
         pair
     }
 
+    /// Packets arrive again, and both ends find that out within 300 ms.
+    fn must_be_back_soon(&mut self) {
+        let restored = self.now;
+        self.open = [true; 2];
+        self.run(Duration::from_secs(1), true);
+        let back = self.changes.iter().map(|(at, ..)| *at - restored).max();
+        assert!(self.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", self.changes);
+    }
+
     /// The end `from` sends a packet.
     fn send(&mut self, from: usize, eliciting: bool) {
         if eliciting {
@@ -181,11 +190,7 @@ fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_30
     assert!(asked <= 160 * MS, "the end that sends data took {asked:?}");
     let most = answers::CALM_INTERVAL + 160 * MS;
     assert!(silent <= most, "the other one, which asks with a heartbeat now and then, took {silent:?}");
-    let restored = pair.now;
-    pair.open = [true; 2];
-    pair.run(Duration::from_secs(1), true);
-    let back = pair.changes.iter().map(|(at, ..)| *at - restored).max();
-    assert!(pair.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", pair.changes);
+    pair.must_be_back_soon();
 }
 
 #[test]
@@ -201,11 +206,7 @@ fn a_server_asks_ever_less_often_on_the_only_path_while_it_is_dead_and_a_client_
     assert!((95..=105).contains(&client), "{client} heartbeats of the client in 10 s");
     assert!((4..=7).contains(&server), "{server} of the server");
     pair.changes.clear();
-    let restored = pair.now;
-    pair.open = [true; 2];
-    pair.run(Duration::from_secs(1), true);
-    let back = pair.changes.iter().map(|(at, ..)| *at - restored).max();
-    assert!(pair.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", pair.changes);
+    pair.must_be_back_soon();
 }
 
 #[test]
