@@ -40,8 +40,8 @@ pub struct LivenessConfig {
     pub min_arrivals: u32,
     /// A silence shorter than this never means death.
     pub min_silence: Duration,
-    /// The longest interval on the only path while it is dead, while data moves or for 20 s.
-    pub max_retry_interval: Duration,
+    /// Whether the other end finds out when the only path works again.
+    pub peer_finds_return: bool,
 }
 
 impl Default for LivenessConfig {
@@ -56,7 +56,7 @@ impl Default for LivenessConfig {
             min_missed: 3,
             min_arrivals: 2,
             min_silence: Duration::ZERO,
-            max_retry_interval: Duration::from_millis(100),
+            peer_finds_return: false,
         }
     }
 }
@@ -78,7 +78,6 @@ impl LivenessConfig {
             idle_interval: Duration::from_secs(25),
             recent_death_interval: Duration::from_millis(200),
             long_dead_interval: Duration::from_secs(10),
-            max_retry_interval: Duration::from_millis(200),
             ..Self::default()
         }
     }
@@ -88,7 +87,7 @@ impl LivenessConfig {
     /// For the end that leaves it to the other one to find out when the only path works again: a server, whose thousands of
     /// clients are all silent when it is slow itself, and would become slower by what it asks them.
     pub fn of_server(self) -> Self {
-        Self { max_retry_interval: self.long_dead_interval, ..self }
+        Self { peer_finds_return: true, ..self }
     }
 
     /// For packets inside TCP, which delivers nothing while an earlier segment is missing: Linux retransmits after 200 ms at
@@ -461,8 +460,8 @@ impl Liveness {
     /// (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only slow has to work off what it is asked.
     fn retry_interval(&self, now: Instant, answers: Answers, dead_since: Instant) -> Duration {
         let recent = now.saturating_duration_since(dead_since) < RECENT_DEATH;
-        let most = if recent || self.is_dense(now) {
-            self.config.max_retry_interval
+        let most = if !self.config.peer_finds_return && (recent || self.is_dense(now)) {
+            self.config.recent_death_interval
         } else {
             self.config.long_dead_interval
         };
