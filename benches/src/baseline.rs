@@ -1,7 +1,8 @@
 //! The accepted instruction counts, `benches/baseline.toml`, and the comparison with the counts of a run.
 //!
-//! In: the file, and the counts of a run of all benchmarks. Out: a verdict as text, or the file with new counts. Always
-//! holds: a benchmark without an accepted count fails, and so does a count without a benchmark.
+//! In: the file, and the counts of a run of all benchmarks. Out: a verdict as text, or the file with new
+//! counts. Always holds: a benchmark without an accepted count fails, and so does a count without a
+//! benchmark.
 
 use std::fmt::Write;
 
@@ -9,8 +10,8 @@ use serde::Deserialize;
 
 use crate::{Counts, exceeds, percent};
 
-/// Maximum difference between a count and the accepted one, percent. Smaller: another compiler or C library than
-/// [`Baseline::counted_with`] may fail the comparison. Larger: a slower packet may pass unnoticed.
+/// Maximum difference between a count and the accepted one, percent. Smaller: another compiler or C library
+/// than [`Baseline::counted_with`] may fail the comparison. Larger: a slower packet may pass unnoticed.
 pub const THRESHOLD_PERCENT: f64 = 5.0;
 
 /// Command that accepts new counts.
@@ -22,7 +23,8 @@ pub const ACCEPT_COMMAND: &str = "./dev micro --accept";
 pub struct Baseline {
     /// Architecture of the counts, as named by Rust; counts of other architectures are not compared.
     pub architecture: String,
-    /// Versions of the Rust compiler, C compiler, C library and valgrind; other versions count slightly differently.
+    /// Versions of the Rust compiler, C compiler, C library and valgrind; other versions count slightly
+    /// differently.
     pub counted_with: String,
     /// Instructions of each benchmark.
     pub instructions: Counts,

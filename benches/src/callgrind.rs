@@ -1,7 +1,8 @@
 //! Runs one benchmark under callgrind, and parses its result.
 //!
-//! The count must not depend on the machine or its user. valgrind emulates the same processor on every machine with AVX2, so
-//! that libraries choose the same code. The environment is empty, because its size changes the alignment of the stack.
+//! The count must not depend on the machine or its user. valgrind emulates the same processor on every
+//! machine with AVX2, so that libraries choose the same code. The environment is empty, because its size
+//! changes the alignment of the stack.
 
 use std::{
     ffi::OsString,
@@ -11,8 +12,8 @@ use std::{
 
 use crate::plan::Benchmark;
 
-/// Functions during which callgrind counts: the macros of gungraun put the measured code, without its setup, into a module of
-/// this name.
+/// Functions during which callgrind counts: the macros of gungraun put the measured code, without its setup,
+/// into a module of this name.
 const MEASURED: &str = "*::__gungraun_wrapper_mod::*";
 
 /// The command that runs `benchmark` of `binary` and writes callgrind's file to `out`.

@@ -1,12 +1,12 @@
 //! Instruction counts of the code that processes every packet, by callgrind.
 //!
-//! The benchmarks in `benches/` are written with gungraun. Two programs use this library: `gungraun-runner`, which each
-//! benchmark binary starts with a list of its benchmarks ([`plan`]), runs each under callgrind ([`callgrind`]) and
-//! writes a report; and `micro-table`, which reads reports ([`report`]) and compares two of them, or one with the
-//! numbers in the tree ([`baseline`]).
+//! The benchmarks in `benches/` are written with gungraun. Two programs use this library: `gungraun-runner`,
+//! which each benchmark binary starts with a list of its benchmarks ([`plan`]), runs each under callgrind
+//! ([`callgrind`]) and writes a report; and `micro-table`, which reads reports ([`report`]) and compares two
+//! of them, or one with the numbers in the tree ([`baseline`]).
 //!
-//! gungraun's own runner is not used because of its size: it has 93 dependencies that nothing else here needs, and compiling
-//! them would take most of the first `./dev test micro` on a machine.
+//! gungraun's own runner is not used because of its size: it has 93 dependencies that nothing else here
+//! needs, and compiling them would take most of the first `./dev test micro` on a machine.
 
 pub mod baseline;
 pub mod callgrind;

@@ -1,15 +1,15 @@
 //! Decodes the list of benchmarks that a benchmark binary sends to the runner.
 //!
-//! In: the bytes from standard input. Out: name and arguments of each benchmark in order. Features that the benchmarks here
-//! do not use (setup of a group, options of one benchmark) are errors.
+//! In: the bytes from standard input. Out: name and arguments of each benchmark in order. Features that the
+//! benchmarks here do not use (setup of a group, options of one benchmark) are errors.
 
 use gungraun_runner::api::{BenchRunMode, LibraryBenchmark, LibraryBenchmarkGroups};
 
 /// The release of gungraun whose encoding is supported; pinned in the root `Cargo.toml`.
 pub const GUNGRAUN_VERSION: &str = "0.20.0";
 
-/// Maximum memory of a decoded list, bytes: about 1000 times the usual size. Without a limit, arbitrary bytes make the decoder
-/// allocate all memory.
+/// Maximum memory of a decoded list, bytes: about 1000 times the usual size. Without a limit, arbitrary bytes
+/// make the decoder allocate all memory.
 const MAX_ENCODED_BYTES: usize = 1 << 24;
 
 /// A benchmark that can be run.

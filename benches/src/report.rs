@@ -48,7 +48,8 @@ pub fn single(counts: &Counts) -> String {
     out
 }
 
-/// A table of two runs, and the names of the benchmarks that take more than `threshold` percent more instructions.
+/// A table of two runs, and the names of the benchmarks that take more than `threshold` percent more
+/// instructions.
 pub fn compared(before: &Counts, after: &Counts, threshold: f64) -> (String, Vec<String>) {
     let names: BTreeMap<&String, ()> = before.keys().chain(after.keys()).map(|name| (name, ())).collect();
     let width = width(names.keys().copied());

@@ -1,8 +1,9 @@
 //! `gungraun-runner`: the program that benchmark binaries start, in place of gungraun's own runner.
 //!
-//! In: the list of benchmarks on standard input, encoded; the path of the binary and words after `--` of `cargo bench`:
-//! `--home=DIR` (for the files of callgrind, without it beside the binary) and part of the name of the benchmarks to run.
-//! Out: a report on standard output, in the order of the benchmarks, which run side by side on all processors.
+//! In: the list of benchmarks on standard input, encoded; the path of the binary and words after `--` of
+//! `cargo bench`: `--home=DIR` (for the files of callgrind, without it beside the binary) and part of the
+//! name of the benchmarks to run. Out: a report on standard output, in the order of the benchmarks, which run
+//! side by side on all processors.
 #![allow(clippy::disallowed_types)] // Edge: it starts processes.
 
 use std::{

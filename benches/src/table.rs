@@ -1,8 +1,8 @@
-//! `micro-table`: prints the table of `./dev micro` for one run or for two commits, and compares a run with the accepted
-//! counts in the tree.
+//! `micro-table`: prints the table of `./dev micro` for one run or for two commits, and compares a run with
+//! the accepted counts in the tree.
 //!
-//! Exit code 1: a benchmark takes more than PERCENT (5) more instructions, or the accepted counts do not match the
-//! benchmarks. Exit code 2: invalid arguments.
+//! Exit code 1: a benchmark takes more than PERCENT (5) more instructions, or the accepted counts do not
+//! match the benchmarks. Exit code 2: invalid arguments.
 
 use std::{env::consts::ARCH, fs, process::ExitCode};
 

@@ -1,4 +1,5 @@
-//! Embeds the page that `./dev build` makes in `web/dist`. Without it, the binary says that the page is not inside.
+//! Embeds the page that `./dev build` makes in `web/dist`. Without it, the binary says that the page is not
+//! inside.
 #![allow(clippy::disallowed_methods)] // Edge: it reads what cargo sets, and writes a file.
 
 use std::{env, fs, path::Path};

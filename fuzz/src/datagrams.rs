@@ -67,7 +67,8 @@ pub fn labels(data: &[u8]) {
 
 /// FEC: groups that are lost, repeated and forged.
 ///
-/// The first byte says whether a sender's groups are checked (its packets arrive, but for some) or positions are forged.
+/// The first byte says whether a sender's groups are checked (its packets arrive, but for some) or positions
+/// are forged.
 pub fn fec(data: &[u8]) {
     let mut input = Input(data);
     if input.bool() { lossy_groups(&mut input) } else { forged_groups(&mut input) }

@@ -25,7 +25,8 @@ pub fn proxy_protocol(data: &[u8]) {
     const LONGEST: usize = 16 + 4096;
     let Ok((client, len)) = proxy_protocol_header(data) else { return };
     assert!((1..=LONGEST).contains(&len) && len <= data.len());
-    // The bytes after the header are the client's: they change nothing. Without its last byte there is no header.
+    // The bytes after the header are the client's: they change nothing. Without its last byte there is no
+    // header.
     assert_eq!(proxy_protocol_header(&data[..len]).ok(), Some((client, len)));
     assert!(proxy_protocol_header(&data[..len - 1]).is_err());
     if data[0] == b'P' {

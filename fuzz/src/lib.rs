@@ -1,10 +1,11 @@
 //! What a coverage-guided fuzzer feeds to every parser, and the inputs that it found.
 //!
-//! In: arbitrary bytes. Out: nothing, or a panic. Each target is a function in [`TARGETS`]; it asserts more than that nothing
-//! panics: what is written is read back, pieces give the same as the whole, memory and output are bounded, invariants of the
-//! module hold. `fuzz_targets/` has the programs for libFuzzer, which `./dev fuzz targets` builds and runs with the nightly
-//! compiler. The tests here replay, with the stable one, the seeds in `seeds/TARGET/` and the inputs in `found/TARGET/`, which
-//! broke something once. The seeds are made by [`seeds::all`] with the encoders of the product.
+//! In: arbitrary bytes. Out: nothing, or a panic. Each target is a function in [`TARGETS`]; it asserts more
+//! than that nothing panics: what is written is read back, pieces give the same as the whole, memory and
+//! output are bounded, invariants of the module hold. `fuzz_targets/` has the programs for libFuzzer, which
+//! `./dev fuzz targets` builds and runs with the nightly compiler. The tests here replay, with the stable
+//! one, the seeds in `seeds/TARGET/` and the inputs in `found/TARGET/`, which broke something once. The seeds
+//! are made by [`seeds::all`] with the encoders of the product.
 #![forbid(unsafe_code)]
 // Fuzzers need a moment to count from, and files of their own.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

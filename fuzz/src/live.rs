@@ -1,8 +1,9 @@
 //! A whole server, and a whole client, with a live peer at the other end of a simulated connection.
 //!
-//! The peer is a QUIC connection with HTTP/3 on top that this module speaks itself. It sets up a valid session with all
-//! extensions on two paths; from then on the input decides what it sends: datagrams, bytes of streams, capsules, requests,
-//! resets, paths, and how time passes. So mutations reach what encryption hides from fuzzers of UDP payloads.
+//! The peer is a QUIC connection with HTTP/3 on top that this module speaks itself. It sets up a valid
+//! session with all extensions on two paths; from then on the input decides what it sends: datagrams, bytes
+//! of streams, capsules, requests, resets, paths, and how time passes. So mutations reach what encryption
+//! hides from fuzzers of UDP payloads.
 
 mod client;
 mod identity;
@@ -32,7 +33,8 @@ const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(19
 const LINKS: u16 = 2;
 /// One-way delay of a link.
 const DELAY: Duration = Duration::from_millis(5);
-/// The largest number of datagrams that one end may send without time that passes: far more than windows allow.
+/// The largest number of datagrams that one end may send without time that passes: far more than windows
+/// allow.
 const MAX_BURST: usize = 20_000;
 /// Steps of the simulation for one input, so that none takes long.
 const MAX_STEPS: usize = 3000;

@@ -84,9 +84,11 @@ fn clamping_keeps_checksums(bytes: &[u8], mtu: usize) {
     assert!(!mss::clamp(&mut changed, mtu, Checksum::Full), "a clamped packet fits");
 }
 
-/// Splits what a TUN device delivers, joins the packets, and splits again as the kernel would: nothing is lost or changed.
+/// Splits what a TUN device delivers, joins the packets, and splits again as the kernel would: nothing is
+/// lost or changed.
 ///
-/// `MTU, flags, virtio header, (packet)…`; flags say whether the packets are valid ones that the input describes.
+/// `MTU, flags, virtio header, (packet)…`; flags say whether the packets are valid ones that the input
+/// describes.
 pub fn split_join(data: &[u8]) {
     let mut input = Input(data);
     let (mtu, flags) = (usize::from(input.u16()), input.byte());
@@ -192,8 +194,8 @@ fn returned_are_pushed(pushed: &[Vec<u8>], joined: &[TunPacket]) {
     assert!(got.is_empty(), "packets that were not pushed");
 }
 
-/// The packet without its identification, if that has no meaning: of IPv4 packets that may not be fragmented and are no fragments
-/// (RFC 6864 §4.1). The kernel counts it up when it cuts a large packet.
+/// The packet without its identification, if that has no meaning: of IPv4 packets that may not be fragmented
+/// and are no fragments (RFC 6864 §4.1). The kernel counts it up when it cuts a large packet.
 fn without_meaningless_id(mut packet: Vec<u8>) -> Vec<u8> {
     let is_atomic =
         |view: IpPacket<'_>| view.src().is_ipv4() && view.dont_fragment() && view.fragment().is_none();
@@ -284,12 +286,13 @@ pub fn split_tcp(data: &[u8]) {
         }
         assert!(proxy.flow_count() <= limits.max_flows);
         assert_eq!(proxy.summaries().count(), proxy.flow_count());
-        // Each may hold 4 KiB in each direction beyond the bytes of all, and one segment that was already accepted.
+        // Each may hold 4 KiB in each direction beyond the bytes of all, and one segment that was already
+        // accepted.
         let bound = limits.max_total_bytes + limits.max_flows * (2 * 4096 + limits.max_flow_bytes);
         assert!(proxy.held_bytes() <= bound, "{} bytes", proxy.held_bytes());
     }
-    // Without a word from anybody every connection ends, but for those whose bytes the far side has not read: these end when it
-    // leaves. Nothing stays for ever.
+    // Without a word from anybody every connection ends, but for those whose bytes the far side has not read:
+    // these end when it leaves. Nothing stays for ever.
     for far_side_leaves in [false, true] {
         if far_side_leaves {
             all.iter().for_each(|id| proxy.abort(*id));

@@ -1,6 +1,7 @@
 //! The inputs from which fuzzing starts, made with the encoders of the product.
 //!
-//! `MPVPN_WRITE_SEEDS=1 cargo test -p mpvpn-fuzz seeds` writes them to `fuzz/seeds/`; without it that test says which differ.
+//! `MPVPN_WRITE_SEEDS=1 cargo test -p mpvpn-fuzz seeds` writes them to `fuzz/seeds/`; without it that test
+//! says which differ.
 
 use mpvpn_control::measure::{Datagram, DatagramKind, Order};
 use mpvpn_flow::{

@@ -1,6 +1,7 @@
 //! A voice call: numbered UDP datagrams at a fixed interval, and their echoes.
 //!
-//! In: destination, interval and size. Out: the same results as of pings. UDP ports allow rules to assign calls to classes.
+//! In: destination, interval and size. Out: the same results as of pings. UDP ports allow rules to assign
+//! calls to classes.
 
 use std::{
     io,
@@ -18,17 +19,19 @@ use crate::{
     testbed::{Host, Testbed},
 };
 
-/// G.711 with 20 ms per packet (RFC 3551): 160 bytes of sound and 12 of RTP header; 200 bytes with UDP and IPv4.
+/// G.711 with 20 ms per packet (RFC 3551): 160 bytes of sound and 12 of RTP header; 200 bytes with UDP and
+/// IPv4.
 pub const G711: CallProfile = CallProfile { interval: Duration::from_millis(20), payload_bytes: 172 };
 /// An interval short enough to measure gaps of 10 ms and more.
 pub const DENSE: CallProfile = CallProfile { interval: Duration::from_millis(10), payload_bytes: 64 };
 
-/// How long the receiver waits for echoes after the last datagram. Shorter: delayed echoes count as lost. Longer: every call
-/// takes longer.
+/// How long the receiver waits for echoes after the last datagram. Shorter: delayed echoes count as lost.
+/// Longer: every call takes longer.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
 /// Read timeout of the sockets: how soon their threads notice the stop flag.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Length of the header of a datagram: sequence number and sending time (ns since the start of the call), both `u64`.
+/// Length of the header of a datagram: sequence number and sending time (ns since the start of the call),
+/// both `u64`.
 const STAMP_BYTES: usize = 2 * size_of::<u64>();
 
 /// Interval and size of the datagrams of a call.
@@ -91,8 +94,8 @@ impl Call {
     }
 }
 
-/// Raises the priority of this thread, so that the programs under test do not delay the measurement. If the kernel refuses,
-/// the measurement is less precise.
+/// Raises the priority of this thread, so that the programs under test do not delay the measurement. If the
+/// kernel refuses, the measurement is less precise.
 fn raise_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -15);
 }

@@ -1,7 +1,7 @@
 //! Chromium on a host of a testbed, for the dashboard's page. `web/browser/driver.ts` drives it.
 //!
-//! In: what a person does: open, click, type, look. Out: what is shown, and when. Always holds: every wait is bounded; the browser
-//! ends with its value; elements are found by role and accessible name.
+//! In: what a person does: open, click, type, look. Out: what is shown, and when. Always holds: every wait is
+//! bounded; the browser ends with its value; elements are found by role and accessible name.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use crate::testbed::{Host, Testbed};
 
-/// How long the driver may take for one command. Its own waits are shorter; only a browser that hangs takes that long.
+/// How long the driver may take for one command. Its own waits are shorter; only a browser that hangs takes
+/// that long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// How long the driver may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -86,8 +87,8 @@ impl Chromium {
         self.ask(json!({ "do": "open", "url": url })).as_str().expect("an address").to_owned()
     }
 
-    /// Waits until a text that matches this regular expression is shown inside of elements with this selector. Returns when
-    /// it was.
+    /// Waits until a text that matches this regular expression is shown inside of elements with this
+    /// selector. Returns when it was.
     pub fn wait_for(&mut self, inside: &str, pattern: &str, limit: Duration) -> SystemTime {
         let timeout = limit.as_millis() as u64;
         let at = self.ask(json!({ "do": "wait", "inside": inside, "text": pattern, "timeout_ms": timeout }));

@@ -1,5 +1,5 @@
-//! Cuts link 1 under load and restores it: measures the longest gap between ping replies and the time until the link
-//! carries data again.
+//! Cuts link 1 under load and restores it: measures the longest gap between ping replies and the time until
+//! the link carries data again.
 
 use std::{
     thread,

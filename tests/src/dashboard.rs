@@ -159,7 +159,8 @@ impl<'a> Browser<'a> {
         let _ = stream.write_all(request.as_bytes());
     }
 
-    /// Opens a stream of messages, by the token in the query as browsers do it. `query` begins with `&` or is empty.
+    /// Opens a stream of messages, by the token in the query as browsers do it. `query` begins with `&` or is
+    /// empty.
     pub fn messages(&self, query: &str) -> Messages {
         let mut stream = self.connect();
         let path = format!("/api/live?csrf={}{query}", self.token);

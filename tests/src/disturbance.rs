@@ -1,8 +1,8 @@
 //! Detects whether other load disturbed a measurement.
 //!
-//! In: a task that measures. Out: its result, and the processor time that foreign processes used meanwhile. Own are this
-//! process, its descendants, kernel threads and interrupts. Foreign are all other processes, time that the hypervisor took
-//! (steal), and time that no visible process accounts for.
+//! In: a task that measures. Out: its result, and the processor time that foreign processes used meanwhile.
+//! Own are this process, its descendants, kernel threads and interrupts. Foreign are all other processes,
+//! time that the hypervisor took (steal), and time that no visible process accounts for.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use std::{
 
 /// Duration of a tick in `/proc`: USER_HZ is 100 on all supported architectures.
 const TICK: Duration = Duration::from_millis(10);
-/// Foreign or stolen time above which a measurement counts as disturbed, in cores. Larger: disturbed results count. Smaller:
-/// background services make every measurement fail.
+/// Foreign or stolen time above which a measurement counts as disturbed, in cores. Larger: disturbed results
+/// count. Smaller: background services make every measurement fail.
 pub const MAX_DISTURBANCE_CORES: f64 = 0.1;
 /// `PF_KTHREAD` of the kernel's `sched.h`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -59,7 +59,8 @@ impl fmt::Display for Disturbance {
     }
 }
 
-/// Runs `task`, and repeats it while it is disturbed, at most `tries` times. The least disturbed attempt counts.
+/// Runs `task`, and repeats it while it is disturbed, at most `tries` times. The least disturbed attempt
+/// counts.
 pub fn measure_undisturbed<T>(tries: u32, mut task: impl FnMut() -> T) -> Measurement<T> {
     least_disturbed(tries, || {
         let before = CpuCounters::now();
@@ -161,7 +162,8 @@ impl TicksByOwner {
             } else {
                 &mut shares.foreign
             };
-            // An ended process is counted at the parent that waited for it, so that no tick is lost between two readings.
+            // An ended process is counted at the parent that waited for it, so that no tick is lost between
+            // two readings.
             *share += process.total_ticks;
         }
         shares

@@ -1,4 +1,5 @@
-//! A name server that answers every question for an IPv4 address with one address, and knows names of addresses.
+//! A name server that answers every question for an IPv4 address with one address, and knows names of
+//! addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,8 +96,8 @@ fn serve(socket: &UdpSocket, names: &Names, client_addresses: &Mutex<BTreeSet<Ip
     }
 }
 
-/// The response to a query with one question (RFC 1035 §4): one record if the question is for type A, or for a known name of
-/// an address, else no record.
+/// The response to a query with one question (RFC 1035 §4): one record if the question is for type A, or for
+/// a known name of an address, else no record.
 fn answer(query: &[u8], names: &Names) -> Option<Vec<u8>> {
     let name_ends = query.get(HEADER_BYTES..)?.iter().position(|byte| *byte == 0)?;
     let question = query.get(HEADER_BYTES..HEADER_BYTES + name_ends + 5)?;

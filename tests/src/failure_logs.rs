@@ -1,7 +1,7 @@
 //! Keeps the logs of a failed test beyond the end of its testbed.
 //!
-//! In: the directory of a lab. Out: its files in `target/e2e-failures/TEST`, in place of those of the last failure of the
-//! same test. Sockets, folders and files larger than [`MAX_FILE_BYTES`] are left out.
+//! In: the directory of a lab. Out: its files in `target/e2e-failures/TEST`, in place of those of the last
+//! failure of the same test. Sockets, folders and files larger than [`MAX_FILE_BYTES`] are left out.
 
 use std::{
     fs, io,
@@ -10,8 +10,8 @@ use std::{
 
 use crate::target_dir;
 
-/// Size of the largest file that is copied, bytes: logs have kilobytes, packet captures tens of megabytes. Larger: a runaway
-/// log fills the disk. Smaller: captures are missing.
+/// Size of the largest file that is copied, bytes: logs have kilobytes, packet captures tens of megabytes.
+/// Larger: a runaway log fills the disk. Smaller: captures are missing.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Copies the files of `dir`, and returns the folder with the copies.

@@ -1,6 +1,7 @@
 //! iperf3 runs that return errors instead of panicking: for other VPNs, which may fail in any way.
 //!
-//! In: destination, traffic and direction. Out: the receiver's result or an error. Always holds: a run is bounded in time.
+//! In: destination, traffic and direction. Out: the receiver's result or an error. Always holds: a run is
+//! bounded in time.
 
 use std::fs;
 
@@ -11,8 +12,8 @@ use crate::{
     testbed::{Direction, Host, Testbed},
 };
 
-/// Socket buffer that UDP runs request, bytes, if the system's limits allow it. Smaller: bursts are lost at the receiver and
-/// count as losses of the tunnel. Larger: the kernel refuses it on many machines.
+/// Socket buffer that UDP runs request, bytes, if the system's limits allow it. Smaller: bursts are lost at
+/// the receiver and count as losses of the tunnel. Larger: the kernel refuses it on many machines.
 const MAX_UDP_BUFFER_BYTES: u64 = 1 << 20;
 
 /// The traffic of a run.

@@ -1,4 +1,5 @@
-//! The limit of open files of the rigs' own programs, which have a socket for each of thousands of connections.
+//! The limit of open files of the rigs' own programs, which have a socket for each of thousands of
+//! connections.
 
 use mpvpn_os::limits::raise_open_file_limit;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

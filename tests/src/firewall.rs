@@ -1,7 +1,8 @@
 //! Emulates restrictive networks: no UDP to and from the server, or TCP without the options of Multipath TCP.
 //!
-//! In: numbers of links, from 1. Out: nftables rules on both ends for packets that arrive from these links, so that the loss
-//! looks like one in the network. Always holds: one set of rules is active at a time, and is replaced atomically.
+//! In: numbers of links, from 1. Out: nftables rules on both ends for packets that arrive from these links,
+//! so that the loss looks like one in the network. Always holds: one set of rules is active at a time, and is
+//! replaced atomically.
 
 use std::{fs, time::Duration};
 

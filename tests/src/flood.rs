@@ -1,7 +1,9 @@
-//! Floods of a server: garbage, Initial packets with forged sources, handshakes that stop there, and half-open TCP connections.
+//! Floods of a server: garbage, Initial packets with forged sources, handshakes that stop there, and
+//! half-open TCP connections.
 //!
-//! In: what to send, where to, for how long. Out: packets and connections at a fixed rate, from the addresses of [`SOURCES`],
-//! and the count of them on stdout. Runs as a process of its own, a subcommand of the program that starts it.
+//! In: what to send, where to, for how long. Out: packets and connections at a fixed rate, from the addresses
+//! of [`SOURCES`], and the count of them on stdout. Runs as a process of its own, a subcommand of the program
+//! that starts it.
 
 use std::{
     collections::VecDeque,
@@ -63,11 +65,13 @@ pub enum Flood {
     Garbage,
     /// 40,000 valid Initial packets in a second, each from another source that does not answer.
     Initials,
-    /// 500 handshakes in a second that complete, also where a Retry is demanded, and stop there; from 1000 sources.
+    /// 500 handshakes in a second that complete, also where a Retry is demanded, and stop there; from 1000
+    /// sources.
     Handshakes,
     /// 10,000 TCP connections, from 1000 sources, that send nothing; 2000 in a second are opened anew.
     HalfOpenTcp,
-    /// 40,000 first messages of a WireGuard handshake in a second, each from another source, without a valid MAC.
+    /// 40,000 first messages of a WireGuard handshake in a second, each from another source, without a valid
+    /// MAC.
     WireguardInitiations,
 }
 
@@ -139,7 +143,8 @@ impl Drop for RunningFlood {
     }
 }
 
-/// Makes all addresses of `net` belong to `host`, and the server send packets for them to its address `gateway`.
+/// Makes all addresses of `net` belong to `host`, and the server send packets for them to its address
+/// `gateway`.
 pub fn own_addresses(testbed: &Testbed, host: Host, net: &str, gateway: &str) {
     testbed.run(host, &["ip", "route", "add", "local", net, "dev", "lo"]);
     testbed.run(Host::Server, &["ip", "route", "add", net, "via", gateway]);
@@ -213,7 +218,8 @@ fn forged(target: SocketAddrV4, payloads: &[Vec<u8>]) -> Result<()> {
     at_rate(PACKETS_PER_SECOND, |number| {
         let payload = &payloads[number as usize % payloads.len()];
         let from = forged_source(number as u32);
-        // The kernel fills in total length, identification and header checksum (raw(7)). The UDP checksum may be 0.
+        // The kernel fills in total length, identification and header checksum (raw(7)). The UDP checksum may
+        // be 0.
         packet.clear();
         packet.extend_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0]);
         packet.extend_from_slice(&from.octets());

@@ -1,7 +1,7 @@
 //! The notation in pages of the documentation that tells how their shell blocks are run.
 //!
-//! In: a page in Markdown. Out: the actions of the page in order, each with its line. Always holds: a shell block that states
-//! neither where it runs nor why it is skipped is an error, and so is an unknown word.
+//! In: a page in Markdown. Out: the actions of the page in order, each with its line. Always holds: a shell
+//! block that states neither where it runs nor why it is skipped is an error, and so is an unknown word.
 //!
 //! The first word after a fence is the language; renderers do not show the rest of the line:
 //!
@@ -16,10 +16,10 @@
 //! | `toml at=client file=PATH` | this file is written at the client; `append=PATH` adds to it |
 //! | `toml of=client` | a part of a client's file, which is read and checked; also `of=server` |
 //!
-//! HTML comments hold actions that readers do not need: `<!-- lab: --link 100mbit,12ms --lan -->` (the links of the lab, as
-//! for `mpvpn lab up`), `<!-- link 1 down -->`, `<!-- link 1 up -->`, `<!-- copy server:FILE client -->`, and blocks of
-//! shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN`, `TOKEN` and `LINK` stand for what a
-//! server printed last.
+//! HTML comments hold actions that readers do not need: `<!-- lab: --link 100mbit,12ms --lan -->` (the links
+//! of the lab, as for `mpvpn lab up`), `<!-- link 1 down -->`, `<!-- link 1 up -->`, `<!-- copy server:FILE
+//! client -->`, and blocks of shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN`, `TOKEN` and
+//! `LINK` stand for what a server printed last.
 
 use crate::testbed::Host;
 
@@ -289,10 +289,11 @@ fn host(name: &str) -> Result<Host, String> {
     }
 }
 
-/// Whether `printed` contains all lines of `shown` in this order, perhaps among others; else the first missing line.
+/// Whether `printed` contains all lines of `shown` in this order, perhaps among others; else the first
+/// missing line.
 ///
-/// Words are compared without the white space between them. All numbers are equal, and so are all units of bytes, rates and
-/// time. `…` in a word stands for any characters, and alone for any words.
+/// Words are compared without the white space between them. All numbers are equal, and so are all units of
+/// bytes, rates and time. `…` in a word stands for any characters, and alone for any words.
 pub fn prints<'a>(printed: &str, shown: &'a [(usize, String)]) -> Result<(), (usize, &'a str)> {
     let mut printed = printed.lines().map(tokens);
     for (line, text) in shown {

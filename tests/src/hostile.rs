@@ -1,7 +1,8 @@
-//! Hostile QUIC peers: complete the handshake, then send valid and damaged HTTP/3 frames, capsules and datagrams.
+//! Hostile QUIC peers: complete the handshake, then send valid and damaged HTTP/3 frames, capsules and
+//! datagrams.
 //!
-//! In: a testbed, an address, random numbers. Out: counts of what was sent. Frames are encoded by this file, so that the code
-//! under test is not tested with its own encoder.
+//! In: a testbed, an address, random numbers. Out: counts of what was sent. Frames are encoded by this file,
+//! so that the code under test is not tested with its own encoder.
 
 use std::{
     io,
@@ -89,8 +90,9 @@ pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Ran
     sent
 }
 
-/// Connects to the server at `remote`, agrees on every extension of ours, and misuses all of them for `time`: far numbers, groups
-/// that are never complete, reports of what was never sent, links that do not exist, and streams that are left.
+/// Connects to the server at `remote`, agrees on every extension of ours, and misuses all of them for `time`:
+/// far numbers, groups that are never complete, reports of what was never sent, links that do not exist, and
+/// streams that are left.
 pub fn misuse(testbed: &Testbed, remote: SocketAddr, time: Duration) -> SentCounts {
     let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
     let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
@@ -269,7 +271,8 @@ struct HostileSession {
     rounds_sent: u32,
 }
 
-/// Interval between bursts of damaged data: short enough for dozens of bursts in the 150 ms of a client's connection.
+/// Interval between bursts of damaged data: short enough for dozens of bursts in the 150 ms of a client's
+/// connection.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// Number of bursts after which a hostile server closes the connection.
 const MAX_ROUNDS: u32 = 60;
@@ -323,7 +326,8 @@ impl HostileSession {
         }
     }
 
-    /// Opens the control and QPACK streams; damages SETTINGS only in one of four cases, since that ends the connection.
+    /// Opens the control and QPACK streams; damages SETTINGS only in one of four cases, since that ends the
+    /// connection.
     fn open_control_streams(&self, connection: &mut Connection, random: &mut Random, sent: &mut SentCounts) {
         let settings = [&[0x08, 0x01, 0x33, 0x01, 0x01, 0x00, 0x07, 0x00][..]].concat();
         let mut control = [vec![0x00], frame(SETTINGS, &settings)].concat();

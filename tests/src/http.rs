@@ -17,7 +17,8 @@ use crate::testbed::{Host, Testbed};
 /// A megabyte, bytes.
 pub const MB: u64 = 1_000_000;
 
-/// `GET /N` returns the first N bytes of [`KnownBytes`]; `PUT` compares its content with them and answers with the result.
+/// `GET /N` returns the first N bytes of [`KnownBytes`]; `PUT` compares its content with them and answers
+/// with the result.
 pub struct TestPages {
     port: u16,
     stop: Arc<AtomicBool>,
@@ -144,7 +145,8 @@ impl Write for StoppableSocket<'_> {
     }
 }
 
-/// An endless byte sequence in which every 8-byte block differs, so that lost, duplicated and moved data is detected.
+/// An endless byte sequence in which every 8-byte block differs, so that lost, duplicated and moved data is
+/// detected.
 #[derive(Default)]
 pub struct KnownBytes {
     position: u64,
@@ -199,7 +201,8 @@ pub struct Download {
 }
 
 impl Download {
-    /// Starts downloading `size` bytes from `host`. curl ends after `limit`; `args` are further options of curl.
+    /// Starts downloading `size` bytes from `host`. curl ends after `limit`; `args` are further options of
+    /// curl.
     pub fn start(
         testbed: &Testbed,
         site: &TestPages,

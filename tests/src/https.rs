@@ -41,8 +41,8 @@ struct Progress {
 }
 
 impl HttpsPages {
-    /// Listens on every address of that host, with a certificate for `name`. Sending pauses after `pause` bytes until
-    /// [`Self::resume`].
+    /// Listens on every address of that host, with a certificate for `name`. Sending pauses after `pause`
+    /// bytes until [`Self::resume`].
     pub fn start(testbed: &Testbed, host: Host, name: &str, pause: u64) -> Self {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));

@@ -1,4 +1,5 @@
-//! Peers with other implementations of MASQUE and ACME: starts the programs of `tests/interop` on the hosts of a testbed.
+//! Peers with other implementations of MASQUE and ACME: starts the programs of `tests/interop` on the hosts
+//! of a testbed.
 
 use std::{
     fs::{self, File},

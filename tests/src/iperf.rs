@@ -23,7 +23,8 @@ pub struct IperfServer {
     server: RefCell<Server>,
 }
 
-/// An iperf3 server process. It serves one run only: directly after a run it would refuse the next client for a moment.
+/// An iperf3 server process. It serves one run only: directly after a run it would refuse the next client for
+/// a moment.
 struct Server {
     child: Child,
     is_used: bool,

@@ -1,10 +1,11 @@
-//! Shared by the end-to-end tests and the rigs of `bench`: a testbed (network namespaces, emulated links, `mpvpn` processes
-//! whose logs are kept), real traffic over it (ping, iperf3, curl), and parsers of the results.
+//! Shared by the end-to-end tests and the rigs of `bench`: a testbed (network namespaces, emulated links,
+//! `mpvpn` processes whose logs are kept), real traffic over it (ping, iperf3, curl), and parsers of the
+//! results.
 //!
-//! In: the binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: measured values, and assertions that fail
-//! with the ends of the logs. Always holds: testbeds share only processors and memory, and each declares how much it needs;
-//! every wait is bounded; processes, devices, namespaces and files of a testbed are removed when it is dropped, also after a
-//! panic and when the program is interrupted.
+//! In: the binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: measured values, and
+//! assertions that fail with the ends of the logs. Always holds: testbeds share only processors and memory,
+//! and each declares how much it needs; every wait is bounded; processes, devices, namespaces and files of a
+//! testbed are removed when it is dropped, also after a panic and when the program is interrupted.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod call;
@@ -47,7 +48,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Calls `probe` every 20 ms until it succeeds, and returns its value. Panics with `what` and the last error after `limit`.
+/// Calls `probe` every 20 ms until it succeeds, and returns its value. Panics with `what` and the last error
+/// after `limit`.
 pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,7 +1,8 @@
 //! Folders of a whole machine for a host of a testbed: its own `/etc`, `/var/lib` and `/run/mpvpn`.
 //!
-//! In: an empty folder. Out: commands on that host that see its folders in the places of the machine's. Always holds: commands of
-//! one host see what others of it have written; systemd is hidden from them, so that no service of the machine is touched.
+//! In: an empty folder. Out: commands on that host that see its folders in the places of the machine's.
+//! Always holds: commands of one host see what others of it have written; systemd is hidden from them, so
+//! that no service of the machine is touched.
 
 use std::{
     fs,
@@ -18,7 +19,8 @@ use crate::{
 /// The folders of one host.
 pub struct MachineFolders(PathBuf);
 
-/// Each command has its own mount namespace, in which the folders are mounted. The stub of systemd-resolved stays in place.
+/// Each command has its own mount namespace, in which the folders are mounted. The stub of systemd-resolved
+/// stays in place.
 const ENTER: &str = r#"
     mount --bind "$0/etc" /etc && mount --bind "$0/lib" /var/lib && mount --bind "$0/run" /run/mpvpn || exit 125
     if [ -d /run/systemd ]; then
@@ -33,8 +35,8 @@ const ENTER: &str = r#"
     exec "$@" 2>&1"#;
 
 impl MachineFolders {
-    /// Makes them below `folder`: a copy of the machine's `/etc` without mpvpn's files, and empty folders. Programs in the folder
-    /// `bin` beside it are found first.
+    /// Makes them below `folder`: a copy of the machine's `/etc` without mpvpn's files, and empty folders.
+    /// Programs in the folder `bin` beside it are found first.
     pub fn new(folder: PathBuf) -> Self {
         for inner in ["etc", "lib", "run", "home", "user"] {
             fs::create_dir_all(folder.join(inner)).expect("a folder");
@@ -64,7 +66,8 @@ impl MachineFolders {
         }
     }
 
-    /// A command on that host, as root or as a user without privileges. Its standard error is its standard output.
+    /// A command on that host, as root or as a user without privileges. Its standard error is its standard
+    /// output.
     pub fn command(&self, testbed: &Testbed, host: Host, is_user: bool, args: &[&str]) -> Command {
         let mut command = testbed.command(host, "sh");
         command.args(["-c", ENTER]).arg(&self.0).arg(if is_user { "user" } else { "home" });

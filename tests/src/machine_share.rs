@@ -1,10 +1,11 @@
-//! Shares of the machine's processors for tests and rigs, so that those that run at the same time do not make each other
-//! fail.
+//! Shares of the machine's processors for tests and rigs, so that those that run at the same time do not make
+//! each other fail.
 //!
-//! In: the processor time that a test needs. Out: a guard. Always holds: the shares of all threads and processes together do
-//! not exceed `SHARED_PERCENT` of the processors; the holder of [`Share::Whole`] runs alone, and the steps of `./dev test` that
-//! run in idle time pause meanwhile; threads of a process are served in the order of their requests, so a large share waits for
-//! a bounded number of small ones; every wait is bounded; a killed process releases its shares (flock(2)).
+//! In: the processor time that a test needs. Out: a guard. Always holds: the shares of all threads and
+//! processes together do not exceed `SHARED_PERCENT` of the processors; the holder of [`Share::Whole`] runs
+//! alone, and the steps of `./dev test` that run in idle time pause meanwhile; threads of a process are
+//! served in the order of their requests, so a large share waits for a bounded number of small ones; every
+//! wait is bounded; a killed process releases its shares (flock(2)).
 
 use std::{
     cell::Cell,
@@ -28,13 +29,16 @@ use rustix::{
 
 use crate::eventually;
 
-/// Percentage of each processor that is shared out. The rest is for the kernel and the tests' own threads, and for variation
-/// of what a test needs. Larger: tests miss bounds because they get no processor. Smaller: processors idle.
+/// Percentage of each processor that is shared out. The rest is for the kernel and the tests' own threads,
+/// and for variation of what a test needs. Larger: tests miss bounds because they get no processor. Smaller:
+/// processors idle.
 const SHARED_PERCENT: u32 = 80;
-/// Percentage of a processor per lock file. Smaller: more lock files to open. Larger: shares are rounded up more.
+/// Percentage of a processor per lock file. Smaller: more lock files to open. Larger: shares are rounded up
+/// more.
 const LOCK_PERCENT: u32 = 10;
-/// How long a thread waits for its share. All tests that take the whole machine last a few minutes together, and a rig holds
-/// it for a few minutes per testbed. Shorter: tests fail that only wait their turn. Longer: a hanging run is noticed late.
+/// How long a thread waits for its share. All tests that take the whole machine last a few minutes together,
+/// and a rig holds it for a few minutes per testbed. Shorter: tests fail that only wait their turn. Longer: a
+/// hanging run is noticed late.
 const WAIT_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Environment variable with the process group of the steps that run in idle time, set by `./dev test`.
@@ -58,8 +62,8 @@ pub enum Share {
 }
 
 impl Share {
-    /// The share of every testbed whose thread holds none yet: about the use of building and removing a testbed; in between most
-    /// tests wait.
+    /// The share of every testbed whose thread holds none yet: about the use of building and removing a
+    /// testbed; in between most tests wait.
     pub const LIGHT: Self = Self::Percent(20);
 
     fn locks(self, all: usize) -> usize {
@@ -124,15 +128,16 @@ fn signal_idle_steps(signal: Signal) -> bool {
     group.is_some_and(|group| kill_process_group(group, signal).is_ok())
 }
 
-/// The folder of the lock files. It is never removed: removing a file that others wait for would allow two holders.
+/// The folder of the lock files. It is never removed: removing a file that others wait for would allow two
+/// holders.
 fn folder() -> PathBuf {
     let folder = std::env::temp_dir().join("mpvpn-tests");
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     folder
 }
 
-/// A position in this process's queue: threads collect locks in the order of their requests. Otherwise a thread that needs
-/// all locks could wait for minutes for one that asked later.
+/// A position in this process's queue: threads collect locks in the order of their requests. Otherwise a
+/// thread that needs all locks could wait for minutes for one that asked later.
 struct Ticket(u64);
 
 struct Queue {
@@ -186,7 +191,8 @@ fn try_lock(file: &File) -> bool {
 /// Takes the next `wanted` locks that become free.
 fn acquire_locks(wanted: usize, all: usize) -> Vec<File> {
     let _ticket = Ticket::wait();
-    // Only the holder of this lock collects others, so two processes never each hold a part of what the other needs.
+    // Only the holder of this lock collects others, so two processes never each hold a part of what the other
+    // needs.
     let folder = folder();
     let turn = open(&folder.join("turn"));
     eventually(WAIT_LIMIT, "a share of the machine", || {

@@ -1,8 +1,8 @@
 //! Many TCP connections: short ones in sequence, each with one request, or many at the same time.
 //!
-//! In: an address, and a duration or a number of connections. Out: numbers of successful and failed connections, and
-//! durations. Both ends are separate processes in the namespaces of a testbed. The server closes short connections, so that
-//! no port of the client stays in TIME-WAIT.
+//! In: an address, and a duration or a number of connections. Out: numbers of successful and failed
+//! connections, and durations. Both ends are separate processes in the namespaces of a testbed. The server
+//! closes short connections, so that no port of the client stays in TIME-WAIT.
 
 use std::{
     io::Read,
@@ -36,8 +36,8 @@ const PORT: u16 = 5203;
 const MESSAGE_BYTES: usize = 300;
 /// First byte of a request after whose answer the server closes the connection.
 const CLOSE_AFTER_ANSWER: u8 = 1;
-/// Maximum of concurrent short connections, and of connections that are being opened. Larger: SYNs overflow the listener's
-/// backlog. Smaller: the round trip limits the rate.
+/// Maximum of concurrent short connections, and of connections that are being opened. Larger: SYNs overflow
+/// the listener's backlog. Smaller: the round trip limits the rate.
 const MAX_CONCURRENT: usize = 128;
 /// Timeout of each step of a connection: longer than TCP's retransmissions of a lost SYN (1, 3, 7 and 15 s).
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);

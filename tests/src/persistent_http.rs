@@ -1,7 +1,8 @@
-//! HTTP downloads over persistent connections (RFC 9112 §9.3): measures the time from the request to the last byte.
+//! HTTP downloads over persistent connections (RFC 9112 §9.3): measures the time from the request to the last
+//! byte.
 //!
-//! In: a testbed, an address of the server, sizes. Out: durations. Both ends are threads of this process with sockets in the
-//! namespaces. The content is constant and not checked, so that it costs no time.
+//! In: a testbed, an address of the server, sizes. Out: durations. Both ends are threads of this process with
+//! sockets in the namespaces. The content is constant and not checked, so that it costs no time.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -16,7 +17,8 @@ use std::{
 
 use crate::testbed::{Host, Testbed};
 
-/// Size of one read or write call, bytes: larger than the socket buffers fill at once, so that system calls do not limit.
+/// Size of one read or write call, bytes: larger than the socket buffers fill at once, so that system calls
+/// do not limit.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Read and connect timeout: longer than any outage that a connection must survive.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);

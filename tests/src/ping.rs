@@ -115,7 +115,8 @@ pub fn reaches(testbed: &Testbed, from: Host, to: &str) {
 }
 
 impl Pings {
-    /// The longest time without a reply between two moments; the times before the first and after the last reply count.
+    /// The longest time without a reply between two moments; the times before the first and after the last
+    /// reply count.
     pub fn longest_gap(&self, from: SystemTime, to: SystemTime) -> Duration {
         let (from, to) = (unix(from), unix(to));
         let in_namespace = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));

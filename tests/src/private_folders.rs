@@ -1,8 +1,10 @@
-//! Gives each testbed its own copies of the system folders in which mpvpn keeps sockets, journals, state and configuration.
+//! Gives each testbed its own copies of the system folders in which mpvpn keeps sockets, journals, state and
+//! configuration.
 //!
-//! In: the directory of a lab. Out: bind mounts that a process makes between fork and exec. Always holds: processes of one
-//! testbed share [`SOCKET_DIR`], and find the lab's directory at its usual path; the folders for state and configuration
-//! contain no files of the machine, and each host has a folder for state of its own. The mounts disappear with the process.
+//! In: the directory of a lab. Out: bind mounts that a process makes between fork and exec. Always holds:
+//! processes of one testbed share [`SOCKET_DIR`], and find the lab's directory at its usual path; the folders
+//! for state and configuration contain no files of the machine, and each host has a folder for state of its
+//! own. The mounts disappear with the process.
 
 use std::{
     ffi::{CStr, CString},
@@ -37,7 +39,8 @@ impl PrivateFolders {
     /// Makes the folders below `dir`, which is the directory of a lab below [`SOCKET_DIR`].
     pub(crate) fn new(dir: &Path) -> io::Result<Self> {
         let sockets = dir.join("private/sockets");
-        // The lab's directory lies in the folder that is mounted over, so it is mounted again below the new folder.
+        // The lab's directory lies in the folder that is mounted over, so it is mounted again below the new
+        // folder.
         let inner = dir.strip_prefix(SOCKET_DIR).map_err(io::Error::other)?;
         let inner = sockets.join(inner);
         fs::create_dir_all(&inner)?;

@@ -1,7 +1,8 @@
 //! A bulk download over one QUIC connection: an inner flow that is not TCP and that a tunnel cannot inspect.
 //!
-//! In: an address, and a file for the server's certificate. Out: the received bytes per [`STEP`]. Both ends use quinn with
-//! CUBIC and packets that fit into every tunnel. Both ends are separate processes in the namespaces of a testbed.
+//! In: an address, and a file for the server's certificate. Out: the received bytes per [`STEP`]. Both ends
+//! use quinn with CUBIC and packets that fit into every tunnel. Both ends are separate processes in the
+//! namespaces of a testbed.
 
 use std::{
     fs,
@@ -30,8 +31,8 @@ const SERVER_NAME: &str = "bulk";
 const PORT: u16 = 5202;
 /// UDP payload that fits the smallest tunnel MTU, 1280 bytes, with the headers of IPv4 and UDP.
 const UDP_PAYLOAD_BYTES: u16 = 1252;
-/// Flow control window of connection and stream, bytes: above the bandwidth-delay product of every scenario, so that only
-/// congestion control limits the rate.
+/// Flow control window of connection and stream, bytes: above the bandwidth-delay product of every scenario,
+/// so that only congestion control limits the rate.
 const FLOW_CONTROL_BYTES: u32 = 32 << 20;
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 const CHUNK_BYTES: usize = 64 << 10;

@@ -1,7 +1,7 @@
 //! TCP connections whose readers stop reading while their writers continue.
 //!
-//! In: a testbed with a route from the client to `address`, the number of flows, a duration. Out: the number of bytes that the
-//! writers could send. Unread data must not grow the memory of a tunnel in between.
+//! In: a testbed with a route from the client to `address`, the number of flows, a duration. Out: the number
+//! of bytes that the writers could send. Unread data must not grow the memory of a tunnel in between.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -12,15 +12,17 @@ use std::{
 
 use crate::testbed::{Direction, Host, Testbed};
 
-/// Bytes that a reader reads before it stops: beyond the first window, so that the connection is at full rate.
+/// Bytes that a reader reads before it stops: beyond the first window, so that the connection is at full
+/// rate.
 const READ_BEFORE_STALL_BYTES: usize = 256 << 10;
 /// Size of one read or write call, bytes.
 const WRITE_BYTES: usize = 64 << 10;
 /// Socket timeout: how often a blocked reader or writer checks the deadline.
 const DEADLINE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Opens `flows` connections from the client to `address` and keeps them for `time` with readers that have stopped. With
-/// [`Direction::Both`] every second connection sends up, else all send down. Returns the bytes that the writers sent.
+/// Opens `flows` connections from the client to `address` and keeps them for `time` with readers that have
+/// stopped. With [`Direction::Both`] every second connection sends up, else all send down. Returns the bytes
+/// that the writers sent.
 pub fn run_stalled_readers(
     testbed: &Testbed,
     address: IpAddr,
@@ -90,7 +92,8 @@ fn stop_reading(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64
             Err(error) => return Err(error),
         }
     }
-    // Closing earlier would be an error for the writer, which checks the deadline every DEADLINE_POLL_INTERVAL.
+    // Closing earlier would be an error for the writer, which checks the deadline every
+    // DEADLINE_POLL_INTERVAL.
     thread::sleep(deadline.saturating_duration_since(Instant::now()) + 2 * DEADLINE_POLL_INTERVAL);
     Ok(0)
 }

@@ -15,7 +15,8 @@ use crate::{
 
 /// How long tcpdump may take to start on a busy machine. Only a failing test takes that long.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
-/// After this time tcpdump has written what a host sent. Shorter: the last packets are missing; longer: slower tests.
+/// After this time tcpdump has written what a host sent. Shorter: the last packets are missing; longer:
+/// slower tests.
 const WRITE_DELAY: Duration = Duration::from_millis(50);
 
 /// tcpdump at all interfaces of a host, until it is dropped.
@@ -48,7 +49,8 @@ impl Tcpdump {
         Self { child, file, seen: 0 }
     }
 
-    /// The lines since the last call, as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP, length 8`.
+    /// The lines since the last call, as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
+    /// length 8`.
     ///
     /// # Panics
     /// If its output cannot be read.

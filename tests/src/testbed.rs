@@ -1,7 +1,8 @@
 //! A testbed: an emulated network ([`mpvpn_lab::Lab`]) and the `mpvpn` processes on its hosts.
 //!
-//! In: descriptions of links, arguments of `mpvpn`. Out: running processes, their status, logs and exit codes. Always holds:
-//! processes of one testbed see nothing of another one; every wait is bounded; everything ends when it is dropped.
+//! In: descriptions of links, arguments of `mpvpn`. Out: running processes, their status, logs and exit
+//! codes. Always holds: processes of one testbed see nothing of another one; every wait is bounded;
+//! everything ends when it is dropped.
 
 use std::{
     cell::Cell,
@@ -33,7 +34,8 @@ use crate::{
 
 /// Address and port of the server, reachable over every link.
 pub const SERVER: &str = "192.0.2.1:4433";
-/// Arguments of a server with the testbed's certificate at port 4433 of all IPv4 addresses, without authentication.
+/// Arguments of a server with the testbed's certificate at port 4433 of all IPv4 addresses, without
+/// authentication.
 pub const SERVER_ARGS: [&str; 9] =
     ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key", "--auth", "none"];
 /// IPv6 address and port of the server.
@@ -64,8 +66,8 @@ pub enum Host {
     Other,
 }
 
-/// A lab with a certificate in its directory. Other testbeds may run at the same time, unless its thread holds the whole
-/// machine.
+/// A lab with a certificate in its directory. Other testbeds may run at the same time, unless its thread
+/// holds the whole machine.
 pub struct Testbed {
     lab: Lab,
     folders: PrivateFolders,
@@ -170,17 +172,20 @@ impl Testbed {
         self.run(Host::Client, &["ip", "link", "delete", name]);
     }
 
-    /// The lab's directory with certificates, logs and sockets. It is the working directory of the testbed's processes.
+    /// The lab's directory with certificates, logs and sockets. It is the working directory of the testbed's
+    /// processes.
     pub fn dir(&self) -> &Path {
         self.lab.dir()
     }
 
-    /// The folder that processes of the testbed see as [`mpvpn_control::api::SOCKET_DIR`], by its path outside of them.
+    /// The folder that processes of the testbed see as [`mpvpn_control::api::SOCKET_DIR`], by its path
+    /// outside of them.
     pub fn default_sockets(&self) -> &Path {
         self.folders.sockets()
     }
 
-    /// The folder that processes of a host see as [`mpvpn_control::config::STATE_DIR`], by its path outside of them.
+    /// The folder that processes of a host see as [`mpvpn_control::config::STATE_DIR`], by its path outside
+    /// of them.
     pub fn state_dir(&self, host: Host) -> PathBuf {
         self.folders.state(host)
     }
@@ -218,15 +223,16 @@ impl Testbed {
         sent.unwrap_or_else(|error| panic!("a datagram from {from:?} to {to:?}: {error}"));
     }
 
-    /// Sends a packet of a built-in class through the tunnel of the client. A class that sleeps connects then, and `default` carries
-    /// the packet.
+    /// Sends a packet of a built-in class through the tunnel of the client. A class that sleeps connects
+    /// then, and `default` carries the packet.
     pub fn wake_class(&self, class: &str) {
         let known = CLASS_PORTS.iter().find(|(name, _)| *name == class);
         let (_, port) = known.unwrap_or_else(|| panic!("no port belongs to the class {class}"));
         self.send_empty_udp(Host::Client, (TUNNEL, *port));
     }
 
-    /// Runs `task` in a thread inside the host's network namespace. Sockets that it opens stay in the namespace.
+    /// Runs `task` in a thread inside the host's network namespace. Sockets that it opens stay in the
+    /// namespace.
     pub fn in_namespace<T: Send>(&self, host: Host, task: impl FnOnce() -> T + Send) -> T {
         self.namespace(host).enter(task).unwrap_or_else(|error| panic!("cannot enter {host:?}: {error}"))
     }
@@ -303,7 +309,8 @@ impl Testbed {
         self.start_client(more_args).wait_until_up()
     }
 
-    /// Starts such a client without waiting. `--server`, `--ca`, `--pin` and `--path` in `more_args` replace the defaults.
+    /// Starts such a client without waiting. `--server`, `--ca`, `--pin` and `--path` in `more_args` replace
+    /// the defaults.
     pub fn start_client(&self, more_args: &[&str]) -> MpvpnProcess {
         let links = self.link_devices();
         let mut args = vec!["client"];
@@ -339,7 +346,8 @@ impl Testbed {
         self.spawn(self.command(host, program), host, args, socket)
     }
 
-    /// Starts `mpvpn` in a mount namespace where the file `own` is mounted at `path`. The process sees later changes of `own`.
+    /// Starts `mpvpn` in a mount namespace where the file `own` is mounted at `path`. The process sees later
+    /// changes of `own`.
     pub fn start_with_file(
         &self,
         host: Host,
@@ -370,7 +378,8 @@ impl Testbed {
         self.spawn(command, host, args, socket)
     }
 
-    /// Starts `mpvpn` as a service manager does that listens at `notify`, and wants a sign of life within `watchdog` each time.
+    /// Starts `mpvpn` as a service manager does that listens at `notify`, and wants a sign of life within
+    /// `watchdog` each time.
     pub fn start_as_service(
         &self,
         host: Host,
@@ -394,8 +403,8 @@ impl Testbed {
         self.spawn(command, host, args, socket)
     }
 
-    /// Starts `mpvpn` as an unprivileged user with the capability CAP_NET_ADMIN, as a service manager does. The folder of journals
-    /// and sockets becomes the user's.
+    /// Starts `mpvpn` as an unprivileged user with the capability CAP_NET_ADMIN, as a service manager does.
+    /// The folder of journals and sockets becomes the user's.
     pub fn start_with_net_admin(&self, host: Host, args: &[&str]) -> MpvpnProcess {
         chown(self.default_sockets(), Some(USER), Some(USER)).expect("root");
         let socket = self.default_sockets().join("user.sock");
@@ -431,7 +440,8 @@ impl Testbed {
         self.output_of(host, Duration::from_secs(20), &all)
     }
 
-    /// Copies the logs of the testbed to a folder that remains, and prints its path. Done automatically if a test panics.
+    /// Copies the logs of the testbed to a folder that remains, and prints its path. Done automatically if a
+    /// test panics.
     pub fn keep_logs(&self) {
         let thread = thread::current();
         // With one test thread, tests run in the thread `main`.

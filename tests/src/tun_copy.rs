@@ -1,9 +1,11 @@
-//! Copies packets between a TUN device and a UDP socket and does nothing else: the minimum cost of a tunnel in user space.
+//! Copies packets between a TUN device and a UDP socket and does nothing else: the minimum cost of a tunnel
+//! in user space.
 //!
-//! In: a device name and two addresses. Out: each packet of the device in one datagram to the other end, and back. Always holds:
-//! one thread per end, and no cryptography, acknowledgement or queue. Either packets are split and joined by the code of mpvpn
-//! ([`SUBCOMMAND`]), or there is one read and one send for each, without offloads ([`PLAIN_SUBCOMMAND`]): what a tunnel costs where
-//! packets come one by one. It runs as a separate process, so that its processor time is measured like that of other systems.
+//! In: a device name and two addresses. Out: each packet of the device in one datagram to the other end, and
+//! back. Always holds: one thread per end, and no cryptography, acknowledgement or queue. Either packets are
+//! split and joined by the code of mpvpn ([`SUBCOMMAND`]), or there is one read and one send for each,
+//! without offloads ([`PLAIN_SUBCOMMAND`]): what a tunnel costs where packets come one by one. It runs as a
+//! separate process, so that its processor time is measured like that of other systems.
 
 use std::{
     io::{self, IoSlice},
@@ -134,8 +136,8 @@ struct Copier {
 }
 
 impl Copier {
-    /// Reads of the TUN per event before the other direction is served. Larger: the other direction waits longer. Smaller: more
-    /// epoll calls.
+    /// Reads of the TUN per event before the other direction is served. Larger: the other direction waits
+    /// longer. Smaller: more epoll calls.
     const READS_PER_TURN: usize = 16;
 
     fn new(tun: Tun, udp: UdpSocket, remote: SocketAddr) -> io::Result<Self> {

@@ -1,7 +1,8 @@
-//! Checks the rules of `deny.toml` offline for all crates of a Linux build: licences, sources, one version per crate.
-//! `cargo deny` checks more, but has to be installed. Also checks that `docs/design/dependencies.md` lists all direct
-//! dependencies of the manifests with the packages that use them, that those of the dashboard's page are pinned, and looks for advisories about quinn, of which the QUIC
-//! library is a fork.
+//! Checks the rules of `deny.toml` offline for all crates of a Linux build: licences, sources, one version
+//! per crate. `cargo deny` checks more, but has to be installed. Also checks that
+//! `docs/design/dependencies.md` lists all direct dependencies of the manifests with the packages that use
+//! them, that those of the dashboard's page are pinned, and looks for advisories about quinn, of which the
+//! QUIC library is a fork.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -199,8 +200,8 @@ fn licence_expressions_are_read_as_spdx_means_them() {
     }
 }
 
-/// Advisories about quinn that were read, and what they mean for noq-proto 1.4.0, a fork of quinn-proto: databases have
-/// none under its own name.
+/// Advisories about quinn that were read, and what they mean for noq-proto 1.4.0, a fork of quinn-proto:
+/// databases have none under its own name.
 const READ_ADVISORIES: &[(&str, &str)] = &[
     ("RUSTSEC-2021-0035", "quinn's sockets: noq-proto has none"),
     ("RUSTSEC-2023-0063", "unknown frames: an error in `frame.rs`, as in quinn-proto 0.10.5"),

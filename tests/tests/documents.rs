@@ -1,5 +1,6 @@
-//! Checks the documents of this repository offline: links have a target, shell blocks of the guide state where they run or why
-//! they are skipped, files and functions named in the architecture exist, and parts of configuration files are valid.
+//! Checks the documents of this repository offline: links have a target, shell blocks of the guide state
+//! where they run or why they are skipped, files and functions named in the architecture exist, and parts of
+//! configuration files are valid.
 
 use std::{
     collections::BTreeMap,

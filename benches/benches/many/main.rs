@@ -1,4 +1,5 @@
-//! Instructions for 50 packets through a server with 10 000 clients. Takes minutes, because all clients connect first.
+//! Instructions for 50 packets through a server with 10 000 clients. Takes minutes, because all clients
+//! connect first.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]

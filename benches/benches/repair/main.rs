@@ -1,4 +1,5 @@
-//! Instructions of forward error correction: repair packets for, and recovery of, 100 packets of 1300 bytes in groups of 20.
+//! Instructions of forward error correction: repair packets for, and recovery of, 100 packets of 1300 bytes
+//! in groups of 20.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]

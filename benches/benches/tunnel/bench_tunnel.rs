@@ -1,7 +1,7 @@
 //! A server with many sessions, one of which has a live client.
 //!
-//! Every session is established by a complete handshake. All clients except the last are dropped after the server has
-//! admitted them; the server's timers do not run, so it keeps their sessions.
+//! Every session is established by a complete handshake. All clients except the last are dropped after the
+//! server has admitted them; the server's timers do not run, so it keeps their sessions.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -31,8 +31,9 @@ pub(crate) const PAYLOAD_BYTES: usize = 1200;
 const ANSWER_BYTES: usize = 12;
 /// Number of counted packets: single packets differ in cost.
 pub(crate) const PACKETS: usize = 50;
-/// Rounds of packets in each direction before counting: afterwards the path has its rate and MTU, and the connection has
-/// updated its keys, which noq-proto does before the 1000th packet. Smaller: the key update is counted.
+/// Rounds of packets in each direction before counting: afterwards the path has its rate and MTU, and the
+/// connection has updated its keys, which noq-proto does before the 1000th packet. Smaller: the key update is
+/// counted.
 pub(crate) const WARM_UP_ROUNDS: usize = 24;
 /// Random seed of the live client, independent of the number of others.
 const LIVE_CLIENT_SEED: u32 = 0;
@@ -118,8 +119,8 @@ impl BenchTunnel {
         assert_eq!(arrived, (WARM_UP_ROUNDS * PACKETS, WARM_UP_ROUNDS * PACKETS), "packets are missing");
     }
 
-    /// Advances time by `delay` and delivers all datagrams in flight. Returns the numbers of packets for the TUNs of client and
-    /// server.
+    /// Advances time by `delay` and delivers all datagrams in flight. Returns the numbers of packets for the
+    /// TUNs of client and server.
     fn step(&mut self, delay: Duration) -> (usize, usize) {
         self.now += delay;
         let arrived = (self.client_receives(), self.server_receives());
@@ -211,8 +212,8 @@ impl BenchTunnel {
         count
     }
 
-    /// Prepares what a client's event loop does when packets arrive one at a time: the server has sent the packets, and the
-    /// client will answer each with a short one, as TCP does with an acknowledgement.
+    /// Prepares what a client's event loop does when packets arrive one at a time: the server has sent the
+    /// packets, and the client will answer each with a short one, as TCP does with an acknowledgement.
     pub(crate) fn turns(&mut self) {
         self.packets_down();
         self.server_sends();
@@ -220,8 +221,8 @@ impl BenchTunnel {
         self.packets = packets(client, BEYOND_SERVER, ANSWER_BYTES);
     }
 
-    /// The iterations of a client's event loop in which packets arrive one at a time, are written to the TUN and answered.
-    /// Returns the number of packets for the TUN, and that of UDP datagrams.
+    /// The iterations of a client's event loop in which packets arrive one at a time, are written to the TUN
+    /// and answered. Returns the number of packets for the TUN, and that of UDP datagrams.
     pub(crate) fn client_turns(&mut self) -> (usize, usize) {
         let (mut count, before) = (0, self.up.len());
         for ((link, data), answer) in self.down.drain(..).zip(&mut self.packets) {

@@ -1,5 +1,5 @@
-//! Keys, certificates and configurations of the benchmarked server and clients. They are chosen for fast handshakes, which
-//! are not counted.
+//! Keys, certificates and configurations of the benchmarked server and clients. They are chosen for fast
+//! handshakes, which are not counted.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -114,8 +114,8 @@ impl Identity {
     }
 }
 
-/// Route `n` of `routes`. The last one is 128.0.0.0/1, so that a packet is compared with all others first. The others are
-/// not adjacent, since adjacent ones would be advertised as one range.
+/// Route `n` of `routes`. The last one is 128.0.0.0/1, so that a packet is compared with all others first.
+/// The others are not adjacent, since adjacent ones would be advertised as one range.
 fn route(n: u32, routes: u32) -> IpNet {
     let net = match n + 1 == routes {
         true => Ipv4Net::new(Ipv4Addr::new(128, 0, 0, 0), 1),

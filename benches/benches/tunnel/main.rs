@@ -1,5 +1,5 @@
-//! Instructions for 50 packets of 1228 bytes through a client and a server, by number of clients, links and routes. Sending
-//! and receiving include QUIC and its cryptography.
+//! Instructions for 50 packets of 1228 bytes through a client and a server, by number of clients, links and
+//! routes. Sending and receiving include QUIC and its cryptography.
 #![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
 #![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]
@@ -108,8 +108,8 @@ fn client_sends(mut tunnel: BenchTunnel) -> (usize, BenchTunnel) {
     (black_box(&mut tunnel).client_sends(), tunnel)
 }
 
-// Packets arrive at the client one at a time, and each is answered by a short one: whole iterations of its event loop but for the
-// kernel.
+// Packets arrive at the client one at a time, and each is answered by a short one: whole iterations of its
+// event loop but for the kernel.
 #[library_benchmark(teardown = forget)]
 #[bench::links_1(turns(1))]
 #[bench::links_4(turns(4))]
@@ -125,7 +125,8 @@ fn noq_sends(mut pair: NoqPair) -> (usize, NoqPair) {
     (black_box(&mut pair).client_sends(), pair)
 }
 
-// Datagrams arrive at the QUIC library alone one at a time, and each is answered by a short one: the floor of `client_turns`.
+// Datagrams arrive at the QUIC library alone one at a time, and each is answered by a short one: the floor of
+// `client_turns`.
 #[library_benchmark(teardown = forget)]
 #[bench::paths_1(noq_with_arrivals(1))]
 #[bench::paths_4(noq_with_arrivals(4))]

@@ -1,4 +1,5 @@
-//! The floor of what a tunnel can cost: two connections of the QUIC library alone, with the same paths and cryptography.
+//! The floor of what a tunnel can cost: two connections of the QUIC library alone, with the same paths and
+//! cryptography.
 
 use std::{
     any::Any,
@@ -128,7 +129,8 @@ impl NoqPair {
         }
     }
 
-    /// Datagrams arrive at the client one at a time, and each is answered by a short one. Returns the number of UDP payloads.
+    /// Datagrams arrive at the client one at a time, and each is answered by a short one. Returns the number
+    /// of UDP payloads.
     pub(crate) fn client_turns(&mut self) -> usize {
         let before = self.up.len();
         for (path, data) in std::mem::take(&mut self.down) {
@@ -230,7 +232,8 @@ fn address(path: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(198, 18, 0, 0), FIRST_PORT + path))
 }
 
-/// Lets everything pass, unpaced, as the gates of a tunnel do: the cost of a congestion controller is not the library's.
+/// Lets everything pass, unpaced, as the gates of a tunnel do: the cost of a congestion controller is not the
+/// library's.
 #[derive(Clone, Debug)]
 struct Open;
 

@@ -1,12 +1,14 @@
 //! DNS snooping: which addresses belong to the domains in rules.
 //!
-//! In: the DNS queries and responses between clients and resolvers that pass through the tunnel over UDP (RFC 1035). Out:
-//! whether an address was returned for a name that a [`DomainPattern`] matches.
+//! In: the DNS queries and responses between clients and resolvers that pass through the tunnel over UDP (RFC
+//! 1035). Out: whether an address was returned for a name that a [`DomainPattern`] matches.
 //!
 //! Always holds:
 //! - only a response to a query that was seen counts: same addresses and ports, same ID, once, and in time;
-//! - only names in rules are kept, for the time to live of the record, but at least [`MIN_TTL`] and at most [`MAX_TTL`];
-//! - no more than [`MAX_MAPPINGS`] addresses and [`MAX_PENDING_QUERIES`] queries are kept: the oldest are removed first;
+//! - only names in rules are kept, for the time to live of the record, but at least [`MIN_TTL`] and at most
+//!   [`MAX_TTL`];
+//! - no more than [`MAX_MAPPINGS`] addresses and [`MAX_PENDING_QUERIES`] queries are kept: the oldest are
+//!   removed first;
 //! - no message causes a panic, and the length of a message bounds the work and memory for it.
 
 mod pattern;
@@ -17,27 +19,30 @@ use std::{
 };
 
 use mpvpn_types::{Duration, Instant};
-// `simple-dns` reads messages without unsafe code, and follows pointers backwards only and no further than the longest
-// name. What it lacks is a bound on the memory that a header may claim: see `has_plausible_counts`. `domain` has one, but brings
-// a library of time zones; `hickory-proto` brings even more.
+// `simple-dns` reads messages without unsafe code, and follows pointers backwards only and no further than
+// the longest name. What it lacks is a bound on the memory that a header may claim: see
+// `has_plausible_counts`. `domain` has one, but brings a library of time zones; `hickory-proto` brings even
+// more.
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, RCODE, header_buffer, rdata::RData};
 
 pub use pattern::{DomainPattern, ParseDomainPatternError};
 
-/// Maximum number of mappings, where a mapping is one address under one pattern. With fewer, rules forget addresses that
-/// are in use; with more, a client holds more memory. The number is chosen (docs/design/shaper.md, open questions).
+/// Maximum number of mappings, where a mapping is one address under one pattern. With fewer, rules forget
+/// addresses that are in use; with more, a client holds more memory. The number is chosen
+/// (docs/design/shaper.md, open questions).
 const MAX_MAPPINGS: usize = 4096;
-/// Maximum number of queries without a response. With fewer, bursts of queries are missed; with more, unanswered queries
-/// hold more memory. The number is chosen (docs/design/shaper.md, open questions).
+/// Maximum number of queries without a response. With fewer, bursts of queries are missed; with more,
+/// unanswered queries hold more memory. The number is chosen (docs/design/shaper.md, open questions).
 const MAX_PENDING_QUERIES: usize = 1024;
-/// How long to wait for the response to a query: stub resolvers give up earlier (after 5 s in glibc). A longer wait gives
-/// an attacker more time to forge a response.
+/// How long to wait for the response to a query: stub resolvers give up earlier (after 5 s in glibc). A
+/// longer wait gives an attacker more time to forge a response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum time to keep a mapping: applications use an address for some time after its time to live. A shorter time misses
-/// their later flows; a longer one matches addresses that belong to another service by then.
+/// Minimum time to keep a mapping: applications use an address for some time after its time to live. A
+/// shorter time misses their later flows; a longer one matches addresses that belong to another service by
+/// then.
 const MIN_TTL: Duration = Duration::from_secs(60);
-/// Maximum time to keep a mapping, whatever its time to live: a wrong mapping must not last for days. A shorter time misses
-/// flows to addresses that an application resolved once and keeps.
+/// Maximum time to keep a mapping, whatever its time to live: a wrong mapping must not last for days. A
+/// shorter time misses flows to addresses that an application resolved once and keeps.
 const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum length of a CNAME chain in one response, which also ends loops. BIND and Unbound follow 11; a
 /// shorter limit misses the addresses of longer chains.
@@ -89,7 +94,8 @@ impl DnsSnooper {
         !self.patterns.is_empty()
     }
 
-    /// Whether a response returned `address` for a name that `pattern` matches, and the mapping is still valid.
+    /// Whether a response returned `address` for a name that `pattern` matches, and the mapping is still
+    /// valid.
     pub fn matches(&self, now: Instant, address: IpAddr, pattern: &DomainPattern) -> bool {
         let at = self.patterns.binary_search(pattern);
         at.ok().and_then(|at| self.mappings.get(&(address, at))).is_some_and(|until| now < *until)
@@ -194,7 +200,8 @@ impl DnsSnooper {
     }
 }
 
-/// Whether the message is long enough for the record counts in its header: the library allocates memory by these counts.
+/// Whether the message is long enough for the record counts in its header: the library allocates memory by
+/// these counts.
 #[must_use]
 pub fn has_plausible_counts(message: &[u8]) -> bool {
     let records = [header_buffer::answers, header_buffer::name_servers, header_buffer::additional_records];

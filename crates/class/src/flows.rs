@@ -1,17 +1,19 @@
 //! Remembers the class of each flow.
 //!
 //! In: hashes of flows, and their classes. Out: the class stored for a flow. Always holds: no more than twice
-//! [`MAX_FLOWS_PER_GENERATION`] flows are kept; a flow that is not looked up is forgotten after one to two times
-//! [`GENERATION_DURATION`]; each operation takes constant time.
+//! [`MAX_FLOWS_PER_GENERATION`] flows are kept; a flow that is not looked up is forgotten after one to two
+//! times [`GENERATION_DURATION`]; each operation takes constant time.
 
 use mpvpn_types::{ClassId, Duration, Instant};
 use rustc_hash::FxHashMap;
 
-/// Maximum number of flows in one generation. With fewer, a busy client asks its rules again for live flows; with more, a
-/// client with many flows holds more memory (8 bytes a flow). The number is chosen (docs/design/shaper.md, open questions).
+/// Maximum number of flows in one generation. With fewer, a busy client asks its rules again for live flows;
+/// with more, a client with many flows holds more memory (8 bytes a flow). The number is chosen
+/// (docs/design/shaper.md, open questions).
 const MAX_FLOWS_PER_GENERATION: usize = 8192;
-/// Duration of a generation. A flow that is idle for one to two of them is forgotten: shorter, and a flow that pauses may
-/// change its class when rules or DNS mappings changed; longer, and dead flows hold memory. Chosen, like the number.
+/// Duration of a generation. A flow that is idle for one to two of them is forgotten: shorter, and a flow
+/// that pauses may change its class when rules or DNS mappings changed; longer, and dead flows hold memory.
+/// Chosen, like the number.
 const GENERATION_DURATION: Duration = Duration::from_secs(60);
 
 /// The classes of flows.

@@ -1,13 +1,14 @@
-//! Traffic classes: the class of a flow, the queue in front of the paths of a class, and how classes share a link.
+//! Traffic classes: the class of a flow, the queue in front of the paths of a class, and how classes share a
+//! link.
 //!
-//! In: the header fields of a flow's first packet, DNS messages that pass through the tunnel, packets with their flow hash
-//! and the time, measurements of paths. Out: the class of a flow, the next packet to send, how many bytes a class may send
-//! over a link.
+//! In: the header fields of a flow's first packet, DNS messages that pass through the tunnel, packets with
+//! their flow hash and the time, measurements of paths. Out: the class of a flow, the next packet to send,
+//! how many bytes a class may send over a link.
 //!
-//! - [`Rules`] choose the class of a flow. [`DnsSnooper`] knows which addresses DNS returned for the domains in rules.
-//!   [`FlowClasses`] remembers the class of each flow.
-//! - [`FqCodel`] shares a tunnel fairly among flows (RFC 8290): flows that send little (ping, DNS, a TCP handshake) go
-//!   first, and early drops keep the queueing delay of the others short (RFC 8289).
+//! - [`Rules`] choose the class of a flow. [`DnsSnooper`] knows which addresses DNS returned for the domains
+//!   in rules. [`FlowClasses`] remembers the class of each flow.
+//! - [`FqCodel`] shares a tunnel fairly among flows (RFC 8290): flows that send little (ping, DNS, a TCP
+//!   handshake) go first, and early drops keep the queueing delay of the others short (RFC 8289).
 //! - [`Shaper`] divides the capacity of a link among the classes that send over it.
 //! - [`RateLimit`] keeps what one user carries in a direction to a rate, over all of the user's connections.
 //!
@@ -25,9 +26,9 @@ mod rate_limit;
 mod rules;
 mod shaper;
 
-/// Maximum number of links over which copies of one packet are sent. Each copy costs the rate of a whole packet; more than
-/// four would add less and less, since all have to be lost at the same time. The number is chosen
-/// (docs/design/scheduler.md, open questions).
+/// Maximum number of links over which copies of one packet are sent. Each copy costs the rate of a whole
+/// packet; more than four would add less and less, since all have to be lost at the same time. The number is
+/// chosen (docs/design/scheduler.md, open questions).
 pub const MAX_COPIES: u8 = 4;
 
 pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError, has_plausible_counts};

@@ -1,11 +1,13 @@
 //! FQ-CoDel (RFC 8290): per-flow queues, served by deficit round robin, each with its own CoDel (RFC 8289).
 //!
-//! In: packets with their flow hash, and the time. Out: the next packet to send. Always holds: packets of a flow keep their
-//! order, and every packet is delivered, replaced by a later one that supersedes it, counted as dropped, or counted as queued.
+//! In: packets with their flow hash, and the time. Out: the next packet to send. Always holds: packets of a
+//! flow keep their order, and every packet is delivered, replaced by a later one that supersedes it, counted
+//! as dropped, or counted as queued.
 //!
-//! The flow hash selects a bucket. Only buckets with packets exist in memory: they are entries of a slab, found through a
-//! small map, in one of two lists. A bucket that has just become active is in the list of new flows, which is served first;
-//! when it has used its quantum it moves to the end of the old flows (RFC 8290 §4.2).
+//! The flow hash selects a bucket. Only buckets with packets exist in memory: they are entries of a slab,
+//! found through a small map, in one of two lists. A bucket that has just become active is in the list of new
+//! flows, which is served first; when it has used its quantum it moves to the end of the old flows (RFC 8290
+//! §4.2).
 
 mod codel;
 mod flows;
@@ -20,22 +22,25 @@ use codel::{ControlParameters, DropDecision};
 use flows::{Flows, List};
 use store::{Packet, Store};
 
-/// Maximum number of packets dropped from the fattest flow after one search for it: 64 as in Linux `fq_codel`. With fewer,
-/// the search runs more often under overload; with more, one flow loses many packets in a row.
+/// Maximum number of packets dropped from the fattest flow after one search for it: 64 as in Linux
+/// `fq_codel`. With fewer, the search runs more often under overload; with more, one flow loses many packets
+/// in a row.
 const MAX_DROP_BATCH: usize = 64;
 
 /// A packet in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedPacket {
-    /// The bytes of the packet. The queue counts their length, although a slice keeps its whole buffer alive.
+    /// The bytes of the packet. The queue counts their length, although a slice keeps its whole buffer
+    /// alive.
     pub data: Bytes,
-    /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that an attacker cannot choose
-    /// packets that share the queue of another flow.
+    /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that an attacker
+    /// cannot choose packets that share the queue of another flow.
     pub flow: u32,
-    /// Reordering within the flow would reduce its throughput (TCP, for example). The queue itself ignores it.
+    /// Reordering within the flow would reduce its throughput (TCP, for example). The queue itself ignores
+    /// it.
     pub needs_order: bool,
-    /// The packet is sent without a sequence number, so the receiver neither resequences nor reassembles it. The queue
-    /// itself ignores it.
+    /// The packet is sent without a sequence number, so the receiver neither resequences nor reassembles it.
+    /// The queue itself ignores it.
     pub unnumbered: bool,
 }
 
@@ -48,11 +53,12 @@ pub struct QueueConfig {
     pub limit_packets: usize,
     /// CoDel's target: the acceptable standing queue delay (RFC 8289 §4.4).
     pub target: Duration,
-    /// CoDel's interval: how long the queueing delay may exceed the target before the first drop, about the largest usual
-    /// round-trip time (RFC 8289 §4.3).
+    /// CoDel's interval: how long the queueing delay may exceed the target before the first drop, about the
+    /// largest usual round-trip time (RFC 8289 §4.3).
     pub interval: Duration,
-    /// Bytes that a flow may send per round of the round robin, at least 256 (RFC 8290 §5.2.4). A flow with no more than
-    /// this behind the packet in hand has no standing queue, so it should be the size of the largest packet.
+    /// Bytes that a flow may send per round of the round robin, at least 256 (RFC 8290 §5.2.4). A flow with
+    /// no more than this behind the packet in hand has no standing queue, so it should be the size of
+    /// the largest packet.
     pub quantum: usize,
     /// Number of buckets over which flows are hashed, at least 1.
     pub flows: usize,
@@ -117,8 +123,8 @@ impl FqCodel {
         }
     }
 
-    /// Appends a packet to its flow. Returns the number of bytes dropped: if the queue exceeds a limit, packets are dropped
-    /// from the head of the fattest flow, which may be this one.
+    /// Appends a packet to its flow. Returns the number of bytes dropped: if the queue exceeds a limit,
+    /// packets are dropped from the head of the fattest flow, which may be this one.
     pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
         let pushed_ns = self.ns(now);
         let bucket = self.bucket(packet.flow);
@@ -141,8 +147,9 @@ impl FqCodel {
         self.make_room()
     }
 
-    /// Puts a packet in the place of the last waiting packet of its bucket, if that is as long and `supersedes` says so for
-    /// the bytes of both, the later one first. Else appends it as [`Self::push`] does. Returns whether it replaced a packet.
+    /// Puts a packet in the place of the last waiting packet of its bucket, if that is as long and
+    /// `supersedes` says so for the bytes of both, the later one first. Else appends it as [`Self::push`]
+    /// does. Returns whether it replaced a packet.
     pub fn push_superseding(
         &mut self,
         now: Instant,
@@ -182,7 +189,8 @@ impl FqCodel {
         self.dequeue(now, true)
     }
 
-    /// Removes and returns the next packet of the old flows; packets of new flows stay for the next [`Self::pop`].
+    /// Removes and returns the next packet of the old flows; packets of new flows stay for the next
+    /// [`Self::pop`].
     pub fn pop_old_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, false)
@@ -248,7 +256,8 @@ impl FqCodel {
             }
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             self.flows.pop_front(list);
-            // An emptied new flow moves to the old ones, so that it cannot starve them by becoming new again and again.
+            // An emptied new flow moves to the old ones, so that it cannot starve them by becoming new again
+            // and again.
             if from_new && !self.old_flows.is_empty() {
                 self.flows.push_back(&mut self.old_flows, slot);
             } else {
@@ -278,8 +287,8 @@ impl FqCodel {
         None
     }
 
-    /// Drops from the fattest flows until the queue is a little below its limits, so that not every push has to search for
-    /// the fattest flow (RFC 8290 §4.1). Returns the number of bytes dropped.
+    /// Drops from the fattest flows until the queue is a little below its limits, so that not every push has
+    /// to search for the fattest flow (RFC 8290 §4.1). Returns the number of bytes dropped.
     #[cold]
     fn make_room(&mut self) -> usize {
         let before = self.bytes;

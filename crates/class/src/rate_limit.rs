@@ -1,34 +1,38 @@
 //! The limit of one user's rate in one direction, shared by everything that carries data of this user.
 //!
-//! In: the rate, bytes that were carried, which members of the limit wait, and the time. Out: how many bytes a member may carry
-//! now, when to ask again, and how many bytes all have carried. Always holds: all members together carry no more than the rate
-//! and a burst; a member that waits is not passed over for longer than the others need for half of that.
+//! In: the rate, bytes that were carried, which members of the limit wait, and the time. Out: how many bytes
+//! a member may carry now, when to ask again, and how many bytes all have carried. Always holds: all members
+//! together carry no more than the rate and a burst; a member that waits is not passed over for longer than
+//! the others need for half of that.
 //!
-//! This is a token bucket. Members that wait take turns: what a member has carried moves its next turn forward by the time
-//! that its share of the rate needs for it. A turn that is not taken is lost when the bucket is half full, so that a member
-//! that does not come in time costs nothing.
+//! This is a token bucket. Members that wait take turns: what a member has carried moves its next turn
+//! forward by the time that its share of the rate needs for it. A turn that is not taken is lost when the
+//! bucket is half full, so that a member that does not come in time costs nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-/// Depth of the bucket, in seconds of the rate (at least [`MIN_DEPTH_BYTES`]): the largest burst after a pause, and what a member
-/// that does not take its turn costs the others in time. Smaller: more turns are lost. Larger: bursts. Chosen.
+/// Depth of the bucket, in seconds of the rate (at least [`MIN_DEPTH_BYTES`]): the largest burst after a
+/// pause, and what a member that does not take its turn costs the others in time. Smaller: more turns are
+/// lost. Larger: bursts. Chosen.
 const DEPTH_SECONDS: f64 = 0.03;
-/// Depth while a member waits: it would have carried these bytes if its thread had got the processor in time. Smaller: the rate is
-/// not reached on a busy machine. Larger: bursts after such a time. Chosen: threads of a busy machine were up to 100 ms late.
+/// Depth while a member waits: it would have carried these bytes if its thread had got the processor in time.
+/// Smaller: the rate is not reached on a busy machine. Larger: bursts after such a time. Chosen: threads of a
+/// busy machine were up to 100 ms late.
 const LATE_SECONDS: f64 = 0.25;
-/// Least depth in bytes: four packets of an Ethernet. Less: packets that leave together wait although the rate allows them.
+/// Least depth in bytes: four packets of an Ethernet. Less: packets that leave together wait although the
+/// rate allows them.
 const MIN_DEPTH_BYTES: f64 = 6000.0;
-/// A member that waits is woken for this much of the rate, in seconds, but not for less than a packet. Smaller: more wake-ups.
-/// Larger: bursts, which delay other flows. Chosen.
+/// A member that waits is woken for this much of the rate, in seconds, but not for less than a packet.
+/// Smaller: more wake-ups. Larger: bursts, which delay other flows. Chosen.
 const WAKEUP_SECONDS: f64 = 0.001;
 /// Size of a full packet in bytes (Ethernet MTU).
 const PACKET_BYTES: f64 = 1500.0;
 /// Shortest time until a member asks again. Shorter: a loop without pause. Longer: bursts. Chosen.
 const MIN_WAIT_SECONDS: f64 = 0.000_1;
-/// Longest debt, in seconds of the rate: a member may carry more than the bucket has, as the last packet of a turn does.
-/// Smaller: such bytes are forgotten; larger: a rate that was raised counts late. Chosen.
+/// Longest debt, in seconds of the rate: a member may carry more than the bucket has, as the last packet of a
+/// turn does. Smaller: such bytes are forgotten; larger: a rate that was raised counts late. Chosen.
 const MAX_DEBT_SECONDS: f64 = 0.5;
 
 /// The limit of a user's rate in one direction.
@@ -196,8 +200,8 @@ mod tests {
         Arc::new(Mutex::new(RateLimit::new(start, Some(rate))))
     }
 
-    /// Members that always have more, with packets of their sizes, and come `late` after they asked to; the bytes that each
-    /// carried in `seconds`.
+    /// Members that always have more, with packets of their sizes, and come `late` after they asked to; the
+    /// bytes that each carried in `seconds`.
     fn carried(
         limit: &Arc<Mutex<RateLimit>>,
         start: Instant,

@@ -1,8 +1,8 @@
 //! Classification rules: which class a flow belongs to.
 //!
-//! In: the header fields of a packet ([`PacketFields`]), and the domains of addresses ([`DnsSnooper`]). Out: the class of
-//! the first rule that matches, and the index of that rule. A rule describes packets from a client to a destination. Rules
-//! are evaluated once for each flow, one after the other, without allocation.
+//! In: the header fields of a packet ([`PacketFields`]), and the domains of addresses ([`DnsSnooper`]). Out:
+//! the class of the first rule that matches, and the index of that rule. A rule describes packets from a
+//! client to a destination. Rules are evaluated once for each flow, one after the other, without allocation.
 //!
 //! [`Rules::unreachable`] finds rules that no packet can match.
 
@@ -35,8 +35,8 @@ pub struct PacketFields {
     pub dscp: u8,
 }
 
-/// A rule: conditions on a packet, and the class of packets that meet all of them. A list is met if one of its entries
-/// matches, or if it is empty.
+/// A rule: conditions on a packet, and the class of packets that meet all of them. A list is met if one of
+/// its entries matches, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Protocol numbers.
@@ -109,8 +109,9 @@ impl Rules {
         self.0.iter().flat_map(|rule| &rule.domains)
     }
 
-    /// The rules that can never match, in order: those with contradictory conditions, and those that one earlier rule
-    /// covers completely. A rule that several earlier rules cover only together is not found.
+    /// The rules that can never match, in order: those with contradictory conditions, and those that one
+    /// earlier rule covers completely. A rule that several earlier rules cover only together is not
+    /// found.
     pub fn unreachable(&self) -> Vec<UnreachableRule> {
         cover::unreachable(&self.0)
     }

@@ -1,18 +1,19 @@
 //! The shaper of a link: divides its capacity among the traffic classes of one client.
 //!
-//! In: the share of each class, whether it is backlogged, bytes it has sent, samples of what its paths delivered, and the
-//! time. Out: how many bytes a class may send now, and when to ask again.
+//! In: the share of each class, whether it is backlogged, bytes it has sent, samples of what its paths
+//! delivered, and the time. Out: how many bytes a class may send now, and when to ask again.
 //!
-//! The capacity fills one pool with tokens (bytes). The pool is divided immediately among the backlogged classes: first the
-//! classes that go first (up to their `max`), then the guaranteed `min` of each class, then the rest by weight. So the
-//! order in which classes ask does not matter, other classes get unused tokens at the same moment, and a class gets its
-//! share back with the next tokens. This is generalised processor sharing (Parekh and Gallager, 1993) with the guarantees
-//! and ceilings of the hierarchical token bucket (Devera, 2002). No packet-by-packet approximation such as start-time fair
-//! queueing (Goyal, Vin and Cheng, 1996) is needed, because classes ask for bytes and not for turns.
+//! The capacity fills one pool with tokens (bytes). The pool is divided immediately among the backlogged
+//! classes: first the classes that go first (up to their `max`), then the guaranteed `min` of each class,
+//! then the rest by weight. So the order in which classes ask does not matter, other classes get unused
+//! tokens at the same moment, and a class gets its share back with the next tokens. This is generalised
+//! processor sharing (Parekh and Gallager, 1993) with the guarantees and ceilings of the hierarchical token
+//! bucket (Devera, 2002). No packet-by-packet approximation such as start-time fair queueing (Goyal, Vin and
+//! Cheng, 1996) is needed, because classes ask for bytes and not for turns.
 //!
 //! Always holds:
-//! - All classes together send no more than the capacity and a burst; packets that never wait (acknowledgements) are
-//!   charged to their class afterwards.
+//! - All classes together send no more than the capacity and a burst; packets that never wait
+//!   (acknowledgements) are charged to their class afterwards.
 //! - A class that is not backlogged keeps a small reserve, so that it can start at once, and no more.
 //! - While the capacity is unknown, no class is limited, except by a `max` that is a rate.
 
@@ -35,60 +36,63 @@ use one_way_delay::ClockComparison;
 use watch::CapacityWatch;
 pub use watch::{CapacityChange, CapacityReason};
 
-/// Depth of the token bucket, in seconds of the capacity (at least two packets): the largest burst. A call waits for such a
-/// burst at both ends, so it must be short: bursts of 16 kB on 50 Mbit/s were 2.6 ms of delay. With a smaller one, tokens
-/// are lost when a wake-up comes late.
+/// Depth of the token bucket, in seconds of the capacity (at least two packets): the largest burst. A call
+/// waits for such a burst at both ends, so it must be short: bursts of 16 kB on 50 Mbit/s were 2.6 ms of
+/// delay. With a smaller one, tokens are lost when a wake-up comes late.
 const BURST_SECONDS: f64 = 0.001;
-/// Bytes that one send with segmentation offload may exceed the tokens by: about 12 packets. More lets a class exceed its
-/// `max` for longer; less would forget a part of such a send.
+/// Bytes that one send with segmentation offload may exceed the tokens by: about 12 packets. More lets a
+/// class exceed its `max` for longer; less would forget a part of such a send.
 const MAX_GSO_SEND_BYTES: f64 = 16_000.0;
 /// Size of a full packet in bytes (Ethernet MTU).
 const PACKET_BYTES: f64 = 1500.0;
-/// Tokens in bytes that an idle class with `first` keeps: four packets. Other idle classes keep one. With less, the first
-/// packets of a class wait; with more, idle classes together can send a larger burst.
+/// Tokens in bytes that an idle class with `first` keeps: four packets. Other idle classes keep one. With
+/// less, the first packets of a class wait; with more, idle classes together can send a larger burst.
 const IDLE_RESERVE_FIRST_BYTES: f64 = 4.0 * PACKET_BYTES;
-/// Tokens that an idle class keeps at least, in seconds of the capacity. With less, an application that writes four packets
-/// at a time waited although it was within its share; with more, other classes wait longer.
+/// Tokens that an idle class keeps at least, in seconds of the capacity. With less, an application that
+/// writes four packets at a time waited although it was within its share; with more, other classes wait
+/// longer.
 const IDLE_RESERVE_SECONDS: f64 = 0.000_3;
-/// A waiting class is woken when it may send its rate times this many seconds, or two packets. Less means more wake-ups;
-/// more means larger bursts.
+/// A waiting class is woken when it may send its rate times this many seconds, or two packets. Less means
+/// more wake-ups; more means larger bursts.
 const WAKEUP_QUANTUM_SECONDS: f64 = 0.000_25;
-/// Maximum time until a waiting class asks again, because other classes may have stopped meanwhile. Shorter means more
-/// wake-ups; longer leaves capacity unused.
+/// Maximum time until a waiting class asks again, because other classes may have stopped meanwhile. Shorter
+/// means more wake-ups; longer leaves capacity unused.
 const MAX_WAIT: Duration = Duration::from_millis(2);
-/// Minimum time until a waiting class asks again, about what one iteration of the event loop takes. Shorter busy-loops;
-/// longer adds delay and bursts. Chosen (docs/design/shaper.md, open questions).
+/// Minimum time until a waiting class asks again, about what one iteration of the event loop takes. Shorter
+/// busy-loops; longer adds delay and bursts. Chosen (docs/design/shaper.md, open questions).
 const MIN_WAIT: Duration = Duration::from_micros(50);
-/// A backlogged class that has not asked for this long counts as idle. Shorter takes the share of a class whose thread got
-/// no processor; longer leaves the share of a stopped class unused. Chosen (docs/design/shaper.md, open questions).
+/// A backlogged class that has not asked for this long counts as idle. Shorter takes the share of a class
+/// whose thread got no processor; longer leaves the share of a stopped class unused. Chosen
+/// (docs/design/shaper.md, open questions).
 const DEMAND_TIMEOUT: Duration = Duration::from_millis(100);
-/// The link counts as shared for this long after a class with `first` had something to send. Shorter, and a call finds the
-/// queue of a backup again after a pause; longer, and a single class is limited without need. Chosen
-/// (docs/design/shaper.md, open questions).
+/// The link counts as shared for this long after a class with `first` had something to send. Shorter, and a
+/// call finds the queue of a backup again after a pause; longer, and a single class is limited without need.
+/// Chosen (docs/design/shaper.md, open questions).
 const SHARED_AFTER_FIRST: Duration = Duration::from_secs(2);
-/// The link counts as shared for this long after several classes were backlogged at the same time. Trade-off and origin as
-/// for [`SHARED_AFTER_FIRST`].
+/// The link counts as shared for this long after several classes were backlogged at the same time. Trade-off
+/// and origin as for [`SHARED_AFTER_FIRST`].
 const SHARED_AFTER_CONTENTION: Duration = Duration::from_secs(1);
-/// A class counts as idle when it has sent nothing for this long; clock reports are rarer while all but one are idle.
-/// Shorter, and reports are missing when a class returns after a pause; longer, and more reports are sent. Chosen
-/// (docs/design/shaper.md, open questions).
+/// A class counts as idle when it has sent nothing for this long; clock reports are rarer while all but one
+/// are idle. Shorter, and reports are missing when a class returns after a pause; longer, and more reports
+/// are sent. Chosen (docs/design/shaper.md, open questions).
 const CLASS_IDLE_AFTER: Duration = Duration::from_secs(2);
-/// The part of a link that a class with `first` gets before all others if it has no `max`. More lets such a class starve
-/// the others; less delays it when it needs most of a slow link. Chosen (docs/design/shaper.md, open questions).
+/// The part of a link that a class with `first` gets before all others if it has no `max`. More lets such a
+/// class starve the others; less delays it when it needs most of a slow link. Chosen (docs/design/shaper.md,
+/// open questions).
 const DEFAULT_FIRST_MAX: Portion = Portion::Percent(50);
-/// A congestion controller behind the shaper is told to assume at least the share of its class times this factor, so that
-/// the fluctuations of its own estimate do not limit it. Less, and the class loses share; more, and the controller
-/// overshoots when the class is alone again.
+/// A congestion controller behind the shaper is told to assume at least the share of its class times this
+/// factor, so that the fluctuations of its own estimate do not limit it. Less, and the class loses share;
+/// more, and the controller overshoots when the class is alone again.
 const CONTROLLER_HEADROOM: f64 = 1.4;
-/// Maximum debt of the pool, in seconds of the capacity: how long bytes sent beyond the capacity are remembered. Less, and
-/// overload has no consequence; more, and a class pays long for its acknowledgements.
+/// Maximum debt of the pool, in seconds of the capacity: how long bytes sent beyond the capacity are
+/// remembered. Less, and overload has no consequence; more, and a class pays long for its acknowledgements.
 const MAX_DEBT_SECONDS: f64 = 0.25;
 
 /// The configured share of a class on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// The class is served before all others up to `max` (default: half of the link); beyond that it competes like the
-    /// others.
+    /// The class is served before all others up to `max` (default: half of the link); beyond that it
+    /// competes like the others.
     pub first: bool,
     /// Relative weight in the division of capacity that is not guaranteed to any class.
     pub weight: Weight,
@@ -151,7 +155,8 @@ struct ClassState {
 }
 
 impl ClassState {
-    /// For how long the class has been backlogged since `backlog_changed`. A connection that has ended asks no more.
+    /// For how long the class has been backlogged since `backlog_changed`. A connection that has ended asks
+    /// no more.
     fn current_backlog_time(&self, now: Instant) -> Duration {
         let (Some(since), Some(asked)) = (self.backlog_changed.filter(|_| self.backlogged), self.last_polled)
         else {
@@ -264,8 +269,8 @@ impl Shaper {
         report::share(self.link, class, share);
     }
 
-    /// The capacity of the link for IP packets: the configured one, a lower one if the configured one fills a queue, or the
-    /// measured one. `None` while it is unknown.
+    /// The capacity of the link for IP packets: the configured one, a lower one if the configured one fills a
+    /// queue, or the measured one. `None` while it is unknown.
     pub fn capacity(&self) -> Option<BitRate> {
         self.capacity.estimate().map(|rate| BitRate::from_bytes_per_second(rate as u64))
     }
@@ -275,8 +280,8 @@ impl Shaper {
         self.capacity_watch.take()
     }
 
-    /// Bytes of IP packets that a class may send now: a packet of any size may be sent if it is not 0. Only classes with
-    /// data to send ask.
+    /// Bytes of IP packets that a class may send now: a packet of any size may be sent if it is not 0. Only
+    /// classes with data to send ask.
     pub fn available_bytes(&mut self, now: Instant, class: ClassId) -> u64 {
         self.classes[index(class)].last_polled = Some(now);
         if self.classes[index(class)].share.first {
@@ -369,9 +374,10 @@ impl Shaper {
         self.fair_rate(now, class).filter(|_| held).map(|rate| rate as u64)
     }
 
-    /// Takes a measurement of a path of a class over about 5 ms. Returns the minimum rate (bytes/s) that a congestion
-    /// controller limited by the shaper should assume for the path: its own estimate only shows the limit, and when the
-    /// other classes stop, it must not have to probe for the rate of the link again.
+    /// Takes a measurement of a path of a class over about 5 ms. Returns the minimum rate (bytes/s) that a
+    /// congestion controller limited by the shaper should assume for the path: its own estimate only
+    /// shows the limit, and when the other classes stop, it must not have to probe for the rate of the
+    /// link again.
     pub fn on_sample(&mut self, now: Instant, class: ClassId, sample: Sample) -> Option<u64> {
         self.advance(now);
         let is_shared = self.is_shared(now);
@@ -397,10 +403,11 @@ impl Shaper {
         self.clocks.clock_micros(now)
     }
 
-    /// Takes a clock report of the peer that arrived over the link (docs/protocol.md, "Clock reports"). `clock` is the number
-    /// of the peer's clock (one per thread), `sent` its time when the report was sent, `found` the one-way delay that the
-    /// peer measured for the last report of this end, if any; both in µs modulo 2^32, delays plus the offset of the clocks.
-    /// Returns the one-way delay of this report, for the next report to the peer.
+    /// Takes a clock report of the peer that arrived over the link (docs/protocol.md, "Clock reports").
+    /// `clock` is the number of the peer's clock (one per thread), `sent` its time when the report was
+    /// sent, `found` the one-way delay that the peer measured for the last report of this end, if any;
+    /// both in µs modulo 2^32, delays plus the offset of the clocks. Returns the one-way delay of this
+    /// report, for the next report to the peer.
     pub fn on_clock_report(&mut self, now: Instant, clock: u8, sent: u32, found: Option<u32>) -> u32 {
         self.clocks.on_report(now, clock, sent, found)
     }
@@ -466,7 +473,8 @@ impl Shaper {
             self.is_limiting = link.is_some();
             report::limiting(self.link, link, self.is_shared(now), count, self.capacity.own_queue());
             let link = link.unwrap_or_default();
-            // First let the queue drain that the single class has built up in the link: new classes would wait in it.
+            // First let the queue drain that the single class has built up in the link: new classes would
+            // wait in it.
             self.pool = -link * self.capacity.own_queue().min(MAX_DEBT_SECONDS);
             self.classes.iter_mut().for_each(|class| class.tokens = class.idle_reserve(link));
         }
@@ -484,8 +492,8 @@ impl Shaper {
         self.pool = self.pool.min((burst - held).max(0.0));
     }
 
-    /// Divides the pool of a link with `link` bytes/s: competing classes get up to `max_bytes` beyond the idle reserve, the
-    /// other classes up to the idle reserve.
+    /// Divides the pool of a link with `link` bytes/s: competing classes get up to `max_bytes` beyond the
+    /// idle reserve, the other classes up to the idle reserve.
     fn distribute(&mut self, link: f64, competing: &[bool; CLASSES], max_bytes: f64) {
         if self.pool <= 0.0 {
             return;

@@ -1,11 +1,11 @@
-//! Which destinations a server relays TCP connections and UDP flows to. The rules count for packets, too: for those the kernel
-//! applies them (`os::firewall::client_filter`), with other defaults.
+//! Which destinations a server relays TCP connections and UDP flows to. The rules count for packets, too: for
+//! those the kernel applies them (`os::firewall::client_filter`), with other defaults.
 //!
-//! In: the `[[access]]` rules of the configuration, the tunnel's networks, a user and a destination address. Out: whether
-//! the connection is allowed, or what forbids it. Always holds: the first matching rule of the configuration decides; if
-//! none matches, the server's own addresses in the tunnel and public addresses are allowed, and nothing else. The caller
-//! resolves names first and checks every address, so a name that resolves to another address later (DNS rebinding) gains
-//! no access.
+//! In: the `[[access]]` rules of the configuration, the tunnel's networks, a user and a destination address.
+//! Out: whether the connection is allowed, or what forbids it. Always holds: the first matching rule of the
+//! configuration decides; if none matches, the server's own addresses in the tunnel and public addresses are
+//! allowed, and nothing else. The caller resolves names first and checks every address, so a name that
+//! resolves to another address later (DNS rebinding) gains no access.
 
 use std::{
     fmt,
@@ -23,21 +23,23 @@ use crate::config::{
     schema,
 };
 
-/// Whether these users reach these destinations: by packets, and by connections that the server relays. The first table that
-/// matches decides. Where none does, packets reach everything but metadata of clouds, link-local addresses and the addresses of
-/// the server's machine outside the tunnel; relayed connections reach public addresses and the server's own in the tunnel.
+/// Whether these users reach these destinations: by packets, and by connections that the server relays. The
+/// first table that matches decides. Where none does, packets reach everything but metadata of clouds,
+/// link-local addresses and the addresses of the server's machine outside the tunnel; relayed connections
+/// reach public addresses and the server's own in the tunnel.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
-    /// Whether the destination may be reached. If not, packets are answered with ICMP "communication administratively
-    /// prohibited", and requests with status 403
+    /// Whether the destination may be reached. If not, packets are answered with ICMP "communication
+    /// administratively prohibited", and requests with status 403
     pub allow: bool,
     /// Names of the users to whom the table applies [default: all]
     #[serde(default, deserialize_with = "rules::users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// Destination networks or addresses; a name in a request counts as the addresses that it resolves to [default: all]
+    /// Destination networks or addresses; a name in a request counts as the addresses that it resolves to
+    /// [default: all]
     #[serde(default, deserialize_with = "rules::networks")]
     #[schemars(schema_with = "schema::some::<Prefix>")]
     pub to: Vec<IpNet>,
@@ -48,11 +50,12 @@ pub struct AccessRule {
 }
 
 impl AccessRule {
-    /// Whether the rule is about this user and destination. `behind`: the IPv4 address that a translated IPv6 destination
-    /// stands for.
+    /// Whether the rule is about this user and destination. `behind`: the IPv4 address that a translated IPv6
+    /// destination stands for.
     fn matches(&self, user: &str, to: SocketAddr, behind: Option<IpAddr>) -> bool {
         let has = |ip: IpAddr| self.to.iter().any(|net| net.contains(&ip));
-        // A forbidden IPv4 address is forbidden in its IPv6 form, too; an allowed one is allowed only as written.
+        // A forbidden IPv4 address is forbidden in its IPv6 form, too; an allowed one is allowed only as
+        // written.
         let is_there = has(to.ip()) || !self.allow && behind.is_some_and(has);
         (self.users.is_empty() || self.users.iter().any(|name| name == user))
             && (self.to.is_empty() || is_there)
@@ -91,8 +94,8 @@ pub enum Denied {
     /// This `[[access]]` table forbids it, counted from 1.
     #[error("the table [[access]] number {0} of the server's file forbids it")]
     Rule(usize),
-    /// The address belongs to the tunnel's network. Clients reach each other by packets, which show their source address;
-    /// a relayed connection would hide it behind the server's.
+    /// The address belongs to the tunnel's network. Clients reach each other by packets, which show their
+    /// source address; a relayed connection would hide it behind the server's.
     #[error("the address belongs to the network of the tunnel's clients")]
     Client,
     /// The address is not in the server's `routes`, and no rule allows it.
@@ -127,8 +130,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// `rules`: those of the configuration, in order. `tunnel`: the server's addresses in the tunnel, each with the prefix
-    /// length of the clients' network.
+    /// `rules`: those of the configuration, in order. `tunnel`: the server's addresses in the tunnel, each
+    /// with the prefix length of the clients' network.
     pub fn new(rules: Vec<AccessRule>, tunnel: Vec<IpNet>) -> Self {
         Self { rules, tunnel, routes: None, is_isolated: false }
     }
@@ -145,7 +148,8 @@ impl Access {
         Self { is_isolated, ..self }
     }
 
-    /// Whether an address is of the tunnel's networks and not the server's. `behind` as in [`AccessRule::matches`].
+    /// Whether an address is of the tunnel's networks and not the server's. `behind` as in
+    /// [`AccessRule::matches`].
     fn is_client(&self, ip: IpAddr, behind: Option<IpAddr>) -> bool {
         let is_of = |net: &IpNet| net.contains(&ip) || behind.is_some_and(|ip| net.contains(&ip));
         self.tunnel.iter().all(|net| net.addr() != ip) && self.tunnel.iter().any(is_of)
@@ -155,8 +159,8 @@ impl Access {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|net| net.contains(&ip)))
     }
 
-    /// Whether `user` may connect to `to`. `is_own` says whether an address belongs to the server's machine; it is called
-    /// only if no earlier rule decides, as it may have to read the kernel's addresses.
+    /// Whether `user` may connect to `to`. `is_own` says whether an address belongs to the server's machine;
+    /// it is called only if no earlier rule decides, as it may have to read the kernel's addresses.
     ///
     /// # Errors
     /// The rule that forbids the connection.

@@ -2,11 +2,13 @@
 //!
 //! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](crate::status::Status)
 //! in JSON; `GET /v1/flows`, a [`FlowList`](crate::status::FlowList); `GET /v1/events`, the last
-//! [events](crate::events) in lines of JSON, and with `?follow` those that come; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
-//! and answers with the [`Link`](crate::status::Link); `POST /v1/echoes` tells on
-//! which paths [pings](crate::measure) travelled; `POST /v1/measure` puts measured flows on chosen links; `POST /v1/reload` has the configuration read again and answers
-//! with [`ReloadReport`](crate::config::ReloadReport); `POST /v1/dashboard/link` answers with a [`DashboardLink`]. Always holds: a socket in use is never taken away from a live process; what waits, is read
-//! or is answered is bounded in size and time; the socket's file is gone when the server is.
+//! [events](crate::events) in lines of JSON, and with `?follow` those that come; `POST /v1/links/NAME` with a
+//! [`LinkChange`](crate::config::LinkChange) in JSON changes a link and answers with the
+//! [`Link`](crate::status::Link); `POST /v1/echoes` tells on which paths [pings](crate::measure) travelled;
+//! `POST /v1/measure` puts measured flows on chosen links; `POST /v1/reload` has the configuration read again
+//! and answers with [`ReloadReport`](crate::config::ReloadReport); `POST /v1/dashboard/link` answers with a
+//! [`DashboardLink`]. Always holds: a socket in use is never taken away from a live process; what waits, is
+//! read or is answered is bounded in size and time; the socket's file is gone when the server is.
 //!
 //! All requests are defined in `requests.rs`; `server.rs` and `client.rs` know none of them.
 
@@ -52,7 +54,8 @@ pub fn process_at(path: &Path) -> Option<u32> {
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 
-/// Connects to the socket `path` without waiting. `WouldBlock` means that a process listens and its backlog is full.
+/// Connects to the socket `path` without waiting. `WouldBlock` means that a process listens and its backlog
+/// is full.
 fn connect_nonblocking(path: &Path) -> io::Result<OwnedFd> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

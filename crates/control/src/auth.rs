@@ -1,9 +1,9 @@
 //! Users and their tokens, shown as bearer tokens (RFC 6750) or as passwords (RFC 7617).
 //!
-//! In: the [`Users`], and the `authorization` field of a request. Out: the [`User`], or why the request is refused. Always
-//! holds: a check looks the SHA-256 of the shown token up and then compares in constant time. The time of the look-up may
-//! depend on the hash; of a token with 256 random bits that tells nothing, because nobody can choose tokens whose hash comes
-//! closer to that of another one step by step.
+//! In: the [`Users`], and the `authorization` field of a request. Out: the [`User`], or why the request is
+//! refused. Always holds: a check looks the SHA-256 of the shown token up and then compares in constant time.
+//! The time of the look-up may depend on the hash; of a token with 256 random bits that tells nothing,
+//! because nobody can choose tokens whose hash comes closer to that of another one step by step.
 
 use std::{fmt, str::FromStr, time::SystemTime};
 
@@ -27,8 +27,8 @@ use crate::{
     users::{Expiry, Users},
 };
 
-/// Longest token (bytes). Own tokens have 49; other identity providers use up to a few hundred. A longer limit makes each
-/// refused request cost more hashing; a shorter one refuses such tokens.
+/// Longest token (bytes). Own tokens have 49; other identity providers use up to a few hundred. A longer
+/// limit makes each refused request cost more hashing; a shorter one refuses such tokens.
 const MAX_TOKEN_BYTES: usize = 512;
 /// Prefix of the tokens that mpvpn makes, so that people and secret scanners recognise them.
 const TOKEN_PREFIX: &str = "mpvpn_";
@@ -94,8 +94,8 @@ pub struct User {
     pub name: String,
 }
 
-/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the last ones are for
-/// holders of a token.
+/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the
+/// last ones are for holders of a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No `authorization` field.
@@ -157,8 +157,8 @@ impl Authenticator {
         }
     }
 
-    /// The user of a client that shows this value of the field `authorization`, and whose TLS handshake has verified this
-    /// certificate (DER); and which certificate it is, if that is what counts.
+    /// The user of a client that shows this value of the field `authorization`, and whose TLS handshake has
+    /// verified this certificate (DER); and which certificate it is, if that is what counts.
     ///
     /// # Errors
     /// If the client has no access.

@@ -1,8 +1,10 @@
-//! The backup of a server: users, identity, leases, quotas and everything else in its state folder, in one file.
+//! The backup of a server: users, identity, leases, quotas and everything else in its state folder, in one
+//! file.
 //!
-//! In: the state folder and the users' file; or a backup. Out: the other of the two. Always holds: a backup has mode 0600, and the
-//! SHA-256 of each file in it; all of it is checked before any file is replaced; files are written beside the old ones first, so a
-//! full disk replaces nothing; nothing is restored under a running server.
+//! In: the state folder and the users' file; or a backup. Out: the other of the two. Always holds: a backup
+//! has mode 0600, and the SHA-256 of each file in it; all of it is checked before any file is replaced; files
+//! are written beside the old ones first, so a full disk replaces nothing; nothing is restored under a
+//! running server.
 
 use std::{
     fs,
@@ -25,7 +27,8 @@ use crate::{
 const VERSION: u32 = 1;
 /// Most files in a backup. More: a wrong folder fills memory.
 const MAX_FILES: usize = 1000;
-/// Most bytes of all files together. More: a wrong folder fills memory; a state folder with 10,000 users has some 5 MB.
+/// Most bytes of all files together. More: a wrong folder fills memory; a state folder with 10,000 users has
+/// some 5 MB.
 const MAX_BYTES: usize = 64 << 20;
 /// Folders below the state folder whose files belong to it.
 const MAX_DEPTH: usize = 3;
@@ -139,7 +142,8 @@ impl Backup {
     /// Reads and checks a backup.
     ///
     /// # Errors
-    /// If the file is cut short, changed, or of a later version; or if the users or leases in it cannot be understood.
+    /// If the file is cut short, changed, or of a later version; or if the users or leases in it cannot be
+    /// understood.
     pub fn load(path: &Path) -> Result<Self> {
         let bytes = files::read_up_to(path, 2 * MAX_BYTES as u64)?;
         Self::parse(&bytes).map_err(|found| Error::Content { path: path.into(), expected: EXPECTED, found })

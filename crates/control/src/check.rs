@@ -1,7 +1,7 @@
 //! The result of `mpvpn check`: measurements over each link, and the transport that a client would use there.
 //!
-//! In: measurements over each link. Out: the transport of a client and the reason ([`LinkCheck::judge`]), as text
-//! ([`render`]) and in JSON. Always holds: the result has measured values only, no guesses.
+//! In: measurements over each link. Out: the transport of a client and the reason ([`LinkCheck::judge`]), as
+//! text ([`render`]) and in JSON. Always holds: the result has measured values only, no guesses.
 
 use std::{
     fmt::Write,
@@ -111,7 +111,8 @@ impl<T, E: ToString> From<Result<T, E>> for TransportCheck<T> {
 pub struct UdpMeasurement {
     /// Time until the server sent HTTP/3, in ms.
     pub ms: f64,
-    /// Largest IP packet that arrived at the server, in bytes; searched for up to 4 s, up to the MTU of the interface.
+    /// Largest IP packet that arrived at the server, in bytes; searched for up to 4 s, up to the MTU of the
+    /// interface.
     pub mtu: u16,
     /// Network address translation on the way to the server, from two source ports.
     pub nat: NatKind,
@@ -156,7 +157,8 @@ pub enum NatKind {
 }
 
 impl NatKind {
-    /// The kind of translation, from pairs of an own address (if known) and port and the address that the server saw.
+    /// The kind of translation, from pairs of an own address (if known) and port and the address that the
+    /// server saw.
     pub fn of(seen: &[(Option<IpAddr>, u16, Option<SocketAddr>)]) -> Self {
         let known: Option<Vec<_>> = seen.iter().map(|(ip, port, far)| Some((*ip, *port, (*far)?))).collect();
         let Some(known) = known.filter(|known| !known.is_empty()) else { return Self::Unknown };
@@ -185,7 +187,8 @@ impl NatKind {
 pub enum Mptcp {
     /// Multipath TCP works.
     Works,
-    /// The connection fell back to TCP: the far end does not support Multipath TCP, or a middlebox removed the option. Another link with `works` shows that the far end supports it.
+    /// The connection fell back to TCP: the far end does not support Multipath TCP, or a middlebox removed
+    /// the option. Another link with `works` shows that the far end supports it.
     FellBack,
     /// The Multipath TCP handshake got no answer; a TCP handshake did.
     NoAnswer,
@@ -302,7 +305,8 @@ impl CheckReport {
         )
     }
 
-    /// The result for Multipath TCP over a link, in words. If it works over another link, the server supports it.
+    /// The result for Multipath TCP over a link, in words. If it works over another link, the server supports
+    /// it.
     fn mptcp(&self, found: &TcpMeasurement) -> &'static str {
         let works = |link: &LinkCheck| link.tcp.works().is_some_and(|found| found.mptcp == Mptcp::Works);
         match found.mptcp {
@@ -316,8 +320,8 @@ impl CheckReport {
     }
 }
 
-/// Renders the result as text: a table, the reason for each link, and the next step if no link works, in lines of at most
-/// `width` columns.
+/// Renders the result as text: a table, the reason for each link, and the next step if no link works, in
+/// lines of at most `width` columns.
 pub fn render(check: &CheckReport, width: usize) -> String {
     let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
     let mut text = format!("server {}{via}\n", check.server);

@@ -1,8 +1,10 @@
-//! Certificates of clients: which CA signs them, whose they are, and whether they were revoked or have expired.
+//! Certificates of clients: which CA signs them, whose they are, and whether they were revoked or have
+//! expired.
 //!
-//! In: PEM files of the CA and of its revocations, and certificates that a TLS handshake has verified. Out: the user and the
-//! [`CertificateId`]. Always holds: a chain, its dates and purpose are verified by the handshake; whether the user is listed and
-//! the certificate is revoked or has expired since is decided for each request, so that a change counts at once.
+//! In: PEM files of the CA and of its revocations, and certificates that a TLS handshake has verified. Out:
+//! the user and the [`CertificateId`]. Always holds: a chain, its dates and purpose are verified by the
+//! handshake; whether the user is listed and the certificate is revoked or has expired since is decided for
+//! each request, so that a change counts at once.
 
 use std::{
     collections::BTreeSet,
@@ -205,7 +207,8 @@ impl Revocations {
 pub struct CertificateCheck {
     users: SharedUsers,
     revoked: Shared<Revocations>,
-    /// The accepted certificates that have not expired, by their ends (Unix time). Only a CA of `client-ca` adds to them.
+    /// The accepted certificates that have not expired, by their ends (Unix time). Only a CA of `client-ca`
+    /// adds to them.
     accepted: Arc<Mutex<BTreeSet<(u64, CertificateId)>>>,
     /// Proves that a request comes from this process.
     forward: Token,
@@ -246,7 +249,8 @@ impl CertificateCheck {
         accepted.first().map(|(until, _)| UNIX_EPOCH + Duration::from_secs(until.saturating_add(1)))
     }
 
-    /// The user of a verified certificate (DER), or of a request that this process forwards; and which certificate it is.
+    /// The user of a verified certificate (DER), or of a request that this process forwards; and which
+    /// certificate it is.
     ///
     /// # Errors
     /// If the user has no access.
@@ -275,7 +279,8 @@ impl CertificateCheck {
         Ok((user, shown.id))
     }
 
-    /// The `authorization` field by which the server's TCP side forwards requests of a client with this certificate.
+    /// The `authorization` field by which the server's TCP side forwards requests of a client with this
+    /// certificate.
     pub fn forward(&self, certificate: &[u8]) -> Option<String> {
         let Shown { name, id, until } = Shown::read(certificate)?;
         let (id, name) = (hex(&id), hex(name.as_bytes()));

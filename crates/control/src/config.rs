@@ -1,8 +1,8 @@
 //! The configuration of a server or client.
 //!
-//! In: the options of the command line ([`ServerOptions`], [`ClientOptions`]) and a TOML file with the same names as keys.
-//! Out: [`ServerConfig`] and [`ClientConfig`], with defaults filled in and contradictions refused. Always holds: the command
-//! line overrides the file, the file overrides the defaults.
+//! In: the options of the command line ([`ServerOptions`], [`ClientOptions`]) and a TOML file with the same
+//! names as keys. Out: [`ServerConfig`] and [`ClientConfig`], with defaults filled in and contradictions
+//! refused. Always holds: the command line overrides the file, the file overrides the defaults.
 
 mod acme;
 mod app;
@@ -80,8 +80,8 @@ const ALL_NETWORKS: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
 ];
-/// Default folder of root's processes for data that survive a restart: a server's certificate, users and first token; how
-/// much of its quotas a client has used.
+/// Default folder of root's processes for data that survive a restart: a server's certificate, users and
+/// first token; how much of its quotas a client has used.
 pub const STATE_DIR: &str = "/var/lib/mpvpn";
 /// Default of `--tun-name`.
 pub const TUN_NAME: &str = "mpvpn0";
@@ -95,15 +95,16 @@ const DEFAULT_SUBNET6: Ipv6Net =
 /// Default port of a server: that of HTTPS, which most firewalls allow.
 const DEFAULT_PORT: u16 = 443;
 
-/// Default of `--max-clients`, if the subnet has so many addresses. Chosen (open question in docs/design/relay.md): more need
-/// more memory, fewer refuse clients.
+/// Default of `--max-clients`, if the subnet has so many addresses. Chosen (open question in
+/// docs/design/relay.md): more need more memory, fewer refuse clients.
 const DEFAULT_MAX_CLIENTS: u32 = 4096;
 
-/// Default of `--max-relays`. Chosen (open question in docs/design/relay.md): more need more memory and file descriptors,
-/// fewer refuse connections of busy servers.
+/// Default of `--max-relays`. Chosen (open question in docs/design/relay.md): more need more memory and file
+/// descriptors, fewer refuse connections of busy servers.
 const DEFAULT_MAX_RELAYS: u32 = 32_768;
-/// Default of `--max-user-relays`: a quarter of [`DEFAULT_MAX_RELAYS`], so that one user leaves most of them to others. Fewer
-/// would refuse connections of busy machines, more would let one user take the place of others.
+/// Default of `--max-user-relays`: a quarter of [`DEFAULT_MAX_RELAYS`], so that one user leaves most of them
+/// to others. Fewer would refuse connections of busy machines, more would let one user take the place of
+/// others.
 const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
 
 /// The complete, checked configuration of a server.
@@ -117,7 +118,8 @@ pub struct ServerConfig {
     pub old_clients: bool,
     /// Whether the server carries packets, or relays only.
     pub service: ServerMode,
-    /// The certificate (PEM, leaf first) and its private key (PEM); `None`: a self-signed one in `state_dir`.
+    /// The certificate (PEM, leaf first) and its private key (PEM); `None`: a self-signed one in
+    /// `state_dir`.
     pub cert: Option<CertFiles>,
     /// Further certificates. A client gets the one for the server name that it asks for (SNI), else `cert`.
     pub more_certs: Vec<CertFiles>,
@@ -147,8 +149,8 @@ pub struct ServerConfig {
     pub state_dir: PathBuf,
     /// Whether the server translates clients' source addresses to its own.
     pub nat: Nat,
-    /// Networks to which clients' packets are carried, beside the tunnel's own; advertised to clients. Sorted, without
-    /// overlaps.
+    /// Networks to which clients' packets are carried, beside the tunnel's own; advertised to clients.
+    /// Sorted, without overlaps.
     pub routes: Vec<IpNet>,
     /// Limit of sessions at once; not above the number of addresses in `subnet`.
     pub max_clients: u32,
@@ -246,7 +248,8 @@ pub struct ClientConfig {
     pub dns_local: Vec<String>,
     /// Whether packets past the tunnel are blocked, and which of them are not.
     pub kill_switch: KillSwitch,
-    /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`SharedNetwork`].
+    /// Interfaces or networks behind this machine that may use the tunnel; each parses as a
+    /// [`SharedNetwork`].
     pub share: Vec<String>,
     /// Addresses at which the client is a proxy for apps. If there are any, it has no TUN device.
     pub proxies: Proxies,
@@ -292,8 +295,8 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Merges the options `cli` with those of `file`, and checks the result. Without `file`, [`SERVER_FILE`] is read if it
-    /// exists and the process has root's rights.
+    /// Merges the options `cli` with those of `file`, and checks the result. Without `file`, [`SERVER_FILE`]
+    /// is read if it exists and the process has root's rights.
     pub fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<Self> {
         service::load(file, cli, rights)
     }
@@ -381,7 +384,8 @@ impl ClientConfig {
         Self { trust, ..Self::resolve(options).expect("the defaults do not contradict each other") }
     }
 
-    /// Merges the options `cli` with those of `file` (by default [`CLIENT_FILE`], if it exists), and checks the result.
+    /// Merges the options `cli` with those of `file` (by default [`CLIENT_FILE`], if it exists), and checks
+    /// the result.
     pub fn load(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
         if !cli.socks5.is_empty() || !cli.http.is_empty() {
             return Err(Error::usage(

@@ -45,8 +45,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the files that `config` names. Those that it does not name are read from the state folder, and created there
-    /// at the first start.
+    /// Reads the files that `config` names. Those that it does not name are read from the state folder, and
+    /// created there at the first start.
     pub fn load(config: &ServerConfig) -> Result<Self> {
         let Certificates { first: identity, others } = Certificates::load(config)?;
         let clients = ClientCertificates::load(config)?;
@@ -114,7 +114,8 @@ impl Credentials {
     }
 }
 
-/// The users that certificates may name. If the configuration names no file, an empty one is made in the state folder.
+/// The users that certificates may name. If the configuration names no file, an empty one is made in the
+/// state folder.
 fn listed_users(config: &ServerConfig) -> Result<Users> {
     let path = users_file(config);
     if config.users.is_none() && !path.exists() {
@@ -133,7 +134,8 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Reads the files that `config` names; without any the certificate in the state folder, which is made if there is none yet.
+    /// Reads the files that `config` names; without any the certificate in the state folder, which is made if
+    /// there is none yet.
     ///
     /// # Errors
     /// If a file cannot be read, or a key does not belong to its certificate.
@@ -154,8 +156,8 @@ pub fn users_file(config: &ServerConfig) -> PathBuf {
     config.users.clone().unwrap_or_else(|| config.state_dir.join("users.toml"))
 }
 
-/// The files in the state folder of a server by which its users are known, and it by them, whether they exist or not; folders come
-/// after the files in them.
+/// The files in the state folder of a server by which its users are known, and it by them, whether they exist
+/// or not; folders come after the files in them.
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
     let names = [
         "users.toml",
@@ -181,7 +183,8 @@ fn token_file(state_dir: &Path) -> PathBuf {
     state_dir.join("client-token")
 }
 
-/// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its file exists.
+/// The users of `state_dir`; if there is no file yet, one user is created. With the token of that user if its
+/// file exists.
 fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     let (users_file, token_file) = (state_dir.join("users.toml"), token_file(state_dir));
     files::create_private_dir(state_dir)?;
@@ -190,7 +193,8 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
         // Of two processes that start together one makes the user.
         if users.users().is_empty() {
             let token = users.add_with(FIRST_USER, &UserSettings::default(), |token| {
-                // The token is written first: after a crash in between, its hash alone would lock everybody out.
+                // The token is written first: after a crash in between, its hash alone would lock everybody
+                // out.
                 files::write_secret(&token_file, format!("{}\n", token.reveal()).as_bytes())
             })?;
             return Ok((users.users().clone(), Some(token)));
@@ -209,8 +213,8 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     Ok((users, known.then_some(token)))
 }
 
-/// How clients reach a server: what it said at its last start counts, as it may have been started with other options than the
-/// command that asks.
+/// How clients reach a server: what it said at its last start counts, as it may have been started with other
+/// options than the command that asks.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Reachability {
     /// The SHA-256 of its certificate.
@@ -238,8 +242,8 @@ fn from_text<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<F
 }
 
 impl Reachability {
-    /// Of the server with this configuration: as its last start said, else as the configuration says; a certificate is made if
-    /// there is none yet.
+    /// Of the server with this configuration: as its last start said, else as the configuration says; a
+    /// certificate is made if there is none yet.
     ///
     /// # Errors
     /// If the certificate cannot be read or made.
@@ -262,8 +266,8 @@ impl Reachability {
         Self { pin: identity.fingerprint(), port: port(config), client_certificates, public_names }
     }
 
-    /// How clients that connect to `server` know it: by its pin, unless a CA that machines trust signs its certificates for that
-    /// name, and goes on doing so when a certificate is renewed.
+    /// How clients that connect to `server` know it: by its pin, unless a CA that machines trust signs its
+    /// certificates for that name, and goes on doing so when a certificate is renewed.
     pub fn trust(&self, server: &ServerAddr) -> LinkTrust {
         let host = server.host.to_ascii_lowercase();
         let beside = || host.split_once('.').is_some_and(|(_, rest)| self.has(&format!("*.{rest}")));
@@ -311,7 +315,8 @@ impl Reachability {
     }
 }
 
-/// The certificate that the configuration names, else that of the state folder, which is made if there is none yet.
+/// The certificate that the configuration names, else that of the state folder, which is made if there is
+/// none yet.
 fn identity(config: &ServerConfig) -> Result<Identity> {
     match &config.cert {
         Some(files) => Identity::load(&files.cert, &files.key),
@@ -351,8 +356,8 @@ fn shown_server(config: &ServerConfig, address: Option<IpAddr>) -> ServerAddr {
     ordered_address(config).unwrap_or(ServerAddr { host, port: port(config) })
 }
 
-/// The message that a server prints at its start: the complete command of a client. `address` is the server's public
-/// address, as found by [`guess_address`].
+/// The message that a server prints at its start: the complete command of a client. `address` is the server's
+/// public address, as found by [`guess_address`].
 pub fn first_start_message(
     config: &ServerConfig,
     credentials: &Credentials,
@@ -386,8 +391,8 @@ pub fn first_start_message(
     message
 }
 
-/// The address by which clients most probably reach this machine: the first specific address of `listen`, else the source
-/// address of the default route. Sends no packet.
+/// The address by which clients most probably reach this machine: the first specific address of `listen`,
+/// else the source address of the default route. Sends no packet.
 pub fn guess_address(listen: &[SocketAddr]) -> Option<IpAddr> {
     if let Some(named) = listen.iter().find(|address| !address.ip().is_unspecified()) {
         return Some(named.ip());

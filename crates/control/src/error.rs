@@ -2,7 +2,8 @@ use std::{io::ErrorKind, path::PathBuf};
 
 use rustix::io::Errno;
 
-/// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is about.
+/// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is
+/// about.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An option, or a combination of options, is not valid.

@@ -1,9 +1,10 @@
-//! Events: what changed in a server or client, and why. One type is the line of the log, what `mpvpn events` prints, and
-//! what the local API answers.
+//! Events: what changed in a server or client, and why. One type is the line of the log, what `mpvpn events`
+//! prints, and what the local API answers.
 //!
-//! In: events of all threads, reported where they happen ([`EventSender`]). Out: a log line each, and the last 1,000 events
-//! of each kind ([`EventLog`]) as lines of JSON. Always holds: reporting never blocks; text that a peer chose is bounded
-//! and contains no control characters ([`ShortText`]); names of kinds, events and fields are added to, never renamed.
+//! In: events of all threads, reported where they happen ([`EventSender`]). Out: a log line each, and the
+//! last 1,000 events of each kind ([`EventLog`]) as lines of JSON. Always holds: reporting never blocks; text
+//! that a peer chose is bounded and contains no control characters ([`ShortText`]); names of kinds, events
+//! and fields are added to, never renamed.
 
 mod channel;
 mod log;
@@ -186,8 +187,8 @@ pub enum Event {
     TransportChanged { link: ShortText, transport: Transport, reason: ShortText, shard: u8 },
     /// A TCP connection over a link was established.
     TcpConnected { link: ShortText, local: SocketAddr, remote: SocketAddr, multipath: bool, shard: u8 },
-    /// A TCP connection over a link could not be established. `failures` is the number of failures before it; after the
-    /// first, the level is DEBUG.
+    /// A TCP connection over a link could not be established. `failures` is the number of failures before it;
+    /// after the first, the level is DEBUG.
     TcpFailed { link: ShortText, reason: ShortText, failures: u32, shard: u8 },
     /// A TCP connection over a link was closed.
     TcpClosed { link: ShortText, reason: ShortText, shard: u8 },
@@ -203,8 +204,8 @@ pub enum Event {
     },
     /// A class had no traffic for ten minutes, or no class had for a minute, so its connection was closed.
     ClassIdle { class: ShortText },
-    /// The connection of a class was lost. The class `default` carries its traffic meanwhile. At a server the level is
-    /// INFO.
+    /// The connection of a class was lost. The class `default` carries its traffic meanwhile. At a server the
+    /// level is INFO.
     ClassDisconnected {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -213,8 +214,8 @@ pub enum Event {
     },
     /// The server refuses a connection for a class. The class `default` carries its traffic.
     ClassRefused { class: ShortText, reason: ShortText },
-    /// The capacity of a link changed; at a server, of the link under the path `link` of this client. Reported when it
-    /// differs by a factor of 1.3 from the last reported capacity.
+    /// The capacity of a link changed; at a server, of the link under the path `link` of this client.
+    /// Reported when it differs by a factor of 1.3 from the last reported capacity.
     CapacityChanged {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -272,8 +273,9 @@ pub enum Event {
     },
     /// This server refused a request with this HTTP status.
     RequestRefused { status: u16, reason: ShortText },
-    /// Two machines show the secret of one session, because the state folder of a client was copied: the later gets a session and
-    /// addresses of its own. `kept`: this client, or at a server the client, is the one that keeps its addresses.
+    /// Two machines show the secret of one session, because the state folder of a client was copied: the
+    /// later gets a session and addresses of its own. `kept`: this client, or at a server the client, is
+    /// the one that keeps its addresses.
     SecretShared {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -289,16 +291,17 @@ pub enum Event {
     KillSwitchRestored {},
     /// A CA issued a certificate for these names by ACME, valid until this moment. New connections get it.
     CertificateIssued { names: Vec<String>, until: ShortText },
-    /// A CA issued no certificate. It is asked again after `retry_s` seconds; until then the certificate of an earlier order, valid
-    /// until the moment `until`, stays in use, if there is one.
+    /// A CA issued no certificate. It is asked again after `retry_s` seconds; until then the certificate of
+    /// an earlier order, valid until the moment `until`, stays in use, if there is one.
     CertificateFailed {
         reason: ShortText,
         retry_s: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
         until: Option<ShortText>,
     },
-    /// The configuration was read again. `applied` lists the keys that count from now on, beside those of links and classes,
-    /// `restart` those that take effect after a restart; if there are any of these, the level is WARN.
+    /// The configuration was read again. `applied` lists the keys that count from now on, beside those of
+    /// links and classes, `restart` those that take effect after a restart; if there are any of these,
+    /// the level is WARN.
     ConfigurationRead {
         links: bool,
         classes: bool,
@@ -308,13 +311,15 @@ pub enum Event {
     },
     /// The configuration could not be read again; nothing changed.
     ConfigurationRefused { reason: ShortText },
-    /// The server's certificates were read again, and are shown in new handshakes. `pin` is the SHA-256 of the first one.
+    /// The server's certificates were read again, and are shown in new handshakes. `pin` is the SHA-256 of
+    /// the first one.
     CertificatesRead { pin: ShortText },
     /// The server's certificates could not be read again, or would lock clients out; those before stay.
     CertificatesRefused { reason: ShortText },
     /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
     UsersRead { users: u64, ended: u64 },
-    /// A user of this server has used up the monthly quota (bytes) and has no access until this day; sessions end.
+    /// A user of this server has used up the monthly quota (bytes) and has no access until this day; sessions
+    /// end.
     UserQuotaReached { user: ShortText, quota_bytes: u64, until: ShortText },
     /// A user of this server is below the quota again.
     UserQuotaRenewed { user: ShortText },
@@ -322,8 +327,8 @@ pub enum Event {
     UsersRefused { reason: ShortText },
     /// A browser in this network logged in at the dashboard.
     DashboardLogin { network: ShortText },
-    /// The dashboard refused a log-in from this network, because the code in the link is wrong, was used, or has expired. `before`
-    /// were refused there since the last such event.
+    /// The dashboard refused a log-in from this network, because the code in the link is wrong, was used, or
+    /// has expired. `before` were refused there since the last such event.
     DashboardLoginRefused { network: ShortText, before: u64 },
     /// A signal ends this process.
     Ending { signal: ShortText },
@@ -331,8 +336,8 @@ pub enum Event {
     EventsDropped { count: u64 },
 }
 
-/// The subject of each event, and the level of its log line: WARN if something was lost or refused, DEBUG if it is frequent,
-/// else INFO.
+/// The subject of each event, and the level of its log line: WARN if something was lost or refused, DEBUG if
+/// it is frequent, else INFO.
 macro_rules! kinds {
     ($($kind:ident: $($event:ident $level:ident)+;)+) => {
         impl Event {

@@ -1,4 +1,5 @@
-//! Reading of bounded files, and writing of files with secrets: atomically, and with mode 0600 from the beginning.
+//! Reading of bounded files, and writing of files with secrets: atomically, and with mode 0600 from the
+//! beginning.
 
 use std::{
     fs,
@@ -13,8 +14,8 @@ use toml_edit::{DocumentMut, TomlError};
 
 use crate::{Error, Result};
 
-/// Largest file that is read (bytes): a users' file with 10,000 users has 1.2 MB. A larger limit lets a wrong path, as
-/// `/dev/zero`, fill memory.
+/// Largest file that is read (bytes): a users' file with 10,000 users has 1.2 MB. A larger limit lets a wrong
+/// path, as `/dev/zero`, fill memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The group whose members may read configuration files.
@@ -64,7 +65,8 @@ pub(crate) fn read_up_to(path: &Path, limit: u64) -> Result<Vec<u8>> {
             let mut bytes = Vec::new();
             file.take(limit + 1).read_to_end(&mut bytes).map(|_| bytes)
         }
-        // What the other process answers is about its own rights, and means less to people than the refusal itself.
+        // What the other process answers is about its own rights, and means less to people than the refusal
+        // itself.
         Err(refused) if refused.kind() == io::ErrorKind::PermissionDenied => {
             READER.get().ok_or(()).and_then(|read| read(path).map_err(drop)).map_err(|()| refused)
         }
@@ -93,8 +95,8 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates `dir` and its parents with mode 0700; an existing folder stays as it is. In a folder of another user, root makes folders
-/// of that user.
+/// Creates `dir` and its parents with mode 0700; an existing folder stays as it is. In a folder of another
+/// user, root makes folders of that user.
 ///
 /// # Errors
 /// If it cannot be created.
@@ -118,8 +120,9 @@ fn create_dirs(dir: &Path) -> io::Result<()> {
     give_to_owner_of_folder(dir, &new.into())
 }
 
-/// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file has mode 0600; a file
-/// that exists keeps its mode, and, if root writes it, its owner; a new one of root belongs to the owner of the folder.
+/// Writes `content` to `path` atomically: after a crash the file is the old one or the new one. A new file
+/// has mode 0600; a file that exists keeps its mode, and, if root writes it, its owner; a new one of root
+/// belongs to the owner of the folder.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary(path);
     let written = write_beside(path, &temporary, content).and_then(|()| fs::rename(&temporary, path));
@@ -129,7 +132,8 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<()> {
     written.map_err(Error::file("write", path))
 }
 
-/// Writes several files as [`write_secret`] does, and makes their folders. None is replaced before all are written.
+/// Writes several files as [`write_secret`] does, and makes their folders. None is replaced before all are
+/// written.
 pub(crate) fn write_secrets<'a>(all: impl Iterator<Item = (PathBuf, &'a [u8])>) -> Result<()> {
     let mut written = Vec::new();
     let mut write = |path: PathBuf, content: &[u8]| {
@@ -168,8 +172,9 @@ pub(crate) fn open_private(path: &Path) -> Result<fs::File> {
     options.open(path).map_err(Error::file("open", path))
 }
 
-/// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group `mpvpn`, if there is
-/// one; a new folder is readable for all, which says which files there are and not what is in them.
+/// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group
+/// `mpvpn`, if there is one; a new folder is readable for all, which says which files there are and not what
+/// is in them.
 pub(crate) fn write_config(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
@@ -179,7 +184,8 @@ pub(crate) fn write_config(path: &Path, text: &str) -> Result<()> {
     if is_new { allow_group(path, GROUP) } else { Ok(()) }
 }
 
-/// Renames a file that cannot be understood to `*.EXTENSION.bad`, in place of an earlier one. Returns its new name.
+/// Renames a file that cannot be understood to `*.EXTENSION.bad`, in place of an earlier one. Returns its new
+/// name.
 pub(crate) fn move_away(path: &Path) -> Result<PathBuf> {
     let mut name = path.as_os_str().to_owned();
     name.push(".bad");
@@ -197,8 +203,9 @@ pub(crate) fn json(path: &Path, content: &impl serde::Serialize) -> Result<Vec<u
     })
 }
 
-/// Gives `new` the owner and the mode of the file that it is about to replace. If there is none, and root writes into the folder of
-/// another user, it is that user's: a service that is not root must read what root's commands make in its state folder.
+/// Gives `new` the owner and the mode of the file that it is about to replace. If there is none, and root
+/// writes into the folder of another user, it is that user's: a service that is not root must read what
+/// root's commands make in its state folder.
 fn keep_owner_and_mode(replaced: &Path, new: &fs::File) -> io::Result<()> {
     let old = match fs::metadata(replaced) {
         Ok(old) => old,
@@ -258,8 +265,8 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// Locks `dir` until dropped (flock(2)), waiting for other processes: of two processes that start together, only one
-/// creates the missing files.
+/// Locks `dir` until dropped (flock(2)), waiting for other processes: of two processes that start together,
+/// only one creates the missing files.
 pub(crate) fn lock_dir(dir: &Path) -> Result<fs::File> {
     let folder = fs::File::open(dir).map_err(Error::file("open", dir))?;
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)

@@ -1,8 +1,8 @@
 //! The pins in the join links that were given out: another certificate of the server locks these clients out.
 //!
-//! In: links as they are printed, and the certificate that a server shows or is about to show. Out: the users whose clients know
-//! another one. Always holds: a user counts by the last link, as an earlier one is void with its token; users that are gone do not
-//! count, so the file is as bounded as that of the users.
+//! In: links as they are printed, and the certificate that a server shows or is about to show. Out: the users
+//! whose clients know another one. Always holds: a user counts by the last link, as an earlier one is void
+//! with its token; users that are gone do not count, so the file is as bounded as that of the users.
 
 use std::{
     collections::BTreeMap,
@@ -91,7 +91,8 @@ struct PinsFile {
 }
 
 impl GivenPins {
-    /// Reads those of the server with this state folder. A file that cannot be understood is renamed to `*.json.bad`.
+    /// Reads those of the server with this state folder. A file that cannot be understood is renamed to
+    /// `*.json.bad`.
     ///
     /// # Errors
     /// If the file is there and cannot be read or moved away.
@@ -130,8 +131,8 @@ impl GivenPins {
         })
     }
 
-    /// Forgets the links that pin another certificate than the one with this pin: somebody was warned of it. Their clients know
-    /// this one by now, or trust a CA, whose next certificate needs no question.
+    /// Forgets the links that pin another certificate than the one with this pin: somebody was warned of it.
+    /// Their clients know this one by now, or trust a CA, whose next certificate needs no question.
     ///
     /// # Errors
     /// If a file cannot be read or written.

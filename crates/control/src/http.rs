@@ -1,7 +1,7 @@
 //! A small HTTP/1.1 server for the local API, metrics and the dashboard.
 //!
-//! In: accepted connections, and a function that answers requests. Out: responses. Always holds: connections, sizes and
-//! times are bounded; only a response marked [`NoTimeLimit`] may last.
+//! In: accepted connections, and a function that answers requests. Out: responses. Always holds: connections,
+//! sizes and times are bounded; only a response marked [`NoTimeLimit`] may last.
 
 use std::{
     convert::Infallible,
@@ -34,17 +34,17 @@ use crate::{
     api::{ControlRequest, RequestHandler},
 };
 
-/// Connections at once. More wait in the backlog of the socket. Each takes about 16 kB; with fewer, one slow reader would
-/// delay other programs.
+/// Connections at once. More wait in the backlog of the socket. Each takes about 16 kB; with fewer, one slow
+/// reader would delay other programs.
 const MAX_CONNECTIONS: usize = 32;
-/// Time for a whole request and its response. Longer lets slow clients occupy all connections; shorter fails for the status
-/// of a large server over a slow network.
+/// Time for a whole request and its response. Longer lets slow clients occupy all connections; shorter fails
+/// for the status of a large server over a slow network.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for the reply of the data plane, which answers between two batches of packets. Shorter fails on a busy machine;
-/// longer than the client's timeout (5 s) would make the reason invisible.
+/// Time for the reply of the data plane, which answers between two batches of packets. Shorter fails on a
+/// busy machine; longer than the client's timeout (5 s) would make the reason invisible.
 const DATA_PLANE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Read buffer of a connection (bytes): the smallest that hyper accepts. Larger only costs memory, as requests have less
-/// than 1 kB.
+/// Read buffer of a connection (bytes): the smallest that hyper accepts. Larger only costs memory, as
+/// requests have less than 1 kB.
 const READ_BUFFER_BYTES: usize = 8192;
 
 /// A response.
@@ -62,8 +62,8 @@ pub fn complete(body: impl Into<Bytes>) -> HttpResponse {
 /// The body of a response.
 pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A response body whose next part is made when the connection can send it, so that a reader that does not read occupies no
-/// memory beyond one part.
+/// A response body whose next part is made when the connection can send it, so that a reader that does not
+/// read occupies no memory beyond one part.
 pub struct PulledBody<S, F> {
     pull: fn(S) -> F,
     /// `None` at the end.
@@ -120,8 +120,8 @@ pub fn into_tokio(option: &'static str, listener: TcpListener) -> Result<tokio::
     })
 }
 
-/// Answers requests on the connections that `accept` returns, until dropped; inside a tokio runtime with I/O and time.
-/// `server_name` names the server in the log.
+/// Answers requests on the connections that `accept` returns, until dropped; inside a tokio runtime with I/O
+/// and time. `server_name` names the server in the log.
 pub(crate) async fn serve<S, F>(
     server_name: &'static str,
     accept: impl AsyncFn() -> io::Result<S>,
@@ -154,8 +154,8 @@ pub(crate) async fn serve<S, F>(
     }
 }
 
-/// Answers the request of a connection, within `REQUEST_TIMEOUT`. A response that is marked [`NoTimeLimit`] lasts as long as
-/// its body; `on_lasting` is called when such a response begins.
+/// Answers the request of a connection, within `REQUEST_TIMEOUT`. A response that is marked [`NoTimeLimit`]
+/// lasts as long as its body; `on_lasting` is called when such a response begins.
 ///
 /// # Errors
 /// If the peer breaks the protocol, or the connection breaks.

@@ -19,11 +19,11 @@ use rustls::{
 
 use crate::{Error, Result, files, tls};
 
-/// Validity of a certificate that mpvpn makes: 10 years. Clients pin it, so a shorter validity only brings outages; a longer
-/// one keeps a stolen key usable.
+/// Validity of a certificate that mpvpn makes: 10 years. Clients pin it, so a shorter validity only brings
+/// outages; a longer one keeps a stolen key usable.
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
-/// The validity of such a certificate begins this long before it is made, for clients whose clock is behind. Nothing gets
-/// worse with more.
+/// The validity of such a certificate begins this long before it is made, for clients whose clock is behind.
+/// Nothing gets worse with more.
 const BACKDATED_BY: Duration = Duration::from_secs(24 * 3600);
 
 /// A certificate chain and the private key of its leaf.
@@ -65,7 +65,8 @@ impl Identity {
         Ok(Self { certified: Arc::new(certified), key: Arc::new(private) })
     }
 
-    /// A private key (PKCS #8, DER) and a certificate for it that has a critical extension which webpki does not know.
+    /// A private key (PKCS #8, DER) and a certificate for it that has a critical extension which webpki does
+    /// not know.
     pub(crate) fn unchecked(key: Vec<u8>, certificate: CertificateDer<'static>) -> Result<Self> {
         let key = PrivateKeyDer::Pkcs8(key.into());
         let signing = tls::provider().key_provider.load_private_key(key.clone_key())?;
@@ -181,7 +182,8 @@ fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     params.not_before = rcgen::date_time_ymd(1970, 1, 1) + now.saturating_sub(BACKDATED_BY);
     params.not_after = params.not_before + BACKDATED_BY + CERTIFICATE_LIFETIME;
     let cert = params.self_signed(&pair)?;
-    // The key is written first: a crash in between leaves the key alone, which the next start reports as an error.
+    // The key is written first: a crash in between leaves the key alone, which the next start reports as an
+    // error.
     files::write_secret(key_file, pair.serialize_pem().as_bytes())?;
     files::write_secret(cert_file, cert.pem().as_bytes())
 }

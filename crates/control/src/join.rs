@@ -1,8 +1,8 @@
 //! Join links: all that a client needs to know about a server, in one line.
 //!
-//! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with several pins or with `ca=system` instead, and with further parameters that
-//! later versions may know. Out: server, token and trust, or the mistake in the link. Always holds: errors do not contain the
-//! token.
+//! In: `mpvpn://TOKEN@HOST[:PORT]/?pin=SHA256`, with several pins or with `ca=system` instead, and with
+//! further parameters that later versions may know. Out: server, token and trust, or the mistake in the link.
+//! Always holds: errors do not contain the token.
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -20,7 +20,8 @@ use crate::{
 const SCHEME: &str = "mpvpn://";
 /// Hexadecimal digits of a pin.
 const PIN_DIGITS: usize = 64;
-/// Longest link (bytes). Chosen: a link has some 200, with all pins that work 1,300. More: a pasted file is read to its end.
+/// Longest link (bytes). Chosen: a link has some 200, with all pins that work 1,300. More: a pasted file is
+/// read to its end.
 const MAX_LINK_BYTES: usize = 4096;
 /// The longest name of an interface (bytes): `IFNAMSIZ` of the kernel without the zero at its end.
 const MAX_INTERFACE_BYTES: usize = 15;
@@ -92,8 +93,8 @@ impl JoinLink {
         format!("mpvpn client '{self}'")
     }
 
-    /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and the members of the
-    /// group `mpvpn`, if there is one.
+    /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and
+    /// the members of the group `mpvpn`, if there is one.
     ///
     /// # Errors
     /// If the file is for another server, cannot be understood, or cannot be written.
@@ -159,8 +160,8 @@ fn client_name(path: &Path) -> Option<&str> {
     path.file_stem()?.to_str()?.strip_prefix("client-").filter(|name| !name.is_empty())
 }
 
-/// The name of the TUN device of a client with this name, which the kernel takes: at most 15 bytes. Long names are cut, and have a
-/// number of their own.
+/// The name of the TUN device of a client with this name, which the kernel takes: at most 15 bytes. Long
+/// names are cut, and have a number of their own.
 pub(crate) fn tun_name(name: &str) -> String {
     let whole = format!("mpvpn-{name}");
     if whole.len() <= MAX_INTERFACE_BYTES {

@@ -1,7 +1,8 @@
 //! The file with the session of a client, so that a client that is started again has its addresses again.
 //!
-//! In: the name of a client and its server. Out: a [`KeptSession`]. Always holds: each client and server has a file of its own, of
-//! mode 0600; a file that cannot be understood is moved away, and the client begins a new session.
+//! In: the name of a client and its server. Out: a [`KeptSession`]. Always holds: each client and server has
+//! a file of its own, of mode 0600; a file that cannot be understood is moved away, and the client begins a
+//! new session.
 
 use std::{
     io::ErrorKind,
@@ -14,11 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, config::ServerAddr, files};
 
-/// Most addresses in a file: those of a session with all classes. More: what somebody wrote there takes memory.
+/// Most addresses in a file: those of a session with all classes. More: what somebody wrote there takes
+/// memory.
 const MAX_ADDRESSES: usize = 64;
 /// Bytes of a secret (docs/protocol.md).
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
-/// Longest host name in the name of a file (bytes); the file has the whole. Longer: names that file systems refuse.
+/// Longest host name in the name of a file (bytes); the file has the whole. Longer: names that file systems
+/// refuse.
 const MAX_HOST_BYTES: usize = 100;
 
 /// A session at a server.
@@ -51,8 +54,8 @@ impl KeptSession {
         state_dir.join(format!("session-{name}-{host}-{}.json", server.port))
     }
 
-    /// Reads the file `path` of a client of `server`; `None` if there is none, or it is about another server. A file that cannot be
-    /// understood is renamed to `*.json.bad`.
+    /// Reads the file `path` of a client of `server`; `None` if there is none, or it is about another server.
+    /// A file that cannot be understood is renamed to `*.json.bad`.
     ///
     /// # Errors
     /// If the file is there and cannot be read or moved away.

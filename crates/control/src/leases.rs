@@ -1,8 +1,9 @@
-//! The file with the leases of a server, `leases.json`: which user and session has which addresses, so that a client has its
-//! addresses again after the server was started again.
+//! The file with the leases of a server, `leases.json`: which user and session has which addresses, so that a
+//! client has its addresses again after the server was started again.
 //!
-//! In: leases, in any order. Out: the same, the last used first. Always holds: the file is written atomically and has mode 0600; a
-//! file that cannot be understood is moved away; the number of leases is bounded, and the last used are kept.
+//! In: leases, in any order. Out: the same, the last used first. Always holds: the file is written atomically
+//! and has mode 0600; a file that cannot be understood is moved away; the number of leases is bounded, and
+//! the last used are kept.
 
 use std::{io::ErrorKind, net::IpAddr, path::Path};
 
@@ -11,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, files};
 
-/// Leases in a file: more than the default limit of clients, and with eight addresses each below the largest file that is read.
-/// More: a file that takes long to write; fewer: clients that were away for long get other addresses.
+/// Leases in a file: more than the default limit of clients, and with eight addresses each below the largest
+/// file that is read. More: a file that takes long to write; fewer: clients that were away for long get other
+/// addresses.
 pub const MAX_LEASES: usize = 10_000;
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -46,7 +48,8 @@ struct Entry {
     last_used: u64,
 }
 
-/// Reads the file `path`. Empty if there is none, or if it cannot be understood: then it is renamed to `*.json.bad`.
+/// Reads the file `path`. Empty if there is none, or if it cannot be understood: then it is renamed to
+/// `*.json.bad`.
 ///
 /// # Errors
 /// If the file is there and cannot be read or moved away.

@@ -1,10 +1,12 @@
-//! Configuration, identity, authentication and monitoring: everything of a server or client beside the tunnel itself.
+//! Configuration, identity, authentication and monitoring: everything of a server or client beside the tunnel
+//! itself.
 //!
 //! In: command-line options, TOML files, PEM files, the state directory, requests on a unix socket.
 //! Out: validated [`config::ServerConfig`] and [`config::ClientConfig`], a server's
-//! [`identity::Identity`], rustls configurations, the check of a client's credentials and of where it may connect to
-//! ([`access::Access`]), the local
-//! API with its [`status::Status`] and the last [`events`], and the same as metrics ([`metrics::Server`]); what a [`check::CheckReport`] of the links has found.
+//! [`identity::Identity`], rustls configurations, the check of a client's credentials and of where it may
+//! connect to ([`access::Access`]), the local
+//! API with its [`status::Status`] and the last [`events`], and the same as metrics ([`metrics::Server`]);
+//! what a [`check::CheckReport`] of the links has found.
 //!
 //! Always holds: nothing here touches a packet, a route or a UDP socket that sends. Every file that
 //! holds a secret is made with mode 0600 before the secret is written to it. Input from files, peers

@@ -1,7 +1,8 @@
-//! Limits how many connections there are, in all and per key, so that nobody can take all slots, and how many log lines say so.
+//! Limits how many connections there are, in all and per key, so that nobody can take all slots, and how many
+//! log lines say so.
 //!
-//! In: a key, such as a client network or a user. Out: a slot, released when dropped. Always holds: at most the given
-//! numbers of slots are in use; where new connections evict, the oldest slot is given up for them.
+//! In: a key, such as a client network or a user. Out: a slot, released when dropped. Always holds: at most
+//! the given numbers of slots are in use; where new connections evict, the oldest slot is given up for them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,8 +19,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Networks that are logged in that time. More: a flood from many addresses fills the log.
 const MAX_LOGGED_NETWORKS: usize = 64;
 
-/// The key of a client: an IPv4 address, or the /64 of an IPv6 address, because whoever has one address of a /64 has
-/// all.
+/// The key of a client: an IPv4 address, or the /64 of an IPv6 address, because whoever has one address of a
+/// /64 has all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientNetwork(IpAddr);
 
@@ -161,8 +162,8 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refusal. Returns `None` if it must not be logged, else the number of refusals that were not logged in
-    /// the previous interval.
+    /// Counts a refusal. Returns `None` if it must not be logged, else the number of refusals that were not
+    /// logged in the previous interval.
     pub fn on_refused(&self, now: Instant, source: ClientNetwork) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = 0;

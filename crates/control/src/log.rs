@@ -12,8 +12,8 @@ type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
 /// Empty until the log is set up, and where `RUST_LOG` is the filter.
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
-/// Sends the log to stderr, filtered by `level`; the environment variable `RUST_LOG` overrides it, and lines then show their
-/// target. Colours only on a terminal. A second call changes nothing.
+/// Sends the log to stderr, filtered by `level`; the environment variable `RUST_LOG` overrides it, and lines
+/// then show their target. Colours only on a terminal. A second call changes nothing.
 pub fn init(level: LogLevel) {
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let parsed = asked.as_ref().map(EnvFilter::try_new);

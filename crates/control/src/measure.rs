@@ -1,8 +1,8 @@
-//! Measuring a running client: what `mpvpn ping` and `mpvpn measure` ask the client for, and the protocol of the responder of a
-//! server.
+//! Measuring a running client: what `mpvpn ping` and `mpvpn measure` ask the client for, and the protocol of
+//! the responder of a server.
 //!
-//! In: requests on the local API, messages of a measuring client. Out: their types, parsed and checked. Always holds: a message
-//! that cannot be parsed has no effect; lengths and numbers in messages are bounded.
+//! In: requests on the local API, messages of a measuring client. Out: their types, parsed and checked.
+//! Always holds: a message that cannot be parsed has no effect; lengths and numbers in messages are bounded.
 
 mod datagram;
 mod latency;
@@ -23,8 +23,8 @@ pub use report::{
     RatePoint, Route, TcpRow, UdpStep, UdpSweep,
 };
 
-/// The port of the responder, TCP and UDP, at the addresses of a server in the tunnel. Chosen: no registered service is known
-/// to use it.
+/// The port of the responder, TCP and UDP, at the addresses of a server in the tunnel. Chosen: no registered
+/// service is known to use it.
 pub const RESPONDER_PORT: u16 = 9494;
 /// The name of the class of measured flows, while a measurement runs.
 pub const MEASURE_CLASS: &str = "measure";
@@ -51,8 +51,8 @@ pub struct EchoReport {
 pub struct EchoPaths {
     /// Sequence number.
     pub sequence: u16,
-    /// Paths on which the request left: `class/link/number` as in the status, the first one first. Several for copies and
-    /// retransmissions.
+    /// Paths on which the request left: `class/link/number` as in the status, the first one first. Several
+    /// for copies and retransmissions.
     pub out: Vec<String>,
     /// Path on which the reply arrived; `null` if none has, or if it was restored by FEC.
     pub back: Option<String>,
@@ -60,7 +60,8 @@ pub struct EchoPaths {
     pub answered: bool,
 }
 
-/// How the measured flows use the links: the body of `POST /v1/measure`. It counts for 10 s unless it is repeated.
+/// How the measured flows use the links: the body of `POST /v1/measure`. It counts for 10 s unless it is
+/// repeated.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeasureRequest {

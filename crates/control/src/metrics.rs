@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: `GET /metrics` over HTTP on a TCP address, in the text format.
 //!
-//! In: the [`Status`](crate::status::Status) at the time of each request. Out: text. Always holds: requests only read; the
-//! number of series depends on the classes, links and paths of this machine, and on the number of users that have series,
-//! not on the clients of a server.
+//! In: the [`Status`](crate::status::Status) at the time of each request. Out: text. Always holds: requests
+//! only read; the number of series depends on the classes, links and paths of this machine, and on the number
+//! of users that have series, not on the clients of a server.
 
 mod table;
 mod text;

@@ -1,7 +1,8 @@
-//! How much of their monthly quotas links or users have used, and the file that keeps it, so that a restart does not begin at 0.
+//! How much of their monthly quotas links or users have used, and the file that keeps it, so that a restart
+//! does not begin at 0.
 //!
-//! Always holds: a clock that jumps takes nothing away. Where it jumps ahead into another month and back, what was used before and
-//! since counts again.
+//! Always holds: a clock that jumps takes nothing away. Where it jumps ahead into another month and back,
+//! what was used before and since counts again.
 
 use std::{
     collections::BTreeMap,
@@ -37,8 +38,8 @@ pub struct PreviousMonth {
 }
 
 impl QuotaUsage {
-    /// Counts bytes in the month that began at `since`, by the clock now. A later month than before begins at 0. In an earlier one
-    /// the clock was set back: the count goes on, with what that month had already.
+    /// Counts bytes in the month that began at `since`, by the clock now. A later month than before begins at
+    /// zero. In an earlier one the clock was set back: the count goes on, with what that month had already.
     pub fn count(&mut self, since: u64, bytes: u64) {
         if self.since < since {
             let before = (self.since > 0).then_some(PreviousMonth { since: self.since, bytes: self.bytes });

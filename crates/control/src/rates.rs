@@ -1,7 +1,7 @@
 //! Rates of counters, measured between two statuses, and those of the last minutes.
 //!
-//! In: counters of bytes with the time of the process. Out: rates in bit/s. Always holds: the number of samples of a counter is
-//! bounded, and there is no counter that the last status did not have.
+//! In: counters of bytes with the time of the process. Out: rates in bit/s. Always holds: the number of
+//! samples of a counter is bounded, and there is no counter that the last status did not have.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,8 +1,10 @@
-//! The definitions of configuration, status, metrics, events and errors as data, for the generator of `docs/reference`.
+//! The definitions of configuration, status, metrics, events and errors as data, for the generator of
+//! `docs/reference`.
 //!
-//! In: the definitions themselves, through `schemars` and the tables of metrics. Out: JSON schemas (draft 2020-12) of files
-//! and of answers of the local API, metrics, events, and each error as it is printed. Always holds: this module defines
-//! nothing itself; the running program does not call it, so that the linker leaves it out.
+//! In: the definitions themselves, through `schemars` and the tables of metrics. Out: JSON schemas (draft
+//! 2020-12) of files and of answers of the local API, metrics, events, and each error as it is printed.
+//! Always holds: this module defines nothing itself; the running program does not call it, so that the linker
+//! leaves it out.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;

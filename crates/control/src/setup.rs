@@ -1,8 +1,10 @@
-//! `mpvpn setup` without its effects: what has to change so that a service of this machine runs a server or a client.
+//! `mpvpn setup` without its effects: what has to change so that a service of this machine runs a server or a
+//! client.
 //!
-//! In: what the machine has ([`Machine`]) and what is wanted. Out: a [`Plan`], or the reason why there is none. Always holds: a
-//! plan that was carried out is empty the next time; each [`Step`] says what it does, why, and how it is undone; nothing enables
-//! a firewall, changes a policy, or rewrites a file of another program.
+//! In: what the machine has ([`Machine`]) and what is wanted. Out: a [`Plan`], or the reason why there is
+//! none. Always holds: a plan that was carried out is empty the next time; each [`Step`] says what it does,
+//! why, and how it is undone; nothing enables a firewall, changes a policy, or rewrites a file of another
+//! program.
 
 mod client;
 pub mod firewall;
@@ -47,7 +49,8 @@ pub fn write_file(path: &Path, text: &str, audience: Audience) -> Result<()> {
     }
 }
 
-/// Removes a file, and its folder if that is a drop-in folder and empty then; or an empty folder. It is fine if there is none.
+/// Removes a file, and its folder if that is a drop-in folder and empty then; or an empty folder. It is fine
+/// if there is none.
 ///
 /// # Errors
 /// If it cannot be removed.

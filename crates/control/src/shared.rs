@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A value of which all clones see the same state. A reader keeps what it got; a value that replaces it counts for later reads.
+/// A value of which all clones see the same state. A reader keeps what it got; a value that replaces it
+/// counts for later reads.
 #[derive(Debug, Default)]
 pub struct Shared<T>(Arc<RwLock<Arc<T>>>);
 

@@ -1,8 +1,8 @@
 //! The status of a running server or client: the JSON of `GET /v1/status`, and its rendering as text.
 //!
-//! In: values that the engine fills in. Out: JSON and text. Always holds: times are in ms (or s if the name ends in `_s`),
-//! rates in bit/s, sizes in bytes of UDP payload unless the field says otherwise; fields are added, never renamed; a reader
-//! uses defaults for missing fields and skips unknown ones.
+//! In: values that the engine fills in. Out: JSON and text. Always holds: times are in ms (or s if the name
+//! ends in `_s`), rates in bit/s, sizes in bytes of UDP payload unless the field says otherwise; fields are
+//! added, never renamed; a reader uses defaults for missing fields and skips unknown ones.
 
 mod flows;
 mod overview;
@@ -69,8 +69,8 @@ pub struct Status {
     /// Numbers of flows inside the tunnel.
     #[serde(default)]
     pub flows: Flows,
-    /// Numbered packets of the default class; left out at a server, which has it for each client, and where the two
-    /// ends did not agree on numbers.
+    /// Numbered packets of the default class; left out at a server, which has it for each client, and where
+    /// the two ends did not agree on numbers.
     #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
     pub resequencing: Option<Resequencing>,
     /// Sessions of a server.
@@ -145,7 +145,8 @@ pub struct Confinement {
     pub capabilities: Vec<String>,
     /// Whether system calls that it does not need fail (seccomp).
     pub system_calls: bool,
-    /// Version of Landlock, which keeps it from files that it does not need; left out where the kernel has none.
+    /// Version of Landlock, which keeps it from files that it does not need; left out where the kernel has
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landlock: Option<u32>,
 }
@@ -186,7 +187,8 @@ pub struct User {
     /// Limit of the rate at which the user's clients receive, in bit/s; left out if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_cap_bps: Option<u64>,
-    /// Bytes that the user may carry in a calendar month (UTC), both directions together; left out if there is no quota.
+    /// Bytes that the user may carry in a calendar month (UTC), both directions together; left out if there
+    /// is no quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
     /// Bytes that the user has carried in this month; left out if there is no quota.
@@ -211,7 +213,8 @@ pub struct Session {
     pub resumed: u64,
 }
 
-/// One class of traffic, which has a connection of its own; at a server, all connections of that class together, closed ones included in counters.
+/// One class of traffic, which has a connection of its own; at a server, all connections of that class
+/// together, closed ones included in counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Class {
     /// Name of the class, as configured.
@@ -230,7 +233,8 @@ pub struct Class {
     pub tx_bytes: u64,
     /// Bytes of IP packets received since the start.
     pub rx_bytes: u64,
-    /// Time that packets wait here before they are sent, in ms; with several connections, of the one with the longest.
+    /// Time that packets wait here before they are sent, in ms; with several connections, of the one with
+    /// the longest.
     #[serde(serialize_with = "finite")]
     pub queue_ms: f64,
     /// Bytes of packets that wait here before they are sent; left out if none wait.
@@ -238,10 +242,12 @@ pub struct Class {
     pub queue_bytes: u64,
     /// Packets dropped because the queue was full.
     pub drops: u64,
-    /// TCP acknowledgements not sent because a later one superseded them while they waited here; left out if none were.
+    /// TCP acknowledgements not sent because a later one superseded them while they waited here; left out if
+    /// none were.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub superseded_acks: u64,
-    /// Bytes of streams sent again on another path because the first one stalled or failed; left out if there were none.
+    /// Bytes of streams sent again on another path because the first one stalled or failed; left out if
+    /// there were none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reinjected_bytes: u64,
     /// Rate sent, in bit/s of IP packets, measured over about a second; left out where unknown.
@@ -250,17 +256,20 @@ pub struct Class {
     /// Rate received, in bit/s of IP packets, measured over about a second; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rx_bps: Option<u64>,
-    /// State of a client's connection for this class: `up`, `connecting` or `asleep`. While it is not `up`, the class `default` carries its packets. Left out at a server.
+    /// State of a client's connection for this class: `up`, `connecting` or `asleep`. While it is not `up`,
+    /// the class `default` carries its packets. Left out at a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// Why the connection is not up, for example because the server allows no more classes; left out if empty.
+    /// Why the connection is not up, for example because the server allows no more classes; left out if
+    /// empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Smoothed round-trip time of the path with the lowest one that carries data, in ms; left out where there is none,
-    /// and for all clients of a server together.
+    /// Smoothed round-trip time of the path with the lowest one that carries data, in ms; left out where
+    /// there is none, and for all clients of a server together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,
-    /// Loss of what this end sent in the last 10 s on all paths, in percent; with several connections, of the worst.
+    /// Loss of what this end sent in the last 10 s on all paths, in percent; with several connections, of
+    /// the worst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
     /// Numbered packets of the class; left out where the two ends did not agree on numbers.
@@ -339,8 +348,9 @@ impl Class {
         Self { name: name.into(), flow_mode: auto(), cc: "bbr".into(), scheduler: auto(), ..Self::default() }
     }
 
-    /// Adds the values of another connection of the class: counters and rates are summed, of round-trip times the lowest is
-    /// kept, of losses and queueing delays the highest. The class is asleep only if all its connections are.
+    /// Adds the values of another connection of the class: counters and rates are summed, of round-trip times
+    /// the lowest is kept, of losses and queueing delays the highest. The class is asleep only if all its
+    /// connections are.
     pub fn add(&mut self, other: &Self) {
         if self.state == Some(State::Asleep) && other.state.is_some_and(|state| state != State::Asleep) {
             self.state = other.state;
@@ -500,12 +510,12 @@ pub struct Path {
     pub in_flight_bytes: u64,
     /// Estimated delivery rate of what this end sends, in bit/s.
     pub rate_bps: u64,
-    /// Rate that all classes together may send over the link, in bit/s of IP packets: as configured, or as measured while
-    /// classes shared the link; left out where unknown.
+    /// Rate that all classes together may send over the link, in bit/s of IP packets: as configured, or as
+    /// measured while classes shared the link; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_rate_bps: Option<u64>,
-    /// Time for which the class had more data than could leave over the link, on all pipes of the link together, summed up,
-    /// in ms; left out without a shaper.
+    /// Time for which the class had more data than could leave over the link, on all pipes of the link
+    /// together, summed up, in ms; left out without a shaper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backlog_ms: Option<u64>,
     /// Bytes of UDP payload sent.

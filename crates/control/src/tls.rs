@@ -1,8 +1,10 @@
-//! TLS 1.3 for QUIC and TCP: the parameters that both ends offer, and the verification of the server's certificate.
+//! TLS 1.3 for QUIC and TCP: the parameters that both ends offer, and the verification of the server's
+//! certificate.
 //!
-//! In: [`ServerCertificates`], or a [`Trust`] (client). Out: rustls configurations with the hybrid post-quantum key
-//! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the private key of its certificate,
-//! whatever the trust; the reason of a refusal is stored as a [`CertificateRefusal`], as a TLS alert carries none.
+//! In: [`ServerCertificates`], or a [`Trust`] (client). Out: rustls configurations with the hybrid
+//! post-quantum key exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the
+//! private key of its certificate, whatever the trust; the reason of a refusal is stored as a
+//! [`CertificateRefusal`], as a TLS alert carries none.
 
 mod certificates;
 mod client_identity;
@@ -29,7 +31,8 @@ use crate::{
 };
 use client_identity::ClientIdentity;
 
-/// The configuration of a server with the protocols `alpn`. Certificates that are replaced later count for later handshakes.
+/// The configuration of a server with the protocols `alpn`. Certificates that are replaced later count for
+/// later handshakes.
 pub fn server_config(certificates: &ServerCertificates, alpn: &[&[u8]]) -> Result<ServerConfig> {
     server_config_for(certificates, None, alpn)
 }
@@ -47,7 +50,8 @@ pub(crate) fn server_config_for(
         Some(ca) => {
             let mut config =
                 builder.with_client_cert_verifier(Arc::new(ca.clone())).with_cert_resolver(resolver);
-            // A resumed handshake verifies no certificate, and would forget that the CA was replaced (RFC 8446 §4.6.1).
+            // A resumed handshake verifies no certificate, and would forget that the CA was replaced (RFC
+            // 8446 §4.6.1).
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
             config
@@ -57,13 +61,14 @@ pub(crate) fn server_config_for(
     Ok(config)
 }
 
-/// The configuration of a client with the protocols `alpn`, which verifies the server's certificate by `trust`.
+/// The configuration of a client with the protocols `alpn`, which verifies the server's certificate by
+/// `trust`.
 pub fn client_config(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig> {
     client_config_reporting(trust, None, alpn, &LastRefusal::default())
 }
 
-/// As [`client_config`]; the client shows its own certificate `own` to servers that ask for one. Stores in `last_refusal` why a
-/// server's certificate was refused.
+/// As [`client_config`]; the client shows its own certificate `own` to servers that ask for one. Stores in
+/// `last_refusal` why a server's certificate was refused.
 pub fn client_config_reporting(
     trust: &Trust,
     own: Option<&CertFiles>,
@@ -105,8 +110,8 @@ fn client_config_by(
     Ok(config)
 }
 
-/// The DNS names for which machines like this one trust a server with this chain, leaf first: those of the leaf, in lower case,
-/// if a CA that this machine trusts signed it.
+/// The DNS names for which machines like this one trust a server with this chain, leaf first: those of the
+/// leaf, in lower case, if a CA that this machine trusts signed it.
 pub(crate) fn publicly_trusted_names(chain: &[CertificateDer<'static>]) -> Vec<String> {
     let Some(leaf) = chain.first() else { return Vec::new() };
     let names = dns_names(leaf).into_iter().map(|name| name.to_ascii_lowercase());

@@ -1,7 +1,8 @@
 //! The users of a server: the file `users.toml`.
 //!
-//! In: the file, and changes of `mpvpn user`. Out: the [`Users`], and the file with a change. Always holds: the file has only
-//! the SHA-256 of a token; a change is made under a lock, is atomic, and leaves comments, owner and mode of the file as they are.
+//! In: the file, and changes of `mpvpn user`. Out: the [`Users`], and the file with a change. Always holds:
+//! the file has only the SHA-256 of a token; a change is made under a lock, is atomic, and leaves comments,
+//! owner and mode of the file as they are.
 
 mod expiry;
 mod file;
@@ -59,29 +60,31 @@ pub struct UserEntry {
     /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
     #[schemars(schema_with = "schema::one::<UserName>")]
     pub name: String,
-    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere. A user without one has
-    /// access by a certificate only [default: none]
+    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere. A
+    /// user without one has access by a certificate only [default: none]
     #[serde(default, deserialize_with = "hash")]
     #[schemars(schema_with = "schema::one::<Fingerprint>")]
     pub token_sha256: Option<Fingerprint>,
     /// The user has no access any more: sessions end at once, and the token is refused [default: false]
     #[serde(default)]
     pub revoked: bool,
-    /// The last day of the user's access in UTC, or the moment at which it ends, as in 2027-01-31T18:00:00Z [default: none]
+    /// The last day of the user's access in UTC, or the moment at which it ends, as in 2027-01-31T18:00:00Z
+    /// [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Expiry>")]
     pub expires: Option<Expiry>,
-    /// Addresses in the tunnel that this user has and nobody else; the first session that is free gets them [default: none]
+    /// Addresses in the tunnel that this user has and nobody else; the first session that is free gets them
+    /// [default: none]
     #[serde(default, deserialize_with = "addresses")]
     #[schemars(schema_with = "schema::many::<FixedAddress>")]
     pub address: Vec<IpAddr>,
-    /// Number of sessions (connected clients) at once; `max-sessions` of a table `[[limit]]` counts, too, the smaller of both
-    /// [default: 64]
+    /// Number of sessions (connected clients) at once; `max-sessions` of a table `[[limit]]` counts, too,
+    /// the smaller of both [default: 64]
     #[serde(default, deserialize_with = "sessions")]
     #[schemars(schema_with = "schema::one_or_number::<crate::config::limits::SessionCount>")]
     pub sessions: Option<u32>,
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers, 64kbit to 1000gbit
-    /// [default: none]
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers,
+    /// 64kbit to 1000gbit [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub up: Option<BitRate>,
@@ -89,8 +92,8 @@ pub struct UserEntry {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub down: Option<BitRate>,
-    /// Bytes that the user may carry in a calendar month (UTC), both directions together, at least 1MB. Then sessions end, and
-    /// the user has no access until the next month begins [default: none]
+    /// Bytes that the user may carry in a calendar month (UTC), both directions together, at least 1MB. Then
+    /// sessions end, and the user has no access until the next month begins [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ByteSize>")]
     pub quota: Option<ByteSize>,

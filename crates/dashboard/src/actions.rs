@@ -1,6 +1,7 @@
 //! The users of a server, by the same functions as `mpvpn user`.
 //!
-//! In: names and settings, as text. Out: JSON, or why nothing was done. Always holds: tokens are in one answer and nowhere else.
+//! In: names and settings, as text. Out: JSON, or why nothing was done. Always holds: tokens are in one
+//! answer and nowhere else.
 
 use std::{collections::BTreeMap, str::FromStr, time::SystemTime};
 
@@ -149,8 +150,8 @@ impl UserAction {
     }
 }
 
-/// How a user joins: by the link with a token, or with a certificate. Clients may not reach the server by an address that was
-/// guessed.
+/// How a user joins: by the link with a token, or with a certificate. Clients may not reach the server by an
+/// address that was guessed.
 fn joined(name: &str, joining: &Joining, token: Option<Token>) -> Value {
     if let Err(error) = joining.remember_pin_of(name) {
         tracing::warn!(%error, "nobody will be asked before another certificate locks the new user out");

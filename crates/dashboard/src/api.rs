@@ -1,7 +1,7 @@
 //! The paths of the dashboard.
 //!
-//! In: a request. Out: its response. Always holds: each request names a host of the dashboard; all but the page's files and the
-//! log-in have a session; what is read of a body is bounded.
+//! In: a request. Out: its response. Always holds: each request names a host of the dashboard; all but the
+//! page's files and the log-in have a session; what is read of a body is bounded.
 
 use std::{
     sync::Arc,
@@ -36,7 +36,8 @@ use crate::{
 
 /// Longest body of a request (bytes): many times the longest of the page. Longer: memory for strangers.
 const MAX_BODY_BYTES: usize = 4096;
-/// Events in a history: what a time axis can show. More: larger answers; fewer: the beginning of a span has none.
+/// Events in a history: what a time axis can show. More: larger answers; fewer: the beginning of a span has
+/// none.
 const MAX_HISTORY_EVENTS: usize = 500;
 /// The token of a session in a request.
 const TOKEN_FIELD: HeaderName = HeaderName::from_static("x-csrf-token");

@@ -1,7 +1,8 @@
 //! The body of `GET /api/live`: server-sent events (HTML, "Server-sent events").
 //!
-//! In: frames of a view, and events of the process. Out: messages. Always holds: a message is made when the connection can send
-//! it, so that a browser that does not read occupies no memory beyond one message; the stream ends with its session.
+//! In: frames of a view, and events of the process. Out: messages. Always holds: a message is made when the
+//! connection can send it, so that a browser that does not read occupies no memory beyond one message; the
+//! stream ends with its session.
 
 use std::{
     sync::Arc,
@@ -17,8 +18,8 @@ use tokio::time::timeout;
 
 use crate::{Shared, live::Stream};
 
-/// Silence after which a comment is sent, so that networks between do not forget the connection. Longer: some do; shorter: more
-/// packets. Also how soon a stream ends after its session.
+/// Silence after which a comment is sent, so that networks between do not forget the connection. Longer: some
+/// do; shorter: more packets. Also how soon a stream ends after its session.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// A message that browsers skip.
 const KEEP_ALIVE: &[u8] = b":\n\n";

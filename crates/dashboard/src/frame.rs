@@ -1,7 +1,7 @@
 //! The `status` messages of a stream: the status of the process as JSON, with rates.
 //!
-//! In: statuses, with the time of the process. Out: the data of a message for each view, and a [`Sample`] for the history. Always
-//! holds: rates are measured over at least [`MIN_RATE_INTERVAL_S`].
+//! In: statuses, with the time of the process. Out: the data of a message for each view, and a [`Sample`] for
+//! the history. Always holds: rates are measured over at least [`MIN_RATE_INTERVAL_S`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +17,8 @@ use crate::{
     view::{RatedSession, Shown},
 };
 
-/// Time over which rates are measured (s), at least. Shorter: rates of single bursts; longer: the rate of a link that was cut goes
-/// down later. Chosen.
+/// Time over which rates are measured (s), at least. Shorter: rates of single bursts; longer: the rate of a
+/// link that was cut goes down later. Chosen.
 const MIN_RATE_INTERVAL_S: f64 = 0.45;
 
 /// Rates of everything that a status has counters of.

@@ -1,8 +1,8 @@
 //! Rates, round-trip times and losses of the last five minutes and of the last day. Time is an argument.
 //!
-//! In: a [`Sample`] each second. Out: a [`Series`] for each link, class and session, and for the whole. Always holds: what is kept
-//! is bounded (`MAX_BYTES`): five minutes in steps of a second, a day in steps of a minute, each for the things that were there in
-//! that time.
+//! In: a [`Sample`] each second. Out: a [`Series`] for each link, class and session, and for the whole.
+//! Always holds: what is kept is bounded (`MAX_BYTES`): five minutes in steps of a second, a day in steps of
+//! a minute, each for the things that were there in that time.
 
 mod track;
 
@@ -41,14 +41,15 @@ impl Span {
     }
 }
 
-/// Links, classes and sessions of which a history is kept; further ones have none. A client has at most 32 links and 8 classes, a
-/// server tells 32 classes apart. A browser shows up to 100 sessions. More: memory; fewer: what is shown has no history.
+/// Links, classes and sessions of which a history is kept; further ones have none. A client has at most 32
+/// links and 8 classes, a server tells 32 classes apart. A browser shows up to 100 sessions. More: memory;
+/// fewer: what is shown has no history.
 const MAX_LINKS: usize = 64;
 const MAX_CLASSES: usize = 32;
 const MAX_SESSIONS: usize = 512;
 
-/// Most memory of all histories together (bytes): the values of each step, of four bytes each. Names and maps add some 100 bytes
-/// for each thing.
+/// Most memory of all histories together (bytes): the values of each step, of four bytes each. Names and maps
+/// add some 100 bytes for each thing.
 #[cfg(test)]
 const MAX_BYTES: usize = 4
     * ((2 + 4 * MAX_LINKS + 2 * MAX_CLASSES) * (Span::Minutes.steps() + Span::Day.steps())
@@ -151,8 +152,8 @@ impl History {
         self.sessions.retain(|_, (_, track)| track.is_within(Span::Minutes, second));
     }
 
-    /// The history of a span up to the step before the present one, whose end is `age` after the start of the process or later.
-    /// `now` is the time of day.
+    /// The history of a span up to the step before the present one, whose end is `age` after the start of the
+    /// process or later. `now` is the time of day.
     pub(crate) fn answer(&self, span: Span, age: Duration, now: SystemTime) -> Answer<'_> {
         let step = span.step().as_secs();
         let end = age.as_secs() / step;
@@ -193,7 +194,8 @@ struct Slots {
     end: u64,
 }
 
-/// The answer of `GET /api/history`, without events. All lists are equally long; `null` stands where nothing is known.
+/// The answer of `GET /api/history`, without events. All lists are equally long; `null` stands where nothing
+/// is known.
 #[derive(Debug, Serialize)]
 pub(crate) struct Answer<'a> {
     /// Time of the first values (Unix time, ms).

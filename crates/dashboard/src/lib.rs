@@ -1,10 +1,11 @@
-//! The dashboard: a page for browsers that shows a running client or server live, with the last 24 hours, and changes links
-//! and users.
+//! The dashboard: a page for browsers that shows a running client or server live, with the last 24 hours, and
+//! changes links and users.
 //!
-//! In: HTTP requests, the status and the events of the process. Out: the page, JSON and server-sent events. Always holds: a
-//! request without a session learns nothing but the page; a session needs a code that `mpvpn dashboard` gets over the local
-//! API, and that works once; connections, sessions, streams, sizes and times are bounded, and a slow reader gets less and
-//! holds up nobody; while nobody looks, the process is asked for its counters once a second.
+//! In: HTTP requests, the status and the events of the process. Out: the page, JSON and server-sent events.
+//! Always holds: a request without a session learns nothing but the page; a session needs a code that `mpvpn
+//! dashboard` gets over the local API, and that works once; connections, sessions, streams, sizes and times
+//! are bounded, and a slow reader gets less and holds up nobody; while nobody looks, the process is asked for
+//! its counters once a second.
 //!
 //! Pure: `history`, `logins`, `origin`, `view`. The rest is the edge.
 #![forbid(unsafe_code)]
@@ -55,12 +56,14 @@ use live::Live;
 use logins::Logins;
 use stalled_writes::StalledWrites;
 
-/// Connections that wait for an answer, at once. When there are more, the oldest is closed. More: memory of 16 kB each for
-/// strangers; fewer: a browser that loads the page is disturbed by others. Chosen.
+/// Connections that wait for an answer, at once. When there are more, the oldest is closed. More: memory of
+/// 16 kB each for strangers; fewer: a browser that loads the page is disturbed by others. Chosen.
 const MAX_CONNECTIONS: usize = 64;
-/// Time of a TLS handshake. Longer: unfinished handshakes keep their places; shorter: slow networks fail. Chosen.
+/// Time of a TLS handshake. Longer: unfinished handshakes keep their places; shorter: slow networks fail.
+/// Chosen.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The delay before the next accept when no descriptors are left. Shorter: busy waiting; longer: browsers wait. Chosen.
+/// The delay before the next accept when no descriptors are left. Shorter: busy waiting; longer: browsers
+/// wait. Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A bound address with all that answers need.
@@ -135,8 +138,8 @@ impl Dashboard {
         Self::bind(dashboard.address, identity.map(ServerCertificates::from), None, &config.name).map(Some)
     }
 
-    /// Listens at the address that a server's configuration names, if it names one. Outside of the loopback it shows these
-    /// `certificates`.
+    /// Listens at the address that a server's configuration names, if it names one. Outside of the loopback
+    /// it shows these `certificates`.
     ///
     /// # Errors
     /// If the kernel refuses the address, or TLS cannot be set up.
@@ -175,8 +178,8 @@ impl Dashboard {
         LoginLinks { shared: Arc::clone(&self.shared), scheme }
     }
 
-    /// Answers browsers until dropped; inside a tokio runtime with I/O and time. Browsers see `events`; log-ins are reported by
-    /// `reporter`.
+    /// Answers browsers until dropped; inside a tokio runtime with I/O and time. Browsers see `events`;
+    /// log-ins are reported by `reporter`.
     ///
     /// # Errors
     /// If the runtime refuses the listener.
@@ -222,7 +225,8 @@ impl Dashboard {
     }
 }
 
-/// Host and port in links: an address that stands for all of the machine is replaced by one at which browsers reach it.
+/// Host and port in links: an address that stands for all of the machine is replaced by one at which browsers
+/// reach it.
 fn authority(address: SocketAddr, server: Option<&ServerConfig>) -> String {
     if !address.ip().is_unspecified() {
         return address.to_string();

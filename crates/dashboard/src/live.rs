@@ -1,8 +1,9 @@
 //! Asks the process for its status, and gives it to the streams and to the history.
 //!
-//! In: views of streams, and the clock. Out: a frame for each view that is due, and a sample a second for the history. Always
-//! holds: the process is asked once for all streams that are due, and at a server only for details of the sessions that they show;
-//! a stream that does not read finds the latest message when it reads again.
+//! In: views of streams, and the clock. Out: a frame for each view that is due, and a sample a second for the
+//! history. Always holds: the process is asked once for all streams that are due, and at a server only for
+//! details of the sessions that they show; a stream that does not read finds the latest message when it reads
+//! again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -29,8 +30,8 @@ use crate::{
     view::{Shown, View},
 };
 
-/// Streams at once, in all and of one session: one for each open page. More: memory of a frame for each that does not read; fewer:
-/// pages of other people have none.
+/// Streams at once, in all and of one session: one for each open page. More: memory of a frame for each that
+/// does not read; fewer: pages of other people have none.
 const MAX_STREAMS: usize = 16;
 const MAX_STREAMS_PER_SESSION: usize = 6;
 /// Time between two samples for the history: a step of the shortest span.

@@ -1,11 +1,12 @@
 //! Who is logged in. Time is an argument.
 //!
-//! In: codes of the local API, and those that browsers show. Out: sessions, with a cookie and a token each. Always holds: a code
-//! logs in once, and not after [`CODE_LIFETIME`]; codes, sessions and counted networks are bounded; secrets are compared in
-//! constant time.
+//! In: codes of the local API, and those that browsers show. Out: sessions, with a cookie and a token each.
+//! Always holds: a code logs in once, and not after [`CODE_LIFETIME`]; codes, sessions and counted networks
+//! are bounded; secrets are compared in constant time.
 //!
-//! A session needs both of its secrets: browsers send a cookie to all ports of a host, so that a server of another user of this
-//! machine may see it, and the token, which the page keeps for itself, proves that the page sends the request.
+//! A session needs both of its secrets: browsers send a cookie to all ports of a host, so that a server of
+//! another user of this machine may see it, and the token, which the page keeps for itself, proves that the
+//! page sends the request.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,23 +17,25 @@ use mpvpn_control::limiter::ClientNetwork;
 
 use crate::secret::Secret;
 
-/// How long a code works. Longer: a link in the history of a terminal stays of use; shorter: people who copy it to another machine
-/// are late. Chosen.
+/// How long a code works. Longer: a link in the history of a terminal stays of use; shorter: people who copy
+/// it to another machine are late. Chosen.
 pub(crate) const CODE_LIFETIME: Duration = Duration::from_secs(600);
-/// Codes that work at a time; a further one replaces the oldest. More: memory; fewer: people disturb each other. Chosen.
-const MAX_CODES: usize = 8;
-/// Sessions at a time; a further one replaces the one that was used least recently. More: memory; fewer: people disturb each
+/// Codes that work at a time; a further one replaces the oldest. More: memory; fewer: people disturb each
 /// other. Chosen.
+const MAX_CODES: usize = 8;
+/// Sessions at a time; a further one replaces the one that was used least recently. More: memory; fewer:
+/// people disturb each other. Chosen.
 const MAX_SESSIONS: usize = 16;
-/// A session ends when it was not used for this time, a working day. Longer: a browser that was left open stays logged in;
-/// shorter: people log in again and again.
+/// A session ends when it was not used for this time, a working day. Longer: a browser that was left open
+/// stays logged in; shorter: people log in again and again.
 const SESSION_IDLE_LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// Wrong codes of a network within [`ATTEMPT_WINDOW`] before further ones are refused without a look, which bounds log lines and
-/// work; 256 random bits are not guessed with any number. Right codes work all the same: else other users of this machine could
-/// keep its administrator out.
+/// Wrong codes of a network within [`ATTEMPT_WINDOW`] before further ones are refused without a look, which
+/// bounds log lines and work; 256 random bits are not guessed with any number. Right codes work all the same:
+/// else other users of this machine could keep its administrator out.
 const MAX_WRONG_ATTEMPTS: u32 = 10;
 const ATTEMPT_WINDOW: Duration = Duration::from_secs(60);
-/// Networks whose wrong codes are counted; further ones wait for the next window. More: memory for strangers. Chosen.
+/// Networks whose wrong codes are counted; further ones wait for the next window. More: memory for strangers.
+/// Chosen.
 const MAX_COUNTED_NETWORKS: usize = 256;
 
 /// Codes and sessions.

@@ -1,8 +1,8 @@
 //! Whether a request comes from the dashboard's own page, and not from a page of another server.
 //!
-//! In: the header fields of a request, and the address at which it came. Out: why it is refused, if it is. Always holds: a name
-//! that the dashboard does not know is refused, so that a server whose name is made to lead here (DNS rebinding) gets nothing; a
-//! request that changes something names the page's own origin.
+//! In: the header fields of a request, and the address at which it came. Out: why it is refused, if it is.
+//! Always holds: a name that the dashboard does not know is refused, so that a server whose name is made to
+//! lead here (DNS rebinding) gets nothing; a request that changes something names the page's own origin.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,8 +20,9 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 pub(crate) struct Host(String);
 
 impl Host {
-    /// The host that the fields name, if it is `local`, the address at which the request came, or a name of the dashboard.
-    /// `is_own_name` tells the names of its certificate. Ports are not compared: behind `ssh -L` the browser's is another one.
+    /// The host that the fields name, if it is `local`, the address at which the request came, or a name of
+    /// the dashboard. `is_own_name` tells the names of its certificate. Ports are not compared: behind
+    /// `ssh -L` the browser's is another one.
     pub(crate) fn of(
         headers: &HeaderMap,
         local: SocketAddr,
@@ -52,8 +53,8 @@ impl Host {
         }
     }
 
-    /// Refuses requests of other pages. Browsers name the origin in each POST; in other requests of the page itself they may leave
-    /// it out.
+    /// Refuses requests of other pages. Browsers name the origin in each POST; in other requests of the page
+    /// itself they may leave it out.
     pub(crate) fn check_origin(
         &self,
         headers: &HeaderMap,

@@ -12,8 +12,8 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Time for which a write may wait for the reader. Longer: readers that are gone keep their places; shorter: a browser on a bad
-/// network connects again and again. Chosen.
+/// Time for which a write may wait for the reader. Longer: readers that are gone keep their places; shorter:
+/// a browser on a bad network connects again and again. Chosen.
 const MAX_WRITE_WAIT: Duration = Duration::from_secs(15);
 
 /// A connection with [`MAX_WRITE_WAIT`].

@@ -1,14 +1,14 @@
 //! What a browser wants to see: how often, and which sessions of a server.
 //!
-//! In: the query of `GET /api/live`, and all sessions in short. Out: the sessions to show, in order. Always holds: at most
-//! [`MAX_SHOWN`].
+//! In: the query of `GET /api/live`, and all sessions in short. Out: the sessions to show, in order. Always
+//! holds: at most [`MAX_SHOWN`].
 
 use std::cmp::Ordering;
 
 use mpvpn_control::status::SessionSummary;
 
-/// Sessions that a browser gets at a time, each of some 2 kB with its paths. More: larger frames, up to four times a second; fewer:
-/// more pages to turn.
+/// Sessions that a browser gets at a time, each of some 2 kB with its paths. More: larger frames, up to four
+/// times a second; fewer: more pages to turn.
 pub(crate) const MAX_SHOWN: usize = 100;
 /// Sessions that a browser gets if it does not say how many.
 const DEFAULT_SHOWN: usize = 25;

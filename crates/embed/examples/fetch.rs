@@ -1,13 +1,13 @@
-//! A page over HTTPS, fetched through a tunnel by an ordinary user: no TUN device, no route, no privilege. The TCP/IP stack
-//! is smoltcp, inside this process, whose packets go into the tunnel.
+//! A page over HTTPS, fetched through a tunnel by an ordinary user: no TUN device, no route, no privilege.
+//! The TCP/IP stack is smoltcp, inside this process, whose packets go into the tunnel.
 //!
 //! ```sh
 //! cargo run --example fetch -- calls client.toml 9.9.9.9:53 https://example.org/ page.pem
 //! ```
 //!
-//! The words: how packets are handed over (`calls` or `descriptor`), the configuration, a name server, which is asked
-//! through the tunnel by UDP, the page, and the certificates that its server may have. The page goes to standard output,
-//! what happens to standard error.
+//! The words: how packets are handed over (`calls` or `descriptor`), the configuration, a name server, which
+//! is asked through the tunnel by UDP, the page, and the certificates that its server may have. The page goes
+//! to standard output, what happens to standard error.
 // An example has a clock, threads and files.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -1,6 +1,7 @@
 //! The C functions of `include/mpvpn.h`, whose comments define behaviour, ownership and threads.
 //!
-//! In: pointers, C strings and descriptors. Out: calls of [`Tunnel`]. Always holds: no panic crosses the border to C.
+//! In: pointers, C strings and descriptors. Out: calls of [`Tunnel`]. Always holds: no panic crosses the
+//! border to C.
 
 #![allow(non_camel_case_types, reason = "these are the names of the header")]
 
@@ -17,8 +18,8 @@ use serde_json::json;
 
 use crate::{Builder, Error, Event, Level, Link, Tunnel};
 
-/// Buffer for the addresses that an app resolves (bytes): about 25 IPv6 addresses. Smaller: long lists are cut; larger: no use,
-/// because a client tries few addresses.
+/// Buffer for the addresses that an app resolves (bytes): about 25 IPv6 addresses. Smaller: long lists are
+/// cut; larger: no use, because a client tries few addresses.
 const ADDRESS_BUFFER_BYTES: usize = 1024;
 
 /// A running tunnel.
@@ -91,8 +92,8 @@ impl Context {
 /// Starts a tunnel.
 ///
 /// # Safety
-/// As the header demands: pointers are null or valid, strings end with NUL, `context` can be used by other threads until the tunnel
-/// has stopped.
+/// As the header demands: pointers are null or valid, strings end with NUL, `context` can be used by other
+/// threads until the tunnel has stopped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_start(
     config: *const mpvpn_config,
@@ -140,7 +141,8 @@ unsafe fn start(
     if let Some(protect) = callbacks.protect {
         builder = builder.protect(move |socket, link| {
             let link = c_string(link);
-            // SAFETY: the app's function, with the context that it gave; the string and the socket outlive the call.
+            // SAFETY: the app's function, with the context that it gave; the string and the socket outlive
+            // the call.
             unsafe { protect(context.pointer(), socket.as_raw_fd(), link.as_ptr()) != 0 }
         });
     }
@@ -234,7 +236,8 @@ pub unsafe extern "C" fn mpvpn_network_changed(tunnel: *mut mpvpn_tunnel) {
 /// Replaces the list of links.
 ///
 /// # Safety
-/// `tunnel` is null or of [`mpvpn_start`] and not stopped; `given` is null or has `count` links; `error` is null or valid.
+/// `tunnel` is null or of [`mpvpn_start`] and not stopped; `given` is null or has `count` links; `error` is
+/// null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpvpn_set_links(
     tunnel: *mut mpvpn_tunnel,
@@ -274,7 +277,8 @@ pub unsafe extern "C" fn mpvpn_status_json(tunnel: *mut mpvpn_tunnel) -> *mut c_
 pub unsafe extern "C" fn mpvpn_stop(tunnel: *mut mpvpn_tunnel) {
     catch_panic((), || {
         if !tunnel.is_null() {
-            // SAFETY: it came out of a box in `mpvpn_start`, and nobody else has it, by the contract of this function.
+            // SAFETY: it came out of a box in `mpvpn_start`, and nobody else has it, by the contract of this
+            // function.
             unsafe { Box::from_raw(tunnel) }.0.stop();
         }
     });

@@ -1,13 +1,14 @@
-//! mpvpn inside an app: a client that exchanges IP packets with the app, for example with Android's `VpnService` or a TCP/IP
-//! stack in user space.
+//! mpvpn inside an app: a client that exchanges IP packets with the app, for example with Android's
+//! `VpnService` or a TCP/IP stack in user space.
 //!
-//! In: a configuration with the keys of `client.toml`, packets, changes of the network. Out: packets, events ([`Event`]), the
-//! status. [`c`] has the same functions for C (`include/mpvpn.h`).
+//! In: a configuration with the keys of `client.toml`, packets, changes of the network. Out: packets, events
+//! ([`Event`]), the status. [`c`] has the same functions for C (`include/mpvpn.h`).
 //!
 //! What always holds:
-//! - It needs no privilege. It changes nothing on the machine, takes no signal, prints nothing, and never ends the process.
-//! - A process may have several tunnels. Each has threads of its own, which are gone, with all their descriptors, when
-//!   [`Tunnel::stop`] returns.
+//! - It needs no privilege. It changes nothing on the machine, takes no signal, prints nothing, and never
+//!   ends the process.
+//! - A process may have several tunnels. Each has threads of its own, which are gone, with all their
+//!   descriptors, when [`Tunnel::stop`] returns.
 //! - Errors are return values or events; no panic leaves this crate.
 // Threads and clocks are what an app is made of.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

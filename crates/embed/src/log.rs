@@ -26,8 +26,9 @@ struct LineSubscriber {
 
 /// A second subscriber, which is interested in nothing and lives as long as the process.
 ///
-/// With a single subscriber, `tracing` caches the interest of the first thread that reaches an event for all threads: if that
-/// is a thread of the app without a subscriber, the event is disabled for the threads of tunnels, too.
+/// With a single subscriber, `tracing` caches the interest of the first thread that reaches an event for all
+/// threads: if that is a thread of the app without a subscriber, the event is disabled for the threads of
+/// tunnels, too.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// Returns a subscriber that passes log lines of a level up to `max_level` to `sink`.

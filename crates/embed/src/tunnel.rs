@@ -24,8 +24,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Creates a builder from a configuration: TOML with the keys of `client.toml`, except those about a TUN device, proxies and
-    /// the log. It must contain `server`, and one of `ca`, `pin` and `insecure`.
+    /// Creates a builder from a configuration: TOML with the keys of `client.toml`, except those about a TUN
+    /// device, proxies and the log. It must contain `server`, and one of `ca`, `pin` and `insecure`.
     ///
     /// # Errors
     /// If the text does not parse. Contradictory keys are an error of the start.
@@ -34,17 +34,18 @@ impl Builder {
         Ok(Self { options, protect: None, resolve: None, links: None, log: None })
     }
 
-    /// Sets a callback that gets every socket, with the name of its link, before anything is sent through it. The app excludes
-    /// the socket from the tunnel (`VpnService.protect`), and may bind it to a network (`Network.bindSocket`). If the callback
-    /// returns `false`, the link is not used.
+    /// Sets a callback that gets every socket, with the name of its link, before anything is sent through it.
+    /// The app excludes the socket from the tunnel (`VpnService.protect`), and may bind it to a network
+    /// (`Network.bindSocket`). If the callback returns `false`, the link is not used.
     #[must_use]
     pub fn protect(mut self, protect: impl Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync + 'static) -> Self {
         self.protect = Some(Arc::new(protect));
         self
     }
 
-    /// Sets a callback that resolves the server's name instead of the system, whose resolver may send its queries through this
-    /// tunnel. A separate thread calls it, so it may block; the tunnel stops only after it has returned.
+    /// Sets a callback that resolves the server's name instead of the system, whose resolver may send its
+    /// queries through this tunnel. A separate thread calls it, so it may block; the tunnel stops only
+    /// after it has returned.
     #[must_use]
     pub fn resolve(
         mut self,
@@ -54,24 +55,25 @@ impl Builder {
         self
     }
 
-    /// Sets the links, instead of those that the kernel reports. Android does not report them to apps. If the configuration has
-    /// the key `path`, only the links in it are used.
+    /// Sets the links, instead of those that the kernel reports. Android does not report them to apps. If the
+    /// configuration has the key `path`, only the links in it are used.
     #[must_use]
     pub fn links(mut self, links: Vec<Link>) -> Self {
         self.links = Some(links);
         self
     }
 
-    /// Sets a callback for log lines of a level up to `max_level`. The tunnel's thread calls it. Without it, log lines go to the
-    /// `tracing` subscriber of the process, if it has one.
+    /// Sets a callback for log lines of a level up to `max_level`. The tunnel's thread calls it. Without it,
+    /// log lines go to the `tracing` subscriber of the process, if it has one.
     #[must_use]
     pub fn log(mut self, max_level: Level, sink: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
         self.log = Some(log::subscriber(max_level, Box::new(sink)));
         self
     }
 
-    /// Starts the tunnel without a descriptor for packets, which [`Tunnel::set_descriptor`] sets later: Android's `VpnService`
-    /// needs the tunnel's addresses to create one, and these are known from [`Event::Up`].
+    /// Starts the tunnel without a descriptor for packets, which [`Tunnel::set_descriptor`] sets later:
+    /// Android's `VpnService` needs the tunnel's addresses to create one, and these are known from
+    /// [`Event::Up`].
     ///
     /// `events` is called by the tunnel's thread and must not wait.
     ///
@@ -81,8 +83,9 @@ impl Builder {
         self.start_with(Packets::Later, Box::new(events))
     }
 
-    /// Starts the tunnel with a descriptor whose reads and writes carry one packet each: that of a `VpnService`, or one end of a
-    /// socket pair (SOCK_SEQPACKET, SOCK_DGRAM). The descriptor and all its duplicates become nonblocking.
+    /// Starts the tunnel with a descriptor whose reads and writes carry one packet each: that of a
+    /// `VpnService`, or one end of a socket pair (SOCK_SEQPACKET, SOCK_DGRAM). The descriptor and all its
+    /// duplicates become nonblocking.
     ///
     /// `events` is called by the tunnel's thread and must not wait.
     ///
@@ -96,8 +99,8 @@ impl Builder {
         self.start_with(Packets::Descriptor(packets), Box::new(events))
     }
 
-    /// Starts the tunnel with calls for packets: [`Tunnel::push`] takes packets of the app, and `packets` gets packets for the
-    /// app. Each is a whole IP packet with valid checksums.
+    /// Starts the tunnel with calls for packets: [`Tunnel::push`] takes packets of the app, and `packets`
+    /// gets packets for the app. Each is a whole IP packet with valid checksums.
     ///
     /// `packets` and `events` are called by the tunnel's thread and must not wait.
     ///
@@ -125,14 +128,15 @@ impl Builder {
 pub struct Tunnel(Handle);
 
 impl Tunnel {
-    /// Sends one packet of the app into the tunnel, without blocking. Returns `false` if the queue is full (1024 packets), the
-    /// tunnel has ended, or packets come by a descriptor. Without a connection, packets are accepted and lost.
+    /// Sends one packet of the app into the tunnel, without blocking. Returns `false` if the queue is full
+    /// (1024 packets), the tunnel has ended, or packets come by a descriptor. Without a connection,
+    /// packets are accepted and lost.
     pub fn push(&self, packet: &[u8]) -> bool {
         self.0.push(packet)
     }
 
-    /// Uses this descriptor for packets from now on, in both directions; see [`Builder::start_with_descriptor`]. A previous
-    /// descriptor is closed.
+    /// Uses this descriptor for packets from now on, in both directions; see
+    /// [`Builder::start_with_descriptor`]. A previous descriptor is closed.
     ///
     /// # Errors
     /// If it cannot carry packets.
@@ -140,8 +144,8 @@ impl Tunnel {
         self.0.set_descriptor(packets)
     }
 
-    /// Reads the links and their addresses from the kernel again. Linux reports changes by itself, so this is for systems
-    /// that do not.
+    /// Reads the links and their addresses from the kernel again. Linux reports changes by itself, so this is
+    /// for systems that do not.
     pub fn network_changed(&self) {
         self.0.network_changed();
     }
@@ -166,8 +170,8 @@ impl Tunnel {
         self.0.is_running()
     }
 
-    /// Closes the connection and waits until the tunnel's threads have ended: no callback is called after this. Called from a
-    /// callback, it returns at once, and the tunnel ends after that callback.
+    /// Closes the connection and waits until the tunnel's threads have ended: no callback is called after
+    /// this. Called from a callback, it returns at once, and the tunnel ends after that callback.
     pub fn stop(self) {
         self.0.stop();
     }

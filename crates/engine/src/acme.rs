@@ -1,8 +1,8 @@
 //! Orders certificates from a CA by ACME (RFC 8555) and puts them into the TLS of QUIC and TCP.
 //!
-//! In: the table `[acme]`, the certificate of an earlier order, time. Out: certificates for new handshakes, and events. Always
-//! holds: this runs on the slow thread, one order at a time; a failure leaves the certificate in use; every wait for the CA is
-//! bounded; port 80 is open only while the CA looks there.
+//! In: the table `[acme]`, the certificate of an earlier order, time. Out: certificates for new handshakes,
+//! and events. Always holds: this runs on the slow thread, one order at a time; a failure leaves the
+//! certificate in use; every wait for the CA is bounded; port 80 is open only while the CA looks there.
 
 mod http_client;
 
@@ -37,12 +37,13 @@ use tokio::{
 use crate::{EngineError, client::random, dial::first_ready};
 use http_client::{HttpClient, Unreached};
 
-/// Time for a whole order. Longer: an order that hangs delays the next one. Shorter: fails at a CA that validates slowly.
+/// Time for a whole order. Longer: an order that hangs delays the next one. Shorter: fails at a CA that
+/// validates slowly.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time for the CA to validate the names, and again to issue the certificate.
 const STEP_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often the CA is asked when it wants a certificate to be renewed (ARI, RFC 9773 §4.3.2: every six hours). Rarer: a
-/// revocation is noticed late. Also the longest sleep, as the clock may be set meanwhile.
+/// How often the CA is asked when it wants a certificate to be renewed (ARI, RFC 9773 §4.3.2: every six
+/// hours). Rarer: a revocation is noticed late. Also the longest sleep, as the clock may be set meanwhile.
 const ASK_INTERVAL: Duration = Duration::from_secs(6 * 3600);
 /// The port at which a CA looks for the answer to HTTP-01 (RFC 8555 §8.3).
 const HTTP_PORT: u16 = 80;

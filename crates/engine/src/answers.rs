@@ -1,7 +1,7 @@
 //! Answers the requests of the local API, as a client and as a server.
 //!
-//! In: a [`ControlRequest`]. Out: its answer, immediately or after every shard has reported. Always holds: it is no
-//! error if the requester has disconnected.
+//! In: a [`ControlRequest`]. Out: its answer, immediately or after every shard has reported. Always holds: it
+//! is no error if the requester has disconnected.
 
 use std::{sync::Arc, time::Instant};
 
@@ -21,8 +21,8 @@ pub(crate) fn answer_client_request(
 ) -> Result<(), EngineError> {
     match question {
         ControlRequest::Status(reply) => {
-            // Pending events come first: the status must not say `up` before addresses, routes and resolvers are set.
-            // Whether streams have more to send does not matter here.
+            // Pending events come first: the status must not say `up` before addresses, routes and resolvers
+            // are set. Whether streams have more to send does not matter here.
             client.apply_events(event_loop, now)?;
             if let Some(round) = client.shards.ask_status(now, reply) {
                 let own = client.status(now);

@@ -1,10 +1,11 @@
 //! A running client.
 //!
-//! Shard 0 is the main thread: it makes the session, handles signals and the local API, and changes the machine. The
-//! other shards, if any, are threads with their own connection, sockets and TUN queue; they join the session.
+//! Shard 0 is the main thread: it makes the session, handles signals and the local API, and changes the
+//! machine. The other shards, if any, are threads with their own connection, sockets and TUN queue; they join
+//! the session.
 //!
-//! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN device, changes nothing on the
-//! machine, and needs no privilege.
+//! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN device, changes nothing on
+//! the machine, and needs no privilege.
 
 mod auto_pipes;
 pub mod check;

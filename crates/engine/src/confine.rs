@@ -1,7 +1,7 @@
 //! Which rights a server and a client keep while they run.
 //!
-//! In: their configurations. Out: a confined process, and a helper where there is a TUN device. Always holds: files that may belong
-//! to other users (tokens, keys) are read, and ports below 1024 are bound, before.
+//! In: their configurations. Out: a confined process, and a helper where there is a TUN device. Always holds:
+//! files that may belong to other users (tokens, keys) are read, and ports below 1024 are bound, before.
 
 use std::{
     fs,
@@ -92,7 +92,8 @@ fn confine(wanted: Confine, read_again: &[Option<&Path>], mut needs: Needs) -> R
         // What cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);
     }
-    // Where the package is installed, folders belong to the user of its services; root's own processes use them as well.
+    // Where the package is installed, folders belong to the user of its services; root's own processes use
+    // them as well.
     needs.other_owners = needs.writable.iter().any(|folder| is_of_other_user(folder));
     let confinement = confinement::confine(&needs)?;
     tracing::debug!(target: "mpvpn::confinement", ?confinement, "dropped the rights that are not needed");

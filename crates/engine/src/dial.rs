@@ -1,8 +1,9 @@
 //! Makes a TCP and TLS connection to the server over one link, directly or through an HTTP proxy.
 //!
-//! In: a link, the addresses of the server or of the proxy, and how to verify the server. Out: a TLS connection for
-//! HTTP/2 with the time of each step, or the step that failed and why. Always holds: each step has a timeout; the
-//! app, if there is one, sees the socket before its first packet; a proxy's response is bounded.
+//! In: a link, the addresses of the server or of the proxy, and how to verify the server. Out: a TLS
+//! connection for HTTP/2 with the time of each step, or the step that failed and why. Always holds: each step
+//! has a timeout; the app, if there is one, sees the socket before its first packet; a proxy's response is
+//! bounded.
 
 mod proxy;
 
@@ -39,8 +40,8 @@ use crate::links::BindOptions;
 
 /// Addresses of a name that are tried. More: longer until the failure. Chosen.
 const MAX_ADDRESSES: usize = 4;
-/// The interval between parallel attempts at one address. Equals RFC 8305's Connection Attempt Delay. Shorter: load.
-/// Longer: a link that returns is used later.
+/// The interval between parallel attempts at one address. Equals RFC 8305's Connection Attempt Delay.
+/// Shorter: load. Longer: a link that returns is used later.
 const PARALLEL_CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 /// HTTP/2 over TLS (RFC 9113 §3.2).
 pub(crate) const ALPN: &[u8] = b"h2";
@@ -55,8 +56,9 @@ pub(crate) struct DialOptions {
     pub(crate) via: Option<ProxyTarget>,
     /// Multipath TCP or TCP.
     pub(crate) protocol: Protocol,
-    /// The number of parallel sockets, each started [`PARALLEL_CONNECT_INTERVAL`] after the one before: the kernel
-    /// retransmits a SYN after 1 s at the earliest, and an interrupted link may return at any time.
+    /// The number of parallel sockets, each started [`PARALLEL_CONNECT_INTERVAL`] after the one before: the
+    /// kernel retransmits a SYN after 1 s at the earliest, and an interrupted link may return at any
+    /// time.
     pub(crate) sockets: usize,
     /// TCP options of the connection.
     pub(crate) tuning: Tuning,
@@ -66,8 +68,8 @@ pub(crate) struct DialOptions {
     pub(crate) refusal: LastRefusal,
     /// The server's name for certificate verification.
     pub(crate) name: ServerName<'static>,
-    /// The timeout of each step. The kernel falls back to TCP after two SYNs with Multipath TCP options were not
-    /// answered, 3 to 7 s after the first.
+    /// The timeout of each step. The kernel falls back to TCP after two SYNs with Multipath TCP options were
+    /// not answered, 3 to 7 s after the first.
     pub(crate) limit: Duration,
 }
 

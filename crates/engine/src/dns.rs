@@ -1,9 +1,10 @@
 //! A forwarding resolver (a DNS proxy, RFC 5625): it answers hosts by asking other resolvers.
 //!
-//! In: queries by UDP and TCP at the addresses that it listens at; [`Upstreams`]. Out: the responses of the upstream resolvers, as they
-//! came. Always holds: a query that is not understood gets no answer or FORMERR, never a crash; a response counts only from the
-//! resolver that was asked, with the ID and the question that were sent, each query by a socket and source port of its own (RFC 5452);
-//! the number of queries that wait and of connections is bounded, in all and for each host.
+//! In: queries by UDP and TCP at the addresses that it listens at; [`Upstreams`]. Out: the responses of the
+//! upstream resolvers, as they came. Always holds: a query that is not understood gets no answer or FORMERR,
+//! never a crash; a response counts only from the resolver that was asked, with the ID and the question that
+//! were sent, each query by a socket and source port of its own (RFC 5452); the number of queries that wait
+//! and of connections is bounded, in all and for each host.
 
 mod marked;
 pub(crate) mod message;
@@ -27,13 +28,14 @@ use tokio::{
 pub(crate) use marked::marked_resolver;
 pub(crate) use reverse::name_in_tunnel;
 
-/// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a dot at its end.
+/// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
+/// dot at its end.
 pub(crate) type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
 /// The port of DNS (RFC 1035, section 4.2).
 pub(crate) const PORT: u16 = 53;
-/// Queries that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some 64 KiB, so 32 MiB at
-/// most; fewer would refuse names when many clients start at once.
+/// Queries that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some 64 KiB,
+/// so 32 MiB at most; fewer would refuse names when many clients start at once.
 const MAX_QUERIES: usize = 512;
 /// The same for one host: a browser that opens a page asks some dozens at once.
 const MAX_QUERIES_OF_HOST: usize = 128;
@@ -56,7 +58,8 @@ pub(crate) struct Forwarder {
 #[derive(Clone)]
 struct Shared {
     upstreams: Upstreams,
-    /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC 5358).
+    /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC
+    /// 5358).
     networks: Arc<[IpNet]>,
     places: Arc<Places>,
 }

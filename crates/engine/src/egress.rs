@@ -1,20 +1,21 @@
-//! The TCP connections and UDP sockets that one shard of a server opens for its clients (CONNECT, RFC 9110 §9.3.6;
-//! CONNECT-UDP, RFC 9298).
+//! The TCP connections and UDP sockets that one shard of a server opens for its clients (CONNECT, RFC 9110
+//! §9.3.6; CONNECT-UDP, RFC 9298).
 //!
-//! In: the clients' requests ([`Egress::connect`]), readiness of their streams and of sockets, payloads, resolved
-//! names, time. Out: calls of [`Relays`], which move bytes and payloads to and from the clients. [`Access`] decides
-//! what is forbidden; `local_addresses` knows this machine's addresses, `name_cache` resolved names; `attempts`
-//! connects, a [`Splice`] moves bytes, `udp_flow` payloads.
+//! In: the clients' requests ([`Egress::connect`]), readiness of their streams and of sockets, payloads,
+//! resolved names, time. Out: calls of [`Relays`], which move bytes and payloads to and from the clients.
+//! [`Access`] decides what is forbidden; `local_addresses` knows this machine's addresses, `name_cache`
+//! resolved names; `attempts` connects, a [`Splice`] moves bytes, `udp_flow` payloads.
 //!
 //! Always holds:
-//! - The work for one connection does not grow with the number of connections, except logarithmically in the timers.
+//! - The work for one connection does not grow with the number of connections, except logarithmically in the
+//!   timers.
 //! - No connection leads where the rules forbid it: every address is checked after its name was resolved.
-//! - A connection buffers at most 64 KiB or one chunk of its client, and reads nothing that its client's stream does
-//!   not accept.
-//! - Each request ends with one call of `failed`, or has one call of `opened` first; after [`Egress::on_client_gone`]
-//!   nothing more is called for it.
-//! - TCP connections and UDP sockets are bounded together, for all users and for each ([`Budget`]), and so are name
-//!   lookups.
+//! - A connection buffers at most 64 KiB or one chunk of its client, and reads nothing that its client's
+//!   stream does not accept.
+//! - Each request ends with one call of `failed`, or has one call of `opened` first; after
+//!   [`Egress::on_client_gone`] nothing more is called for it.
+//! - TCP connections and UDP sockets are bounded together, for all users and for each ([`Budget`]), and so
+//!   are name lookups.
 
 mod attempts;
 mod budget;
@@ -54,17 +55,18 @@ use udp_flow::{EarlyPayloads, UdpFlow};
 /// Poller tokens of the egress begin here.
 pub(crate) const FIRST_EGRESS_TOKEN: u64 = 1 << 32;
 
-/// How long resolving and connecting may take together. Longer: dead targets keep their budget. Shorter: slow targets
-/// fail. Chosen; below the 30 s of proxies and the 60 s of the gateway.
+/// How long resolving and connecting may take together. Longer: dead targets keep their budget. Shorter: slow
+/// targets fail. Chosen; below the 30 s of proxies and the 60 s of the gateway.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Messages of one receive call of a UDP socket.
 const MAX_MESSAGES_PER_RECV: usize = 16;
-/// Bits of a token: the relay's slot in the table, then the number of the attempt, then the relay's generation.
+/// Bits of a token: the relay's slot in the table, then the number of the attempt, then the relay's
+/// generation.
 const SLOT_BITS: u32 = 27;
 const ATTEMPT_BITS: u32 = 5;
 
-/// The clients' ends of relays. [`Egress::on_stream_readable`] must be called when a blocked stream has more, and
-/// [`Egress::on_stream_writable`] when a full one accepts bytes again.
+/// The clients' ends of relays. [`Egress::on_stream_readable`] must be called when a blocked stream has more,
+/// and [`Egress::on_stream_writable`] when a full one accepts bytes again.
 pub(crate) trait Relays: ByteStreams {
     /// The connection is established, so the client gets its response.
     fn opened(&mut self, now: Instant, id: Self::Id);
@@ -195,8 +197,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         })
     }
 
-    /// Starts a relay for the stream `id` of `user` to `to`. The result is a call of `relays`, possibly before this
-    /// returns.
+    /// Starts a relay for the stream `id` of `user` to `to`. The result is a call of `relays`, possibly
+    /// before this returns.
     pub(crate) fn connect<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
@@ -532,8 +534,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             Err(error) => self.abort_relay(now, relays, slot, &error),
             Ok(()) if splice.has_ended() => drop(self.remove(slot)),
             Ok(()) => {
-                // A timer that is set too early is set again when it fires; only an earlier deadline (after one half
-                // has closed) must be set now.
+                // A timer that is set too early is set again when it fires; only an earlier deadline (after
+                // one half has closed) must be set now.
                 let expires = splice.expires();
                 if expires < relay.due {
                     self.set_timer(slot, expires);

@@ -60,8 +60,8 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Examples for the reference: the errors of this crate, of the tunnel and of the system that have a text of
-    /// their own. Variable parts are in capitals.
+    /// Examples for the reference: the errors of this crate, of the tunnel and of the system that have a text
+    /// of their own. Variable parts are in capitals.
     pub fn examples() -> Vec<Self> {
         let io = || io::Error::other("REASON");
         let own = [

@@ -1,8 +1,8 @@
 //! The event loop that client and server share.
 //!
 //! In: a deadline. Out: an [`Iteration`] with the time and the sockets that are ready. It delays busy loops
-//! ([`WakeupCoalescer`]), returns memory after busy times ([`MemoryTrimmer`]), and reports when this process got no
-//! processor for a while.
+//! ([`WakeupCoalescer`]), returns memory after busy times ([`MemoryTrimmer`]), and reports when this process
+//! got no processor for a while.
 
 use std::{
     io::{self, IsTerminal},
@@ -35,17 +35,19 @@ pub(crate) const FIRST_CLASS_TUN_TOKEN: u64 = 4;
 pub(crate) const FILES_TOKEN: u64 = MONITOR_TOKEN;
 /// Poller token of the timer of the loop; after those of TUN devices.
 const TIMER_TOKEN: u64 = 14;
-/// Poller token of the files that are read again when they change, beside those of users; after those of TUN devices.
+/// Poller token of the files that are read again when they change, beside those of users; after those of TUN
+/// devices.
 pub(crate) const WATCH_TOKEN: u64 = 15;
 /// Poller tokens of UDP sockets begin here.
 pub(crate) const FIRST_SOCKET_TOKEN: u64 = 16;
 
-/// A wait that ends this much later than its timeout, an iteration that takes longer than this, or a datagram that waited longer
-/// in our own socket is a local stall: missing heartbeats may then be waiting there, too. Smaller: ordinary scheduling delays
-/// restart liveness timers and delay failover. Larger: a stalled process declares healthy paths dead. Chosen (open question of
-/// docs/design/threads.md).
+/// A wait that ends this much later than its timeout, an iteration that takes longer than this, or a datagram
+/// that waited longer in our own socket is a local stall: missing heartbeats may then be waiting there, too.
+/// Smaller: ordinary scheduling delays restart liveness timers and delay failover. Larger: a stalled process
+/// declares healthy paths dead. Chosen (open question of docs/design/threads.md).
 const MIN_LOCAL_STALL: Duration = Duration::from_millis(40);
-/// The longest wait. It bounds the effect of a timer that somebody forgot to report; a longer wait only saves an idle wake-up.
+/// The longest wait. It bounds the effect of a timer that somebody forgot to report; a longer wait only saves
+/// an idle wake-up.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// Waits for events of sockets, timers, signals and other threads.
@@ -66,7 +68,8 @@ pub(crate) struct EventLoop {
     memory_trimmer: MemoryTrimmer,
 }
 
-/// Whether a datagram that arrived at `arrived` waited in our own socket so long that missing heartbeats may wait there, too.
+/// Whether a datagram that arrived at `arrived` waited in our own socket so long that missing heartbeats may
+/// wait there, too.
 pub(crate) fn has_waited_long(arrived: Instant, now: Instant) -> bool {
     now.saturating_duration_since(arrived) > MIN_LOCAL_STALL
 }
@@ -110,8 +113,8 @@ pub(crate) struct Iteration {
 }
 
 impl EventLoop {
-    /// For the main thread. Must be called before other threads start, so that all threads inherit the blocked
-    /// signals.
+    /// For the main thread. Must be called before other threads start, so that all threads inherit the
+    /// blocked signals.
     pub(crate) fn new() -> Result<Self, EngineError> {
         reduce_timer_slack();
         let signals = Signals::new(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])
@@ -147,8 +150,8 @@ impl EventLoop {
         })
     }
 
-    /// Waits for something to do, at most until `deadline`, and stores it in `iteration`. Packets and timers may be late by
-    /// `max_delay`, so that those that are close together are handled together.
+    /// Waits for something to do, at most until `deadline`, and stores it in `iteration`. Packets and timers
+    /// may be late by `max_delay`, so that those that are close together are handled together.
     pub(crate) fn wait(
         &mut self,
         deadline: Option<Instant>,
@@ -157,8 +160,8 @@ impl EventLoop {
     ) -> Result<(), EngineError> {
         let mut start = Instant::now();
         let mut busy = start.saturating_duration_since(self.previous_end);
-        // Only the main thread trims. A client inside an app has no such thread, and its process's memory is the
-        // app's.
+        // Only the main thread trims. A client inside an app has no such thread, and its process's memory is
+        // the app's.
         if self.signals.is_some() && self.memory_trimmer.is_look_due(start) {
             self.return_memory(start);
             let end = Instant::now();

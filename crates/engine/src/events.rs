@@ -5,8 +5,8 @@ use mpvpn_control::events::{CapacityReason, Event, PathFailure, PathName};
 use mpvpn_tunnel::{FailureReason, PathChange};
 use mpvpn_types::{BitRate, Duration};
 
-/// The event for a path change. A server does not know the name of the link whose capacity changed; its event names
-/// the path.
+/// The event for a path change. A server does not know the name of the link whose capacity changed; its event
+/// names the path.
 pub(crate) fn path_event(path: PathName, change: &PathChange) -> Event {
     match change {
         PathChange::Opened(remote) => Event::PathOpened { path, remote: *remote },

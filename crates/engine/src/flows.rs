@@ -40,8 +40,8 @@ enum Owner<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// A connection that the server makes for a client. `transfer` is `None` until the socket to the destination is
-    /// connected.
+    /// A connection that the server makes for a client. `transfer` is `None` until the socket to the
+    /// destination is connected.
     pub(crate) fn of_client(
         user: &'a str,
         to: &'a Authority,

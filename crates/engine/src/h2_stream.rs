@@ -1,9 +1,9 @@
 //! An HTTP/2 stream (RFC 9113) as a byte stream in both directions, as after an accepted CONNECT.
 //!
-//! In: the send and the receive half of a stream. Out: [`AsyncRead`] and [`AsyncWrite`]. Always holds: unread bytes
-//! hold back the peer by its flow-control window; a write waits for the peer's window and for space in the
-//! connection's send buffer; a reset by the peer is an error of kind [`io::ErrorKind::ConnectionReset`] and never
-//! looks like an end of stream; a stream that is dropped before its end was written is reset.
+//! In: the send and the receive half of a stream. Out: [`AsyncRead`] and [`AsyncWrite`]. Always holds: unread
+//! bytes hold back the peer by its flow-control window; a write waits for the peer's window and for space in
+//! the connection's send buffer; a reset by the peer is an error of kind [`io::ErrorKind::ConnectionReset`]
+//! and never looks like an end of stream; a stream that is dropped before its end was written is reset.
 
 use std::{
     io,
@@ -15,8 +15,8 @@ use bytes::{Buf, Bytes};
 use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes handed to the connection in one write. Larger: one stream delays the others. Smaller: more DATA frames.
-/// Chosen.
+/// Bytes handed to the connection in one write. Larger: one stream delays the others. Smaller: more DATA
+/// frames. Chosen.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
 /// Both halves of a stream.

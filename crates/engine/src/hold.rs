@@ -7,8 +7,8 @@ use mpvpn_os::{kill_switch, undo::DEFAULT_FOLDER};
 
 use crate::EngineError;
 
-/// Blocks for those of these clients that want a kill switch, whether they run or not; the holds of all others end. Returns the
-/// names of their TUN devices.
+/// Blocks for those of these clients that want a kill switch, whether they run or not; the holds of all
+/// others end. Returns the names of their TUN devices.
 ///
 /// # Errors
 /// If nft refuses.

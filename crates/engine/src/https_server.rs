@@ -1,10 +1,10 @@
 //! The server's TCP side: TLS with HTTP/1.1 and HTTP/2, at the addresses at which QUIC listens.
 //!
-//! In: TCP connections (Multipath TCP if the client asks for it). Out: for users, UDP datagrams to the server's own
-//! QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody else a web site
-//! ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet waits; connections without
-//! credentials are bounded in number (in all and per network), time and memory ([`limiter`](mpvpn_control::limiter)); the same
-//! [`Authenticator`] checks credentials as over QUIC.
+//! In: TCP connections (Multipath TCP if the client asks for it). Out: for users, UDP datagrams to the
+//! server's own QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody
+//! else a web site ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet
+//! waits; connections without credentials are bounded in number (in all and per network), time and memory
+//! ([`limiter`](mpvpn_control::limiter)); the same [`Authenticator`] checks credentials as over QUIC.
 
 mod gateway;
 mod http1;
@@ -64,28 +64,30 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Longer: unfinished handshakes keep their slots. Shorter: slow networks fail. Chosen.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Concurrent TLS handshakes, in all and per client network. More: memory and descriptors for attackers. Fewer:
-/// floods evict real clients sooner. Chosen (open question of docs/design/relay.md).
+/// Concurrent TLS handshakes, in all and per client network. More: memory and descriptors for attackers.
+/// Fewer: floods evict real clients sooner. Chosen (open question of docs/design/relay.md).
 const MAX_HANDSHAKES: usize = 512;
 const MAX_HANDSHAKES_PER_NETWORK: usize = 64;
 /// Connections that have shown no credentials, in all and per client network. The trade-off is that of
 /// [`MAX_HANDSHAKES`]. Chosen.
 const MAX_UNAUTHENTICATED: usize = 512;
 const MAX_UNAUTHENTICATED_PER_NETWORK: usize = 64;
-/// TCP transports of all users, and of one user: one per link and class of a client. Each takes two descriptors and
-/// up to 4 MiB of socket buffer. Chosen.
+/// TCP transports of all users, and of one user: one per link and class of a client. Each takes two
+/// descriptors and up to 4 MiB of socket buffer. Chosen.
 const MAX_TCP_TRANSPORTS: usize = 4096;
 const MAX_TCP_TRANSPORTS_PER_USER: usize = 512;
-/// How long the HTTPS server keeps running at the end of the process, so that QUIC's CONNECTION_CLOSE packets leave
-/// through TCP transports. Shorter: clients notice the end by a timeout. Longer: the process ends later. Chosen.
+/// How long the HTTPS server keeps running at the end of the process, so that QUIC's CONNECTION_CLOSE packets
+/// leave through TCP transports. Shorter: clients notice the end by a timeout. Longer: the process ends
+/// later. Chosen.
 const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
-/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients wait.
-/// Chosen.
+/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients
+/// wait. Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// These connections carry packets: TCP keeps few unsent bytes (a queue in TCP is a queue that nothing overtakes),
-/// retransmits at least once a second (links that return are used soon), and gives up after 30 s. Values as at the
-/// client (`tcp_transport::connection`), but slower keep-alives, as HTTP clients also idle here.
+/// These connections carry packets: TCP keeps few unsent bytes (a queue in TCP is a queue that nothing
+/// overtakes), retransmits at least once a second (links that return are used soon), and gives up after 30 s.
+/// Values as at the client (`tcp_transport::connection`), but slower keep-alives, as HTTP clients also idle
+/// here.
 const TCP_TUNING: Tuning = Tuning {
     keep_alive: KeepAlive { idle: Duration::from_secs(20), interval: Duration::from_secs(5), probes: 4 },
     notsent_lowat: Some(128 << 10),
@@ -112,8 +114,8 @@ struct ServerContext {
     authenticator: Authenticator,
     /// The site for clients without credentials; it may hide from those with wrong ones that there is more.
     site: Site,
-    /// Networks of load balancers, whose connections begin with a PROXY protocol header, and the connections whose
-    /// header has not come yet.
+    /// Networks of load balancers, whose connections begin with a PROXY protocol header, and the connections
+    /// whose header has not come yet.
     load_balancers: Vec<IpNet>,
     awaiting_proxy_header: Arc<ConnectionLimiter<ClientNetwork>>,
     /// The URI template of CONNECT-UDP requests.
@@ -145,7 +147,8 @@ impl std::fmt::Debug for TlsConfig {
 }
 
 impl HttpsServer {
-    /// Listens at the addresses of `config`. `loopback_clients` learns which client is behind each loopback socket.
+    /// Listens at the addresses of `config`. `loopback_clients` learns which client is behind each loopback
+    /// socket.
     ///
     /// # Errors
     /// If an address cannot be bound, or TLS cannot be set up.
@@ -360,8 +363,8 @@ impl ServerContext {
         self.load_balancers.iter().any(|net| net.contains(&ip))
     }
 
-    /// Reads the PROXY protocol header of a load balancer's connection; returns the client's address, and a handshake
-    /// slot for it.
+    /// Reads the PROXY protocol header of a load balancer's connection; returns the client's address, and a
+    /// handshake slot for it.
     async fn read_proxy_header(
         &self,
         stream: &mut TcpStream,

@@ -1,13 +1,13 @@
 //! The event loops between the kernel (`mpvpn-os`) and the tunnel (`mpvpn-tunnel`).
 //!
-//! In: a checked configuration. Out: a running client ([`client::run`]) or server ([`server::run`]) that ends on
-//! SIGINT, SIGTERM, on SIGHUP in a terminal, or on an error that it cannot recover from; or a client inside an app
-//! ([`client::embedded`]).
+//! In: a checked configuration. Out: a running client ([`client::run`]) or server ([`server::run`]) that ends
+//! on SIGINT, SIGTERM, on SIGHUP in a terminal, or on an error that it cannot recover from; or a client
+//! inside an app ([`client::embedded`]).
 //!
 //! Always holds:
-//! - A packet thread (one per shard) owns all state that a packet needs. It does not block, does not lock, and does
-//!   not allocate for each packet. The slow thread serves the local API, name resolution and HTTP over TCP; with
-//!   `--qlog`, another thread writes qlog files.
+//! - A packet thread (one per shard) owns all state that a packet needs. It does not block, does not lock,
+//!   and does not allocate for each packet. The slow thread serves the local API, name resolution and HTTP
+//!   over TCP; with `--qlog`, another thread writes qlog files.
 //! - Each loop iteration reads the clock once.
 //! - Changes to the machine are undone however the process ends; after SIGKILL, the next start undoes them.
 #![forbid(unsafe_code)]

@@ -1,23 +1,24 @@
 //! Which of the paths over a link tells whether the link works.
 //!
-//! In: the paths of all classes, with the time of the last arrival on each. Out: the deciding path. Always holds: a path that only
-//! has not noticed the failure of its link yet hides no failure that another path has noticed.
+//! In: the paths of all classes, with the time of the last arrival on each. Out: the deciding path. Always
+//! holds: a path that only has not noticed the failure of its link yet hides no failure that another path has
+//! noticed.
 
 use std::time::{Duration, Instant};
 
 use mpvpn_path::PathState;
 
-/// An arrival this recent shows that a link works. Less than a second, so that a link that was cut is shown within a second; more
-/// than the time between packets of a path in use. Smaller: links whose paths are hardly used look failed together with one of
-/// their paths. Larger: failures are shown later. Chosen.
+/// An arrival this recent shows that a link works. Less than a second, so that a link that was cut is shown
+/// within a second; more than the time between packets of a path in use. Smaller: links whose paths are
+/// hardly used look failed together with one of their paths. Larger: failures are shown later. Chosen.
 const RECENT_ARRIVAL: Duration = Duration::from_millis(500);
-/// An arrival this long after the last one on a failed path shows that the link works, at least for other paths. The last arrivals
-/// on all paths of a link that was cut are closer together. Chosen.
+/// An arrival this long after the last one on a failed path shows that the link works, at least for other
+/// paths. The last arrivals on all paths of a link that was cut are closer together. Chosen.
 const LATER_ARRIVAL: Duration = Duration::from_secs(1);
 
-/// The place of the path whose state is that of the link: of the best one, unless another one has failed and nothing has arrived
-/// on the working ones since. A path without traffic has few heartbeats, and so notices a failure late. `paths` are all over one
-/// link, with the time of the last arrival on each.
+/// The place of the path whose state is that of the link: of the best one, unless another one has failed and
+/// nothing has arrived on the working ones since. A path without traffic has few heartbeats, and so notices a
+/// failure late. `paths` are all over one link, with the time of the last arrival on each.
 pub(crate) fn deciding_path(paths: &[(PathState, Instant)], now: Instant) -> Option<usize> {
     let rank = |state: PathState| match state {
         PathState::Active => 0,
@@ -65,7 +66,8 @@ mod tests {
 
     #[test]
     fn a_path_that_failed_alone_is_not_the_link() {
-        // One of several paths whose UDP port is blocked, and another that had its last heartbeat seconds later.
+        // One of several paths whose UDP port is blocked, and another that had its last heartbeat seconds
+        // later.
         assert_eq!(
             decide(&[(PathState::Down, 30_000), (PathState::Standby, 5000)]),
             Some(PathState::Standby)

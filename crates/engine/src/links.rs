@@ -1,5 +1,5 @@
-//! The links of a client: finds their interfaces, opens their sockets, and reports when they can or cannot carry
-//! packets.
+//! The links of a client: finds their interfaces, opens their sockets, and reports when they can or cannot
+//! carry packets.
 
 mod bind_options;
 mod source;
@@ -35,8 +35,8 @@ use source::{InterfaceSnapshot, LinkSource};
 
 /// The keyword for "every interface with a default route".
 const AUTO: &str = "auto";
-/// The largest UDP payload that is used (bytes). An IP packet has room for 507 more (IPv4); the rest is a margin for
-/// headers.
+/// The largest UDP payload that is used (bytes). An IP packet has room for 507 more (IPv4); the rest is a
+/// margin for headers.
 pub(crate) const MAX_UDP_PAYLOAD: u16 = 65_000;
 /// Bytes of IP and UDP headers.
 pub(crate) const IPV4_UDP_HEADER_BYTES: u32 = 28;
@@ -74,8 +74,8 @@ pub(crate) enum LinkChange {
     Gone(LinkId),
 }
 
-/// An app's function that decides whether a link's socket may be used. Called with the socket and the link's name
-/// before the first packet.
+/// An app's function that decides whether a link's socket may be used. Called with the socket and the link's
+/// name before the first packet.
 pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
 
 /// What all links' sockets have in common, and where links come from.
@@ -126,7 +126,8 @@ pub(crate) struct LinkClass {
 }
 
 impl Links {
-    /// `names` are interface names, patterns, or the keyword `auto`, which means all links if an app provides them.
+    /// `names` are interface names, patterns, or the keyword `auto`, which means all links if an app provides
+    /// them.
     pub(crate) fn new(
         names: &[String],
         classes: Vec<LinkClass>,
@@ -178,7 +179,8 @@ impl Links {
         }
     }
 
-    /// Replaces the classes. Sockets of removed classes and of changed DSCPs close; the next rescan opens new ones.
+    /// Replaces the classes. Sockets of removed classes and of changed DSCPs close; the next rescan opens new
+    /// ones.
     pub(crate) fn set_classes(&mut self, classes: Vec<LinkClass>) {
         let mark = |all: &[LinkClass], id| all.iter().find(|class| class.id == id).map(|class| class.dscp);
         self.links.retain(|id, _| mark(&classes, id.class()).is_some());
@@ -430,7 +432,8 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// Opens a link's UDP socket. Also returns the address to which it is bound, if it is not bound to the device.
+/// Opens a link's UDP socket. Also returns the address to which it is bound, if it is not bound to the
+/// device.
 fn bind(
     bind_options: &BindOptions,
     remote: SocketAddr,

@@ -1,22 +1,27 @@
 //! How an event loop waits for a deadline: by the timeout of the wait, or by a timer that stays set.
 //!
-//! To set a timer that is the processor's next one takes several microseconds, most of all in a virtual machine, which has to ask
-//! the hypervisor. A loop that carries packets waits thousands of times a second, always with a deadline, and is nearly always woken
-//! by a packet first. So there is a timer that stays set, also if the deadline has moved to a later time, as long as a packet is
-//! expected before it expires. In: when the loop waits, until when, and when it is woken. Out: the timeout of the wait, and what to
-//! do with the timer. Always holds: the loop is woken at the deadline, at most [`MAX_LATE`] late; it may be woken before.
+//! To set a timer that is the processor's next one takes several microseconds, most of all in a virtual
+//! machine, which has to ask the hypervisor. A loop that carries packets waits thousands of times a second,
+//! always with a deadline, and is nearly always woken by a packet first. So there is a timer that stays set,
+//! also if the deadline has moved to a later time, as long as a packet is expected before it expires. In:
+//! when the loop waits, until when, and when it is woken. Out: the timeout of the wait, and what to
+//! do with the timer. Always holds: the loop is woken at the deadline, at most [`MAX_LATE`] late; it may be
+//! woken before.
 
 use std::time::{Duration, Instant};
 
-/// How much later than the deadline the timer may expire; it is set to half of it later. Larger: later packets. Smaller: it is set
-/// anew, or expires in vain, where a deadline is computed again with a slightly different result.
+/// How much later than the deadline the timer may expire; it is set to half of it later. Larger: later
+/// packets. Smaller: it is set anew, or expires in vain, where a deadline is computed again with a slightly
+/// different result.
 const MAX_LATE: Duration = Duration::from_micros(20);
-/// The longest recent pause between two iterations is forgotten by this part with each iteration. Larger: the timer expires in vain
-/// where packets come irregularly. Smaller: it is set anew in vain for longer after a pause.
+/// The longest recent pause between two iterations is forgotten by this part with each iteration. Larger: the
+/// timer expires in vain where packets come irregularly. Smaller: it is set anew in vain for longer after a
+/// pause.
 const FORGET: u32 = 8;
 
-/// A deadline that is nearer than this many times that pause is the timeout of the wait: a timer would have to be set anew for one of
-/// the next waits already. Larger: timeouts that are seldom needed. Smaller: as many timers are set as there are waits.
+/// A deadline that is nearer than this many times that pause is the timeout of the wait: a timer would have
+/// to be set anew for one of the next waits already. Larger: timeouts that are seldom needed. Smaller: as
+/// many timers are set as there are waits.
 const MIN_PAUSES: u32 = 2;
 
 /// How to wait.
@@ -76,8 +81,8 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// How often a loop sets its timer, and how often it is woken in vain, if packets come every `gap` for a second and each is
-    /// followed by a deadline `time` later.
+    /// How often a loop sets its timer, and how often it is woken in vain, if packets come every `gap` for a
+    /// second and each is followed by a deadline `time` later.
     fn run(gap: Duration, time: Duration) -> (u32, u32) {
         let (mut timer, mut now) = (LoopTimer::default(), Instant::now());
         let (end, mut packet, mut deadline) = (now + Duration::from_secs(1), now + gap, None);

@@ -1,8 +1,8 @@
 //! Measures a running client from outside, with ordinary sockets: for `mpvpn ping` and `mpvpn measure`.
 //!
-//! In: addresses, the device of the tunnel, what to measure. Out: figures. Always holds: the load is made by this process, not
-//! by the data plane; what is sent goes to the responder of the server, or to addresses that the user names; a signal ends
-//! every wait within 50 ms.
+//! In: addresses, the device of the tunnel, what to measure. Out: figures. Always holds: the load is made by
+//! this process, not by the data plane; what is sent goes to the responder of the server, or to addresses
+//! that the user names; a signal ends every wait within 50 ms.
 
 mod echo_probe;
 mod interrupt;

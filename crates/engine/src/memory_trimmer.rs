@@ -1,8 +1,9 @@
 //! Decides when the process returns free memory to the kernel (`malloc_trim`).
 //!
-//! The allocator keeps the memory of a burst for reuse: ten MB after some stalls under steady load, a gigabyte after ten thousand
-//! clients. In: from time to time, how much memory is resident and in use. Out: whether to trim now. Always holds: no trim unless
-//! more is unused than after the last one, and trims take at most 1 / [`TRIM_TIME_DIVISOR`] of the time.
+//! The allocator keeps the memory of a burst for reuse: ten MB after some stalls under steady load, a
+//! gigabyte after ten thousand clients. In: from time to time, how much memory is resident and in use. Out:
+//! whether to trim now. Always holds: no trim unless more is unused than after the last one, and trims take
+//! at most 1 / [`TRIM_TIME_DIVISOR`] of the time.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,16 @@ use mpvpn_os::memory::MemoryUse;
 
 /// How often memory is looked at. Shorter: more looks; longer: memory is returned later.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// A trim is due when unused memory has grown since the last one by this many bytes, and by 1 / [`GAIN_DIVISOR`] of the memory in
-/// use. Chosen. Smaller: a trim returns memory that is soon needed again. Larger: the process keeps unused memory.
+/// A trim is due when unused memory has grown since the last one by this many bytes, and by 1 /
+/// [`GAIN_DIVISOR`] of the memory in use. Chosen. Smaller: a trim returns memory that is soon needed again.
+/// Larger: the process keeps unused memory.
 const MIN_GAIN_BYTES: u64 = 512 << 10;
 const GAIN_DIVISOR: u64 = 32;
-/// The shortest time between two trims. Shorter: memory of a flow that pauses is taken away; longer: it is kept.
+/// The shortest time between two trims. Shorter: memory of a flow that pauses is taken away; longer: it is
+/// kept.
 const MIN_TRIM_INTERVAL: Duration = Duration::from_secs(15);
-/// The pause after a trim is this many times as long as it took: a trim of 100 MB takes 7 ms. Smaller: more stalls; larger: memory is kept.
+/// The pause after a trim is this many times as long as it took: a trim of 100 MB takes 7 ms. Smaller: more
+/// stalls; larger: memory is kept.
 const TRIM_TIME_DIVISOR: u32 = 1000;
 
 /// Decides when to return memory.
@@ -63,8 +67,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MIB: u64 = 1 << 20;
 
-    /// Looks for `seconds` at a process of which so many MiB are resident and in use; a trim leaves `kept` MiB unused. Returns the
-    /// number of trims.
+    /// Looks for `seconds` at a process of which so many MiB are resident and in use; a trim leaves `kept`
+    /// MiB unused. Returns the number of trims.
     fn trims(
         trimmer: &mut MemoryTrimmer,
         now: &mut Instant,

@@ -1,7 +1,7 @@
 //! Builds the overview of a server for its dashboard.
 //!
-//! In: the reports of all connections, those of shown sessions with paths. Out: the status with the shown sessions, and all
-//! sessions in short. Always holds: a session that is not shown costs a few sums.
+//! In: the reports of all connections, those of shown sessions with paths. Out: the status with the shown
+//! sessions, and all sessions in short. Always holds: a session that is not shown costs a few sums.
 
 use std::{
     collections::BTreeMap,
@@ -21,8 +21,8 @@ use crate::status::{DEFAULT_CLASS, add_to_class, server_status, with_counters};
 /// The first number of sessions of clients that use relays only: above those of other sessions.
 const FIRST_RELAY_NUMBER: u64 = 1 << 32;
 
-/// The number of a report's session, which stays while the session lives. Clients that use relays only have no session: the time
-/// of their connection, in µs since `started`, tells them apart.
+/// The number of a report's session, which stays while the session lives. Clients that use relays only have
+/// no session: the time of their connection, in µs since `started`, tells them apart.
 pub(crate) fn session_number(report: &SessionReport, started: Instant) -> u64 {
     match report.session {
         Some(SessionId(number)) => u64::from(number),

@@ -19,31 +19,31 @@ use mpvpn_quic::Transmit;
 
 use crate::EngineError;
 
-/// Receive calls for one socket in an iteration. More: other sockets wait. Fewer: more iterations. One instead of
-/// four was no faster for 16 flows (docs/design/threads.md).
+/// Receive calls for one socket in an iteration. More: other sockets wait. Fewer: more iterations. One
+/// instead of four was no faster for 16 flows (docs/design/threads.md).
 const MAX_RECV_CALLS: usize = 4;
 /// Messages that one `recvmmsg` call receives, each of up to 64 KiB (GRO). More: memory. Fewer: system calls.
 const MAX_MESSAGES_PER_RECV: usize = 16;
 
-/// Sends that are queued for a socket whose buffer is full. The congestion window limits them far below this; more
-/// are dropped, which congestion control takes for losses.
+/// Sends that are queued for a socket whose buffer is full. The congestion window limits them far below this;
+/// more are dropped, which congestion control takes for losses.
 const MAX_QUEUED_SENDS: usize = 256;
 
-/// Socket buffer in each direction (bytes). Smaller: bursts are lost while this process waits for a processor.
-/// Larger: memory, and older packets. Chosen (open question of docs/design/threads.md).
+/// Socket buffer in each direction (bytes). Smaller: bursts are lost while this process waits for a
+/// processor. Larger: memory, and older packets. Chosen (open question of docs/design/threads.md).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
-/// Packets in the kernel's transmit queue of the TUN device. That queue is a plain FIFO without fairness, so every
-/// iteration empties it; it has to last only while this process waits for a processor. Smaller: losses. Larger:
-/// delay. Chosen (open question of docs/design/threads.md).
+/// Packets in the kernel's transmit queue of the TUN device. That queue is a plain FIFO without fairness, so
+/// every iteration empties it; it has to last only while this process waits for a processor. Smaller: losses.
+/// Larger: delay. Chosen (open question of docs/design/threads.md).
 pub(crate) const TUN_QUEUE_PACKETS: u32 = 1000;
 
-/// Bytes read from one TUN queue in an iteration. More: received packets wait while the loop reads. Fewer: the TUN
-/// queue overflows.
+/// Bytes read from one TUN queue in an iteration. More: received packets wait while the loop reads. Fewer:
+/// the TUN queue overflows.
 const MAX_TUN_READ_BYTES: usize = 1 << 20;
-/// Packets read from one TUN queue in an iteration. Packets read together arrive together: longer trains overflow the
-/// receiver's socket buffer, which holds about 90 datagrams by default (0.84 instead of 0.74 Gbit/s arrive of 104,000
-/// packets/s: docs/design/threads.md). Fewer: the TUN queue overflows.
+/// Packets read from one TUN queue in an iteration. Packets read together arrive together: longer trains
+/// overflow the receiver's socket buffer, which holds about 90 datagrams by default (0.84 instead of 0.74
+/// Gbit/s arrive of 104,000 packets/s: docs/design/threads.md). Fewer: the TUN queue overflows.
 pub(crate) const MAX_TUN_READS: usize = 64;
 
 /// A UDP socket with a queue for sends that the kernel had no buffer for.
@@ -138,7 +138,8 @@ pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpA
     }
 }
 
-/// One received datagram: when it arrived, its sender, our address that it was sent to, its ECN bits, its bytes.
+/// One received datagram: when it arrived, its sender, our address that it was sent to, its ECN bits, its
+/// bytes.
 pub(crate) struct ReceivedDatagram {
     pub(crate) arrived: Instant,
     pub(crate) remote: SocketAddr,
@@ -166,8 +167,8 @@ impl DatagramBuffers {
         Self { batch: RecvBatch::new(MAX_MESSAGES_PER_RECV), out: Vec::with_capacity(64 << 10) }
     }
 
-    /// Receives what waits in a socket, at most [`MAX_RECV_CALLS`] batches. Calls `each` for every datagram and
-    /// `after` at the end of each batch. Returns when the first datagram arrived, if there was one.
+    /// Receives what waits in a socket, at most [`MAX_RECV_CALLS`] batches. Calls `each` for every datagram
+    /// and `after` at the end of each batch. Returns when the first datagram arrived, if there was one.
     ///
     /// # Errors
     /// The kernel's error; `each` was called for all datagrams before it.
@@ -218,8 +219,8 @@ pub(crate) fn undo_changes(undo: &mut UndoJournal) -> Result<(), EngineError> {
     errors.pop().map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Reads what waits in a TUN queue, whether or not the tunnel can send it: the tunnel's queues know the flows and
-/// choose what to drop.
+/// Reads what waits in a TUN queue, whether or not the tunnel can send it: the tunnel's queues know the flows
+/// and choose what to drop.
 pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHdr, &mut [u8])) {
     let mut bytes = 0;
     for _ in 0..MAX_TUN_READS {

@@ -1,5 +1,5 @@
-//! How the client uses each link: the configuration, changes at run time, and exhausted quotas. Also counts what each
-//! link carries.
+//! How the client uses each link: the configuration, changes at run time, and exhausted quotas. Also counts
+//! what each link carries.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,8 +41,8 @@ impl LinkPolicies {
         }
     }
 
-    /// The settings of a link: changed at run time, else of the first matching table of the configuration, else
-    /// defaults.
+    /// The settings of a link: changed at run time, else of the first matching table of the configuration,
+    /// else defaults.
     pub(crate) fn of(&self, name: &str) -> LinkConfig {
         let configured = || self.configured.iter().find(|link| is_match(&link.name, name)).cloned();
         self.changed.get(name).cloned().or_else(configured).unwrap_or_default()
@@ -53,7 +53,8 @@ impl LinkPolicies {
         self.changed.insert(name.to_owned(), link);
     }
 
-    /// Replaces the configuration of all links, and drops changes at run time. Returns whether anything changed.
+    /// Replaces the configuration of all links, and drops changes at run time. Returns whether anything
+    /// changed.
     pub(crate) fn configure(&mut self, links: &[LinkConfig]) -> bool {
         let changed = self.configured != links || !self.changed.is_empty();
         self.configured = links.to_vec();
@@ -99,8 +100,8 @@ impl LinkPolicies {
         self.of(name).pipes.is_none()
     }
 
-    /// Sets whether the operator of a link is known to limit UDP sessions, so that the default of `pipes` is `auto`. Returns
-    /// whether that changed.
+    /// Sets whether the operator of a link is known to limit UDP sessions, so that the default of `pipes` is
+    /// `auto`. Returns whether that changed.
     pub(crate) fn set_limited_by_operator(&mut self, name: &str, is_limited: bool) -> bool {
         match is_limited {
             true => self.limited_by_operator.insert(name.to_owned()),

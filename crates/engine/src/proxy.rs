@@ -1,14 +1,15 @@
-//! Local proxies for apps: SOCKS5 and HTTP. Each TCP connection of an app travels as a stream of the tunnel; the
-//! server resolves the name and connects. UDP of apps (SOCKS5) travels as datagrams.
+//! Local proxies for apps: SOCKS5 and HTTP. Each TCP connection of an app travels as a stream of the tunnel;
+//! the server resolves the name and connects. UDP of apps (SOCKS5) travels as datagrams.
 //!
-//! In: listening addresses, ready sockets, events of the tunnel's streams ([`StreamEvent`]), time. Out: calls of
-//! [`ProxyTunnel`]. `socks5` and `http` parse requests, a [`Splice`] moves bytes, `associations` move datagrams.
+//! In: listening addresses, ready sockets, events of the tunnel's streams ([`StreamEvent`]), time. Out: calls
+//! of [`ProxyTunnel`]. `socks5` and `http` parse requests, a [`Splice`] moves bytes, `associations` move
+//! datagrams.
 //!
 //! Always holds:
-//! - An app gets one response, with the reason if there is no connection; bytes that it sent early are forwarded
-//!   first.
-//! - A request may take 10 s and 16 KiB. Until it is complete, and while the tunnel connects, nothing more is read
-//!   from the app.
+//! - An app gets one response, with the reason if there is no connection; bytes that it sent early are
+//!   forwarded first.
+//! - A request may take 10 s and 16 KiB. Until it is complete, and while the tunnel connects, nothing more is
+//!   read from the app.
 //! - Connections are bounded; further ones wait in the kernel's backlog.
 //! - A reset on one side is a reset on the other.
 
@@ -64,7 +65,8 @@ const MAX_APPS: usize = 4096;
 const RESERVED_FDS: u64 = 64;
 /// Connections accepted for one event. More: longer iterations. Chosen.
 const MAX_ACCEPTS_PER_EVENT: usize = 64;
-/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: apps wait. Chosen.
+/// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: apps wait.
+/// Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// The shortest interval of warnings about that.
@@ -79,7 +81,8 @@ pub(crate) enum Protocol {
 
 /// The tunnel's streams and flows for apps.
 pub(crate) trait ProxyTunnel: ByteStreams + DatagramFlows {
-    /// Opens a stream to a target. Returns `None` if none can be opened now; [`StreamEvent::Allowed`] follows.
+    /// Opens a stream to a target. Returns `None` if none can be opened now; [`StreamEvent::Allowed`]
+    /// follows.
     fn open(&mut self, to: &Authority) -> Option<Self::Id>;
 
     /// Resets a stream; no events of it follow.
@@ -665,8 +668,8 @@ where
                 self.remove(token);
             }
             Ok(()) => {
-                // A timer that is set too early is set again when it fires; only an earlier deadline (after one half
-                // has closed) must be set now.
+                // A timer that is set too early is set again when it fires; only an earlier deadline (after
+                // one half has closed) must be set now.
                 let (expires, due) = (splice.expires(), app.due);
                 if expires < due.max(now) {
                     self.set_timer(token, expires);

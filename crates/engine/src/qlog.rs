@@ -1,8 +1,8 @@
 //! Writes qlog files, which record what happens on the paths of each connection.
 //!
-//! In: events of connections, from the packet threads. Out: files in one folder, written by another thread. Always
-//! holds: a packet thread never waits; events that do not fit into the queue are dropped and counted; all files
-//! together stay below [`MAX_TOTAL_BYTES`]. Format and reasons: `docs/design/qlog.md`.
+//! In: events of connections, from the packet threads. Out: files in one folder, written by another thread.
+//! Always holds: a packet thread never waits; events that do not fit into the queue are dropped and counted;
+//! all files together stay below [`MAX_TOTAL_BYTES`]. Format and reasons: `docs/design/qlog.md`.
 
 mod folder;
 mod trace;
@@ -25,16 +25,16 @@ use mpvpn_quic::{QlogEvent, QlogSink};
 use self::{folder::Folder, trace::Trace};
 use crate::EngineError;
 
-/// The size of all files of a process together (bytes): about an hour at 10 Mbit/s (3 s at 25 Mbit/s take 2.1 MB).
-/// Smaller: the records of a failure may be gone before somebody looks. Larger: a small disk fills up.
+/// The size of all files of a process together (bytes): about an hour at 10 Mbit/s (3 s at 25 Mbit/s take 2.1
+/// MB). Smaller: the records of a failure may be gone before somebody looks. Larger: a small disk fills up.
 const MAX_TOTAL_BYTES: u64 = 1 << 30;
-/// Events in the queue to the writing thread, of about 100 bytes each. Fewer: events are dropped while a disk stalls
-/// for 100 ms at 1 Gbit/s. More: memory.
+/// Events in the queue to the writing thread, of about 100 bytes each. Fewer: events are dropped while a disk
+/// stalls for 100 ms at 1 Gbit/s. More: memory.
 const MAX_QUEUED_EVENTS: usize = 16_384;
 /// The interval of writes. Shorter: system calls. Longer: more is lost if the process is killed.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// A connection without events for this long has ended, and its last event was dropped. Shorter than a connection's
-/// idle timeout (180 s): files are split.
+/// A connection without events for this long has ended, and its last event was dropped. Shorter than a
+/// connection's idle timeout (180 s): files are split.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]

@@ -22,7 +22,8 @@ pub struct ResetReport {
     pub errors: Vec<String>,
 }
 
-/// Takes back the changes of all instances in this network namespace whose processes have ended, and lifts their kill switches.
+/// Takes back the changes of all instances in this network namespace whose processes have ended, and lifts
+/// their kill switches.
 ///
 /// # Errors
 /// If the records cannot be read.

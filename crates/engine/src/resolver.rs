@@ -1,8 +1,8 @@
 //! Resolves names for the packet threads.
 //!
-//! In: queries of these threads. Out: an answer to each, and a wake-up call to the thread. Always holds: the system's
-//! resolver is used, so `/etc/hosts` and `nsswitch.conf` count; concurrent lookups and queued queries are bounded; a
-//! query never blocks.
+//! In: queries of these threads. Out: an answer to each, and a wake-up call to the thread. Always holds: the
+//! system's resolver is used, so `/etc/hosts` and `nsswitch.conf` count; concurrent lookups and queued
+//! queries are bounded; a query never blocks.
 
 use std::{
     net::IpAddr,
@@ -15,8 +15,8 @@ use std::{
 use mpvpn_os::poll::PollWaker;
 use tokio::sync::{Semaphore, mpsc};
 
-/// Concurrent lookups; each occupies a thread. More: threads. Fewer: name servers that do not answer delay other
-/// lookups. Chosen (docs/design/relay.md).
+/// Concurrent lookups; each occupies a thread. More: threads. Fewer: name servers that do not answer delay
+/// other lookups. Chosen (docs/design/relay.md).
 pub(crate) const MAX_CONCURRENT_LOOKUPS: usize = 256;
 /// Queries that wait for a lookup. More: memory. Fewer: refused queries. Chosen.
 const MAX_QUEUED_QUERIES: usize = 4096;

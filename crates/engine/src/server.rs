@@ -1,7 +1,7 @@
 //! A running server.
 //!
-//! Its shards are threads that share nothing on a packet's way. Shard 0 is the main thread, which also handles
-//! signals and the local API, and changes the machine.
+//! Its shards are threads that share nothing on a packet's way. Shard 0 is the main thread, which also
+//! handles signals and the local API, and changes the machine.
 
 mod client_relays;
 mod data_plane;
@@ -93,7 +93,8 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let metrics =
         config.metrics.map(|address| metrics::Server::bind(address, config.metrics_users)).transpose()?;
     let dashboard = Dashboard::of_server(&config, &credentials.certificates)?;
-    // First: the journal may have changes of a killed process to undo, and another server may own this TUN name.
+    // First: the journal may have changes of a killed process to undo, and another server may own this TUN
+    // name.
     let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(default_shard_count());
@@ -256,8 +257,8 @@ fn keep_leases(
     is_kept.then(|| LeaseKeeper::start(now, registry.clone(), store)).transpose()
 }
 
-/// The number of shards for `auto`: one per processor of this process. With two processors one shard, because the
-/// traffic's own programs and the kernel keep both busy.
+/// The number of shards for `auto`: one per processor of this process. With two processors one shard, because
+/// the traffic's own programs and the kernel keep both busy.
 fn default_shard_count() -> usize {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         1 | 2 => 1,
@@ -286,8 +287,8 @@ fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSo
 
 fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
     let tls = Arc::new(credentials.server_tls(&[b"h3"])?);
-    // The server does not know the clients' links; each client's transport parameter limits what it is sent. Inside
-    // TCP that may be the maximum.
+    // The server does not know the clients' links; each client's transport parameter limits what it is sent.
+    // Inside TCP that may be the maximum.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
     let options = TransportOptions {
         max_udp_payload: links
@@ -375,7 +376,8 @@ impl Running {
         self.count_quotas(now);
     }
 
-    /// Counts what users with quotas have carried, if it is time, and ends what those have who used theirs up.
+    /// Counts what users with quotas have carried, if it is time, and ends what those have who used theirs
+    /// up.
     fn count_quotas(&mut self, now: Instant) {
         let Some(list) = self.user_list.as_mut().filter(|list| list.is_count_due(now)) else { return };
         let ended = list.count(now, SystemTime::now(), &self.registry.take_carried());

@@ -1,8 +1,9 @@
-//! What the service manager (systemd) learns about this process: that it is ready, what its state is, and that it lives.
+//! What the service manager (systemd) learns about this process: that it is ready, what its state is, and
+//! that it lives.
 //!
-//! In: changes of the state, time, and how far the event loops of all threads have come. Out: lines for the service manager. Always
-//! holds: nothing here waits; the service manager gets no sign of life while an event loop of this process is stuck, so that it
-//! starts the process again.
+//! In: changes of the state, time, and how far the event loops of all threads have come. Out: lines for the
+//! service manager. Always holds: nothing here waits; the service manager gets no sign of life while an event
+//! loop of this process is stuck, so that it starts the process again.
 
 use std::{
     sync::{
@@ -14,14 +15,17 @@ use std::{
 
 use mpvpn_os::service_manager::{NotifySocket, monotonic_microseconds, watchdog_interval};
 
-/// How long a thread may take for one iteration before it counts as stuck. Three times the longest wait of an event loop: less
-/// would end processes on machines that are only busy, more starts a stuck process again later.
+/// How long a thread may take for one iteration before it counts as stuck. Three times the longest wait of an
+/// event loop: less would end processes on machines that are only busy, more starts a stuck process again
+/// later.
 const STUCK_AFTER: Duration = Duration::from_secs(15);
 /// How soon lines are sent again that the service manager had no room for.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Signs of life in the interval of the watchdog. Fewer: one that is late ends a process that lives; more: wake-ups for nothing.
+/// Signs of life in the interval of the watchdog. Fewer: one that is late ends a process that lives; more:
+/// wake-ups for nothing.
 const SIGNS_PER_INTERVAL: u32 = 3;
-/// How often a state that changes often is set. More often costs time beside the packets; less often people see an old one.
+/// How often a state that changes often is set. More often costs time beside the packets; less often people
+/// see an old one.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest text of a state (bytes), so that what a server or an operator wrote fills no datagram.
 const MAX_STATUS_BYTES: usize = 256;

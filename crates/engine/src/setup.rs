@@ -1,7 +1,7 @@
 //! The edge of `mpvpn setup`: finds out what the machine has, and carries plans out.
 //!
-//! In: an instance, or a plan. Out: a [`Machine`](mpvpn_control::setup::Machine); [`Done`], or what failed. Always holds: a plan that fails is undone in reverse
-//! order; every program that runs is bounded in time.
+//! In: an instance, or a plan. Out: a [`Machine`](mpvpn_control::setup::Machine); [`Done`], or what failed.
+//! Always holds: a plan that fails is undone in reverse order; every program that runs is bounded in time.
 
 mod facts;
 
@@ -18,7 +18,8 @@ pub use facts::{files_of_server, firewall, is_root, look, records};
 
 use crate::reset;
 
-/// The longest that a program may take: a unit has 90 s to start (TimeoutStartSec of systemd). Less gives up on slow machines.
+/// The longest that a program may take: a unit has 90 s to start (TimeoutStartSec of systemd). Less gives up
+/// on slow machines.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// What a plan has brought.

@@ -1,10 +1,10 @@
 //! How the shards of a process talk to each other, at client and server.
 //!
-//! In: messages between shard 0 and the others, and requests for the status or the flows of all. Out: the messages,
-//! and for each request one answer made of the reports of all shards.
+//! In: messages between shard 0 and the others, and requests for the status or the flows of all. Out: the
+//! messages, and for each request one answer made of the reports of all shards.
 //!
-//! Always holds: no shard waits for another; messages are rare and never lost; an answer leaves out a shard that does
-//! not report in time; shard 0 notices the end of a thread, even by panic.
+//! Always holds: no shard waits for another; messages are rare and never lost; an answer leaves out a shard
+//! that does not report in time; shard 0 notices the end of a thread, even by panic.
 
 mod mailbox;
 mod rounds;
@@ -21,8 +21,8 @@ pub(crate) use mailbox::{Inbox, Outbox, mailbox};
 use rounds::ReportRounds;
 use threads::ShardThreads;
 
-/// A message between shards. `M`: messages that only a client or only a server has. `R`: a shard's report for the
-/// status.
+/// A message between shards. `M`: messages that only a client or only a server has. `R`: a shard's report for
+/// the status.
 #[derive(Debug)]
 pub(crate) enum ShardMessage<M, R> {
     /// A message of the client or of the server.
@@ -112,8 +112,8 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         self.threads.send(|| ShardMessage::Specific(message()));
     }
 
-    /// Requests the status of the other shards for `reply`. Returns the number of the round, for which shard 0's own
-    /// report is due, too; `None` if the request joins a round that is already running.
+    /// Requests the status of the other shards for `reply`. Returns the number of the round, for which shard
+    /// 0's own report is due, too; `None` if the request joins a round that is already running.
     pub(crate) fn ask_status(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
         let round = self.status.ask(now, reply)?;
         self.threads.send(|| ShardMessage::ReportStatus(round));
@@ -177,8 +177,8 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
         }
     }
 
-    /// Answers the requests for which all shards have reported or whose timeout has passed. `status` combines the
-    /// reports, in the order in which they came.
+    /// Answers the requests for which all shards have reported or whose timeout has passed. `status` combines
+    /// the reports, in the order in which they came.
     pub(crate) fn answer(&mut self, now: Instant, status: impl FnOnce(Vec<R>) -> A) {
         let all = self.threads.outboxes.len() + 1;
         self.status.answer(now, all, status);

@@ -30,14 +30,15 @@ use crate::{
     service_manager::LoopActivity,
 };
 
-/// Messages queued to the data plane. More: memory. Fewer: requests of the local API are refused while the data plane
-/// is busy. Chosen.
+/// Messages queued to the data plane. More: memory. Fewer: requests of the local API are refused while the
+/// data plane is busy. Chosen.
 const MAX_QUEUED_MESSAGES: usize = 64;
-/// Timeout of a reverse lookup. Its result is only a hint for the number of pipes, so a long timeout costs a thread
-/// and nothing else. Chosen.
+/// Timeout of a reverse lookup. Its result is only a hint for the number of pipes, so a long timeout costs a
+/// thread and nothing else. Chosen.
 const REVERSE_LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often the runtime shows that it goes on. More often: wake-ups; less often: it counts as stuck while it is only busy.
+/// How often the runtime shows that it goes on. More often: wake-ups; less often: it counts as stuck while it
+/// is only busy.
 const ACTIVITY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An app's resolver: returns the addresses of a name, or an error text. It may block.
@@ -136,8 +137,8 @@ impl SlowThread {
                     post,
                     wake,
                 ));
-                // Lookups of the system are abandoned, but an app's resolver must not be called after this thread has
-                // ended.
+                // Lookups of the system are abandoned, but an app's resolver must not be called after this
+                // thread has ended.
                 if uses_system_resolver {
                     runtime.shutdown_background();
                 }

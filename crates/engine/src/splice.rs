@@ -1,9 +1,9 @@
-//! A splice: an established TCP connection, a stream of the tunnel, and the bytes that move between them in both
-//! directions.
+//! A splice: an established TCP connection, a stream of the tunnel, and the bytes that move between them in
+//! both directions.
 //!
-//! In: readiness of the socket and of the stream. Out: bytes moved from one to the other, and whether both directions
-//! have ended. Always holds: nothing is read that the other side has no space for, beyond 64 KiB on the way to the
-//! socket; each half closes by itself, after its last byte.
+//! In: readiness of the socket and of the stream. Out: bytes moved from one to the other, and whether both
+//! directions have ended. Always holds: nothing is read that the other side has no space for, beyond 64 KiB
+//! on the way to the socket; each half closes by itself, after its last byte.
 
 use std::{
     fmt,
@@ -25,12 +25,12 @@ pub(crate) trait ByteStreams {
     /// Identifies a stream.
     type Id: Copy + Eq + Hash + fmt::Debug;
 
-    /// Takes the next bytes of a stream. After `Blocked`, [`Splice::on_stream_readable`] must be called when there
-    /// are more; after `Finished` it is not called again.
+    /// Takes the next bytes of a stream. After `Blocked`, [`Splice::on_stream_readable`] must be called when
+    /// there are more; after `Finished` it is not called again.
     fn read(&mut self, now: Instant, id: Self::Id) -> StreamRead;
 
-    /// The number of bytes that the stream accepts now. After 0, [`Splice::move_to_stream`] must be called when it
-    /// accepts more.
+    /// The number of bytes that the stream accepts now. After 0, [`Splice::move_to_stream`] must be called
+    /// when it accepts more.
     fn writable_bytes(&mut self, now: Instant, id: Self::Id) -> usize;
 
     /// Writes bytes of the socket, at most as many as [`Self::writable_bytes`] returned.
@@ -62,23 +62,23 @@ impl From<RelayRead> for StreamRead {
     }
 }
 
-/// A connection on which no byte moved for this long is reset (RFC 5382 §5 asks for at least 2 hours and 4 minutes).
-/// Shorter: quiet connections break. Longer: dead connections keep their sockets.
+/// A connection on which no byte moved for this long is reset (RFC 5382 §5 asks for at least 2 hours and 4
+/// minutes). Shorter: quiet connections break. Longer: dead connections keep their sockets.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(7440);
-/// The same after one half has closed. Chosen; shorter than the kernel's limits for orphaned connections would break
-/// slow answers.
+/// The same after one half has closed. Chosen; shorter than the kernel's limits for orphaned connections
+/// would break slow answers.
 const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes read from one socket for one event, so that other sockets get their turn. Larger: longer iterations.
 /// Smaller: more iterations. Chosen.
 const MAX_READ_BYTES_PER_EVENT: usize = 256 << 10;
-/// Bytes and chunks of one `writev` to a socket. Larger: memory of what is taken out of the stream. Smaller: system
-/// calls. Chosen.
+/// Bytes and chunks of one `writev` to a socket. Larger: memory of what is taken out of the stream. Smaller:
+/// system calls. Chosen.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 const MAX_WRITE_CHUNKS: usize = 64;
 /// The size of the shared read buffer.
 const READ_BUFFER_BYTES: usize = 64 << 10;
-/// Smaller reads are copied out of the read buffer. However small they are, bytes that wait for a stream therefore
-/// keep at most four times their size in memory.
+/// Smaller reads are copied out of the read buffer. However small they are, bytes that wait for a stream
+/// therefore keep at most four times their size in memory.
 const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
 /// Buffers shared by all connections of a shard, because only one moves bytes at a time.
@@ -103,7 +103,8 @@ pub(crate) struct Splice {
     socket_half: Half,
     /// The stream is full, so the poller does not wait for the socket to be readable.
     read_paused: bool,
-    /// The socket reported a hang-up or an error, which a level-triggered poller would report again and again.
+    /// The socket reported a hang-up or an error, which a level-triggered poller would report again and
+    /// again.
     hung_up: bool,
     /// When bytes last moved.
     last_activity: Instant,
@@ -153,8 +154,8 @@ impl Splice {
         }
     }
 
-    /// The same, with bytes that precede all others: bytes for the socket, and bytes that were already read from the
-    /// socket.
+    /// The same, with bytes that precede all others: bytes for the socket, and bytes that were already read
+    /// from the socket.
     pub(crate) fn with_prefix(self, to_socket: Bytes, to_stream: Bytes) -> Self {
         Self { unsent: to_socket, prefetched: to_stream, ..self }
     }
@@ -212,8 +213,8 @@ impl Splice {
             self.move_to_stream(now, streams, id, buffers)?;
         }
         if event.closed && (self.read_paused || self.socket_half != Half::Open) {
-            // Nothing reads the socket now, so look for its error. Without an error, the end is read once the stream
-            // accepts the bytes before it.
+            // Nothing reads the socket now, so look for its error. Without an error, the end is read once the
+            // stream accepts the bytes before it.
             self.hung_up = true;
             self.socket.take_error().map_or(Ok(()), Err)?;
         }
@@ -299,8 +300,8 @@ impl Splice {
         Ok(())
     }
 
-    /// Moves bytes from the socket to the stream, until the socket has no more, the stream accepts no more, or
-    /// [`MAX_READ_BYTES_PER_EVENT`] are read.
+    /// Moves bytes from the socket to the stream, until the socket has no more, the stream accepts no more,
+    /// or [`MAX_READ_BYTES_PER_EVENT`] are read.
     pub(crate) fn move_to_stream<S: ByteStreams>(
         &mut self,
         now: Instant,
@@ -313,7 +314,8 @@ impl Splice {
         while self.socket_half == Half::Open {
             let writable = streams.writable_bytes(now, id);
             if writable == 0 {
-                // If something was read, the stream may accept more before the poller reports the socket again.
+                // If something was read, the stream may accept more before the poller reports the socket
+                // again.
                 self.read_paused |= left == MAX_READ_BYTES_PER_EVENT;
                 return Ok(());
             }

@@ -33,8 +33,8 @@ use crate::{
 /// The class of clients and packets that have no other.
 pub(crate) const DEFAULT_CLASS: &str = "default";
 
-/// Classes that a server tells apart in its own figures. Clients choose the names, so the number is bounded. More:
-/// memory, longer answers. Fewer: figures of different classes are added up. Chosen.
+/// Classes that a server tells apart in its own figures. Clients choose the names, so the number is bounded.
+/// More: memory, longer answers. Fewer: figures of different classes are added up. Chosen.
 const MAX_CLASSES: usize = 32;
 
 /// The client's note if the server carries no packets.
@@ -491,7 +491,8 @@ fn id_of(number: u32, class: &str, link: &str, member: ConnectionNumber) -> Stri
     format!("{class}/{link}/{number}{}", shard_of(member))
 }
 
-/// The name of a path: class, link, and its number or `tcp` for a path inside TCP. A server does not know the link.
+/// The name of a path: class, link, and its number or `tcp` for a path inside TCP. A server does not know the
+/// link.
 pub(crate) fn path_name(
     path: PathId,
     class: &str,

@@ -1,7 +1,7 @@
 //! The engine's parsers of bytes from strangers, without sockets, for the fuzzers (`fuzz/`).
 //!
-//! In: bytes as they come from a TCP connection or a datagram. Out: what the engine makes of them. Nothing here is
-//! different from what a server or client does; only the sockets are missing.
+//! In: bytes as they come from a TCP connection or a datagram. Out: what the engine makes of them. Nothing
+//! here is different from what a server or client does; only the sockets are missing.
 
 use std::{
     io,
@@ -23,8 +23,8 @@ pub use crate::{
     proxy::RequestStep,
 };
 
-/// The client's address in the PROXY protocol header of a connection (`None`: a health check of the load balancer), and the
-/// number of bytes that the header takes.
+/// The client's address in the PROXY protocol header of a connection (`None`: a health check of the load
+/// balancer), and the number of bytes that the header takes.
 ///
 /// # Errors
 /// If there is no header, or it is incomplete.
@@ -54,7 +54,8 @@ pub fn http_proxy_step(bytes: &mut BytesMut) -> RequestStep {
     http::step(bytes)
 }
 
-/// The target and the payload of an app's datagram to a SOCKS5 proxy; `None` for fragments and malformed datagrams.
+/// The target and the payload of an app's datagram to a SOCKS5 proxy; `None` for fragments and malformed
+/// datagrams.
 pub fn socks5_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
     associations::parse_datagram(datagram)
 }
@@ -64,7 +65,8 @@ pub fn encode_socks5_datagram(from: &Authority, payload: &[u8]) -> Bytes {
     associations::encode_datagram(from, payload)
 }
 
-/// The name that a DNS query asks for, as the forwarding resolver reads it; `None` if it gets an error as answer.
+/// The name that a DNS query asks for, as the forwarding resolver reads it; `None` if it gets an error as
+/// answer.
 pub fn dns_question(query: &[u8]) -> Option<String> {
     message::question(query)
 }

@@ -1,25 +1,27 @@
 //! Delays the iterations of a loop whose packets arrive close together, as network cards coalesce interrupts.
 //!
-//! An iteration costs about the same for one packet as for ten: waking up, system calls, timers, acknowledgements. A packet that
-//! arrives soon after an iteration waits for others until the interval since that iteration has passed; one that arrives later, as
-//! the first one after a pause, is taken at once. In: when the loop waits and when it wakes, and how long packets may wait. Out: how
-//! long to sleep first. Always holds: no sleep unless the last ones brought packets together, or the loop found work waiting many
+//! An iteration costs about the same for one packet as for ten: waking up, system calls, timers,
+//! acknowledgements. A packet that arrives soon after an iteration waits for others until the interval since
+//! that iteration has passed; one that arrives later, as the first one after a pause, is taken at once. In:
+//! when the loop waits and when it wakes, and how long packets may wait. Out: how long to sleep first. Always
+//! holds: no sleep unless the last ones brought packets together, or the loop found work waiting many
 //! times in a row; iterations that take long are not delayed.
 
 use std::time::{Duration, Instant};
 
-/// The interval between iterations of a loop that never waits, whatever packets may: otherwise it runs one iteration per packet,
-/// and takes the processor from the very programs whose packets it moves. Shorter: more iterations for the same packets. Longer:
-/// delay. 50, 200 and 400 µs measured no different (docs/design/threads.md).
+/// The interval between iterations of a loop that never waits, whatever packets may: otherwise it runs one
+/// iteration per packet, and takes the processor from the very programs whose packets it moves. Shorter: more
+/// iterations for the same packets. Longer: delay. 50, 200 and 400 µs measured no different
+/// (docs/design/threads.md).
 const BUSY_INTERVAL: Duration = Duration::from_micros(100);
-/// A wait shorter than this found work already waiting. It must exceed the time of an `epoll_wait` that returns at
-/// once; larger values count requests and answers of a fast network as load. Chosen.
+/// A wait shorter than this found work already waiting. It must exceed the time of an `epoll_wait` that
+/// returns at once; larger values count requests and answers of a fast network as load. Chosen.
 const MAX_IMMEDIATE_WAIT: Duration = Duration::from_micros(30);
-/// Consecutive iterations that found work waiting before the loop counts as busy. Fewer: a name lookup or a page load
-/// is delayed. More: load is noticed later.
+/// Consecutive iterations that found work waiting before the loop counts as busy. Fewer: a name lookup or a
+/// page load is delayed. More: load is noticed later.
 const IMMEDIATE_WAKEUPS_BEFORE_DELAY: u32 = 8;
-/// Consecutive iterations that began within the interval that packets may wait, before the loop sleeps. Fewer: requests and
-/// answers are delayed. More: load is noticed later.
+/// Consecutive iterations that began within the interval that packets may wait, before the loop sleeps.
+/// Fewer: requests and answers are delayed. More: load is noticed later.
 const CLOSE_WAKEUPS_BEFORE_DELAY: u32 = 4;
 /// The interval must exceed this, or it is over when the iteration ends.
 const MIN_INTERVAL: Duration = Duration::from_micros(20);
@@ -33,8 +35,8 @@ pub(crate) struct WakeupCoalescer {
 }
 
 impl WakeupCoalescer {
-    /// How long to sleep before the next wait; `None`: not at all. Called at the end of an iteration. `allowed`: how long a packet
-    /// may wait.
+    /// How long to sleep before the next wait; `None`: not at all. Called at the end of an iteration.
+    /// `allowed`: how long a packet may wait.
     pub(crate) fn delay(&self, now: Instant, allowed: Duration) -> Option<Duration> {
         let last = self.last_wakeup?;
         let busy = self.immediate_wakeups >= IMMEDIATE_WAKEUPS_BEFORE_DELAY;
@@ -47,7 +49,8 @@ impl WakeupCoalescer {
         Some((last + interval).saturating_duration_since(now)).filter(|delay| !delay.is_zero())
     }
 
-    /// An iteration starts at `now`, after a wait that began at `wait_start`, after the sleep if there was one.
+    /// An iteration starts at `now`, after a wait that began at `wait_start`, after the sleep if there was
+    /// one.
     pub(crate) fn on_wakeup(&mut self, wait_start: Instant, now: Instant, slept: bool, allowed: Duration) {
         let waited = now.saturating_duration_since(wait_start);
         let since_last = self.last_wakeup.map_or(Duration::MAX, |last| now.saturating_duration_since(last));
@@ -71,7 +74,8 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// Iterations of `work` that each find the next packet `wait` after they look for it; returns the last delay.
+    /// Iterations of `work` that each find the next packet `wait` after they look for it; returns the last
+    /// delay.
     fn delay_after(turns: u32, work: Duration, wait: Duration) -> Option<Duration> {
         let (mut coalescer, mut now) = (WakeupCoalescer::default(), Instant::now());
         let mut delay = None;
@@ -85,8 +89,9 @@ mod tests {
         delay
     }
 
-    /// Packets that arrive every `interval` at a loop whose iterations take 20 µs, and which may wait for `allowed`: returns the
-    /// iterations and the sleeps for each of 1,000 packets, and the longest that one waited.
+    /// Packets that arrive every `interval` at a loop whose iterations take 20 µs, and which may wait for
+    /// `allowed`: returns the iterations and the sleeps for each of 1,000 packets, and the longest that
+    /// one waited.
     fn taken_together(interval: Duration, allowed: Duration) -> (f64, f64, Duration) {
         const PACKETS: u32 = 1000;
         let (mut coalescer, start) = (WakeupCoalescer::default(), Instant::now());
@@ -135,7 +140,8 @@ mod tests {
             coalescer.on_wakeup(wait_start, now, delay.is_some(), allowed);
         }
         assert!(coalescer.delay(now, allowed).is_some(), "under load");
-        // The sleep after the last iteration is over long before the next packet comes, which finds the loop waiting.
+        // The sleep after the last iteration is over long before the next packet comes, which finds the loop
+        // waiting.
         assert_eq!(coalescer.delay(now + 400 * MICROSECOND, allowed), None);
     }
 

@@ -1,7 +1,8 @@
 //! Files that a process reads again when they change.
 //!
-//! In: the files, readiness of the watch, time. Out: the files that have changed. Always holds: files that are written one after the
-//! other, as a certificate and its key, are reported together; a file that does not change is never reported.
+//! In: the files, readiness of the watch, time. Out: the files that have changed. Always holds: files that
+//! are written one after the other, as a certificate and its key, are reported together; a file that does not
+//! change is never reported.
 
 use std::{
     collections::BTreeSet,
@@ -13,8 +14,8 @@ use std::{
 
 use mpvpn_os::file_watch::FileWatch;
 
-/// How long no file must change before the changes are reported. Shorter: of a certificate and its key, which programs write one
-/// after the other, only one is new; longer: a change counts later. Chosen.
+/// How long no file must change before the changes are reported. Shorter: of a certificate and its key, which
+/// programs write one after the other, only one is new; longer: a change counts later. Chosen.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// The watch.

@@ -1,9 +1,9 @@
-//! Forward error correction: the packets of a path form groups, each followed by repair packets from which the receiver
-//! restores lost packets.
+//! Forward error correction: the packets of a path form groups, each followed by repair packets from which
+//! the receiver restores lost packets.
 //!
-//! At the sender: in: packets as they leave, with their path; acknowledgements and losses; the loss of each path. Out: the
-//! [`GroupPosition`] of each packet, repair packets, and the lost packets that the receiver cannot restore. At the receiver:
-//! in: received packets. Out: restored packets.
+//! At the sender: in: packets as they leave, with their path; acknowledgements and losses; the loss of each
+//! path. Out: the [`GroupPosition`] of each packet, repair packets, and the lost packets that the receiver
+//! cannot restore. At the receiver: in: received packets. Out: restored packets.
 //!
 //! Always holds:
 //! - a group is on one path, so that an outage of that path affects whole groups;
@@ -73,7 +73,8 @@ const INDEX_MASK: u8 = (1 << 6) - 1;
 impl GroupPosition {
     /// Bytes in front of a source packet.
     pub const LEN: usize = 3;
-    /// Bytes by which a repair packet is longer than the longest source packet of its group with its position.
+    /// Bytes by which a repair packet is longer than the longest source packet of its group with its
+    /// position.
     pub const REPAIR_OVERHEAD: usize = 1 + code::LENGTH;
 
     /// Appends the encoded position to `out`.

@@ -1,8 +1,8 @@
 use bytes::BufMut;
 use mpvpn_types::Duration;
 
-/// Sequences of numbers, which flows share by their hash: 12 bits of the label. Fewer: flows wait for one another more often;
-/// more: memory.
+/// Sequences of numbers, which flows share by their hash: 12 bits of the label. Fewer: flows wait for one
+/// another more often; more: memory.
 pub const BUCKETS: u32 = 1 << 12;
 /// Numbers wrap at this value: 3 bytes of the label.
 pub(crate) const MODULUS: u32 = 1 << 24;

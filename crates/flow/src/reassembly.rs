@@ -5,11 +5,11 @@ use rustc_hash::FxHashMap;
 
 use crate::label::{Label, Part};
 
-/// Packets with missing parts that are kept at most: what a path of 100 Mbit/s has in flight in 100 ms. Fewer: packets are
-/// lost; more: memory.
+/// Packets with missing parts that are kept at most: what a path of 100 Mbit/s has in flight in 100 ms.
+/// Fewer: packets are lost; more: memory.
 const MAX_INCOMPLETE_PACKETS: usize = 1 << 10;
-/// Parts of such packets that are kept at most: most packets have two parts. Each takes about 60 bytes beside its own. Fewer: packets
-/// are lost; more: memory of hostile peers with tiny parts.
+/// Parts of such packets that are kept at most: most packets have two parts. Each takes about 60 bytes beside
+/// its own. Fewer: packets are lost; more: memory of hostile peers with tiny parts.
 const MAX_INCOMPLETE_PARTS: usize = 2 << 10;
 /// Bytes of parts that are kept at most. Fewer: packets are lost; more: memory of hostile peers.
 const MAX_INCOMPLETE_BYTES: usize = 4 << 20;
@@ -38,8 +38,8 @@ impl PartReassembler {
         Self::default()
     }
 
-    /// Takes a packet or a part of one; returns the packet if it is complete. Where too much is kept, the packet that has
-    /// waited for its other parts for the longest time is dropped.
+    /// Takes a packet or a part of one; returns the packet if it is complete. Where too much is kept, the
+    /// packet that has waited for its other parts for the longest time is dropped.
     pub fn push(&mut self, label: Label, bytes: Bytes) -> Option<Bytes> {
         let Some(Part { index, last }) = label.part else { return Some(bytes) };
         if bytes.is_empty() {

@@ -6,22 +6,25 @@ use rustc_hash::FxHashMap;
 
 use crate::label::{Label, MODULUS};
 
-/// Places for numbers that are waited for or held, of all sequences together (24 bytes each, so 264 KiB), counted as allocated. A
-/// number that needs more restarts its sequence: the sender has lost its state, or the peer tries to use up memory. Fewer: order is
-/// given up when a path fails silently, while all packets behind the lost ones are held (11,264 packets are 0.65 s at 200 Mbit/s,
-/// 0.13 s at 1 Gbit/s); more: memory that a hostile peer can claim with small packets.
+/// Places for numbers that are waited for or held, of all sequences together (24 bytes each, so 264 KiB),
+/// counted as allocated. A number that needs more restarts its sequence: the sender has lost its state, or
+/// the peer tries to use up memory. Fewer: order is given up when a path fails silently, while all packets
+/// behind the lost ones are held (11,264 packets are 0.65 s at 200 Mbit/s, 0.13 s at 1 Gbit/s); more: memory
+/// that a hostile peer can claim with small packets.
 const MAX_ENTRIES: usize = 11 << 10;
-/// Sequences that may wait for a missing packet at the same time. Each costs an allocation, and time whenever the next timeout is
-/// asked for. Fewer: order is given up for some flows after a loss that hits many of them; more: processor time. Chosen.
+/// Sequences that may wait for a missing packet at the same time. Each costs an allocation, and time whenever
+/// the next timeout is asked for. Fewer: order is given up for some flows after a loss that hits many of
+/// them; more: processor time. Chosen.
 const MAX_WAITING_SEQUENCES: usize = 256;
-/// Ranges of given-up numbers that are remembered for all sequences together, as their packets may still arrive. Fewer: late
-/// packets count as duplicates and are dropped; more: each duplicate is compared with more ranges. Chosen.
+/// Ranges of given-up numbers that are remembered for all sequences together, as their packets may still
+/// arrive. Fewer: late packets count as duplicates and are dropped; more: each duplicate is compared with
+/// more ranges. Chosen.
 const MAX_GIVEN_UP_RANGES: usize = 512;
-/// Bytes of packets that are held for all sequences together at most. Fewer: order is given up on fast paths; more: memory.
-/// Chosen.
+/// Bytes of packets that are held for all sequences together at most. Fewer: order is given up on fast paths;
+/// more: memory. Chosen.
 const MAX_HELD_BYTES: usize = 16 << 20;
-/// The largest list of entries that is kept for the next gap (12 KiB). Smaller: more allocations where gaps follow each other; larger:
-/// memory of connections that do nothing.
+/// The largest list of entries that is kept for the next gap (12 KiB). Smaller: more allocations where gaps
+/// follow each other; larger: memory of connections that do nothing.
 const MAX_SPARE_ENTRIES: usize = 512;
 
 /// Packets by what happened to them.
@@ -37,7 +40,8 @@ pub struct ReorderStats {
     pub given_up: u64,
     /// Packets that are held now.
     pub holding: u64,
-    /// How long packets were held, summed up over all of them; counted when packets come early or late, and at timeouts.
+    /// How long packets were held, summed up over all of them; counted when packets come early or late, and
+    /// at timeouts.
     pub wait: Duration,
 }
 
@@ -67,7 +71,8 @@ pub struct ReorderBuffer {
 struct Sequence {
     /// The lowest number that was neither delivered nor given up.
     next: u32,
-    /// The state of the numbers from `next` on, of which the first is missing; `None` where no packet is missing.
+    /// The state of the numbers from `next` on, of which the first is missing; `None` where no packet is
+    /// missing.
     #[expect(
         clippy::box_collection,
         reason = "most sequences wait for nothing, and a list inline would cost each 32 bytes"
@@ -172,7 +177,8 @@ impl ReorderBuffer {
     /// Gives up packets whose reorder timeout has passed, and passes to `out` the packets to deliver now.
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(Bytes)) {
         self.count_waits(now);
-        // From the last to the first: one that does not wait any more is replaced by one that was looked at already.
+        // From the last to the first: one that does not wait any more is replaced by one that was looked at
+        // already.
         for at in (0..self.waiting.len()).rev() {
             let bucket = self.waiting[at];
             while self.deadline(bucket).is_some_and(|deadline| deadline <= now) {
@@ -209,7 +215,8 @@ impl ReorderBuffer {
         self.given_up.ranges.shrink_to_fit();
     }
 
-    /// The entries of a sequence, with a capacity for the number `at` places ahead; `None` where there is too little room.
+    /// The entries of a sequence, with a capacity for the number `at` places ahead; `None` where there is too
+    /// little room.
     fn entries_for(&mut self, bucket: u16, at: usize) -> Option<&mut VecDeque<Entry>> {
         let sequence = self.sequences.get_mut(&bucket)?;
         let before = sequence.entries.as_ref().map_or(0, |entries| entries.capacity());
@@ -267,7 +274,8 @@ impl ReorderBuffer {
         }
     }
 
-    /// Gives up the missing packets of a sequence up to the first received one, and delivers those behind them.
+    /// Gives up the missing packets of a sequence up to the first received one, and delivers those behind
+    /// them.
     fn give_up_first(&mut self, bucket: u16, out: &mut impl FnMut(Bytes)) {
         let Some(sequence) = self.sequences.get_mut(&bucket) else { return };
         let Some(entries) = &mut sequence.entries else { return };

@@ -1,7 +1,7 @@
 //! Which TCP connections travel as streams (the split-TCP proxy), and which as IP packets.
 //!
-//! In: the destination of a connection, the configured rules and flow mode, and whether the server translates addresses.
-//! Out: the flow mode of the connection, and why. Always holds: the first matching rule decides.
+//! In: the destination of a connection, the configured rules and flow mode, and whether the server translates
+//! addresses. Out: the flow mode of the connection, and why. Always holds: the first matching rule decides.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -49,7 +49,8 @@ pub enum FlowModeReason {
     NotTcp,
     /// A stream, or UDP payloads, as the server carries no packets.
     ServerWithoutPackets,
-    /// Packets, as the flow began so: before there was a tunnel, or with TCP options that streams cannot carry.
+    /// Packets, as the flow began so: before there was a tunnel, or with TCP options that streams cannot
+    /// carry.
     BeganAsPackets,
 }
 
@@ -63,8 +64,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate the addresses
-    /// of packets to an address.
+    /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate
+    /// the addresses of packets to an address.
     pub fn takes_stream(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> bool {
         self.decide(to, translated).0
     }

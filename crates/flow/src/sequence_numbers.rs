@@ -16,7 +16,8 @@ impl SequenceNumbers {
     /// The sequence (bucket) of a flow with this hash.
     #[inline]
     pub fn bucket(flow: u32) -> u16 {
-        // The upper bits of a multiplicative hash (Knuth): the lower ones may have chosen a FQ-CoDel queue already.
+        // The upper bits of a multiplicative hash (Knuth): the lower ones may have chosen a FQ-CoDel queue
+        // already.
         (flow.wrapping_mul(0x9E37_79B1) >> (32 - BUCKETS.trailing_zeros())) as u16
     }
 

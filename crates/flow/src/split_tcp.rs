@@ -1,10 +1,12 @@
 //! The split-TCP proxy (RFC 3135): terminates the TCP connections of apps, whose bytes travel as streams.
 //!
-//! In: TCP packets of apps, up to 64 KiB each, as a TUN device delivers them; the server's answers to connection requests,
-//! and stream data; the time. Out: connection requests, stream data, and packets for the apps.
+//! In: TCP packets of apps, up to 64 KiB each, as a TUN device delivers them; the server's answers to
+//! connection requests, and stream data; the time. Out: connection requests, stream data, and packets for the
+//! apps.
 //!
-//! It implements the part of TCP (RFC 9293) that a local link needs: the app always opens the connection, and packets are
-//! lost only in full queues, so there is neither a congestion window nor a round-trip time estimator.
+//! It implements the part of TCP (RFC 9293) that a local link needs: the app always opens the connection, and
+//! packets are lost only in full queues, so there is neither a congestion window nor a round-trip time
+//! estimator.
 //!
 //! Always holds:
 //! - a SYN is answered only after the server has connected, and refused as the server refused it;
@@ -36,13 +38,14 @@ use rustc_hash::FxHashMap;
 use flow::{Flow, Phase, Verdict};
 use seq::Seq;
 
-/// Bytes that a connection may hold in each direction when the memory of all connections is used up. Smaller: connections
-/// stall; larger: memory.
+/// Bytes that a connection may hold in each direction when the memory of all connections is used up. Smaller:
+/// connections stall; larger: memory.
 const MIN_BUFFER: usize = 4096;
-/// A connection that was idle for this time frees its buffers. Shorter: allocations; longer: memory of idle connections.
+/// A connection that was idle for this time frees its buffers. Shorter: allocations; longer: memory of idle
+/// connections.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
-/// Buffers that wait for an app before they are copied into one, because each may keep a whole receive buffer alive. Fewer:
-/// copies; more: memory.
+/// Buffers that wait for an app before they are copied into one, because each may keep a whole receive buffer
+/// alive. Fewer: copies; more: memory.
 const MAX_BUFFERS: usize = 64;
 
 /// Limits of connections.
@@ -63,8 +66,8 @@ pub struct ProxyLimits {
 }
 
 impl Default for ProxyLimits {
-    /// Idle connections live as long as at a NAT (RFC 5382 §5: 2 h 4 min); unanswered ones as long as Linux retries SYNs
-    /// (127 s with tcp_syn_retries = 6).
+    /// Idle connections live as long as at a NAT (RFC 5382 §5: 2 h 4 min); unanswered ones as long as Linux
+    /// retries SYNs (127 s with tcp_syn_retries = 6).
     fn default() -> Self {
         Self {
             max_flows: 65_536,
@@ -197,8 +200,8 @@ pub struct SplitTcpProxy {
 }
 
 impl SplitTcpProxy {
-    /// A proxy without connections. `secret` is random and makes sequence numbers unpredictable (RFC 6528); packets to apps
-    /// have at most `mtu` bytes.
+    /// A proxy without connections. `secret` is random and makes sequence numbers unpredictable (RFC 6528);
+    /// packets to apps have at most `mtu` bytes.
     pub fn new(now: Instant, limits: ProxyLimits, secret: [u64; 2], mtu: usize) -> Self {
         Self {
             limits,
@@ -251,7 +254,8 @@ impl SplitTcpProxy {
         self.events.pop_front()
     }
 
-    /// Takes a packet of an app. Packets other than TCP are ignored; a segment of no connection is answered with a RST.
+    /// Takes a packet of an app. Packets other than TCP are ignored; a segment of no connection is answered
+    /// with a RST.
     pub fn handle_packet(&mut self, now: Instant, packet: &IpPacket<'_>) {
         let Some(segment) = Segment::of(packet) else { return };
         let key = FlowKey::of(packet);
@@ -476,7 +480,8 @@ impl SplitTcpProxy {
         Read::Blocked
     }
 
-    /// How many bytes for the app can be written now; 0 if there is no such connection. After 0, [`Event::Writable`] follows.
+    /// How many bytes for the app can be written now; 0 if there is no such connection. After 0,
+    /// [`Event::Writable`] follows.
     pub fn writable_bytes(&mut self, id: FlowId) -> usize {
         let limit = self.limit();
         let Some(at) = self.at(id) else { return 0 };

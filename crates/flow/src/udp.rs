@@ -1,8 +1,8 @@
 //! UDP flows that travel as UDP payloads, each with a CONNECT-UDP request of its own (RFC 9298).
 //!
-//! In: the 5-tuples of packets, and the outcome of requests. Out: which request carries a packet, or the ICMP error that
-//! answers it, and which requests to end. Always holds: the number of flows is bounded; for a new flow the one that was
-//! silent for the longest time is dropped.
+//! In: the 5-tuples of packets, and the outcome of requests. Out: which request carries a packet, or the ICMP
+//! error that answers it, and which requests to end. Always holds: the number of flows is bounded; for a new
+//! flow the one that was silent for the longest time is dropped.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use mpvpn_types::{Duration, Instant};
 /// The default bound of flows. Fewer: flows of busy machines end early; more: requests and memory. Chosen
 /// (docs/design/relay.md).
 pub const MAX_UDP_FLOWS: usize = 4096;
-/// How long a flow lives without a packet: RFC 4787 REQ-5 and RFC 9298 §3.1 ask for two minutes at least. Longer: requests of
-/// flows that are over.
+/// How long a flow lives without a packet: RFC 4787 REQ-5 and RFC 9298 §3.1 ask for two minutes at least.
+/// Longer: requests of flows that are over.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
-/// How long a DNS flow (port 53) lives without a packet: a query is answered sooner, and its port is not reused. Shorter: late
-/// answers are dropped; longer: many useless requests.
+/// How long a DNS flow (port 53) lives without a packet: a query is answered sooner, and its port is not
+/// reused. Shorter: late answers are dropped; longer: many useless requests.
 const DNS_IDLE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long packets of a refused flow are answered with the error before another request is made. Shorter: load on the
-/// server; longer: a flow that would be accepted again waits. Chosen.
+/// How long packets of a refused flow are answered with the error before another request is made. Shorter:
+/// load on the server; longer: a flow that would be accepted again waits. Chosen.
 const REFUSAL_TIME: Duration = Duration::from_secs(3);
 /// How often expired flows are removed. Shorter: processor time; longer: flows live up to this much longer.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -129,8 +129,8 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         Some(flow.state)
     }
 
-    /// Adds a flow whose request was made for a packet of `bytes` bytes. Returns the request of a flow that was dropped for
-    /// it, which is to be ended.
+    /// Adds a flow whose request was made for a packet of `bytes` bytes. Returns the request of a flow that
+    /// was dropped for it, which is to be ended.
     pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id, bytes: usize) -> Option<Id> {
         let dropped = (self.flows.len() >= self.max_flows).then(|| self.drop_oldest()).flatten();
         self.flows.insert(

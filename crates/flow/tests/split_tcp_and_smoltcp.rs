@@ -1,8 +1,8 @@
-//! Connections of another TCP end at the split-TCP proxy, over a link that loses, repeats and reorders packets: every byte
-//! comes out once and in order, in both directions, and so do both ends.
+//! Connections of another TCP end at the split-TCP proxy, over a link that loses, repeats and reorders
+//! packets: every byte comes out once and in order, in both directions, and so do both ends.
 //!
-//! 30 s of connections that are the same in every run by default; `MPVPN_FUZZ_SECONDS` and `MPVPN_FUZZ_SEED` say
-//! otherwise, as `./dev soak` does.
+//! 30 s of connections that are the same in every run by default; `MPVPN_FUZZ_SECONDS` and `MPVPN_FUZZ_SEED`
+//! say otherwise, as `./dev soak` does.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -28,8 +28,8 @@ use smoltcp::{
 };
 
 const STEP: Duration = Duration::from_millis(1);
-/// No more packets than this are lost one after the other in a direction: five answers to a SYN that are all lost end a
-/// connection, and rightly.
+/// No more packets than this are lost one after the other in a direction: five answers to a SYN that are all
+/// lost end a connection, and rightly.
 const LOST_IN_A_ROW: u8 = 3;
 /// A connection that is not over after this time is stuck: losses that follow each other double the waits.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -67,8 +67,8 @@ fn stories() -> impl Strategy<Value = Story> {
             down,
             // Each loss costs a small buffer a wait of a second and more.
             buffers: if lost > 0 { buffers.max(4000) } else { buffers },
-            // What smoltcp 0.14 has on its way when a window closes it never sends again, so no window closes where
-            // packets are lost.
+            // What smoltcp 0.14 has on its way when a window closes it never sends again, so no window closes
+            // where packets are lost.
             held: if lost > 0 { held.max(up) } else { held },
             bite,
             idle,

@@ -1,8 +1,8 @@
 //! The traces of a lab in the system, and their removal, also after the lab's process was killed.
 //!
 //! The names of all objects of a lab begin with its prefix `mplab-<pid>-<n>`, and its process holds a lock on
-//! `/run/mpvpn/lab/<prefix>.lock` as long as it lives: if the lock can be taken, the process has ended, even if its ID is in use
-//! again. Files that other users need are in `/tmp/<prefix>`.
+//! `/run/mpvpn/lab/<prefix>.lock` as long as it lives: if the lock can be taken, the process has ended, even
+//! if its ID is in use again. Files that other users need are in `/tmp/<prefix>`.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ pub(crate) const RUN_DIR: &str = "/run/mpvpn/lab";
 /// The prefix of all names of labs.
 const NAME_PREFIX: &str = "mplab-";
 
-/// Rounds of removing labs that other threads create meanwhile. The process ends right after; with fewer rounds more remains for
-/// the next lab to remove, more delay the exit.
+/// Rounds of removing labs that other threads create meanwhile. The process ends right after; with fewer
+/// rounds more remains for the next lab to remove, more delay the exit.
 const REMOVAL_ROUNDS: usize = 3;
 
 /// The name and directory of a lab; dropping it removes all objects with that name.
@@ -44,7 +44,8 @@ impl LabClaim {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{NAME_PREFIX}{}-{count}", std::process::id());
         private_dir(Path::new(RUN_DIR))?;
-        // The file is locked before it gets its final name, so another process never finds it unlocked while this one lives.
+        // The file is locked before it gets its final name, so another process never finds it unlocked while
+        // this one lives.
         let (hidden, lock) = (format!("{RUN_DIR}/.{prefix}"), format!("{RUN_DIR}/{prefix}.lock"));
         let file = File::create(&hidden).map_err(LabError::io(format!("create {hidden}")))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -71,7 +72,8 @@ impl LabClaim {
         let path = public_dir(&self.prefix);
         let failed = || LabError::io(format!("create {}", path.display()));
         if let Err(error) = fs::create_dir(&path) {
-            // The directory may exist from an earlier call; anything that another user has created there is refused.
+            // The directory may exist from an earlier call; anything that another user has created there is
+            // refused.
             let is_ours = fs::symlink_metadata(&path)
                 .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
             if !is_ours {
@@ -104,7 +106,8 @@ pub(crate) fn remove_abandoned() {
     }
 }
 
-/// Removes all labs of this process. It repeats this for labs that other threads create meanwhile, of which one may remain.
+/// Removes all labs of this process. It repeats this for labs that other threads create meanwhile, of which
+/// one may remain.
 pub(crate) fn remove_own() {
     let own = format!("{NAME_PREFIX}{}-", std::process::id());
     for _ in 0..REMOVAL_ROUNDS {

@@ -92,7 +92,8 @@ pub struct DemoArgs {
     /// Seconds of traffic over both links; link 1 is cut during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
     pub seconds: u64,
-    /// Show the client in its dashboard, too: print a link for a browser on this machine, and wait until it is open
+    /// Show the client in its dashboard, too: print a link for a browser on this machine, and wait until it
+    /// is open
     #[arg(long)]
     pub dashboard: bool,
     /// The client's scheduler [default: the client's]
@@ -199,12 +200,12 @@ fn run_command(lab: &Lab, program: &str, arguments: &[String]) -> Result<ExitCod
 
 /// How often the end of the command is checked for. Longer delays the exit, shorter costs wake-ups.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Time that the command has to end after a signal, before it is killed. Chosen: longer keeps a user waiting, shorter kills
-/// programs that clean up (`docs/design/lab.md`, open questions).
+/// Time that the command has to end after a signal, before it is killed. Chosen: longer keeps a user waiting,
+/// shorter kills programs that clean up (`docs/design/lab.md`, open questions).
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Waits for the command. After a signal to this process, the command gets SIGTERM and [`EXIT_TIMEOUT`] to end by itself: a
-/// Ctrl-C in a terminal has reached it, too.
+/// Waits for the command. After a signal to this process, the command gets SIGTERM and [`EXIT_TIMEOUT`] to
+/// end by itself: a Ctrl-C in a terminal has reached it, too.
 fn wait(child: &mut Child) -> Result<ExitStatus, LabError> {
     let ask = || LabError::io("wait for the command");
     loop {
@@ -228,7 +229,8 @@ fn wait(child: &mut Child) -> Result<ExitStatus, LabError> {
     child.wait().map_err(ask())
 }
 
-/// The exit code that a shell would report: 128 plus the number of the signal for a command that a signal ended.
+/// The exit code that a shell would report: 128 plus the number of the signal for a command that a signal
+/// ended.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

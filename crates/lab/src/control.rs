@@ -1,7 +1,7 @@
 //! Changes the links of a lab that another process runs (`mpvpn lab link`).
 //!
-//! In: a request, one line of JSON over a Unix socket. Out: an answer, one line of JSON. Always holds: a request is applied
-//! completely or, if one of its changes is wrong, not at all.
+//! In: a request, one line of JSON over a Unix socket. Out: an answer, one line of JSON. Always holds: a
+//! request is applied completely or, if one of its changes is wrong, not at all.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -21,11 +21,11 @@ use crate::{
     spec::ChannelParams,
 };
 
-/// Longest request or answer, in bytes; the rest is not read. Requests have about 100 bytes; a larger limit would let a peer
-/// take memory, a smaller one would cut long lists of changes.
+/// Longest request or answer, in bytes; the rest is not read. Requests have about 100 bytes; a larger limit
+/// would let a peer take memory, a smaller one would cut long lists of changes.
 const MAX_LINE: u64 = 4096;
-/// Time that the peer has to send its line. The lab answers at once; longer keeps the control thread from serving others,
-/// shorter fails on a busy machine.
+/// Time that the peer has to send its line. The lab answers at once; longer keeps the control thread from
+/// serving others, shorter fails on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize)]
@@ -76,7 +76,8 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Asks the lab `name` to change link `link` (counted from 1). Without a name exactly one lab must be running.
+/// Asks the lab `name` to change link `link` (counted from 1). Without a name exactly one lab must be
+/// running.
 pub(crate) fn ask(
     name: Option<&str>,
     link: usize,

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! In: packets and the current time, which never runs backwards. Out: each packet once, or a counted drop.
-//! Always holds: packets of a UDP flow are delivered in the order of their arrival, and without a rate for flows all packets
-//! are; no packet is delivered earlier than the rate and the delay allow; the same seed and the same input give the same
-//! output; memory is bounded.
+//! Always holds: packets of a UDP flow are delivered in the order of their arrival, and without a rate for
+//! flows all packets are; no packet is delivered earlier than the rate and the delay allow; the same seed and
+//! the same input give the same output; memory is bounded.
 
 use std::{
     collections::VecDeque,
@@ -19,12 +19,14 @@ use crate::{
     spec::{ByteCount, ChannelParams},
 };
 
-/// The resolution of the delivery history. A longer step hides short gaps of delivery, a shorter one takes more memory.
+/// The resolution of the delivery history. A longer step hides short gaps of delivery, a shorter one takes
+/// more memory.
 pub const HISTORY_STEP: Duration = Duration::from_millis(10);
-/// Steps in the delivery history: one hour, which takes 2.9 MB. Longer runs lose their beginning; more steps take memory.
+/// Steps in the delivery history: one hour, which takes 2.9 MB. Longer runs lose their beginning; more steps
+/// take memory.
 const HISTORY_STEPS: usize = 360_000;
-/// Packets in one direction, queued and in flight, at most. It bounds the memory, about 400 MB of frames of 1500 bytes; with
-/// fewer packets a fast link with a long delay cannot be emulated (`docs/design/lab.md`).
+/// Packets in one direction, queued and in flight, at most. It bounds the memory, about 400 MB of frames of
+/// 1500 bytes; with fewer packets a fast link with a long delay cannot be emulated (`docs/design/lab.md`).
 const MAX_PACKETS: usize = 1 << 18;
 
 /// Counters of one direction since its start. Bytes are those of IP packets.
@@ -129,7 +131,8 @@ impl<T> Channel<T> {
         self.push_with_flow(now, None, ip_bytes, item)
     }
 
-    /// A packet of `ip_bytes` arrives at `now`. If UDP flows have a rate, an accepted packet may still be dropped later.
+    /// A packet of `ip_bytes` arrives at `now`. If UDP flows have a rate, an accepted packet may still be
+    /// dropped later.
     pub fn push_with_flow(&mut self, now: Instant, flow: Option<UdpFlow>, ip_bytes: u32, item: T) -> Verdict {
         self.advance_to(now);
         let verdict = self.admit(flow, ip_bytes);
@@ -201,7 +204,8 @@ impl<T> Channel<T> {
         Some(soonest.max(self.last_release))
     }
 
-    /// Changes the settings at `now`. Packets in flight keep their delivery times; the new settings apply to queued packets.
+    /// Changes the settings at `now`. Packets in flight keep their delivery times; the new settings apply to
+    /// queued packets.
     pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut ChannelParams)) {
         self.advance_to(now);
         let old = self.params.rate;
@@ -221,7 +225,8 @@ impl<T> Channel<T> {
         &self.params
     }
 
-    /// Cuts the link: packets queued and in flight are dropped, and all that arrive until [`restore`](Self::restore).
+    /// Cuts the link: packets queued and in flight are dropped, and all that arrive until
+    /// [`restore`](Self::restore).
     pub fn cut(&mut self, now: Instant) {
         self.advance_to(now);
         self.state = State::Cut;
@@ -368,7 +373,8 @@ mod tests {
         ChannelParams { rate: Some(BitRate::from_bps(8_000_000)), ..ChannelParams::default() }
     }
 
-    /// Runs the channel until it is empty and returns the delivered items, each with its time in ms after `start`.
+    /// Runs the channel until it is empty and returns the delivered items, each with its time in ms after
+    /// `start`.
     fn drain(channel: &mut Channel<u32>, start: Instant) -> Vec<(u32, f64)> {
         let mut out = Vec::new();
         while let Some(at) = channel.next_wake() {

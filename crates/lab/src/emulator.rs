@@ -1,7 +1,8 @@
 //! The thread that carries the frames of all emulated links of a lab.
 //!
-//! In: frames from TAP devices, and jobs that read or change a link. Out: the same frames at the other device, at the time that
-//! [`Channel`] determines. Always holds: only this thread accesses the links, so a job runs between two frames.
+//! In: frames from TAP devices, and jobs that read or change a link. Out: the same frames at the other
+//! device, at the time that [`Channel`] determines. Always holds: only this thread accesses the links, so a
+//! job runs between two frames.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -26,14 +27,14 @@ use crate::{
     tap::{Carrier, ETHERNET_HEADER_LEN, Tap, VNET_HEADER_LEN},
 };
 
-/// Frames read from one device before the other devices are served. With more, a busy link delays the others; with fewer, the
-/// thread polls more often.
+/// Frames read from one device before the other devices are served. With more, a busy link delays the others;
+/// with fewer, the thread polls more often.
 const MAX_FRAMES_PER_DEVICE: usize = 64;
-/// Shortest sleep of the thread. A shorter one costs processor time for wake-ups; a longer one delivers frames late by up to
-/// this time. Chosen (`docs/design/lab.md`, open questions).
+/// Shortest sleep of the thread. A shorter one costs processor time for wake-ups; a longer one delivers
+/// frames late by up to this time. Chosen (`docs/design/lab.md`, open questions).
 const MIN_SLEEP: Duration = Duration::from_micros(40);
-/// Unused frame buffers that are kept, at most: 13 MB of frames of 1500 bytes. More retain memory after a burst; with fewer,
-/// bursts allocate.
+/// Unused frame buffers that are kept, at most: 13 MB of frames of 1500 bytes. More retain memory after a
+/// burst; with fewer, bursts allocate.
 const MAX_FREE_BUFFERS: usize = 8192;
 /// Bytes of a VLAN tag (IEEE 802.1Q), which devices accept beyond their MTU.
 const VLAN_TAG_LEN: usize = 4;
@@ -90,7 +91,8 @@ impl EmulatedLink {
         self.down.change(Instant::now(), change);
     }
 
-    /// Cuts both directions and removes the carrier of the client's device; the server's device keeps its carrier.
+    /// Cuts both directions and removes the carrier of the client's device; the server's device keeps its
+    /// carrier.
     pub(crate) fn pull(&mut self) -> std::io::Result<()> {
         let now = Instant::now();
         self.up.cut(now);
@@ -98,7 +100,8 @@ impl EmulatedLink {
         self.client.set_carrier(Carrier::Off)
     }
 
-    /// Makes both devices report the operational state "up": that of a TAP device is "unknown" until its carrier changes.
+    /// Makes both devices report the operational state "up": that of a TAP device is "unknown" until its
+    /// carrier changes.
     pub(crate) fn toggle_carrier(&mut self) -> std::io::Result<()> {
         for tap in [&self.client, &self.server] {
             tap.set_carrier(Carrier::Off)?;
@@ -165,11 +168,12 @@ impl Drop for Emulator {
     }
 }
 
-/// The nice value of the emulator's thread: before the programs under test (0), and not the highest priority, so that the machine
-/// stays usable.
+/// The nice value of the emulator's thread: before the programs under test (0), and not the highest priority,
+/// so that the machine stays usable.
 const NICE: i32 = -15;
 
-/// The value that tells the thread to stop. The eventfd adds up the written values; jobs add 1 each and never reach this.
+/// The value that tells the thread to stop. The eventfd adds up the written values; jobs add 1 each and never
+/// reach this.
 const STOP: u64 = 1 << 40;
 
 impl EmulatorHandle {
@@ -193,8 +197,8 @@ impl EmulatorHandle {
 }
 
 fn run(mut links: Vec<EmulatedLink>, inbox: &Receiver<Job>, wake: &OwnedFd, frame_bytes: usize) {
-    // Without timer slack timers fire when they are due instead of up to 50 µs later; with a high priority frames do not wait
-    // for the programs under test. If the kernel refuses, only precision is lost.
+    // Without timer slack timers fire when they are due instead of up to 50 µs later; with a high priority
+    // frames do not wait for the programs under test. If the kernel refuses, only precision is lost.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 
@@ -284,8 +288,9 @@ fn read_frames(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut
 
 /// Whether an Ethernet frame belongs to neighbour discovery (ARP, RFC 826; RFC 4861 section 4).
 ///
-/// Such frames bypass the emulation: a real link that loses packets silently loses them behind the modem, and the hop to the
-/// modem keeps working. With the loss applied to them, failing neighbour resolution would reveal it to the client.
+/// Such frames bypass the emulation: a real link that loses packets silently loses them behind the modem, and
+/// the hop to the modem keeps working. With the loss applied to them, failing neighbour resolution would
+/// reveal it to the client.
 fn is_neighbour_discovery(frame: &[u8]) -> bool {
     const ARP: [u8; 2] = [0x08, 0x06];
     const IPV6: [u8; 2] = [0x86, 0xdd];

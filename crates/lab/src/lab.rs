@@ -190,7 +190,8 @@ impl Lab {
         &self.server
     }
 
-    /// The namespace of a host behind the server, at [`INET_V4`] and [`INET_V6`], without a route to any tunnel address.
+    /// The namespace of a host behind the server, at [`INET_V4`] and [`INET_V6`], without a route to any
+    /// tunnel address.
     pub fn inet(&self) -> &Namespace {
         &self.inet
     }
@@ -226,8 +227,8 @@ impl Lab {
         self.claim.dir()
     }
 
-    /// A directory outside of [`dir`](Self::dir) that every user may read and that exists as long as the lab. It is created at
-    /// the first call.
+    /// A directory outside of [`dir`](Self::dir) that every user may read and that exists as long as the lab.
+    /// It is created at the first call.
     pub fn public_dir(&self) -> Result<PathBuf, LabError> {
         self.claim.public_dir()
     }
@@ -300,7 +301,8 @@ fn configure_link(
     let net = 100 + number;
     let metric = 100 + number;
     let mut setup = String::new();
-    // Bursts wait in the queue of the device (10,000 packets) until the emulator reads them, instead of being dropped uncounted.
+    // Bursts wait in the queue of the device (10,000 packets) until the emulator reads them, instead of being
+    // dropped uncounted.
     let _ = writeln!(setup, "link set {far} mtu {mtu} txqueuelen 10000 up");
     let _ = writeln!(setup, "addr add 10.{net}.0.1/24 dev {far}");
     let _ = writeln!(setup, "addr add fd00:{net}::1/64 dev {far} nodad");

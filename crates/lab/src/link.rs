@@ -134,7 +134,8 @@ impl LinkHandle {
         self.set(direction, move |params| params.loss = share.clamp(0.0, 1.0))
     }
 
-    /// Cuts the link: the client's device loses its carrier, and packets in flight are lost. The server's device notices nothing.
+    /// Cuts the link: the client's device loses its carrier, and packets in flight are lost. The server's
+    /// device notices nothing.
     pub fn down(&self) -> Result<(), LabError> {
         match &self.kind {
             Kind::Emulated { .. } => {
@@ -161,7 +162,8 @@ impl LinkHandle {
         self.with(|link| link.is_pulled())
     }
 
-    /// The counters of both directions. On a veth pair they are those of the client's device, with bytes of Ethernet frames.
+    /// The counters of both directions. On a veth pair they are those of the client's device, with bytes of
+    /// Ethernet frames.
     pub fn stats(&self) -> Result<LinkStats, LabError> {
         match &self.kind {
             Kind::Emulated { .. } => self.with(|link| link.stats()),
@@ -194,7 +196,8 @@ impl LinkHandle {
         }
     }
 
-    /// Reads `/proc/net/dev`: after the name and a colon, 8 columns about received and 8 columns about sent frames.
+    /// Reads `/proc/net/dev`: after the name and a colon, 8 columns about received and 8 columns about sent
+    /// frames.
     fn device_stats(&self) -> Result<LinkStats, LabError> {
         let table = self
             .client

@@ -34,8 +34,9 @@ impl Namespace {
         let path = PathBuf::from(NETNS_DIR).join(&name);
         let file = File::open(&path).map_err(LabError::io(format!("open {}", path.display())))?;
         let namespace = Self { name, fd: Arc::new(file.into()) };
-        // No reverse path filter: replies may arrive over another link than the one the kernel would choose. No duplicate
-        // address detection: addresses are usable at once. No TCP metrics: no connection inherits those of an earlier test.
+        // No reverse path filter: replies may arrive over another link than the one the kernel would choose.
+        // No duplicate address detection: addresses are usable at once. No TCP metrics: no connection
+        // inherits those of an earlier test.
         for (key, value) in [
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/conf/default/rp_filter", "0"),

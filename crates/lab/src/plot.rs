@@ -1,6 +1,7 @@
 //! Draws diagrams over time as SVG: areas and lines in panels with a common time axis.
 //!
-//! In: points in seconds and in the panel's unit. Out: SVG text. Points outside of a panel are drawn at its edge.
+//! In: points in seconds and in the panel's unit. Out: SVG text. Points outside of a panel are drawn at its
+//! edge.
 
 use std::fmt::Write;
 
@@ -28,7 +29,8 @@ pub struct Panel {
 }
 
 impl Panel {
-    /// A panel between the heights `top` and `bottom`, for `seconds` of time and values from 0 to `max_value`.
+    /// A panel between the heights `top` and `bottom`, for `seconds` of time and values from 0 to
+    /// `max_value`.
     pub fn new((top, bottom): (f64, f64), seconds: f64, max_value: f64, unit: &'static str) -> Self {
         Self { top, bottom, seconds, max_value, unit }
     }

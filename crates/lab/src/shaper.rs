@@ -1,7 +1,8 @@
-//! A shaper that limits the rate of each UDP flow (5-tuple) in front of the bottleneck, as some operators have it.
+//! A shaper that limits the rate of each UDP flow (5-tuple) in front of the bottleneck, as some operators
+//! have it.
 //!
-//! In: packets with their flows, and the current time. Out: the same packets, in the order in which they leave the queues of
-//! their flows. Always holds: the packets of a flow stay in order, and memory is bounded.
+//! In: packets with their flows, and the current time. Out: the same packets, in the order in which they
+//! leave the queues of their flows. Always holds: the packets of a flow stay in order, and memory is bounded.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,8 +12,8 @@ use std::{
 
 use mpvpn_types::BitRate;
 
-/// Flows that have a queue, at most; beyond that the flow with the oldest arrival is dropped. With fewer, flows displace each
-/// other; more take memory (`docs/design/lab.md`).
+/// Flows that have a queue, at most; beyond that the flow with the oldest arrival is dropped. With fewer,
+/// flows displace each other; more take memory (`docs/design/lab.md`).
 const MAX_FLOWS: usize = 256;
 
 /// One direction of a UDP flow: addresses and ports of both ends.
@@ -121,8 +122,8 @@ impl<T> FlowShaper<T> {
         evicted
     }
 
-    /// The next packet that has left its queue by `now`, and when. `rate` is the rate of each flow from then on; without one
-    /// all queued packets leave at once.
+    /// The next packet that has left its queue by `now`, and when. `rate` is the rate of each flow from then
+    /// on; without one all queued packets leave at once.
     pub(crate) fn pop(&mut self, now: Instant, rate: Option<BitRate>) -> Option<(Instant, Packet<T>)> {
         let backlogged = self.flows.values_mut().filter(|queue| !queue.packets.is_empty());
         let first =

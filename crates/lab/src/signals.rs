@@ -12,7 +12,8 @@ use std::{
 use crate::{cleanup, error::LabError};
 
 static SIGNAL_RECEIVED: AtomicBool = AtomicBool::new(false);
-/// How often a sleeping thread checks for a signal. Longer delays the end after Ctrl-C, shorter costs wake-ups.
+/// How often a sleeping thread checks for a signal. Longer delays the end after Ctrl-C, shorter costs
+/// wake-ups.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The exit code that shells report for a program ended by SIGINT: 128 + 2.
 const EXIT_CODE_INTERRUPTED: i32 = 130;
@@ -48,8 +49,8 @@ pub(crate) fn sleep(time: Duration) -> Result<(), LabError> {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP end the process only after its labs and all programs in them have been removed. For
-/// programs that run many labs and wait in many places. Further calls have no effect.
+/// From now on SIGINT, SIGTERM and SIGHUP end the process only after its labs and all programs in them have
+/// been removed. For programs that run many labs and wait in many places. Further calls have no effect.
 pub fn remove_labs_when_interrupted() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {

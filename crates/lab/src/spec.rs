@@ -10,8 +10,8 @@ use mpvpn_types::BitRate;
 
 use crate::link::Direction;
 
-/// Longest delay, jitter or queue. It bounds the memory of a link; with a shorter one slow links cannot be emulated
-/// (`docs/design/lab.md`).
+/// Longest delay, jitter or queue. It bounds the memory of a link; with a shorter one slow links cannot be
+/// emulated (`docs/design/lab.md`).
 const MAX_DURATION: Duration = Duration::from_secs(10);
 /// Largest MTU, in bytes: jumbo frames. It bounds the size of frame buffers.
 const MAX_MTU_BYTES: u32 = 9000;
@@ -25,7 +25,8 @@ pub struct ChannelParams {
     pub rate: Option<BitRate>,
     /// One-way delay, without queueing.
     pub delay: Duration,
-    /// The delay of each packet varies, uniformly distributed, by up to this much in either direction, but without reordering.
+    /// The delay of each packet varies, uniformly distributed, by up to this much in either direction, but
+    /// without reordering.
     pub jitter: Duration,
     /// The share of packets that is lost at random behind the bottleneck, 0 to 1.
     pub loss: f64,
@@ -33,8 +34,8 @@ pub struct ChannelParams {
     pub queue: Duration,
     /// IP packets larger than this many bytes are dropped without an ICMP error (a black hole).
     pub mtu: Option<u32>,
-    /// The rate to which an operator's shaper limits each UDP flow (5-tuple), in front of the bottleneck; the queue of each
-    /// flow has the length `queue`.
+    /// The rate to which an operator's shaper limits each UDP flow (5-tuple), in front of the bottleneck;
+    /// the queue of each flow has the length `queue`.
     pub session_rate: Option<BitRate>,
     /// The share of UDP packets from or to a port that is lost at random, 0 to 1, before everything else.
     pub port_loss: BTreeMap<u16, f64>,
@@ -56,7 +57,8 @@ impl Default for ChannelParams {
 }
 
 impl ChannelParams {
-    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`, `port_loss`).
+    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`,
+    /// `port_loss`).
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         match key {
             "rate" => self.rate = parse_rate(value)?,
@@ -140,7 +142,8 @@ impl LinkSpec {
         Self { kind: LinkKind::Veth, ..Self::default() }
     }
 
-    /// The MTU of the two devices, in bytes, at least 1500: a smaller `mtu` is a black hole behind the devices.
+    /// The MTU of the two devices, in bytes, at least 1500: a smaller `mtu` is a black hole behind the
+    /// devices.
     pub fn device_mtu(&self) -> u32 {
         [self.up.mtu, self.down.mtu].into_iter().flatten().max().unwrap_or(0).max(1500)
     }

@@ -8,8 +8,8 @@ use std::{
 
 use crate::{error::LabError, namespace::Namespace};
 
-/// Bytes of the virtio-net header in front of each frame; with it frames with incomplete checksums pass from one network stack
-/// to the other.
+/// Bytes of the virtio-net header in front of each frame; with it frames with incomplete checksums pass from
+/// one network stack to the other.
 pub(crate) const VNET_HEADER_LEN: usize = 10;
 /// Bytes of the Ethernet header.
 pub(crate) const ETHERNET_HEADER_LEN: usize = 14;
@@ -62,9 +62,11 @@ impl AsFd for Tap {
     }
 }
 
-/// Makes the kernel send the netlink notification about the carrier of the device `name` in `namespace` at once.
+/// Makes the kernel send the netlink notification about the carrier of the device `name` in `namespace` at
+/// once.
 ///
-/// The kernel delays such notifications for up to a second after an earlier one; reading the carrier by ethtool ends the delay.
+/// The kernel delays such notifications for up to a second after an earlier one; reading the carrier by
+/// ethtool ends the delay.
 pub(crate) fn announce_carrier(namespace: &Namespace, name: &str) -> Result<(), LabError> {
     let ask = || -> io::Result<()> {
         let socket =
@@ -73,7 +75,8 @@ pub(crate) fn announce_carrier(namespace: &Namespace, name: &str) -> Result<(), 
         let mut question: [u32; 2] = [ETHTOOL_GLINK, 0];
         let mut request = ifreq_for(name)?;
         request.ifr_ifru.ifru_data = (&raw mut question).cast();
-        // SAFETY: SIOCETHTOOL reads and writes the ifreq and the two words it points to; both live long enough.
+        // SAFETY: SIOCETHTOOL reads and writes the ifreq and the two words it points to; both live long
+        // enough.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) })
     };
     namespace.enter(ask)?.map_err(LabError::io(format!("ask for the carrier of {name}")))

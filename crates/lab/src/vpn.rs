@@ -23,8 +23,8 @@ pub const SERVER_PORT: u16 = 4433;
 pub const TUNNEL_SERVER_V4: &str = "10.0.0.1";
 /// Lines of each log that an error shows. More hide the error, fewer may lack its cause.
 const LOG_TAIL_LINES: usize = 30;
-/// Time in which a process must end after SIGINT. It reverts its changes, which takes less than a second; longer delays an error,
-/// shorter kills it on a busy machine.
+/// Time in which a process must end after SIGINT. It reverts its changes, which takes less than a second;
+/// longer delays an error, shorter kills it on a busy machine.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The IP version outside of the tunnel.
@@ -156,7 +156,8 @@ pub fn start_server(lab: &Lab, certificate: &Certificate, options: &VpnOptions) 
     Ok(Endpoint { side: Side::Server, process, socket })
 }
 
-/// Starts a client in `namespace` without waiting for it; its API socket is `<name>.sock` in the lab's directory.
+/// Starts a client in `namespace` without waiting for it; its API socket is `<name>.sock` in the lab's
+/// directory.
 pub fn start_client(
     lab: &Lab,
     namespace: &Namespace,
@@ -281,8 +282,8 @@ impl Endpoint {
         &self.socket
     }
 
-    /// Ends the process by SIGINT and returns its exit status. If it takes longer than `STOP_TIMEOUT`, it is killed, which is an
-    /// error.
+    /// Ends the process by SIGINT and returns its exit status. If it takes longer than `STOP_TIMEOUT`, it is
+    /// killed, which is an error.
     pub fn stop(&mut self) -> Result<ExitStatus, LabError> {
         self.process.signal(Signal::INT)?;
         if let Some(status) = self.process.wait(STOP_TIMEOUT)? {

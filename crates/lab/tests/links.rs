@@ -34,13 +34,15 @@ fn run_ok(namespace: &Namespace, line: &str) -> String {
     text
 }
 
-/// The shortest round-trip time in ms (a busy machine makes others longer) in the last line of `ping`: `rtt min/avg/max/mdev = 1.1/1.2/1.3/0.1 ms`.
+/// The shortest round-trip time in ms (a busy machine makes others longer) in the last line of `ping`: `rtt
+/// min/avg/max/mdev = 1.1/1.2/1.3/0.1 ms`.
 fn shortest_rtt(ping: &str) -> f64 {
     let line = ping.lines().find(|line| line.starts_with("rtt ")).unwrap_or_else(|| panic!("{ping}"));
     line.split(['=', '/']).nth(4).unwrap().trim().parse().unwrap()
 }
 
-/// The percentage of lost packets in the line of `ping`: `10 packets transmitted, 9 received, 10% packet loss, time 9ms`.
+/// The percentage of lost packets in the line of `ping`: `10 packets transmitted, 9 received, 10% packet
+/// loss, time 9ms`.
 fn loss_percent(ping: &str) -> f64 {
     let end = ping.find("% packet loss").unwrap_or_else(|| panic!("{ping}"));
     ping[..end].rsplit(' ').next().unwrap().parse().unwrap()
@@ -70,7 +72,8 @@ fn iperf(lab: &Lab, arguments: &str) -> f64 {
     received.unwrap_or_else(udp) / 1e6
 }
 
-/// Asserts a goodput in Mbit/s. Measures up to three times, because a busy machine sends too little, never too much.
+/// Asserts a goodput in Mbit/s. Measures up to three times, because a busy machine sends too little, never
+/// too much.
 #[track_caller]
 fn assert_rate(lab: &Lab, arguments: &str, expected: f64) {
     let mut most: f64 = 0.0;

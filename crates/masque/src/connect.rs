@@ -1,8 +1,8 @@
 //! CONNECT: a TCP connection relayed over a stream (RFC 9110 §9.3.6, RFC 9114 §4.4).
 //!
-//! In: on the client, the target, and later the response; on the server, a valid request header section. Out: header
-//! sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209). Always holds: nothing
-//! is authorized here; names are not resolved and credentials not verified.
+//! In: on the client, the target, and later the response; on the server, a valid request header section. Out:
+//! header sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209).
+//! Always holds: nothing is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     headers::Headers,
@@ -37,7 +37,8 @@ pub struct Authority {
 /// Why a text is not an [`Authority`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityError {
-    /// "A server MUST reject a CONNECT request that targets an empty or invalid port number" (RFC 9110 §9.3.6).
+    /// "A server MUST reject a CONNECT request that targets an empty or invalid port number" (RFC 9110
+    /// §9.3.6).
     #[error("expected HOST:PORT with a port from 1 to 65535")]
     Port,
     /// Neither a name, nor an IPv4 address, nor an IPv6 address in brackets.
@@ -92,8 +93,8 @@ pub fn request(target: &Authority, credentials: Option<&str>) -> Headers {
     headers
 }
 
-/// The credentials of a request: the value of `proxy-authorization` (RFC 9110 §11.7.2), or else of `authorization`, if
-/// there is exactly one.
+/// The credentials of a request: the value of `proxy-authorization` (RFC 9110 §11.7.2), or else of
+/// `authorization`, if there is exactly one.
 #[must_use]
 pub fn credentials(headers: &Headers) -> Option<String> {
     ["proxy-authorization", "authorization"].into_iter().find_map(|name| request::single_text(headers, name))
@@ -173,7 +174,8 @@ impl ProxyError {
         Rejection { error, ..Rejection::new(status, reason) }
     }
 
-    /// The failure in a response without a 2xx status: by its proxy error type if that is known, else by its status.
+    /// The failure in a response without a 2xx status: by its proxy error type if that is known, else by its
+    /// status.
     #[must_use]
     pub fn from_response(headers: &Headers) -> Self {
         let error =

@@ -1,8 +1,8 @@
 //! CONNECT-IP requests and responses (RFC 9484 §4).
 //!
-//! In: on the client, the scope to request, and later the response; on the server, a valid request header section. Out:
-//! header sections, the scope of the request, or the reason of a refusal. Always holds: nothing is authorized here; names
-//! are not resolved and credentials not verified.
+//! In: on the client, the scope to request, and later the response; on the server, a valid request header
+//! section. Out: header sections, the scope of the request, or the reason of a refusal. Always holds: nothing
+//! is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     credentials::session_header,
@@ -126,7 +126,8 @@ impl ConnectIpRequest {
 pub struct ConnectIp {
     /// The destinations that the client wants to reach.
     pub target: Target,
-    /// The only IP protocol that the client wants to use; `None` means all. ICMP is always allowed (RFC 9484 §4.6).
+    /// The only IP protocol that the client wants to use; `None` means all. ICMP is always allowed (RFC 9484
+    /// §4.6).
     pub ipproto: Option<u8>,
     /// Host and port of the server, as the client addressed it.
     pub authority: String,
@@ -136,8 +137,8 @@ pub struct ConnectIp {
     pub authorization: Option<String>,
     /// Secret of the session to resume, if the field is well formed.
     pub session: Option<Vec<u8>>,
-    /// Whether the client announced the Capsule Protocol. Some clients omit the field; their streams carry capsules anyway,
-    /// because connect-ip always does (RFC 9484 §4.7).
+    /// Whether the client announced the Capsule Protocol. Some clients omit the field; their streams carry
+    /// capsules anyway, because connect-ip always does (RFC 9484 §4.7).
     pub capsule_protocol: CapsuleProtocol,
 }
 
@@ -158,8 +159,8 @@ impl fmt::Debug for ConnectIp {
 /// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
 ///
 /// # Errors
-/// 501 for another kind of CONNECT, 404 for another path, 405 for another method at that path, 400 for an invalid target or
-/// protocol, or for header fields that are forbidden with capsules.
+/// 501 for another kind of CONNECT, 404 for another path, 405 for another method at that path, 400 for an
+/// invalid target or protocol, or for header fields that are forbidden with capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp, Rejection> {
     let kind = request::classify(headers)?;
     if matches!(kind, RequestKind::ConnectUdp | RequestKind::ConnectTcp | RequestKind::ConnectMpvpn) {
@@ -213,7 +214,8 @@ impl fmt::Debug for Accepted {
     }
 }
 
-/// Why the server refused the tunnel. Texts from the server are truncated and contain only printable characters.
+/// Why the server refused the tunnel. Texts from the server are truncated and contain only printable
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
     /// 401 or 407.

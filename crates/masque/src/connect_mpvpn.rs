@@ -1,9 +1,9 @@
-//! Extended CONNECT with `:protocol` mpvpn: a control stream on which both ends of a connection without CONNECT-IP negotiate
-//! the use of its paths (docs/protocol.md, "Paths without packets").
+//! Extended CONNECT with `:protocol` mpvpn: a control stream on which both ends of a connection without
+//! CONNECT-IP negotiate the use of its paths (docs/protocol.md, "Paths without packets").
 //!
-//! In: on the client, the extensions it offers; on the server, a valid request header section. Out: header sections, or the
-//! credentials of the request. Always holds: a server that does not know the protocol refuses the request (RFC 9220 §3),
-//! and the connection works without it.
+//! In: on the client, the extensions it offers; on the server, a valid request header section. Out: header
+//! sections, or the credentials of the request. Always holds: a server that does not know the protocol
+//! refuses the request (RFC 9220 §3), and the connection works without it.
 
 use crate::{
     connect,
@@ -14,8 +14,8 @@ use crate::{
 /// The path of the request.
 pub const PATH: &str = "/.well-known/mpvpn/";
 
-/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are further header
-/// fields: pairs of lowercase name and value.
+/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are
+/// further header fields: pairs of lowercase name and value.
 #[must_use]
 pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, String)>) -> Headers {
     let mut headers = request::extended_connect("mpvpn", "https", authority, PATH);
@@ -31,7 +31,8 @@ pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, 
 /// Parses a request whose header section is valid ([`Headers::validate`]), and returns its credentials.
 ///
 /// # Errors
-/// 501 for another kind of request, 404 for another path, 400 for header fields that are forbidden with capsules.
+/// 501 for another kind of request, 404 for another path, 400 for header fields that are forbidden with
+/// capsules.
 pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
     if request::classify(headers)? != RequestKind::ConnectMpvpn {
         return Err(Rejection::new(501, "expected CONNECT with :protocol mpvpn"));

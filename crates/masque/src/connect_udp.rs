@@ -1,8 +1,8 @@
 //! CONNECT-UDP: UDP payloads between a client and one target, in HTTP Datagrams (RFC 9298).
 //!
-//! In: on the client, the target, and later the response; on the server, a valid request header section. Out: header
-//! sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209). Always holds: nothing
-//! is authorized here; names are not resolved and credentials not verified.
+//! In: on the client, the target, and later the response; on the server, a valid request header section. Out:
+//! header sections, the target, or the reason of a failure as a proxy error type ([`ProxyError`], RFC 9209).
+//! Always holds: nothing is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     connect::{self, Authority, Host, ProxyError},
@@ -80,8 +80,8 @@ impl fmt::Debug for ConnectUdp {
 /// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
 ///
 /// # Errors
-/// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for an invalid host or port, or for
-/// header fields that are forbidden with capsules.
+/// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for an invalid host or
+/// port, or for header fields that are forbidden with capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUdp, Rejection> {
     match request::classify(headers)? {
         RequestKind::ConnectUdp => {}
@@ -107,8 +107,8 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUd
     Ok(ConnectUdp { target, credentials: connect::credentials(headers) })
 }
 
-/// "target_host supports using DNS names, IPv6 literals and IPv4 literals. Note that IPv6 scoped addressing zone
-/// identifiers are not supported" (RFC 9298 §3).
+/// "target_host supports using DNS names, IPv6 literals and IPv4 literals. Note that IPv6 scoped addressing
+/// zone identifiers are not supported" (RFC 9298 §3).
 fn parse_host(text: &str) -> Result<Host, Rejection> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Ok(Host::Addr(ip)),

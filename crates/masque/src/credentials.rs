@@ -2,8 +2,8 @@
 
 /// The `mpvpn-session` header field: a Byte Sequence (`:base64:`) with the secret that identifies a session.
 ///
-/// The server sends it in its 2xx response; a client that reconnects with it keeps its addresses. Peers that do not know
-/// the field ignore it.
+/// The server sends it in its 2xx response; a client that reconnects with it keeps its addresses. Peers that
+/// do not know the field ignore it.
 pub mod session_header {
     use crate::structured;
 

@@ -1,9 +1,9 @@
 //! HTTP Datagrams on HTTP/3 (RFC 9297 §2.1) with the context ID of CONNECT-IP and CONNECT-UDP
 //! (RFC 9484 §6, RFC 9298 §4).
 //!
-//! In: a request stream and a context, or the payload of a received QUIC DATAGRAM frame. Out: the prefix of each packet, or
-//! the offset at which the packet starts. Always holds: packets are never copied here, and a prefix has at most
-//! [`MAX_PREFIX`] bytes.
+//! In: a request stream and a context, or the payload of a received QUIC DATAGRAM frame. Out: the prefix of
+//! each packet, or the offset at which the packet starts. Always holds: packets are never copied here, and a
+//! prefix has at most [`MAX_PREFIX`] bytes.
 
 use crate::{h3::code, varint};
 use bytes::BufMut;
@@ -68,7 +68,8 @@ pub enum DatagramError {
 }
 
 impl DatagramError {
-    /// The HTTP/3 error code: of a stream error for [`DatagramError::NoContextId`], else of a connection error.
+    /// The HTTP/3 error code: of a stream error for [`DatagramError::NoContextId`], else of a connection
+    /// error.
     #[must_use]
     pub fn code(&self) -> u64 {
         code::DATAGRAM_ERROR
@@ -85,8 +86,8 @@ pub fn prefix(stream_id: u64, context_id: u64) -> DatagramPrefix {
     prefix_with(stream_id, |room| varint::encode(context_id, room))
 }
 
-/// The same prefix with a context ID encoded in `more` bytes more than necessary; `None` if there is no such encoding. With it, a
-/// data packet gets the length of a repair packet of its FEC group.
+/// The same prefix with a context ID encoded in `more` bytes more than necessary; `None` if there is no such
+/// encoding. With it, a data packet gets the length of a repair packet of its FEC group.
 ///
 /// # Panics
 /// As [`prefix`].

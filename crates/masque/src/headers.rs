@@ -1,8 +1,8 @@
 //! Header sections of HTTP/3 messages: an ordered list of fields, and the rules they obey.
 //!
-//! In: fields from QPACK, or from code that builds a message. Out: the same fields, with access by name, after
-//! [`Headers::validate`] has checked the rules of RFC 9114 §4.2, §4.3 and §4.4. Always holds: values may be any bytes;
-//! [`Headers::text`] returns only valid UTF-8.
+//! In: fields from QPACK, or from code that builds a message. Out: the same fields, with access by name,
+//! after [`Headers::validate`] has checked the rules of RFC 9114 §4.2, §4.3 and §4.4. Always holds: values
+//! may be any bytes; [`Headers::text`] returns only valid UTF-8.
 
 use bytes::Bytes;
 use std::fmt;
@@ -360,7 +360,8 @@ pub(crate) fn is_token(bytes: &[u8]) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
-/// Whether a field value may contain `byte`: visible characters, space, tab and bytes above ASCII (RFC 9110 §5.5).
+/// Whether a field value may contain `byte`: visible characters, space, tab and bytes above ASCII (RFC 9110
+/// §5.5).
 fn is_value_byte(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }

@@ -1,7 +1,7 @@
 //! The kind of a request, and the code that CONNECT-IP, CONNECT-UDP and CONNECT share.
 //!
-//! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a [`Rejection`] to answer
-//! with. Always holds: every request gets a kind or an answer.
+//! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a
+//! [`Rejection`] to answer with. Always holds: every request gets a kind or an answer.
 
 use crate::{
     headers::Headers,
@@ -49,8 +49,8 @@ impl Rejection {
         Self::new(401, reason)
     }
 
-    /// The header section of the response. The reason is in `proxy-status` (RFC 9209); 401 has `www-authenticate`
-    /// (RFC 6750 §3) and 405 has `allow` (RFC 9110 §15.5.6).
+    /// The header section of the response. The reason is in `proxy-status` (RFC 9209); 401 has
+    /// `www-authenticate` (RFC 6750 §3) and 405 has `allow` (RFC 9110 §15.5.6).
     #[must_use]
     pub fn headers(&self) -> Headers {
         let mut headers = Headers::response(self.status);
@@ -146,8 +146,8 @@ pub(crate) fn single_text(headers: &Headers, name: &str) -> Option<String> {
     std::str::from_utf8(headers.single(name)?).ok().map(str::to_owned)
 }
 
-/// Whether `text` is a DNS name of letters, digits, hyphens and underscores, with at most 253 bytes and 63 bytes per label,
-/// whose last label is not a number (which would be a mistyped IPv4 address).
+/// Whether `text` is a DNS name of letters, digits, hyphens and underscores, with at most 253 bytes and 63
+/// bytes per label, whose last label is not a number (which would be a mistyped IPv4 address).
 pub(crate) fn is_host_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {

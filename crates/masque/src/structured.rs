@@ -1,9 +1,9 @@
-//! The structured field values (RFC 9651) that MASQUE uses, parsed and serialized by the crate `sfv`: an Item of one type, a
-//! String with its parameters, and a parameter of a List's members.
+//! The structured field values (RFC 9651) that MASQUE uses, parsed and serialized by the crate `sfv`: an Item
+//! of one type, a String with its parameters, and a parameter of a List's members.
 //!
-//! In: the value of one field line. Out: a value of the type of the field, or nothing: a field value that does not parse is
-//! ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar, and unknown ones are then
-//! ignored; the length of the field line bounds the memory.
+//! In: the value of one field line. Out: a value of the type of the field, or nothing: a field value that
+//! does not parse is ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their
+//! grammar, and unknown ones are then ignored; the length of the field line bounds the memory.
 
 use sfv::{InnerList, Integer, Item, ItemSerializer, List, ListEntry, Parser, StringRef};
 
@@ -55,8 +55,8 @@ pub fn string(value: &[u8]) -> Option<(String, Parameters)> {
     Some((bare_item.as_string()?.as_str().to_owned(), params))
 }
 
-/// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if the List is
-/// malformed (RFC 9651 §3.1).
+/// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if
+/// the List is malformed (RFC 9651 §3.1).
 #[must_use]
 pub fn last_token(value: &[u8], key: &str) -> Option<String> {
     let members: List = Parser::new(value).parse().ok()?;

@@ -1,14 +1,14 @@
 //! The subset of URI templates (RFC 6570) that MASQUE proxies may use (RFC 9484 §3, RFC 9298 §2).
 //!
 //! In: a template such as `https://example.org/.well-known/masque/ip/{target}/{ipproto}/`, or only its path. Out: paths with
-//! expanded variables (client), or the variables of a received path (server). Always holds: expressions are in path or
-//! query only, and have the form `{a}`, `{a,b}`, `{?a,b}` or `{&a,b}`; a variable is followed by a character that no value
-//! contains, so that a path matches in only one way.
+//! expanded variables (client), or the variables of a received path (server). Always holds: expressions are
+//! in path or query only, and have the form `{a}`, `{a,b}`, `{?a,b}` or `{&a,b}`; a variable is followed by a
+//! character that no value contains, so that a path matches in only one way.
 
 use std::borrow::Cow;
 
-/// Maximum length in bytes of a template, and of a path to match: longer URIs are not in use (RFC 9110 §4.1 recommends
-/// support for 8000), and a bound limits the work for a hostile path.
+/// Maximum length in bytes of a template, and of a path to match: longer URIs are not in use (RFC 9110 §4.1
+/// recommends support for 8000), and a bound limits the work for a hostile path.
 const MAX_LEN: usize = 4096;
 
 /// A checked template.
@@ -236,7 +236,8 @@ fn check_names(parts: &[Part]) -> Result<(), TemplateError> {
     }
 }
 
-/// Checks that every expression is followed by the end, a query expression, or a literal that no value can contain.
+/// Checks that every expression is followed by the end, a query expression, or a literal that no value can
+/// contain.
 fn check_borders(parts: &[Part]) -> Result<(), TemplateError> {
     for (part, next) in parts.iter().zip(parts.iter().skip(1)) {
         let Some(name) = part.names().last() else { continue };

@@ -1,7 +1,8 @@
 //! Variable-length integers (RFC 9000 §16).
 //!
-//! In: numbers below 2^62, or received bytes. Out: 1, 2, 4 or 8 bytes, or the encoded number. Always holds: decoding reads
-//! only as many bytes as the first byte announces, and accepts encodings that are longer than needed, as RFC 9000 requires.
+//! In: numbers below 2^62, or received bytes. Out: 1, 2, 4 or 8 bytes, or the encoded number. Always holds:
+//! decoding reads only as many bytes as the first byte announces, and accepts encodings that are longer than
+//! needed, as RFC 9000 requires.
 
 use bytes::BufMut;
 
@@ -21,7 +22,8 @@ pub fn encode(value: u64, out: &mut impl BufMut) {
     encode_in(value, len(value), out);
 }
 
-/// Appends `value` as an encoding of exactly `bytes` bytes; returns false and appends nothing if there is none.
+/// Appends `value` as an encoding of exactly `bytes` bytes; returns false and appends nothing if there is
+/// none.
 #[inline]
 pub fn encode_in(value: u64, bytes: usize, out: &mut impl BufMut) -> bool {
     if value > MAX || bytes < len(value) {

@@ -1,4 +1,5 @@
-//! Reads the test vectors of docs/vectors (see the README there), and checks an encoder and a parser against them.
+//! Reads the test vectors of docs/vectors (see the README there), and checks an encoder and a parser against
+//! them.
 //!
 //! In: the text of a file. Out: its vectors, or a failed test that names the vector.
 
@@ -29,7 +30,8 @@ pub(crate) fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Checks one vector: `parse` gives its fields, or its error, and `encode` its bytes, unless it is for parsers only.
+/// Checks one vector: `parse` gives its fields, or its error, and `encode` its bytes, unless it is for
+/// parsers only.
 pub(crate) fn check_one(
     vector: &Value,
     parse: impl FnOnce(&[u8]) -> Result<Value, Value>,

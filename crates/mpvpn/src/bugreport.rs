@@ -1,7 +1,8 @@
 //! The report of `mpvpn bugreport`: what a developer asks for first.
 //!
-//! In: the processes that run here, files, and the answers of system programs. Out: text. Always holds: all of it goes through
-//! the [`Redactor`]; each part is bounded; a part that cannot be had says why, and the others follow.
+//! In: the processes that run here, files, and the answers of system programs. Out: text. Always holds: all
+//! of it goes through the [`Redactor`]; each part is bounded; a part that cannot be had says why, and the
+//! others follow.
 
 mod redact;
 
@@ -16,7 +17,8 @@ use mpvpn_os::program::{self, Ended};
 
 use self::redact::Redactor;
 
-/// Longest part (bytes): its end counts, as logs have the latest there. Longer ones make reports that nobody can send.
+/// Longest part (bytes): its end counts, as logs have the latest there. Longer ones make reports that nobody
+/// can send.
 const MAX_PART_BYTES: usize = 256 << 10;
 /// Time that a system program may take. Shorter: a busy machine's answers are missing. Longer: people wait.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! The command line: parses it, runs the command, and rewords the errors of clap.
 //!
-//! In: the arguments of the process. Out: the exit code of the command, or a [`Failure`]. Always holds: a wrong command line
-//! ends with exit code 2 and names a next step.
+//! In: the arguments of the process. Out: the exit code of the command, or a [`Failure`]. Always holds: a
+//! wrong command line ends with exit code 2 and names a next step.
 
 use std::{error::Error as _, ffi::OsString, process::ExitCode};
 

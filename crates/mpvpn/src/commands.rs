@@ -1,7 +1,7 @@
 //! The commands of the program, one file each: name, options, help and action.
 //!
-//! In: a parsed command line. Out: an exit code, or a [`Failure`]. Always holds: a command is known only to its own file and
-//! to its two lines here.
+//! In: a parsed command line. Out: an exit code, or a [`Failure`]. Always holds: a command is known only to
+//! its own file and to its two lines here.
 
 mod backup;
 mod bugreport;

@@ -49,8 +49,8 @@ impl Failure {
         Self::new(summary, error.to_string(), error.next_step(), exit_code_of(error))
     }
 
-    /// An error of a running server, client or lab. The next step is that of its cause, if the cause has one; else
-    /// `default_next_step`.
+    /// An error of a running server, client or lab. The next step is that of its cause, if the cause has one;
+    /// else `default_next_step`.
     pub(crate) fn from_error(
         summary: &str,
         error: &(dyn StdError + 'static),

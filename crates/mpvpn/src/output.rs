@@ -30,7 +30,8 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
     print_part(text).map(|_| ExitCode::SUCCESS)
 }
 
-/// Writes a part of an output without end. [`ControlFlow::Break`] if the pipe is closed, so that nobody reads the rest.
+/// Writes a part of an output without end. [`ControlFlow::Break`] if the pipe is closed, so that nobody reads
+/// the rest.
 pub(crate) fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

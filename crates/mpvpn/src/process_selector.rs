@@ -26,8 +26,8 @@ pub(crate) fn help_for_any_role(name: clap::Arg) -> clap::Arg {
 }
 
 impl ProcessSelector {
-    /// The socket of the process: the given one, that of the given name, or that of the only process. `summary` is
-    /// the summary of a failure.
+    /// The socket of the process: the given one, that of the given name, or that of the only process.
+    /// `summary` is the summary of a failure.
     pub(crate) fn socket(&self, summary: &str) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),

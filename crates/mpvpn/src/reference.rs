@@ -1,8 +1,9 @@
 //! Writes `docs/reference` from the definitions in the code, or reports where the two differ.
 //!
-//! In: the commands (clap), and what `mpvpn_control::reference` gives: schemas of files and answers, metrics, events,
-//! errors. Out: pages of Markdown and two JSON schemas. Always holds: all texts about options, keys, fields, metrics, events
-//! and errors come from their definitions; only the introductions of the pages are in the folder `text`.
+//! In: the commands (clap), and what `mpvpn_control::reference` gives: schemas of files and answers, metrics,
+//! events, errors. Out: pages of Markdown and two JSON schemas. Always holds: all texts about options, keys,
+//! fields, metrics, events and errors come from their definitions; only the introductions of the pages are in
+//! the folder `text`.
 
 mod answers;
 mod commands;

@@ -1,8 +1,9 @@
 //! The live screen of `mpvpn top`.
 //!
-//! In: the status, the flows and the events of a running process, and keys. Out: a screen drawn on the terminal. Always
-//! holds: everything but this file is pure, so that each screen is a function of what arrived and which keys were pressed;
-//! what is kept is bounded; when the process goes away, the screen stays, says so, and goes on when the process is back.
+//! In: the status, the flows and the events of a running process, and keys. Out: a screen drawn on the
+//! terminal. Always holds: everything but this file is pure, so that each screen is a function of what
+//! arrived and which keys were pressed; what is kept is bounded; when the process goes away, the screen
+//! stays, says so, and goes on when the process is back.
 
 mod draw;
 mod event_list;
@@ -34,7 +35,8 @@ use crate::{commands::top::SUMMARY, failure::Failure};
 
 /// Time between two attempts to follow the events of a process that is away.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Time in which keys are looked for before the screen is drawn again: longer delays what arrives, shorter costs CPU.
+/// Time in which keys are looked for before the screen is drawn again: longer delays what arrives, shorter
+/// costs CPU.
 const KEY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What arrives from the process.

@@ -1,7 +1,8 @@
-//! Hides secrets in the arguments of this process, which every user of the machine can read (`/proc/PID/cmdline`, `ps`).
+//! Hides secrets in the arguments of this process, which every user of the machine can read
+//! (`/proc/PID/cmdline`, `ps`).
 //!
-//! In: the arguments. Out: the same with asterisks in place of secrets, for others; this process has copied its arguments before.
-//! Always holds: nothing but the kernel's view of the arguments is written.
+//! In: the arguments. Out: the same with asterisks in place of secrets, for others; this process has copied
+//! its arguments before. Always holds: nothing but the kernel's view of the arguments is written.
 
 use std::{
     fs::{self, File},
@@ -10,12 +11,13 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-/// Fields of `/proc/self/stat` (proc_pid_stat(5)) after the name of the program: those with the addresses of the arguments' first
-/// byte and of the byte after the last.
+/// Fields of `/proc/self/stat` (proc_pid_stat(5)) after the name of the program: those with the addresses of
+/// the arguments' first byte and of the byte after the last.
 const ARGUMENTS_BEGIN: usize = 45;
 const ARGUMENTS_END: usize = 46;
 
-/// Overwrites the secrets among the arguments. `secret_in` gets an argument and the one before it, and says which bytes are secret.
+/// Overwrites the secrets among the arguments. `secret_in` gets an argument and the one before it, and says
+/// which bytes are secret.
 ///
 /// # Errors
 /// If the kernel does not let the process see or change its own arguments.

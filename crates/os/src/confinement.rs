@@ -1,8 +1,9 @@
 //! Takes from this process what it does not need: capabilities, system calls and files.
 //!
-//! In: [`Needs`]. Out: a [`Confinement`], which says what holds on this kernel. Always holds: nothing that was taken comes back,
-//! also in threads and processes that begin later; a system call that is not allowed fails with EPERM and a line on standard
-//! error that names it. What needs more is done by the [`helper`](crate::helper).
+//! In: [`Needs`]. Out: a [`Confinement`], which says what holds on this kernel. Always holds: nothing that
+//! was taken comes back, also in threads and processes that begin later; a system call that is not allowed
+//! fails with EPERM and a line on standard error that names it. What needs more is done by the
+//! [`helper`](crate::helper).
 
 mod capabilities;
 mod files;
@@ -26,9 +27,11 @@ pub struct Needs {
     pub programs: bool,
     /// To read files of all users (CAP_DAC_READ_SEARCH), as far as the folders below allow.
     pub any_file: bool,
-    /// To use folders below that belong to other users (CAP_DAC_OVERRIDE), and to leave what it makes there to them (CAP_CHOWN).
+    /// To use folders below that belong to other users (CAP_DAC_OVERRIDE), and to leave what it makes there
+    /// to them (CAP_CHOWN).
     pub other_owners: bool,
-    /// Files and folders to read, beside those of the system's libraries and settings. Paths that do not exist are skipped.
+    /// Files and folders to read, beside those of the system's libraries and settings. Paths that do not
+    /// exist are skipped.
     pub readable: Vec<PathBuf>,
     /// Folders in which files are made and changed. Paths that do not exist are skipped.
     pub writable: Vec<PathBuf>,

@@ -1,7 +1,8 @@
 //! Notices that files were replaced or written (inotify(7)).
 //!
-//! In: paths of files, which need not exist yet. Out: which of them may have changed. Always holds: the folders of the files are
-//! watched, because a file that is replaced is another one; what is not one of the files is not reported.
+//! In: paths of files, which need not exist yet. Out: which of them may have changed. Always holds: the
+//! folders of the files are watched, because a file that is replaced is another one; what is not one of the
+//! files is not reported.
 
 use std::{
     collections::BTreeSet,

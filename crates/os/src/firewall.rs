@@ -1,9 +1,10 @@
 //! Source NAT, firewall marks for policy routing, and guards of addresses, by nftables.
 //!
-//! In: [`Rules`]. Out: the table `inet mpvpn_<name>` with chains for them. Always holds: a table is replaced as a whole in
-//! one transaction, so at no moment are its rules missing or incomplete; no other table is touched. A packet that another
-//! table drops (as Docker's forward policy does) stays dropped, because in nftables no table can overrule the drop of
-//! another: such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
+//! In: [`Rules`]. Out: the table `inet mpvpn_<name>` with chains for them. Always holds: a table is replaced
+//! as a whole in one transaction, so at no moment are its rules missing or incomplete; no other table is
+//! touched. A packet that another table drops (as Docker's forward policy does) stays dropped, because in
+//! nftables no table can overrule the drop of another: such a machine needs a rule of its own that accepts
+//! forwarding from and to the TUN device.
 
 mod client_filter;
 pub(crate) mod json;
@@ -33,8 +34,9 @@ use crate::{
 
 /// Priority of the chain for source NAT: `srcnat` of nft(8).
 const SOURCE_NAT_PRIORITY: i32 = 100;
-/// Priority of the chains that set marks: after those of other programs (`mangle` of nft(8), -150), whose marks the rules
-/// may match, and before destination NAT (`dstnat`, -100), so that they match the original destination.
+/// Priority of the chains that set marks: after those of other programs (`mangle` of nft(8), -150), whose
+/// marks the rules may match, and before destination NAT (`dstnat`, -100), so that they match the original
+/// destination.
 const MARKING_PRIORITY: i32 = -140;
 /// Priority of the chain that guards addresses: `raw` of nft(8), before connection tracking.
 const GUARD_PRIORITY: i32 = -300;
@@ -57,7 +59,8 @@ pub struct Rules {
     /// Packets that get a mark. The first rule that matches decides.
     #[serde(default, rename = "steer")]
     pub mark_rules: Vec<MarkRule>,
-    /// Packets sent by this machine with these bits in their mark are not marked: those of the tunnels themselves.
+    /// Packets sent by this machine with these bits in their mark are not marked: those of the tunnels
+    /// themselves.
     #[serde(default)]
     pub exempt_mark: Option<MarkBits>,
     /// Addresses that only one interface receives packets for.
@@ -65,7 +68,8 @@ pub struct Rules {
     pub guards: Vec<AddressGuard>,
 }
 
-/// A rule that drops packets to some addresses, unless they arrive by the interface of these, or this machine sends them.
+/// A rule that drops packets to some addresses, unless they arrive by the interface of these, or this machine
+/// sends them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AddressGuard {
     /// The interface.
@@ -122,7 +126,8 @@ pub fn remove(name: &str) -> Result<(), OsError> {
     apply(name, &batch.to_nftables())
 }
 
-/// The name of the table for `name`: `mpvpn_`, then `name` with each byte but ASCII letters and digits replaced by `_`.
+/// The name of the table for `name`: `mpvpn_`, then `name` with each byte but ASCII letters and digits
+/// replaced by `_`.
 pub fn table_name(name: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     format!("mpvpn_{}", name.chars().take(64).map(clean).collect::<String>())

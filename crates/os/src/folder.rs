@@ -1,8 +1,8 @@
 //! Opens files below one folder for paths that come from the network (a website).
 //!
-//! In: a folder, and the path of a file in it. Out: the open file. Always holds: the kernel itself confines the lookup to the
-//! folder (`openat2` with RESOLVE_BENEATH), so neither `..` nor a symbolic link leads out of it, even if a link is replaced
-//! during the lookup; only regular files are returned.
+//! In: a folder, and the path of a file in it. Out: the open file. Always holds: the kernel itself confines
+//! the lookup to the folder (`openat2` with RESOLVE_BENEATH), so neither `..` nor a symbolic link leads out
+//! of it, even if a link is replaced during the lookup; only regular files are returned.
 
 use std::{
     fs::{File, Metadata},
@@ -12,7 +12,8 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-/// The path of a folder. It is opened again for each file, so the folder may be replaced while the process runs.
+/// The path of a folder. It is opened again for each file, so the folder may be replaced while the process
+/// runs.
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
 
@@ -44,8 +45,8 @@ impl Folder {
     /// Opens `path`, which is relative to the folder. Blocks while the disk does.
     ///
     /// # Errors
-    /// If nothing exists there, the path leads out of the folder, this process may not read it, or it is neither a regular
-    /// file nor a folder.
+    /// If nothing exists there, the path leads out of the folder, this process may not read it, or it is
+    /// neither a regular file nor a folder.
     pub fn entry(&self, path: &Path) -> io::Result<Entry> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         // Without NONBLOCK, opening a named pipe for reading would wait for a writer.

@@ -1,9 +1,9 @@
-//! The helper: a small process that does what the confined one may not. It runs nft and resolvectl, writes the file with the name
-//! servers, and reads files that it was told at its start, whoever owns them.
+//! The helper: a small process that does what the confined one may not. It runs nft and resolvectl, writes
+//! the file with the name servers, and reads files that it was told at its start, whoever owns them.
 //!
 //! In: a task. Out: its result. Always holds: a task is one of a few kinds and has a bounded size; the helper
-//! runs no other programs, reads and writes no other files, and ends with the process that started it. Where no helper was
-//! started, tasks are done here.
+//! runs no other programs, reads and writes no other files, and ends with the process that started it. Where
+//! no helper was started, tasks are done here.
 
 use std::{
     fs::File,
@@ -29,10 +29,11 @@ use crate::{
 
 pub(crate) use crate::program::Ended;
 
-/// The largest message, in bytes. nft's rules for 10,000 sessions have 3 MB; more memory would serve nobody, less refuses large
-/// servers.
+/// The largest message, in bytes. nft's rules for 10,000 sessions have 3 MB; more memory would serve nobody,
+/// less refuses large servers.
 const MAX_MESSAGE_BYTES: u32 = 16 << 20;
-/// The largest part of a file that is read, in bytes: more than any configuration, so that its reader finds it too long.
+/// The largest part of a file that is read, in bytes: more than any configuration, so that its reader finds
+/// it too long.
 const MAX_FILE_BYTES: u64 = 5 << 20;
 /// The command of `mpvpn` that is the helper.
 pub const COMMAND: &str = "helper";
@@ -90,8 +91,8 @@ pub(crate) enum Change {
     Restore(PreviousContent),
 }
 
-/// Starts the helper, which is this program with the command [`COMMAND`]. From now on it does the tasks. `readable` are the files
-/// that it reads.
+/// Starts the helper, which is this program with the command [`COMMAND`]. From now on it does the tasks.
+/// `readable` are the files that it reads.
 ///
 /// # Errors
 /// If the process cannot be started.
@@ -151,7 +152,8 @@ fn ask<T: DeserializeOwned>(helper: &Mutex<UnixStream>, task: &Task) -> Result<T
     answer.map_err(|error| OsError::kernel("ask", "the helper process", error))
 }
 
-/// The life of the helper: does the tasks that come by standard input until it is closed. `readable` are the files that it reads.
+/// The life of the helper: does the tasks that come by standard input until it is closed. `readable` are the
+/// files that it reads.
 ///
 /// # Errors
 /// If it cannot be confined, or its input is no task.
@@ -161,7 +163,8 @@ pub fn serve(readable: &[PathBuf]) -> Result<(), OsError> {
     if stream.local_addr().is_err() {
         return Err(failed(io::Error::other("standard input is no connection to a process of mpvpn")));
     }
-    // Signals of a terminal or a service manager are for the process that it serves, which needs it until its end.
+    // Signals of a terminal or a service manager are for the process that it serves, which needs it until its
+    // end.
     ignore_signals().map_err(failed)?;
     confinement::confine(&Needs {
         network: true,

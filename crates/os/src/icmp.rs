@@ -1,7 +1,8 @@
 //! Sockets for ICMP echo requests, as of ping(8).
 //!
-//! In: an address, and the device through which it is asked. Out: echo requests, and the replies to them. Always holds: only
-//! replies with the identifier of the socket count; a message that is not understood is skipped. Calls wait.
+//! In: an address, and the device through which it is asked. Out: echo requests, and the replies to them.
+//! Always holds: only replies with the identifier of the socket count; a message that is not understood is
+//! skipped. Calls wait.
 
 use std::{
     io::{self, ErrorKind},
@@ -58,7 +59,8 @@ impl EchoSocket {
             false => (AddressFamily::INET6, ipproto::ICMPV6),
         };
         let open = |kind| socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol));
-        // Sockets without privilege are for the groups of net.ipv4.ping_group_range only, by default for none.
+        // Sockets without privilege are for the groups of net.ipv4.ping_group_range only, by default for
+        // none.
         let (fd, is_raw) = match open(SocketType::DGRAM) {
             Err(Errno::ACCESS | Errno::PERM | Errno::PROTONOSUPPORT) => (open(SocketType::RAW)?, true),
             fd => (fd?, false),
@@ -89,7 +91,8 @@ impl EchoSocket {
         message[4..6].copy_from_slice(&self.identifier.to_be_bytes());
         message[6..8].copy_from_slice(&sequence.to_be_bytes());
         if self.is_v4 {
-            // The data is zero, so only the header counts (RFC 1071). The kernel computes the checksum of ICMPv6.
+            // The data is zero, so only the header counts (RFC 1071). The kernel computes the checksum of
+            // ICMPv6.
             let sum = 0x0800 + u32::from(self.identifier) + u32::from(sequence);
             let sum = (sum & 0xffff) + (sum >> 16);
             let check = !((sum & 0xffff) + (sum >> 16)) as u16;
@@ -106,7 +109,8 @@ impl EchoSocket {
     /// Waits for a reply until `deadline`; `None` if none comes.
     ///
     /// # Errors
-    /// If the socket cannot be read any more. An ICMP error about a request is an error, too: the socket works on.
+    /// If the socket cannot be read any more. An ICMP error about a request is an error, too: the socket
+    /// works on.
     pub fn receive(&self, deadline: Instant) -> io::Result<Option<EchoReply>> {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         loop {
@@ -159,8 +163,8 @@ fn limit_is_over(limit: &Timespec) -> bool {
     limit.tv_sec == 0 && limit.tv_nsec == 0
 }
 
-/// An identifier for a raw socket, which the kernel does not give one: each socket of this process has another, and processes
-/// begin at different ones.
+/// An identifier for a raw socket, which the kernel does not give one: each socket of this process has
+/// another, and processes begin at different ones.
 fn raw_identifier() -> u16 {
     static SOCKETS: AtomicU16 = AtomicU16::new(0);
     (std::process::id() as u16).wrapping_mul(16).wrapping_add(SOCKETS.fetch_add(1, Relaxed))

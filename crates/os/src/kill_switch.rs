@@ -1,15 +1,16 @@
 //! The kill switch: a firewall table that lets no packet of this machine past its tunnels.
 //!
-//! In: the [`Exceptions`] of each client on this machine. Out: one nftables table, `inet mpvpn_kill_switch`, that
-//! drops and rejects all other packets that this machine sends or forwards.
-//! Always holds: the table is replaced in one transaction, so no packet passes in between; a client changes its own
-//! exceptions only; the table stays when a client is killed or crashes, until an instance of the same name starts again and
-//! lifts it, or [`reset`] removes what no living process holds.
+//! In: the [`Exceptions`] of each client on this machine. Out: one nftables table, `inet mpvpn_kill_switch`,
+//! that drops and rejects all other packets that this machine sends or forwards.
+//! Always holds: the table is replaced in one transaction, so no packet passes in between; a client changes
+//! its own exceptions only; the table stays when a client is killed or crashes, until an instance of the same
+//! name starts again and lifts it, or [`reset`] removes what no living process holds.
 //!
-//! A [`hold`] is the same without exceptions: it blocks for an instance that does not run, from boot on and across its restarts.
+//! A [`hold`] is the same without exceptions: it blocks for an instance that does not run, from boot on and
+//! across its restarts.
 //!
-//! The exceptions of a client are a file in `<base>/netns-<inode>/kill-switch/`, and the table is made from all files there. The
-//! table stands as long as there is a file.
+//! The exceptions of a client are a file in `<base>/netns-<inode>/kill-switch/`, and the table is made from
+//! all files there. The table stands as long as there is a file.
 
 mod monitor;
 mod record;
@@ -41,10 +42,11 @@ pub struct Exceptions {
     pub devices: Vec<String>,
     /// Firewall mark of the client's own packets.
     pub mark: u32,
-    /// Where packets with this mark may go, by UDP and TCP: servers, their proxies, and resolvers of the links.
+    /// Where packets with this mark may go, by UDP and TCP: servers, their proxies, and resolvers of the
+    /// links.
     pub remotes: Vec<SocketAddr>,
-    /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC). With several
-    /// clients, a network passes only if each of them names it.
+    /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC).
+    /// With several clients, a network passes only if each of them names it.
     pub lan: Vec<IpNet>,
     /// It blocks for an instance that may not run, and says nothing about networks.
     #[serde(default)]
@@ -64,8 +66,9 @@ pub struct KillSwitch {
 }
 
 impl KillSwitch {
-    /// Blocks everything but `exceptions` and those of other clients. `name` identifies the instance: its exceptions of before,
-    /// which a killed process has left, are replaced. `base` is the folder for state, [`DEFAULT_FOLDER`](crate::undo::DEFAULT_FOLDER) but in tests.
+    /// Blocks everything but `exceptions` and those of other clients. `name` identifies the instance: its
+    /// exceptions of before, which a killed process has left, are replaced. `base` is the folder for
+    /// state, [`DEFAULT_FOLDER`](crate::undo::DEFAULT_FOLDER) but in tests.
     ///
     /// # Errors
     /// If nft refuses the table, or the exceptions cannot be written. Then everything is as it was.
@@ -92,8 +95,9 @@ impl KillSwitch {
         &self.exceptions
     }
 
-    /// Removes this client's exceptions, and the table if no other client has any. This is the only way in which a client
-    /// ends its blocking: dropping the value, as a panic does, leaves it in force. Returns whether a [`hold`] blocks on.
+    /// Removes this client's exceptions, and the table if no other client has any. This is the only way in
+    /// which a client ends its blocking: dropping the value, as a panic does, leaves it in force. Returns
+    /// whether a [`hold`] blocks on.
     ///
     /// # Errors
     /// If nft refuses, or a file cannot be removed.
@@ -118,8 +122,8 @@ impl KillSwitch {
     }
 }
 
-/// Removes what an earlier process left of the instance `name`, which now starts without a kill switch, and its hold. Returns
-/// whether there was any.
+/// Removes what an earlier process left of the instance `name`, which now starts without a kill switch, and
+/// its hold. Returns whether there was any.
 ///
 /// # Errors
 /// If nft refuses, or a file cannot be removed.
@@ -133,7 +137,8 @@ pub fn lift_left_over(base: &Path, name: &str) -> Result<bool, OsError> {
     Ok(!left.is_empty())
 }
 
-/// Blocks everything for these instances, also while they do not run, until the next call; the holds of others end.
+/// Blocks everything for these instances, also while they do not run, until the next call; the holds of
+/// others end.
 ///
 /// # Errors
 /// If nft refuses the table, or a record cannot be changed.
@@ -196,8 +201,8 @@ pub fn repair(base: &Path) -> Result<bool, OsError> {
     Ok(true)
 }
 
-/// Networks that a link of this machine is in, and that are private (RFC 1918, RFC 4193) or link-local (RFC 3927, RFC 4291):
-/// what other machines of a LAN have. Those of the interfaces `tunnels` are left out.
+/// Networks that a link of this machine is in, and that are private (RFC 1918, RFC 4193) or link-local (RFC
+/// 3927, RFC 4291): what other machines of a LAN have. Those of the interfaces `tunnels` are left out.
 ///
 /// # Errors
 /// If the kernel does not list its addresses.
@@ -220,7 +225,8 @@ fn lift(folder: &Path, names: &[String]) -> Result<bool, OsError> {
     Ok(!holds(&records).is_empty())
 }
 
-/// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns their names.
+/// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns
+/// their names.
 ///
 /// # Errors
 /// If nft refuses, or a file cannot be removed.

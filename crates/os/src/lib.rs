@@ -5,14 +5,15 @@
 //! - datagrams of the UDP sockets of the links ([`udp`]), and bytes of TCP connections ([`tcp`]);
 //! - readiness of descriptors ([`poll`]);
 //! - changes of interfaces, addresses and routes ([`netlink::Monitor`]);
-//! - a machine configured for a tunnel ([`tunnel_net`], which uses [`netlink`], [`firewall`] and [`sysctl`]), and its name
-//!   servers ([`dns`]).
+//! - a machine configured for a tunnel ([`tunnel_net`], which uses [`netlink`], [`firewall`] and [`sysctl`]),
+//!   and its name servers ([`dns`]).
 //!
 //! What always holds:
 //! - Nothing here knows QUIC, sessions or configuration files.
 //! - A descriptor is nonblocking unless its type says otherwise, and closes with its owner.
-//! - Every change of the system that can outlive this process is written to the journal ([`undo`]) *before* it is made, and
-//!   reverted in reverse order: by its owner at exit, otherwise by the next process with the same journal name.
+//! - Every change of the system that can outlive this process is written to the journal ([`undo`]) *before*
+//!   it is made, and reverted in reverse order: by its owner at exit, otherwise by the next process with the
+//!   same journal name.
 //! - Messages of the kernel are parsed without panics; a message that cannot be parsed is skipped and logged.
 //! - Calls act on the network namespace of the calling thread.
 

@@ -12,7 +12,8 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Resident memory that is not in use on the heap (bytes): pages that the allocator keeps after a `free`, stacks, static data.
+    /// Resident memory that is not in use on the heap (bytes): pages that the allocator keeps after a `free`,
+    /// stacks, static data.
     pub fn unused(self) -> u64 {
         self.resident.saturating_sub(self.in_use)
     }
@@ -36,8 +37,9 @@ fn heap_in_use() -> Option<u64> {
     None
 }
 
-/// Returns the freed pages that the allocator still holds to the kernel (malloc_trim(3)). Takes about 7 ms for each 100 MB
-/// (measured, `docs/design/memory.md`), during which no thread can allocate. Does nothing where the C library is not glibc.
+/// Returns the freed pages that the allocator still holds to the kernel (malloc_trim(3)). Takes about 7 ms
+/// for each 100 MB (measured, `docs/design/memory.md`), during which no thread can allocate. Does nothing
+/// where the C library is not glibc.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: glibc takes its own locks, and nothing that is in use is touched.

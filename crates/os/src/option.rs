@@ -28,8 +28,8 @@ pub(crate) fn set_bytes(
     check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) })
 }
 
-/// Reads an option into `value` and returns the part that the kernel wrote. For some options `value` also holds input of the
-/// kernel.
+/// Reads an option into `value` and returns the part that the kernel wrote. For some options `value` also
+/// holds input of the kernel.
 pub(crate) fn read_bytes(
     fd: impl AsFd,
     level: libc::c_int,

@@ -1,5 +1,5 @@
-//! A descriptor that carries one IP packet per read and per write, without any header: the TUN device that Android's
-//! `VpnService` gives to an app, or one end of a pair of datagram sockets.
+//! A descriptor that carries one IP packet per read and per write, without any header: the TUN device that
+//! Android's `VpnService` gives to an app, or one end of a pair of datagram sockets.
 //!
 //! What always holds: the descriptor is nonblocking, and writing to it never raises SIGPIPE.
 
@@ -54,7 +54,8 @@ impl PacketFd {
         Ok(Self { fd, kind })
     }
 
-    /// Reads one packet and returns its length in bytes. The part of a packet that does not fit into `buffer` is lost.
+    /// Reads one packet and returns its length in bytes. The part of a packet that does not fit into `buffer`
+    /// is lost.
     ///
     /// # Errors
     /// `WouldBlock` if no packet waits, `UnexpectedEof` if the other end is closed.

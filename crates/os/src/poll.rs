@@ -1,8 +1,8 @@
-//! Readiness of descriptors (epoll), wake-ups from other threads (eventfd), timers (timerfd), and signals as a descriptor
-//! (signalfd).
+//! Readiness of descriptors (epoll), wake-ups from other threads (eventfd), timers (timerfd), and signals as
+//! a descriptor (signalfd).
 //!
-//! In: descriptors, each with a token. Out: the tokens of those that are ready. Always holds: polling is level-triggered, so
-//! a descriptor that was not read to its end is reported again.
+//! In: descriptors, each with a token. Out: the tokens of those that are ready. Always holds: polling is
+//! level-triggered, so a descriptor that was not read to its end is reported again.
 
 use std::{
     io,
@@ -15,16 +15,17 @@ use std::{
     time::Duration,
 };
 
-/// Timer slack of threads that send packets, in nanoseconds. A larger one makes timeouts late: with the kernel's default of
-/// 50 µs fewer packets arrive under load (`docs/design/threads.md`, "What was tried"). With a smaller one the kernel merges
-/// fewer timer interrupts.
+/// Timer slack of threads that send packets, in nanoseconds. A larger one makes timeouts late: with the
+/// kernel's default of 50 µs fewer packets arrive under load (`docs/design/threads.md`, "What was tried").
+/// With a smaller one the kernel merges fewer timer interrupts.
 const TIMER_SLACK_NS: Option<NonZeroU64> = NonZeroU64::new(1000);
 
-/// Most events that one wait can return. A larger buffer takes memory (12 bytes an event), a smaller one more system calls.
+/// Most events that one wait can return. A larger buffer takes memory (12 bytes an event), a smaller one more
+/// system calls.
 const MAX_EVENTS: usize = 4096;
 
-/// Reduces the timer slack (PR_SET_TIMERSLACK) of this thread and of threads that it starts, so that timeouts end within
-/// 1 µs instead of up to 50 µs late.
+/// Reduces the timer slack (PR_SET_TIMERSLACK) of this thread and of threads that it starts, so that timeouts
+/// end within 1 µs instead of up to 50 µs late.
 pub fn reduce_timer_slack() {
     // If the kernel refuses, timeouts are less exact.
     let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK_NS);
@@ -99,7 +100,8 @@ impl Events {
 #[derive(Debug)]
 pub struct Poller {
     fd: OwnedFd,
-    /// Whether the kernel (before Linux 5.11) has no `epoll_pwait2`; timeouts are then whole milliseconds, rounded up.
+    /// Whether the kernel (before Linux 5.11) has no `epoll_pwait2`; timeouts are then whole milliseconds,
+    /// rounded up.
     whole_milliseconds: AtomicBool,
 }
 
@@ -111,7 +113,8 @@ impl Poller {
         Ok(Self { fd, whole_milliseconds: AtomicBool::new(false) })
     }
 
-    /// Starts watching `fd`. A duplicated descriptor must be removed before it is closed: epoll watches the open file.
+    /// Starts watching `fd`. A duplicated descriptor must be removed before it is closed: epoll watches the
+    /// open file.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), token, interest)
     }
@@ -126,8 +129,8 @@ impl Poller {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), 0, Interest::Nothing)
     }
 
-    /// Waits until a descriptor is ready or `timeout` has passed (`None`: without limit) and returns the number of events;
-    /// a wait that a signal interrupts returns 0.
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: without limit) and returns the
+    /// number of events; a wait that a signal interrupts returns 0.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         events.list.clear();
         let count = match self.wait_raw(events, timeout) {
@@ -187,13 +190,15 @@ impl PollWaker {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes the descriptor readable. Never blocks; several calls before the next [`PollWaker::drain`] cause one wake-up.
+    /// Makes the descriptor readable. Never blocks; several calls before the next [`PollWaker::drain`] cause
+    /// one wake-up.
     pub fn wake(&self) {
         // The only failure is a full counter, and then it is readable already.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable again; returns whether [`PollWaker::wake`] was called since the last time.
+    /// Makes the descriptor unreadable again; returns whether [`PollWaker::wake`] was called since the last
+    /// time.
     pub fn drain(&self) -> bool {
         rustix::io::read(&*self.0, &mut [0_u8; 8]).is_ok()
     }
@@ -205,7 +210,8 @@ impl AsFd for PollWaker {
     }
 }
 
-/// A timer that makes a descriptor readable (timerfd). Unlike the timeout of a wait it stays set from one wait to the next.
+/// A timer that makes a descriptor readable (timerfd). Unlike the timeout of a wait it stays set from one
+/// wait to the next.
 #[derive(Debug)]
 pub struct PollTimer(OwnedFd);
 
@@ -273,9 +279,9 @@ impl Signal {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks `signals` in the calling thread and in all threads that it starts from now on, and delivers them here. Call it
-    /// in `main` before any other thread exists. The signals stay blocked after the drop, so that a second Ctrl-C does not
-    /// interrupt the cleaning up.
+    /// Blocks `signals` in the calling thread and in all threads that it starts from now on, and delivers
+    /// them here. Call it in `main` before any other thread exists. The signals stay blocked after the
+    /// drop, so that a second Ctrl-C does not interrupt the cleaning up.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         // SAFETY: an all-zero sigset_t is a valid object, and sigemptyset initialises it in any case.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };

@@ -1,7 +1,7 @@
 //! The programs that hold a port of this network namespace, from `/proc` (proc(5)).
 //!
-//! In: a port. Out: a [`PortHolder`] for each UDP socket at that port and each TCP socket that listens there. Always holds: a
-//! process that ends meanwhile, or that this user may not look into, has no name.
+//! In: a port. Out: a [`PortHolder`] for each UDP socket at that port and each TCP socket that listens there.
+//! Always holds: a process that ends meanwhile, or that this user may not look into, has no name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,7 +64,8 @@ fn sockets_of(table: &str, protocol: PortProtocol) -> Vec<Socket> {
     table.lines().skip(1).filter_map(parse).collect()
 }
 
-/// Name and unit of the process of each of these sockets. Of several processes that share a socket, the first counts.
+/// Name and unit of the process of each of these sockets. Of several processes that share a socket, the first
+/// counts.
 fn processes_with(inodes: &BTreeSet<u64>) -> BTreeMap<u64, (Option<String>, Option<String>)> {
     let mut found = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -1,4 +1,5 @@
-//! Privileges of this process, read from `/proc`, so that a missing one is reported at the start and in plain words.
+//! Privileges of this process, read from `/proc`, so that a missing one is reported at the start and in plain
+//! words.
 
 use std::fs;
 
@@ -7,7 +8,8 @@ const CAP_NET_BIND_SERVICE: u32 = 10;
 /// Bit of a capability set (linux/capability.h): may configure interfaces, routes and the firewall.
 const CAP_NET_ADMIN: u32 = 12;
 
-/// The first port that needs no privilege, if `net.ipv4.ip_unprivileged_port_start` cannot be read: the kernel's default.
+/// The first port that needs no privilege, if `net.ipv4.ip_unprivileged_port_start` cannot be read: the
+/// kernel's default.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
 /// Whether this thread may configure the network (CAP_NET_ADMIN in its effective set).

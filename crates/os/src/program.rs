@@ -1,7 +1,7 @@
 //! Runs other programs, with bounded time.
 //!
-//! In: a program with its arguments and input. Out: how it [`Ended`]. Always holds: a program that does not end in time is
-//! killed; its messages are in English (`LC_ALL=C`), because some of them are parsed.
+//! In: a program with its arguments and input. Out: how it [`Ended`]. Always holds: a program that does not
+//! end in time is killed; its messages are in English (`LC_ALL=C`), because some of them are parsed.
 
 use std::{
     io::{self, Write},
@@ -12,7 +12,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// How often the end of a program is checked for. Longer delays the start of the tunnel, shorter costs wake-ups.
+/// How often the end of a program is checked for. Longer delays the start of the tunnel, shorter costs
+/// wake-ups.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Folders of programs for administrators, which the PATH of some users lacks.
 const ADMIN_FOLDERS: &str = "/usr/local/sbin:/usr/sbin:/sbin";

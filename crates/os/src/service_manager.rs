@@ -1,7 +1,8 @@
-//! Talks to the service manager that has started this process (sd_notify(3), systemd.service(5) `Type=notify`).
+//! Talks to the service manager that has started this process (sd_notify(3), systemd.service(5)
+//! `Type=notify`).
 //!
-//! In: lines such as `READY=1`. Out: one datagram each time, to the socket of the environment variable `NOTIFY_SOCKET`. Always
-//! holds: sending never waits.
+//! In: lines such as `READY=1`. Out: one datagram each time, to the socket of the environment variable
+//! `NOTIFY_SOCKET`. Always holds: sending never waits.
 
 use std::{
     env,
@@ -35,7 +36,8 @@ impl NotifySocket {
         env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()).map(|name| Self::at(&name)).transpose()
     }
 
-    /// The socket with this name, which is a path, or a name that begins with `@` and is not in the file system (unix(7)).
+    /// The socket with this name, which is a path, or a name that begins with `@` and is not in the file
+    /// system (unix(7)).
     fn at(name: &OsStr) -> io::Result<Self> {
         let address = match name.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -55,7 +57,8 @@ impl NotifySocket {
     }
 }
 
-/// Within which time the service manager wants a sign of life of this process each time; `None` if it wants none.
+/// Within which time the service manager wants a sign of life of this process each time; `None` if it wants
+/// none.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     // The variables of a service are inherited by what it starts.

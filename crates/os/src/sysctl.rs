@@ -1,8 +1,8 @@
 //! Kernel parameters under `/proc/sys` (sysctl(8)).
 //!
-//! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out: values without
-//! their newline. Always holds: keys under `net` are those of the network namespace of the calling thread; no key leads
-//! out of `/proc/sys`.
+//! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out: values
+//! without their newline. Always holds: keys under `net` are those of the network namespace of the calling
+//! thread; no key leads out of `/proc/sys`.
 
 use std::{fs, io, path::PathBuf};
 
@@ -29,8 +29,8 @@ pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|path| path.exists())
 }
 
-/// Writes a parameter through the journal; does nothing if it has that value already, unless another instance gave it the value:
-/// then it keeps the value until both have ended.
+/// Writes a parameter through the journal; does nothing if it has that value already, unless another instance
+/// gave it the value: then it keeps the value until both have ended.
 pub fn set(undo: &mut UndoJournal, key: &str, value: &str) -> Result<(), OsError> {
     let before = read(key)?;
     if before == value && !undo.is_sysctl_claimed(key) {

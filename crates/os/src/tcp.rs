@@ -1,9 +1,10 @@
 //! TCP connections that this process opens or accepts.
 //!
-//! In: an address to connect to or to listen on, bytes to write. Out: the result of connecting, bytes received. Always holds:
-//! sockets are nonblocking; Nagle's algorithm is off (TCP_NODELAY); a peer that has disappeared is detected by keep-alives;
-//! writing never raises SIGPIPE; reads go into memory that was not zeroed first. Where Multipath TCP (RFC 8684) is asked
-//! for and the kernel has none, the connection is plain TCP.
+//! In: an address to connect to or to listen on, bytes to write. Out: the result of connecting, bytes
+//! received. Always holds: sockets are nonblocking; Nagle's algorithm is off (TCP_NODELAY); a peer that has
+//! disappeared is detected by keep-alives; writing never raises SIGPIPE; reads go into memory that was not
+//! zeroed first. Where Multipath TCP (RFC 8684) is asked for and the kernel has none, the connection is plain
+//! TCP.
 
 mod counters;
 mod mptcp;
@@ -32,8 +33,9 @@ pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
 
 use crate::error::OsError;
 
-/// Most connections that wait to be accepted: the default of net.core.somaxconn since Linux 5.4, which caps it. With fewer, SYNs
-/// of a burst of clients are dropped and repeated after a second; with more, clients wait longer in the queue.
+/// Most connections that wait to be accepted: the default of net.core.somaxconn since Linux 5.4, which caps
+/// it. With fewer, SYNs of a burst of clients are dropped and repeated after a second; with more, clients
+/// wait longer in the queue.
 const BACKLOG: i32 = 4096;
 
 /// A TCP connection, or one that is being established.
@@ -72,9 +74,9 @@ impl TcpSocket {
     /// Creates a socket for the address family of `to` that does not connect yet.
     ///
     /// # Errors
-    /// If the device does not exist or must not be bound to ([`io::ErrorKind::PermissionDenied`]: kernels before 5.7 allow
-    /// it to root only), the mark must not be set, the local address is not one of this machine, or no descriptors are
-    /// left.
+    /// If the device does not exist or must not be bound to ([`io::ErrorKind::PermissionDenied`]: kernels
+    /// before 5.7 allow it to root only), the mark must not be set, the local address is not one of this
+    /// machine, or no descriptors are left.
     pub fn open(to: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
         let fd = new_socket(to.ip(), options.protocol)?;
         options.apply(&fd)?;
@@ -84,8 +86,8 @@ impl TcpSocket {
         Ok(Self(fd))
     }
 
-    /// Starts to connect a socket from [`open`](Self::open). The socket becomes writable when the attempt has ended; then
-    /// [`Self::connect_result`] has its result.
+    /// Starts to connect a socket from [`open`](Self::open). The socket becomes writable when the attempt has
+    /// ended; then [`Self::connect_result`] has its result.
     ///
     /// # Errors
     /// Those of [`Self::connect`].
@@ -97,7 +99,8 @@ impl TcpSocket {
         }
     }
 
-    /// Connects, and waits for up to `limit`. The connection is one of the standard library, which waits in its calls.
+    /// Connects, and waits for up to `limit`. The connection is one of the standard library, which waits in
+    /// its calls.
     ///
     /// # Errors
     /// Those of [`Self::open`], and why the connection was not established.
@@ -123,8 +126,8 @@ impl TcpSocket {
         self.take_error().map_or(Ok(()), Err)
     }
 
-    /// Takes the pending error of the connection, if any (SO_ERROR). Each error is reported once, here or by the next read or
-    /// write.
+    /// Takes the pending error of the connection, if any (SO_ERROR). Each error is reported once, here or by
+    /// the next read or write.
     pub fn take_error(&self) -> Option<io::Error> {
         match sockopt::socket_error(&self.0) {
             Ok(Ok(())) => None,
@@ -132,12 +135,12 @@ impl TcpSocket {
         }
     }
 
-    /// Appends up to `limit` bytes to `buffer`, within its spare capacity, and returns their number; 0 if the peer has ended
-    /// its half (FIN).
+    /// Appends up to `limit` bytes to `buffer`, within its spare capacity, and returns their number; 0 if the
+    /// peer has ended its half (FIN).
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if no bytes wait, [`io::ErrorKind::InvalidInput`] if `buffer` has no spare capacity, or
-    /// the error that ended the connection.
+    /// [`io::ErrorKind::WouldBlock`] if no bytes wait, [`io::ErrorKind::InvalidInput`] if `buffer` has no
+    /// spare capacity, or the error that ended the connection.
     pub fn read(&self, buffer: &mut BytesMut, limit: usize) -> io::Result<usize> {
         let spare = buffer.spare_capacity_mut();
         let room = spare.len().min(limit);
@@ -151,14 +154,14 @@ impl TcpSocket {
                 Err(error) => return Err(error.into()),
             }
         };
-        // SAFETY: the kernel wrote `count` bytes, at most the `room` that it was given, to the start of the spare
-        // capacity.
+        // SAFETY: the kernel wrote `count` bytes, at most the `room` that it was given, to the start of the
+        // spare capacity.
         unsafe { buffer.set_len(buffer.len() + count) };
         Ok(count)
     }
 
-    /// Writes the pieces in order and returns the number of bytes that the kernel took: at least one unless all pieces are
-    /// empty.
+    /// Writes the pieces in order and returns the number of bytes that the kernel took: at least one unless
+    /// all pieces are empty.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the send buffer is full, or the error that ended the connection.
@@ -248,7 +251,8 @@ impl TcpAcceptor {
         loop {
             match rustix::net::accept_with(&self.0, flags) {
                 Ok(fd) => {
-                    // A connection that is closed already cannot be configured; the next read reports its end.
+                    // A connection that is closed already cannot be configured; the next read reports its
+                    // end.
                     let _ = Tuning::default().apply(&fd);
                     return Ok(Some(TcpSocket(fd)));
                 }

@@ -1,9 +1,10 @@
 //! The TUN device: whole IP packets, each preceded by a virtio-net header.
 //!
-//! In: packets for the network stack of this machine. Out: packets that it sends, up to 64 KiB each, because the kernel
-//! leaves segmentation and checksums to the reader (`IFF_VNET_HDR`, `TUNSETOFFLOAD`; header layout: virtio 1.2, 5.1.6, the
-//! 10-byte form). Always holds: the descriptor is nonblocking, packets have no packet information header (`IFF_NO_PI`), and
-//! the device disappears with its last descriptor, and its addresses and routes with it.
+//! In: packets for the network stack of this machine. Out: packets that it sends, up to 64 KiB each, because
+//! the kernel leaves segmentation and checksums to the reader (`IFF_VNET_HDR`, `TUNSETOFFLOAD`; header
+//! layout: virtio 1.2, 5.1.6, the 10-byte form). Always holds: the descriptor is nonblocking, packets have no
+//! packet information header (`IFF_NO_PI`), and the device disappears with its last descriptor, and its
+//! addresses and routes with it.
 
 use std::{
     fs,
@@ -32,7 +33,8 @@ pub struct TunConfig {
     pub name: Option<String>,
     /// The MTU in bytes; `None` keeps the kernel's 1500.
     pub mtu: Option<u32>,
-    /// Packets that wait in the kernel to be read, at most; it drops further ones. `None` keeps the kernel's 500.
+    /// Packets that wait in the kernel to be read, at most; it drops further ones. `None` keeps the kernel's
+    /// 500.
     pub queue_packets: Option<u32>,
     /// Whether the device has one queue or several.
     pub queues: Queues,
@@ -46,7 +48,8 @@ pub enum Queues {
     /// One descriptor.
     #[default]
     Single,
-    /// Every `open` of the same name adds a queue (IFF_MULTI_QUEUE). Each queue must be read, or its packets are lost.
+    /// Every `open` of the same name adds a queue (IFF_MULTI_QUEUE). Each queue must be read, or its packets
+    /// are lost.
     Multi,
 }
 
@@ -114,9 +117,9 @@ impl Tun {
 
     /// Creates the device with `count` queues (at least one), one for each thread.
     ///
-    /// With several queues, the kernel hands a packet to the queue through which the last packet of the same flow was written,
-    /// if that was within the last 3 s, otherwise to a queue chosen by a hash of the flow. Packets in an attached queue that
-    /// no thread reads are lost.
+    /// With several queues, the kernel hands a packet to the queue through which the last packet of the same
+    /// flow was written, if that was within the last 3 s, otherwise to a queue chosen by a hash of the
+    /// flow. Packets in an attached queue that no thread reads are lost.
     pub fn open_queues(config: TunConfig, count: u8) -> Result<Vec<Self>, OsError> {
         if count <= 1 {
             return Ok(vec![Self::open(config)?]);
@@ -137,8 +140,8 @@ impl Tun {
         Ok(queues)
     }
 
-    /// Attaches or detaches this queue of a device with several (TUNSETQUEUE). From a detached queue nothing can be read or
-    /// written, and polling reports an error all the time.
+    /// Attaches or detaches this queue of a device with several (TUNSETQUEUE). From a detached queue nothing
+    /// can be read or written, and polling reports an error all the time.
     pub fn set_attached(&self, attached: bool) -> Result<(), OsError> {
         // SAFETY: an all-zero ifreq is valid: an empty name and no flags.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -167,8 +170,8 @@ impl Tun {
         self.offload
     }
 
-    /// Reads one packet with its virtio-net header in front, and returns the length of both in bytes. A buffer smaller than
-    /// [`READ_BUFFER_LEN`] may get a truncated packet.
+    /// Reads one packet with its virtio-net header in front, and returns the length of both in bytes. A
+    /// buffer smaller than [`READ_BUFFER_LEN`] may get a truncated packet.
     ///
     /// # Errors
     /// `WouldBlock` if no packet waits.
@@ -198,8 +201,8 @@ impl AsFd for Tun {
     }
 }
 
-/// Checks an interface name: refuses the names that the kernel's `dev_valid_name` refuses, and those with `%` or `*`, which
-/// the kernel and nft would take for patterns.
+/// Checks an interface name: refuses the names that the kernel's `dev_valid_name` refuses, and those with `%`
+/// or `*`, which the kernel and nft would take for patterns.
 pub fn check_interface_name(name: &str) -> Result<(), OsError> {
     let has_bad_length = name.is_empty() || name.len() >= libc::IFNAMSIZ;
     let has_bad_byte =
@@ -269,7 +272,8 @@ fn is_in_namespace(process: &Path, namespace: &Path) -> bool {
         .any(|thread| fs::read_link(thread.path().join("ns/net")).is_ok_and(|there| there == namespace))
 }
 
-/// Whether the process has the TUN device open: `/proc/PID/fdinfo` has a line `iff:\tNAME` for each TUN descriptor.
+/// Whether the process has the TUN device open: `/proc/PID/fdinfo` has a line `iff:\tNAME` for each TUN
+/// descriptor.
 fn has_tun_open(process: &Path, name: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fdinfo")) else { return false };
     descriptors.flatten().any(|descriptor| {

@@ -7,8 +7,8 @@ use std::{fs, time::Duration};
 /// `PID_MAX_LIMIT` of the kernel: process IDs are smaller. The ID of a clock has no room for all 32 bits.
 const MAX_PID: u32 = 1 << 22;
 
-/// Processor time used so far, user and system, including softirqs that ran in the context of the process. The kernel counts it
-/// in nanoseconds.
+/// Processor time used so far, user and system, including softirqs that ran in the context of the process.
+/// The kernel counts it in nanoseconds.
 pub fn processor_time(pid: u32) -> Option<Duration> {
     if pid >= MAX_PID {
         return None;
@@ -23,7 +23,8 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     is_known.then(|| Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32))
 }
 
-/// The same, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so these are shares of the exact sum.
+/// The same, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so these are shares of
+/// the exact sum.
 pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
     let all = processor_time(pid)?;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

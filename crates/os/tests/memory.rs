@@ -1,4 +1,5 @@
-//! `memory::trim_heap` returns pages to the kernel. Alone in its program, because other tests would allocate meanwhile.
+//! `memory::trim_heap` returns pages to the kernel. Alone in its program, because other tests would allocate
+//! meanwhile.
 #![cfg(target_env = "gnu")]
 
 use mpvpn_os::memory::trim_heap;

@@ -1,22 +1,25 @@
 //! The ACK filter: whether a TCP acknowledgement supersedes an earlier one.
 //!
-//! In: two packets of which one waits directly behind the other. Out: whether the earlier one may be dropped. Always holds: only a
-//! *bare* acknowledgement is superseded, and only by another one of its connection. Bare means: no payload, no flag but ACK, no
-//! option but timestamps in their usual layout, and no option or extension header of IP. SACK blocks, ECE, AccECN bits, Multipath
-//! TCP and unknown options are thus never dropped.
+//! In: two packets of which one waits directly behind the other. Out: whether the earlier one may be dropped.
+//! Always holds: only a *bare* acknowledgement is superseded, and only by another one of its connection. Bare
+//! means: no payload, no flag but ACK, no option but timestamps in their usual layout, and no option or
+//! extension header of IP. SACK blocks, ECE, AccECN bits, Multipath TCP and unknown options are thus never
+//! dropped.
 //!
-//! The later one acknowledges more, from the same sequence number. So its window, which is not smaller, replaces that of the earlier
-//! one (RFC 9293 §3.10.7.4), and its timestamps are not older (RFC 7323 §4.3, §5.3): a sender that gets only the later one may send
-//! no less, and is in the state in which both would leave it. A duplicate acknowledgement, which signals loss (RFC 5681 §2),
-//! supersedes none; one that acknowledges more shows that the segment which seemed lost has arrived.
+//! The later one acknowledges more, from the same sequence number. So its window, which is not smaller,
+//! replaces that of the earlier one (RFC 9293 §3.10.7.4), and its timestamps are not older (RFC 7323 §4.3,
+//! §5.3): a sender that gets only the later one may send no less, and is in the state in which both would
+//! leave it. A duplicate acknowledgement, which signals loss (RFC 5681 §2), supersedes none; one that
+//! acknowledges more shows that the segment which seemed lost has arrived.
 
 use crate::checksum;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, Version};
 use crate::tcp::TCP_HEADER;
 use crate::{be16, be32, protocol, tcp_flags};
 
-/// A TCP header with the timestamps option in its usual layout (RFC 7323, appendix A): the length of the header, the bytes
-/// before the two timestamp values (two NOPs, kind 8, length 10), and the offsets of the two values.
+/// A TCP header with the timestamps option in its usual layout (RFC 7323, appendix A): the length of the
+/// header, the bytes before the two timestamp values (two NOPs, kind 8, length 10), and the offsets of the
+/// two values.
 const TCP_HEADER_WITH_TIMESTAMPS: usize = 32;
 const TIMESTAMP_OPTION_PREFIX: [u8; 4] = [1, 1, 8, 10];
 const TIMESTAMP_VALUE_OFFSET: usize = 24;
@@ -24,8 +27,8 @@ const TIMESTAMP_ECHO_OFFSET: usize = 28;
 /// Length of the longest bare acknowledgement, in bytes.
 const MAX_LEN: usize = IPV6_HEADER + TCP_HEADER_WITH_TIMESTAMPS;
 
-/// Whether `later` supersedes `earlier`, an acknowledgement that waits directly before it. Both are whole IP packets with
-/// complete checksums.
+/// Whether `later` supersedes `earlier`, an acknowledgement that waits directly before it. Both are whole IP
+/// packets with complete checksums.
 pub fn supersedes(later: &[u8], earlier: &[u8]) -> bool {
     if earlier.len() > MAX_LEN {
         return false;
@@ -71,8 +74,8 @@ pub(crate) fn is_bare_ack_segment(segment: &[u8]) -> bool {
     }
 }
 
-/// Whether `later` acknowledges more than `earlier`, is not older, and is forwarded alike. Both are bare acknowledgements of
-/// one connection, of the same length, with IP headers of `ip_header` bytes.
+/// Whether `later` acknowledges more than `earlier`, is not older, and is forwarded alike. Both are bare
+/// acknowledgements of one connection, of the same length, with IP headers of `ip_header` bytes.
 #[inline]
 pub(crate) fn acknowledges_more(later: &[u8], earlier: &[u8], ip_header: usize) -> bool {
     if !ip::same_service(earlier, later, ip_header) {
@@ -214,7 +217,8 @@ mod tests {
         }
     }
 
-    /// The sender of data as far as bare acknowledgements change it (RFC 9293 §3.10.7.4, RFC 7323 §4.3), without scaling.
+    /// The sender of data as far as bare acknowledgements change it (RFC 9293 §3.10.7.4, RFC 7323 §4.3),
+    /// without scaling.
     #[derive(Clone, Debug, PartialEq)]
     struct Sender {
         unacknowledged: u32,

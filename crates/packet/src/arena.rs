@@ -1,31 +1,33 @@
 //! A buffer pool for queued packets: chunks of memory that are filled, handed out in parts, and reused.
 //!
-//! In: bytes, appended to the buffer of [`Arena::reserve`]. Out: [`Bytes`] that keep their chunk alive. Always holds: a
-//! chunk is reused only after all its parts were dropped, and nothing is allocated in the steady state. Memory that the
-//! allocator returns to the kernel and takes again would cost a page fault for every 4 KiB, more than the copy into it.
+//! In: bytes, appended to the buffer of [`Arena::reserve`]. Out: [`Bytes`] that keep their chunk alive.
+//! Always holds: a chunk is reused only after all its parts were dropped, and nothing is allocated in the
+//! steady state. Memory that the allocator returns to the kernel and takes again would cost a page fault for
+//! every 4 KiB, more than the copy into it.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// Size of a chunk in bytes: one TUN read of up to 64 KiB, split into packets with a prefix each, fits. A smaller chunk
-/// makes such a read allocate a chunk of its own; a larger one stays alive longer for a single waiting packet.
+/// Size of a chunk in bytes: one TUN read of up to 64 KiB, split into packets with a prefix each, fits. A
+/// smaller chunk makes such a read allocate a chunk of its own; a larger one stays alive longer for a single
+/// waiting packet.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// After this many requests for a chunk, one chunk that is completely unused is freed. Fewer requests would free memory
-/// that the next burst needs; more keep the memory of a burst longer. The number is chosen (docs/design/packets.md, open
-/// questions).
+/// After this many requests for a chunk, one chunk that is completely unused is freed. Fewer requests would
+/// free memory that the next burst needs; more keep the memory of a burst longer. The number is chosen
+/// (docs/design/packets.md, open questions).
 const REQUESTS_PER_TRIM: u32 = 256;
-/// Number of full chunks to examine for one that can be reused. With only one, a single packet that waits long (in flight
-/// on a dead path, for example) would block all chunks behind it; with more, a search that fails takes longer. The number
-/// is chosen (docs/design/packets.md, open questions).
+/// Number of full chunks to examine for one that can be reused. With only one, a single packet that waits
+/// long (in flight on a dead path, for example) would block all chunks behind it; with more, a search that
+/// fails takes longer. The number is chosen (docs/design/packets.md, open questions).
 const MAX_RECLAIM_ATTEMPTS: usize = 32;
 
 /// A pool of reusable chunks of memory.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: BytesMut,
-    /// Full chunks, oldest first, because the parts of the oldest one are usually dropped first. A chunk that was examined
-    /// and is still in use moves to the end.
+    /// Full chunks, oldest first, because the parts of the oldest one are usually dropped first. A chunk
+    /// that was examined and is still in use moves to the end.
     full_chunks: VecDeque<BytesMut>,
     requests_since_trim: u32,
 }

@@ -1,8 +1,9 @@
-//! The internet checksum (RFC 1071): of whole packets, of pseudo headers, and updated incrementally (RFC 1624).
+//! The internet checksum (RFC 1071): of whole packets, of pseudo headers, and updated incrementally (RFC
+//! 1624).
 //!
-//! In: bytes of a packet. Out: sums, checksums, and whether a received checksum is valid. A *sum* is the folded ones'
-//! complement sum of big-endian 16-bit words, not yet complemented; [`add`] combines the sums of parts with even lengths.
-//! A *checksum* is the complement of a sum, as stored in a header.
+//! In: bytes of a packet. Out: sums, checksums, and whether a received checksum is valid. A *sum* is the
+//! folded ones' complement sum of big-endian 16-bit words, not yet complemented; [`add`] combines the sums of
+//! parts with even lengths. A *checksum* is the complement of a sum, as stored in a header.
 
 use crate::ip::{IpPacket, Version};
 use crate::{be16, protocol};
@@ -21,8 +22,8 @@ pub enum ChecksumStatus {
 /// The ones' complement sum of `bytes`; an odd last byte counts as the high half of a word.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u16 {
-    // The sum of words in native order is the swapped sum of swapped words, and wider words only need their carries (RFC 1071
-    // §2): two instructions for 8 bytes.
+    // The sum of words in native order is the swapped sum of swapped words, and wider words only need their
+    // carries (RFC 1071 §2): two instructions for 8 bytes.
     let (words, rest) = bytes.as_chunks::<8>();
     let wide: u128 = words.iter().map(|word| u128::from(u64::from_ne_bytes(*word))).sum();
     let mut last = [0; 8];
@@ -49,7 +50,8 @@ pub fn pseudo(addresses: &[u8], protocol: u8, transport_len: usize) -> u16 {
     add(sum(addresses), fold(u64::from(protocol) + u64::from(len)))
 }
 
-/// The checksum after a covered 16-bit word, at an even offset, changed from `old` to `new` (RFC 1624, equation 3).
+/// The checksum after a covered 16-bit word, at an even offset, changed from `old` to `new` (RFC 1624,
+/// equation 3).
 #[inline]
 pub fn update(check: u16, old: u16, new: u16) -> u16 {
     !add(add(!check, !old), new)

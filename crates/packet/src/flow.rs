@@ -1,7 +1,7 @@
 //! The flow that a packet belongs to: its 5-tuple.
 //!
-//! In: a parsed packet. Out: a small key that can be compared, ordered and hashed. Always holds: the hash is the same on
-//! every machine and in every run, so both ends and all tests distribute flows in the same way.
+//! In: a parsed packet. Out: a small key that can be compared, ordered and hashed. Always holds: the hash is
+//! the same on every machine and in every run, so both ends and all tests distribute flows in the same way.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,9 @@ use crate::protocol;
 
 /// Addresses, protocol and ports of a packet.
 ///
-/// For ICMP echo packets both ports hold the identifier, so that requests and replies are one flow. For protocols without
-/// ports and for fragments both ports are 0; also for the first fragment, so that all fragments of a packet are one flow.
+/// For ICMP echo packets both ports hold the identifier, so that requests and replies are one flow. For
+/// protocols without ports and for fragments both ports are 0; also for the first fragment, so that all
+/// fragments of a packet are one flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
     /// Source address.
@@ -52,8 +53,8 @@ impl FlowKey {
         Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..self }
     }
 
-    /// A stable, well mixed hash of all fields. It has no key, so an attacker who can choose addresses can produce
-    /// collisions: use it to spread load and to compare quickly, never as an identity.
+    /// A stable, well mixed hash of all fields. It has no key, so an attacker who can choose addresses can
+    /// produce collisions: use it to spread load and to compare quickly, never as an identity.
     #[inline]
     pub fn hash32(&self) -> u32 {
         let ports = u64::from(self.src_port) << 16 | u64::from(self.dst_port);

@@ -1,7 +1,7 @@
 //! Fragmentation of IPv4 packets (RFC 791 §3.2).
 //!
-//! In: a packet and an MTU. Out: fragments with complete headers, or an error if the packet must not be fragmented.
-//! Always holds: after an error nothing was appended.
+//! In: a packet and an MTU. Out: fragments with complete headers, or an error if the packet must not be
+//! fragmented. Always holds: after an error nothing was appended.
 
 use arrayvec::ArrayVec;
 
@@ -18,8 +18,8 @@ const OPTION_NOP: u8 = 1;
 /// The copied flag in the type of an option: the option is repeated in every fragment (RFC 791 §3.1).
 const OPTION_COPIED: u8 = 0x80;
 
-/// Splits a packet into fragments of at most `mtu` bytes, or passes it unchanged if it fits. A fragment can be fragmented
-/// again. After an error nothing was appended.
+/// Splits a packet into fragments of at most `mtu` bytes, or passes it unchanged if it fits. A fragment can
+/// be fragmented again. After an error nothing was appended.
 pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut PacketSink<'_>) -> Result<(), SplitError> {
     let bytes = ip.bytes();
     if bytes.len() <= mtu {
@@ -58,7 +58,8 @@ pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut PacketSink<'_>)
     Ok(())
 }
 
-/// The header of all fragments except the first: only options with the copied flag, padded to a multiple of 4 bytes.
+/// The header of all fragments except the first: only options with the copied flag, padded to a multiple of 4
+/// bytes.
 fn later_header(first: &[u8]) -> ArrayVec<u8, MAX_HEADER> {
     let mut header: ArrayVec<u8, MAX_HEADER> = first[..IPV4_HEADER].iter().copied().collect();
     let mut options = &first[IPV4_HEADER..];

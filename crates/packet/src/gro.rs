@@ -1,13 +1,14 @@
 //! Generic receive offload (GRO): merges received packets into super-packets for the kernel.
 //!
-//! In: IP packets in the order of their arrival. Out: [`TunPacket`]s, each a virtio header and a packet that one `writev`
-//! hands to a TUN device. Consecutive TCP segments or UDP datagrams of a flow are merged by the rules of Linux's own GRO
-//! (net/ipv4/tcp_offload.c, udp_offload.c); all other packets pass unchanged. No payload is copied. Of consecutive pure
-//! acknowledgements of a flow only the last is kept: the kernel would process all of them at the same moment, and send a
-//! few segments after each.
+//! In: IP packets in the order of their arrival. Out: [`TunPacket`]s, each a virtio header and a packet that
+//! one `writev` hands to a TUN device. Consecutive TCP segments or UDP datagrams of a flow are merged by the
+//! rules of Linux's own GRO (net/ipv4/tcp_offload.c, udp_offload.c); all other packets pass unchanged. No
+//! payload is copied. Of consecutive pure acknowledgements of a flow only the last is kept: the kernel would
+//! process all of them at the same moment, and send a few segments after each.
 //!
-//! Always holds: packets of a flow keep their order, merged or not; no packet is lost except such acknowledgements; only
-//! packets with correct checksums are merged; the kernel can split a merged packet into exactly the packets that came in.
+//! Always holds: packets of a flow keep their order, merged or not; no packet is lost except such
+//! acknowledgements; only packets with correct checksums are merged; the kernel can split a merged packet
+//! into exactly the packets that came in.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -23,22 +24,25 @@ use crate::tcp::TCP_HEADER;
 use crate::vnet::{self, VNET_HDR_LEN, VnetHdr};
 use crate::{be16, be32, protocol, put16, tcp_flags};
 
-/// Maximum number of flows that are merged at the same time; one more closes the oldest. A smaller number merges less when
-/// flows interleave; a larger one makes each lookup, a linear search, slower. The number is chosen
-/// (docs/design/packets.md, open questions).
+/// Maximum number of flows that are merged at the same time; one more closes the oldest. A smaller number
+/// merges less when flows interleave; a larger one makes each lookup, a linear search, slower. The number is
+/// chosen (docs/design/packets.md, open questions).
 const MAX_OPEN_GROUPS: usize = 16;
-/// Maximum number of datagrams in a UDP super-packet: older kernels refuse more (`UDP_MAX_SEGMENTS`). A smaller number
-/// needs more writes.
+/// Maximum number of datagrams in a UDP super-packet: older kernels refuse more (`UDP_MAX_SEGMENTS`). A
+/// smaller number needs more writes.
 const MAX_DATAGRAMS: u16 = 64;
-/// Maximum number of segments in a TCP super-packet. It keeps the buffers of one `writev` far below `IOV_MAX` (1024) when
-/// a sender uses very small segments; of 1300 bytes at most 50 fit into a super-packet of 64 KiB anyway.
+/// Maximum number of segments in a TCP super-packet. It keeps the buffers of one `writev` far below `IOV_MAX`
+/// (1024) when a sender uses very small segments; of 1300 bytes at most 50 fit into a super-packet of 64 KiB
+/// anyway.
 const MAX_SEGMENTS: u16 = 256;
 /// Maximum number of parts of a [`TunPacket`]: its headers, and one payload for each segment.
 pub const MAX_PARTS: usize = MAX_SEGMENTS as usize + 1;
-/// Length in bytes of the longest headers of a super-packet: virtio header, IPv6 header, and a TCP header of 60 bytes.
+/// Length in bytes of the longest headers of a super-packet: virtio header, IPv6 header, and a TCP header of
+/// 60 bytes.
 const MAX_HEADERS_LEN: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
-/// Maximum number of part lists kept for reuse, about as many as one batch of received packets needs. A smaller number
-/// allocates more often; a larger one holds more memory. The number is chosen (docs/design/packets.md, open questions).
+/// Maximum number of part lists kept for reuse, about as many as one batch of received packets needs. A
+/// smaller number allocates more often; a larger one holds more memory. The number is chosen
+/// (docs/design/packets.md, open questions).
 const MAX_SPARE_PART_LISTS: usize = 128;
 
 const UDP_HEADER: usize = 8;
@@ -67,8 +71,8 @@ impl TunPacket {
         Self::unmerged(packet, Vec::new())
     }
 
-    /// A packet of `headers` and the payload `parts`; `None` if the headers are longer than the longest possible ones, or
-    /// there are more than [`MAX_PARTS`] − 1 parts.
+    /// A packet of `headers` and the payload `parts`; `None` if the headers are longer than the longest
+    /// possible ones, or there are more than [`MAX_PARTS`] − 1 parts.
     pub(crate) fn with_headers(vnet: VnetHdr, headers: &[u8], parts: Vec<Bytes>) -> Option<Self> {
         let mut head = ArrayVec::from_iter(vnet.to_bytes());
         head.try_extend_from_slice(headers).ok()?;
@@ -108,7 +112,8 @@ impl TunPacket {
         VnetHdr::parse(&self.head).unwrap_or_default()
     }
 
-    /// The packet without its virtio header, for an interface without such headers; `None` if it is a super-packet.
+    /// The packet without its virtio header, for an interface without such headers; `None` if it is a
+    /// super-packet.
     pub fn as_single_packet(&self) -> Option<&[u8]> {
         let is_plain =
             self.rest.is_empty() && self.head.len() == VNET_HDR_LEN && self.vnet() == VnetHdr::NONE;
@@ -142,8 +147,8 @@ impl TunPacket {
 
 /// Merges received packets; see the module's description.
 ///
-/// For batches: push what one wake-up received, flush, pop everything. It holds all pushed packets until then, so the
-/// size of the caller's batch bounds its memory.
+/// For batches: push what one wake-up received, flush, pop everything. It holds all pushed packets until
+/// then, so the size of the caller's batch bounds its memory.
 #[derive(Debug, Default)]
 pub struct GroCoalescer {
     /// Packets in the order of their first segments.
@@ -347,7 +352,8 @@ impl GroCoalescer {
         }
     }
 
-    /// Whether `packet`, a bare acknowledgement of the group's flow, supersedes the group's, which is one too.
+    /// Whether `packet`, a bare acknowledgement of the group's flow, supersedes the group's, which is one
+    /// too.
     fn supersedes(&self, group: &OpenGroup, packet: &[u8], layout: HeaderLayout) -> bool {
         let first = &self.queue[self.queue_index(group.number)].first;
         group.segment_size == 0
@@ -421,8 +427,8 @@ fn classify(bytes: &[u8]) -> PacketKind {
     }
 }
 
-/// The header layout of a packet that can be merged: IP header without options or extensions, and either payload or
-/// nothing but an acknowledgement.
+/// The header layout of a packet that can be merged: IP header without options or extensions, and either
+/// payload or nothing but an acknowledgement.
 fn layout_of(packet: &IpPacket<'_>) -> Option<HeaderLayout> {
     let plain = match packet.version() {
         Version::V4 => IPV4_HEADER,
@@ -468,7 +474,8 @@ fn flags_of(packet: &[u8], layout: HeaderLayout) -> u8 {
     }
 }
 
-/// Whether the IP headers differ only in fields that segmentation restores: length, identification and checksum.
+/// Whether the IP headers differ only in fields that segmentation restores: length, identification and
+/// checksum.
 fn same_ip_header(first: &[u8], packet: &[u8], group: &OpenGroup) -> bool {
     if !ip::same_service(first, packet, group.layout.ip_header) {
         return false;
@@ -485,8 +492,8 @@ fn same_ip_header(first: &[u8], packet: &[u8], group: &OpenGroup) -> bool {
     }
 }
 
-/// Whether the TCP headers differ only in sequence number, checksum, and flags that only the first (CWR) or the last
-/// segment (PSH, FIN) may have. `first` is a header; `segment` is at least as long.
+/// Whether the TCP headers differ only in sequence number, checksum, and flags that only the first (CWR) or
+/// the last segment (PSH, FIN) may have. `first` is a header; `segment` is at least as long.
 fn same_tcp_header(first: &[u8], segment: &[u8]) -> bool {
     let ending = tcp_flags::PSH | tcp_flags::FIN;
     let flags = first[13] & !tcp_flags::CWR;

@@ -1,7 +1,7 @@
 //! ICMP errors about packets that could not be forwarded, and the fields of echo messages.
 //!
-//! In: the offending packet. Out: a complete ICMP packet to its source, or nothing where an error must not be sent
-//! (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). The caller limits the rate.
+//! In: the offending packet. Out: a complete ICMP packet to its source, or nothing where an error must not be
+//! sent (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). The caller limits the rate.
 
 use std::net::IpAddr;
 

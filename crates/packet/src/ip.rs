@@ -1,8 +1,8 @@
 //! A cheap, strict view of an IPv4 or IPv6 packet.
 //!
-//! In: a slice that starts with an IP header. Out: an [`IpPacket`]. Always holds: all its lengths were checked, so its
-//! methods cannot fail. Bytes after the total length of the header (link padding) are cut off; a slice shorter than the
-//! total length is an error.
+//! In: a slice that starts with an IP header. Out: an [`IpPacket`]. Always holds: all its lengths were
+//! checked, so its methods cannot fail. Bytes after the total length of the header (link padding) are cut
+//! off; a slice shorter than the total length is an error.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,8 +15,8 @@ pub const IPV6_HEADER: usize = 40;
 /// Maximum length of an IP packet in bytes (16-bit IPv4 total length; IPv6 jumbograms are not supported).
 pub const MAX_PACKET: usize = 65_535;
 
-/// Maximum number of IPv6 extension headers. Ordinary packets have one or two; an attacker could make the parser walk
-/// thousands. RFC 8200 sets no limit, so a smaller number risks refusing a legal packet.
+/// Maximum number of IPv6 extension headers. Ordinary packets have one or two; an attacker could make the
+/// parser walk thousands. RFC 8200 sets no limit, so a smaller number risks refusing a legal packet.
 const MAX_EXTENSIONS: usize = 16;
 
 const HOP_BY_HOP: u8 = 0;
@@ -171,8 +171,8 @@ impl<'a> IpPacket<'a> {
         &self.bytes[self.transport_offset()..]
     }
 
-    /// Protocol number after the IP headers and all IPv6 extension headers. In a non-first fragment it is the next header
-    /// of the fragment header.
+    /// Protocol number after the IP headers and all IPv6 extension headers. In a non-first fragment it is the
+    /// next header of the fragment header.
     pub fn protocol(&self) -> u8 {
         self.protocol
     }
@@ -222,7 +222,8 @@ impl<'a> IpPacket<'a> {
         }
     }
 
-    /// The fragmentation fields if the packet is a fragment. An IPv6 "atomic" fragment (offset 0, the only one) counts too.
+    /// The fragmentation fields if the packet is a fragment. An IPv6 "atomic" fragment (offset 0, the only
+    /// one) counts too.
     pub fn fragment(&self) -> Option<Fragment> {
         self.fragment
     }
@@ -232,8 +233,8 @@ impl<'a> IpPacket<'a> {
         self.fragment.is_none_or(|fragment| fragment.offset == 0)
     }
 
-    /// Whether the packet has an IPv6 routing header. The pseudo header then contains the last address of that header
-    /// instead of [`dst`](Self::dst) (RFC 8200 §8.1).
+    /// Whether the packet has an IPv6 routing header. The pseudo header then contains the last address of
+    /// that header instead of [`dst`](Self::dst) (RFC 8200 §8.1).
     pub fn has_routing_header(&self) -> bool {
         self.has_routing_header
     }
@@ -252,8 +253,8 @@ impl<'a> IpPacket<'a> {
     }
 }
 
-/// Whether traffic class or type of service, TTL, flow label and don't-fragment bit of two packets are equal; `ip_header` is
-/// the length of the IP headers of both, which are plain.
+/// Whether traffic class or type of service, TTL, flow label and don't-fragment bit of two packets are equal;
+/// `ip_header` is the length of the IP headers of both, which are plain.
 pub(crate) fn same_service(first: &[u8], packet: &[u8], ip_header: usize) -> bool {
     if ip_header == IPV6_HEADER {
         // Traffic class and flow label, hop limit.

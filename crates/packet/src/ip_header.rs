@@ -10,8 +10,8 @@ use crate::{checksum, put16};
 /// Initial time to live, or hop limit: the default of hosts (IANA, IP Parameters; RFC 1700).
 const TTL: u8 = 64;
 
-/// An IP header without options for `len` bytes of `protocol`, and the sum of the pseudo header. `None` if the addresses
-/// are of two families, or the packet would be too long.
+/// An IP header without options for `len` bytes of `protocol`, and the sum of the pseudo header. `None` if
+/// the addresses are of two families, or the packet would be too long.
 pub(crate) fn ip_header(
     from: IpAddr,
     to: IpAddr,

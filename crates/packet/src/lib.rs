@@ -1,15 +1,17 @@
 //! Reading and writing the bytes of IP packets.
 //!
-//! In: packets from the kernel or the network, single IP packets or the 64 KiB super-packets of a TUN device with virtio
-//! headers. Out: views of their headers ([`ip`], [`flow`]), packets that fit an MTU ([`split`]), super-packets for the
-//! kernel ([`gro`]), lower maximum segment sizes ([`mss`]), ICMP errors about packets that could not be forwarded
-//! ([`icmp`]), segments of TCP connections that this process terminates ([`tcp`]), and UDP datagrams ([`udp`]).
+//! In: packets from the kernel or the network, single IP packets or the 64 KiB super-packets of a TUN device
+//! with virtio headers. Out: views of their headers ([`ip`], [`flow`]), packets that fit an MTU ([`split`]),
+//! super-packets for the kernel ([`gro`]), lower maximum segment sizes ([`mss`]), ICMP errors about packets
+//! that could not be forwarded ([`icmp`]), segments of TCP connections that this process terminates
+//! ([`tcp`]), and UDP datagrams ([`udp`]).
 //!
 //! Always holds:
 //! - No input makes this crate panic: every length and offset is checked against the slice before use.
-//! - Packets of one flow keep their order; none is lost or invented, except that [`gro`] drops superseded acknowledgements.
-//! - A packet that arrives with a wrong checksum leaves with it: only checksums that the kernel left to be completed are
-//!   computed.
+//! - Packets of one flow keep their order; none is lost or invented, except that [`gro`] drops superseded
+//!   acknowledgements.
+//! - A packet that arrives with a wrong checksum leaves with it: only checksums that the kernel left to be
+//!   completed are computed.
 //! - Nothing here reads a clock, opens files or sockets, or starts threads.
 #![forbid(unsafe_code)]
 

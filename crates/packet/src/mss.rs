@@ -1,7 +1,8 @@
 //! MSS clamping: lowers the maximum segment size that the ends of a TCP connection announce.
 //!
-//! In: a packet and an MTU. Out: the packet, with a lower MSS if it is a SYN. Both ends then send segments that fit the
-//! tunnel; Packet Too Big messages would cost a round trip, or be filtered. Always holds: an MSS is never raised or added.
+//! In: a packet and an MTU. Out: the packet, with a lower MSS if it is a SYN. Both ends then send segments
+//! that fit the tunnel; Packet Too Big messages would cost a round trip, or be filtered. Always holds: an MSS
+//! is never raised or added.
 
 use crate::ip::{self, Version};
 use crate::tcp::{self, TCP_HEADER};
@@ -12,12 +13,14 @@ use crate::{be16, checksum, protocol, put16, tcp_flags};
 pub enum Checksum {
     /// The checksum of the whole segment.
     Full,
-    /// Only the sum of the pseudo header ([`NEEDS_CSUM`](crate::vnet::NEEDS_CSUM)), which does not cover options.
+    /// Only the sum of the pseudo header ([`NEEDS_CSUM`](crate::vnet::NEEDS_CSUM)), which does not cover
+    /// options.
     Partial,
 }
 
-/// Lowers the MSS option of a TCP SYN to the largest payload that fits in `mtu` bytes without IP or TCP options (RFC 6691),
-/// and returns whether it was lowered. A lower MSS is kept, and a missing option is not added.
+/// Lowers the MSS option of a TCP SYN to the largest payload that fits in `mtu` bytes without IP or TCP
+/// options (RFC 6691), and returns whether it was lowered. A lower MSS is kept, and a missing option is not
+/// added.
 pub fn clamp(packet: &mut [u8], mtu: usize, checksum: Checksum) -> bool {
     let Some((tcp, value_at, headers)) = find_mss(packet) else {
         return false;
@@ -30,7 +33,8 @@ pub fn clamp(packet: &mut [u8], mtu: usize, checksum: Checksum) -> bool {
     }
     put16(segment, value_at, max);
     if checksum == Checksum::Full {
-        // At an odd offset the two bytes of the value belong to two words, so it enters the sum with swapped bytes.
+        // At an odd offset the two bytes of the value belong to two words, so it enters the sum with swapped
+        // bytes.
         let (old, new) = if value_at % 2 == 0 { (old, max) } else { (old.swap_bytes(), max.swap_bytes()) };
         let check = checksum::update(be16(segment, 16), old, new);
         put16(segment, 16, check);
@@ -43,8 +47,8 @@ pub fn is_syn(packet: &[u8]) -> bool {
     find_mss(packet).is_some()
 }
 
-/// The offset of the TCP header of a SYN, the offset of the MSS value in that header, and the length of IP and TCP headers
-/// without options.
+/// The offset of the TCP header of a SYN, the offset of the MSS value in that header, and the length of IP
+/// and TCP headers without options.
 fn find_mss(packet: &[u8]) -> Option<(usize, usize, usize)> {
     let ip = ip::parse(packet).ok()?;
     if ip.protocol() != protocol::TCP || !ip.has_transport_header() {

@@ -1,13 +1,14 @@
 //! Which addresses are public, that is, globally reachable.
 //!
-//! In: an address. Out: whether it is public. Always holds: an IPv6 address that embeds an IPv4 address is only public if
-//! that one is.
+//! In: an address. Out: whether it is public. Always holds: an IPv6 address that embeds an IPv4 address is
+//! only public if that one is.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// IPv4 networks that are not public (RFC 6890), and a public address that reaches the host of a virtual machine.
+/// IPv4 networks that are not public (RFC 6890), and a public address that reaches the host of a virtual
+/// machine.
 const PRIVATE_V4: [Ipv4Net; 11] = [
     v4([0, 0, 0, 0], 8),
     v4([10, 0, 0, 0], 8),
@@ -44,9 +45,9 @@ const fn v6(ip: [u16; 4], length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(ip[0], ip[1], ip[2], ip[3], 0, 0, 0, 0), length)
 }
 
-/// Whether an address is public: not private, loopback, link-local, multicast, carrier-grade NAT (RFC 6598), unspecified,
-/// unique local or reserved, and not an IPv6 form of such an IPv4 address (mapped, translated by RFC 6052, 6to4).
-/// Documentation networks count as public, because test labs use them.
+/// Whether an address is public: not private, loopback, link-local, multicast, carrier-grade NAT (RFC 6598),
+/// unspecified, unique local or reserved, and not an IPv6 form of such an IPv4 address (mapped, translated by
+/// RFC 6052, 6to4). Documentation networks count as public, because test labs use them.
 pub fn is_public(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => !PRIVATE_V4.iter().any(|net| net.contains(&ip)),
@@ -56,7 +57,8 @@ pub fn is_public(ip: IpAddr) -> bool {
     }
 }
 
-/// The IPv4 address that `ip` embeds: of a NAT64 translator (64:ff9b::/96, RFC 6052) or a 6to4 relay (2002::/16, RFC 3056).
+/// The IPv4 address that `ip` embeds: of a NAT64 translator (64:ff9b::/96, RFC 6052) or a 6to4 relay
+/// (2002::/16, RFC 3056).
 pub fn embedded_ipv4(ip: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(ip) = ip else { return None };
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into();
@@ -66,7 +68,8 @@ pub fn embedded_ipv4(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// The networks of IPv6 addresses that embed an address of `net`, as [`embedded_ipv4`] reads them; none for IPv6.
+/// The networks of IPv6 addresses that embed an address of `net`, as [`embedded_ipv4`] reads them; none for
+/// IPv6.
 pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
     let IpNet::V4(net) = net else { return Vec::new() };
     let bits = u32::from(net.network());
@@ -79,8 +82,8 @@ pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
     ]
 }
 
-/// Networks that lead to metadata of clouds, which give the rights of the machine that asks (AWS, Azure, Alibaba), and
-/// link-local networks, which no router forwards (RFC 3927, RFC 4291), in all their forms.
+/// Networks that lead to metadata of clouds, which give the rights of the machine that asks (AWS, Azure,
+/// Alibaba), and link-local networks, which no router forwards (RFC 3927, RFC 4291), in all their forms.
 pub fn machine_only_networks() -> Vec<IpNet> {
     const V4: [Ipv4Net; 3] =
         [v4([169, 254, 0, 0], 16), v4([168, 63, 129, 16], 32), v4([100, 100, 100, 200], 32)];

@@ -1,9 +1,9 @@
 //! Segmentation: splits one read of a TUN device into packets that fit the tunnel.
 //!
-//! In: a packet of up to 64 KiB with its virtio header. Out: complete IP packets of at most `mtu` bytes with full
-//! checksums, appended to one buffer. A TCP super-packet is split into segments, a UDP super-packet into datagrams; a
-//! partial checksum is completed; an IPv4 packet that is too large is fragmented if it may be. Always holds: either all
-//! packets of a read are appended or, after an error, none.
+//! In: a packet of up to 64 KiB with its virtio header. Out: complete IP packets of at most `mtu` bytes with
+//! full checksums, appended to one buffer. A TCP super-packet is split into segments, a UDP super-packet into
+//! datagrams; a partial checksum is completed; an IPv4 packet that is too large is fragmented if it may be.
+//! Always holds: either all packets of a read are appended or, after an error, none.
 
 use std::ops::Range;
 
@@ -17,11 +17,13 @@ use crate::{be16, be32, checksum, protocol, put16, put32, tcp_flags};
 
 const UDP_HEADER: usize = 8;
 
-/// Length in bytes of IPv6 and TCP headers with timestamps (72), rounded up. Only an estimate for buffer sizes.
+/// Length in bytes of IPv6 and TCP headers with timestamps (72), rounded up. Only an estimate for buffer
+/// sizes.
 const TYPICAL_HEADERS_LEN: usize = 80;
 
-/// Minimum payload of a TCP segment, in bytes: Linux never requests less (`TCP_MIN_GSO_SIZE`). Smaller segments would turn
-/// one read into thousands of packets; a larger minimum would refuse what the kernel may send.
+/// Minimum payload of a TCP segment, in bytes: Linux never requests less (`TCP_MIN_GSO_SIZE`). Smaller
+/// segments would turn one read into thousands of packets; a larger minimum would refuse what the kernel may
+/// send.
 const MIN_SEGMENT_LEN: usize = 8;
 
 /// Why a read could not be split.
@@ -73,8 +75,8 @@ pub enum SplitError {
     },
 }
 
-/// An upper estimate of the bytes that [`split`] appends for a read of `len` bytes. If unusually long headers need more,
-/// the output buffer is reallocated.
+/// An upper estimate of the bytes that [`split`] appends for a read of `len` bytes. If unusually long headers
+/// need more, the output buffer is reallocated.
 pub fn estimated_output_len(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize) -> usize {
     let size = match hdr.gso() {
         Some(Gso::None) | None => mtu,
@@ -83,8 +85,8 @@ pub fn estimated_output_len(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize)
     len + (len / size.max(TYPICAL_HEADERS_LEN) + 1) * (prefix + TYPICAL_HEADERS_LEN)
 }
 
-/// Appends to `out` the packets of one TUN read, each of at most `mtu` bytes and preceded by `prefix`, and to `ranges` the
-/// position of each in `out`, prefix included.
+/// Appends to `out` the packets of one TUN read, each of at most `mtu` bytes and preceded by `prefix`, and to
+/// `ranges` the position of each in `out`, prefix included.
 pub fn split(
     hdr: VnetHdr,
     packet: &[u8],
@@ -166,7 +168,8 @@ fn check_checksum_position(hdr: VnetHdr, ip: &IpPacket<'_>) -> Result<(), SplitE
     Ok(())
 }
 
-/// Completes a partial checksum, whose position has been checked: the field already holds the sum of the pseudo header.
+/// Completes a partial checksum, whose position has been checked: the field already holds the sum of the
+/// pseudo header.
 fn complete_checksum(hdr: VnetHdr, packet: &mut [u8]) {
     let covered = &mut packet[usize::from(hdr.csum_start)..];
     let check = checksum::never_zero(!checksum::sum(covered));
@@ -332,7 +335,8 @@ fn split_udp(
     Ok(())
 }
 
-/// Checks the properties of all super-packets: unfragmented packets of `protocol`, with the checksum at `csum_offset`.
+/// Checks the properties of all super-packets: unfragmented packets of `protocol`, with the checksum at
+/// `csum_offset`.
 fn check_gso(hdr: VnetHdr, ip: &IpPacket<'_>, protocol: u8, csum_offset: u16) -> Result<(), SplitError> {
     if ip.protocol() != protocol || ip.fragment().is_some() || ip.has_routing_header() {
         return Err(gso_header_mismatch(hdr, ip));

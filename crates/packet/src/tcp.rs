@@ -1,8 +1,8 @@
 //! TCP segments: views of received ones, and packets to send.
 //!
-//! In: an IP packet; or a [`TcpHeader`] and a payload in parts. Out: a [`Segment`]; or a [`TunPacket`] of up to 64 KiB of
-//! one flow, which the kernel segments and whose checksum it completes. Always holds: all lengths in a [`Segment`] were
-//! checked.
+//! In: an IP packet; or a [`TcpHeader`] and a payload in parts. Out: a [`Segment`]; or a [`TunPacket`] of up
+//! to 64 KiB of one flow, which the kernel segments and whose checksum it completes. Always holds: all
+//! lengths in a [`Segment`] were checked.
 
 use std::net::SocketAddr;
 
@@ -86,7 +86,8 @@ impl<'a> Segment<'a> {
         self.payload
     }
 
-    /// Number of sequence numbers that the segment occupies: payload bytes, SYN and FIN (SEG.LEN of RFC 9293 §3.3.1).
+    /// Number of sequence numbers that the segment occupies: payload bytes, SYN and FIN (SEG.LEN of RFC 9293
+    /// §3.3.1).
     #[inline]
     pub fn seq_len(&self) -> usize {
         self.payload.len() + usize::from(self.has(tcp_flags::SYN)) + usize::from(self.has(tcp_flags::FIN))
@@ -105,8 +106,8 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Whether a TCP packet has a Multipath TCP option (RFC 8684 §3.1). A proxy that terminates the connection would disable
-/// Multipath TCP for it.
+/// Whether a TCP packet has a Multipath TCP option (RFC 8684 §3.1). A proxy that terminates the connection
+/// would disable Multipath TCP for it.
 pub fn wants_multipath(packet: &IpPacket<'_>) -> bool {
     Segment::of(packet)
         .is_some_and(|segment| options(segment.header).any(|(_, kind, _)| kind == OPTION_MPTCP))
@@ -175,15 +176,16 @@ pub fn headers_len(to: SocketAddr) -> usize {
     TCP_HEADER + if to.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
 }
 
-/// Maximum payload in bytes of one packet to `to`. IPv6 would allow 40 bytes more, because its length field does not count
-/// the header, but the kernel's buffers are no larger.
+/// Maximum payload in bytes of one packet to `to`. IPv6 would allow 40 bytes more, because its length field
+/// does not count the header, but the kernel's buffers are no larger.
 pub fn max_payload(to: SocketAddr) -> usize {
     MAX_PACKET - headers_len(to)
 }
 
-/// A packet for a TUN device with virtio headers: the headers `head` and the payload `parts`, at most [`max_payload`] bytes
-/// in at most [`crate::gro::MAX_PARTS`] − 1 parts. The kernel splits it into segments of `mss` bytes and completes the
-/// checksum. `None` if the addresses are of two families, or there is too much payload.
+/// A packet for a TUN device with virtio headers: the headers `head` and the payload `parts`, at most
+/// [`max_payload`] bytes in at most [`crate::gro::MAX_PARTS`] − 1 parts. The kernel splits it into segments
+/// of `mss` bytes and completes the checksum. `None` if the addresses are of two families, or there is too
+/// much payload.
 pub fn build_packet(head: &TcpHeader, parts: Vec<Bytes>, mss: u16) -> Option<TunPacket> {
     let payload: usize = parts.iter().map(Bytes::len).sum();
     let options = head.options();

@@ -1,7 +1,7 @@
 //! UDP datagrams: payloads of received packets, and packets to send.
 //!
-//! In: packets of a TUN device; or addresses and a payload. Out: payloads; or complete packets with checksums. Always
-//! holds: a fragment, or a datagram with inconsistent lengths, has no payload.
+//! In: packets of a TUN device; or addresses and a payload. Out: payloads; or complete packets with
+//! checksums. Always holds: a fragment, or a datagram with inconsistent lengths, has no payload.
 
 use std::net::SocketAddr;
 
@@ -15,9 +15,9 @@ pub const UDP_HEADER: usize = 8;
 /// Offset of the checksum in the UDP header, in bytes.
 const CHECKSUM_OFFSET: usize = 6;
 
-/// The payloads of a UDP packet from a TUN device: one, or from a super-packet several of equal size with a possibly
-/// shorter last one. None if the packet is not UDP, is a fragment, or has inconsistent lengths. Checksums are not verified,
-/// because the packet comes from this machine.
+/// The payloads of a UDP packet from a TUN device: one, or from a super-packet several of equal size with a
+/// possibly shorter last one. None if the packet is not UDP, is a fragment, or has inconsistent lengths.
+/// Checksums are not verified, because the packet comes from this machine.
 pub fn payloads<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> impl Iterator<Item = &'a [u8]> {
     let payload = payload(hdr, packet);
     let bytes = payload.unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The virtio network header before every packet of a TUN device opened with `IFF_VNET_HDR`.
 //!
-//! In: ten bytes in native byte order (`struct virtio_net_hdr` in linux/virtio_net.h). Out: where a checksum is still to be
-//! completed, and how a super-packet is to be segmented; and the reverse.
+//! In: ten bytes in native byte order (`struct virtio_net_hdr` in linux/virtio_net.h). Out: where a checksum
+//! is still to be completed, and how a super-packet is to be segmented; and the reverse.
 
 /// Length of the header in bytes.
 pub const VNET_HDR_LEN: usize = 10;

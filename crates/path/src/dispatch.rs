@@ -5,8 +5,9 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
 use crate::{PathState, Scheduler, flows::FlowTable};
 
-/// Bytes that leave from one queue of a path before the other one has its turn: one read of a TUN device. Larger: one queue
-/// keeps the other waiting; what smaller ones cost is an open question (docs/design/scheduler.md).
+/// Bytes that leave from one queue of a path before the other one has its turn: one read of a TUN device.
+/// Larger: one queue keeps the other waiting; what smaller ones cost is an open question
+/// (docs/design/scheduler.md).
 const TURN_BYTES: usize = 64 * 1024;
 
 /// The state of a path, as the dispatcher sees it.
@@ -61,8 +62,8 @@ impl EligiblePackets {
 
 /// Holds the packets of a session until a path has available window.
 ///
-/// One shared queue for packets that may take any path, one for those of them that leave first, and one queue a path for
-/// flows that are pinned to it. Each is FQ-CoDel (RFC 8290).
+/// One shared queue for packets that may take any path, one for those of them that leave first, and one queue
+/// a path for flows that are pinned to it. Each is FQ-CoDel (RFC 8290).
 #[derive(Debug)]
 pub struct Dispatcher {
     scheduler: Scheduler,
@@ -108,8 +109,8 @@ impl Dispatcher {
         self.scheduler
     }
 
-    /// Sets how many bytes may wait in the shared queue and in each path's own queue, and the FQ-CoDel quantum: the bytes
-    /// that a flow may send in a turn.
+    /// Sets how many bytes may wait in the shared queue and in each path's own queue, and the FQ-CoDel
+    /// quantum: the bytes that a flow may send in a turn.
     pub fn set_limits(&mut self, waiting: usize, turn: usize) {
         self.config.limit_bytes = waiting;
         for queue in self.queues_mut() {
@@ -118,7 +119,8 @@ impl Dispatcher {
         }
     }
 
-    /// Sets whether packets are numbered, so that the peer restores their order and a flow may take several paths.
+    /// Sets whether packets are numbered, so that the peer restores their order and a flow may take several
+    /// paths.
     pub fn set_numbered(&mut self, now: Instant, numbered: bool) {
         if self.numbered != numbered {
             self.numbered = numbered;
@@ -238,8 +240,8 @@ impl Dispatcher {
         self.queue_of(now, &packet).push(now, packet)
     }
 
-    /// Queues a packet, in the place of the one that waits before it if `supersedes` says so for the bytes of both, the later one
-    /// first ([`FqCodel::push_superseding`]). Returns whether it replaced that one.
+    /// Queues a packet, in the place of the one that waits before it if `supersedes` says so for the bytes of
+    /// both, the later one first ([`FqCodel::push_superseding`]). Returns whether it replaced that one.
     pub fn push_superseding(
         &mut self,
         now: Instant,
@@ -266,8 +268,8 @@ impl Dispatcher {
         }
     }
 
-    /// Queues a packet that leaves before those of [`Self::push`], unless its flow has to stay on one path; returns the
-    /// bytes of other packets that were dropped for it.
+    /// Queues a packet that leaves before those of [`Self::push`], unless its flow has to stay on one path;
+    /// returns the bytes of other packets that were dropped for it.
     pub fn push_first(&mut self, now: Instant, packet: QueuedPacket) -> usize {
         if self.scheduler.policy().pins(&packet, self.numbered) {
             return self.push(now, packet);
@@ -298,8 +300,8 @@ impl Dispatcher {
         Some(path)
     }
 
-    /// The rate (bytes/s) that every path counts as at least, a quarter of the highest: a rate that was not measured, or
-    /// measured while the path was idle, must not keep flows away.
+    /// The rate (bytes/s) that every path counts as at least, a quarter of the highest: a rate that was not
+    /// measured, or measured while the path was idle, must not keep flows away.
     fn floor_rate(&self) -> u64 {
         self.eligible.iter().map(|path| path.rate).max().unwrap_or(0).max(4) / 4
     }

@@ -1,17 +1,17 @@
 use mpvpn_types::{Duration, Instant, PathId};
 use rustc_hash::FxHashMap;
 
-/// The age at which a generation ends: an idle flow is forgotten after one to two of them. Smaller: flows may change paths
-/// after short pauses; larger: more memory. Chosen.
+/// The age at which a generation ends: an idle flow is forgotten after one to two of them. Smaller: flows may
+/// change paths after short pauses; larger: more memory. Chosen.
 const GENERATION: Duration = Duration::from_secs(30);
-/// The number of flows at which a generation also ends, which bounds the memory of a session. Smaller: busy sessions forget
-/// flows sooner; larger: more memory. Chosen.
+/// The number of flows at which a generation also ends, which bounds the memory of a session. Smaller: busy
+/// sessions forget flows sooner; larger: more memory. Chosen.
 const MAX_FLOWS: usize = 4096;
 
 /// The path that each flow is pinned to.
 ///
-/// Two generations: a flow that is looked up moves to the young one; a flow that stays in the old one for a whole
-/// generation is forgotten with it. Lookups take constant time.
+/// Two generations: a flow that is looked up moves to the young one; a flow that stays in the old one for a
+/// whole generation is forgotten with it. Lookups take constant time.
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     young: FxHashMap<u32, PathId>,
@@ -49,7 +49,8 @@ impl FlowTable {
         self.counts.iter().find(|(id, _)| *id == path).map_or(0, |(_, n)| *n)
     }
 
-    /// A flow that is pinned to `path` and was used lately: the same one for the same table, so that simulations repeat.
+    /// A flow that is pinned to `path` and was used lately: the same one for the same table, so that
+    /// simulations repeat.
     #[allow(clippy::disallowed_methods, reason = "the minimum is the same in any order")]
     pub(crate) fn any_on(&self, path: PathId) -> Option<u32> {
         self.young.iter().filter(|(_, on)| **on == path).map(|(flow, _)| *flow).min()

@@ -1,13 +1,14 @@
 //! The packet scheduler, and the states of paths.
 //!
-//! In: the state of every path (round-trip time, delivery rate, arrivals, carrier of its link) and the packets of a session.
-//! Out: which path carries which packet next, when to send heartbeats, which paths are alive, whether a link uses UDP or TCP,
-//! and how many paths it has.
+//! In: the state of every path (round-trip time, delivery rate, arrivals, carrier of its link) and the
+//! packets of a session. Out: which path carries which packet next, when to send heartbeats, which paths are
+//! alive, whether a link uses UDP or TCP, and how many paths it has.
 //!
 //! Always holds:
-//! - A path counts as alive because packets arrive on it, never because its packets are acknowledged: acknowledgements
-//!   travel on other paths too ([`Liveness`]).
-//! - While there is any path, packets may leave: if every path looks dead, all of them are tried ([`Dispatcher`]).
+//! - A path counts as alive because packets arrive on it, never because its packets are acknowledged:
+//!   acknowledgements travel on other paths too ([`Liveness`]).
+//! - While there is any path, packets may leave: if every path looks dead, all of them are tried
+//!   ([`Dispatcher`]).
 //! - Where packets are not numbered, those of a flow that needs order leave on one path, in order.
 //! - Time is an argument. Nothing here reads a clock, sleeps or touches a socket.
 #![forbid(unsafe_code)]

@@ -1,13 +1,14 @@
 //! Whether a path works, judged by the packets that arrive on it.
 //!
-//! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones otherwise. An
-//! end that misses several dense heartbeats in a row declares the path dead; after a few arrivals the path is alive again.
-//! Acknowledgements prove nothing, since they may come over another path; nor does a carrier, which some links never lose. The
-//! only path of a connection is judged by [`answers`] instead.
+//! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones
+//! otherwise. An end that misses several dense heartbeats in a row declares the path dead; after a few
+//! arrivals the path is alive again. Acknowledgements prove nothing, since they may come over another path;
+//! nor does a carrier, which some links never lose. The only path of a connection is judged by [`answers`]
+//! instead.
 //!
-//! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes between alive
-//! and dead. Always holds: silence counts only while dense heartbeats or answers are expected; without a carrier nothing is
-//! sent.
+//! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes
+//! between alive and dead. Always holds: silence counts only while dense heartbeats or answers are expected;
+//! without a carrier nothing is sent.
 
 mod answers;
 #[cfg(test)]
@@ -24,7 +25,8 @@ use answers::{AnswerLimits, Answers};
 pub struct LivenessConfig {
     /// How long heartbeats stay dense after data last moved.
     pub dense_duration: Duration,
-    /// The shortest interval of dense heartbeats; it is one round trip between this and `max_dense_interval`.
+    /// The shortest interval of dense heartbeats; it is one round trip between this and
+    /// `max_dense_interval`.
     pub min_dense_interval: Duration,
     /// The longest interval of dense heartbeats.
     pub max_dense_interval: Duration,
@@ -62,15 +64,17 @@ impl Default for LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// How long heartbeats stay dense after data last moved, on every link. Shorter: a path that dies in a pause is noticed
-    /// late; longer: more heartbeats of idle connections. Chosen (docs/design/liveness.md).
+    /// How long heartbeats stay dense after data last moved, on every link. Shorter: a path that dies in a
+    /// pause is noticed late; longer: more heartbeats of idle connections. Chosen
+    /// (docs/design/liveness.md).
     pub const DENSE_DURATION: Duration = Duration::from_secs(2);
-    /// The longest interval of dense heartbeats on an unmetered link. Other timers that depend on heartbeats are multiples of
-    /// it. Shorter: more packets; longer: a path with a long round trip is declared dead later.
+    /// The longest interval of dense heartbeats on an unmetered link. Other timers that depend on heartbeats
+    /// are multiples of it. Shorter: more packets; longer: a path with a long round trip is declared dead
+    /// later.
     pub const MAX_DENSE_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// For a metered link: half as many heartbeats while data moves, and otherwise as few as NAT bindings found in practice
-    /// allow (RFC 4787 REQ-5 asks for two minutes, many devices keep 30 s).
+    /// For a metered link: half as many heartbeats while data moves, and otherwise as few as NAT bindings
+    /// found in practice allow (RFC 4787 REQ-5 asks for two minutes, many devices keep 30 s).
     pub fn metered() -> Self {
         Self {
             min_dense_interval: Duration::from_millis(50),
@@ -84,44 +88,47 @@ impl LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// For the end that leaves it to the other one to find out when the only path works again: a server, whose thousands of
-    /// clients are all silent when it is slow itself, and would become slower by what it asks them.
+    /// For the end that leaves it to the other one to find out when the only path works again: a server,
+    /// whose thousands of clients are all silent when it is slow itself, and would become slower by what
+    /// it asks them.
     pub fn of_server(self) -> Self {
         Self { peer_finds_return: true, ..self }
     }
 
-    /// For packets inside TCP, which delivers nothing while an earlier segment is missing: Linux retransmits after 200 ms at
-    /// the soonest (RFC 6298 §2.4 asks for 1 s), and after 400 ms again. Shorter: retransmissions look like death.
+    /// For packets inside TCP, which delivers nothing while an earlier segment is missing: Linux retransmits
+    /// after 200 ms at the soonest (RFC 6298 §2.4 asks for 1 s), and after 400 ms again. Shorter:
+    /// retransmissions look like death.
     pub fn inside_tcp(self) -> Self {
         Self { min_silence: Duration::from_millis(700), ..self }
     }
 }
 
-/// A heartbeat of the idle time may be early by half of its interval: then all paths with the same interval get together. Larger:
-/// they stay in groups; smaller: more heartbeats.
+/// A heartbeat of the idle time may be early by half of its interval: then all paths with the same interval
+/// get together. Larger: they stay in groups; smaller: more heartbeats.
 const EARLY_IDLE_DIVISOR: u32 = 2;
-/// How long a dead path gets the shorter heartbeat interval. Shorter: an outage of this length ends later; longer: more
-/// packets on dead paths. Chosen.
+/// How long a dead path gets the shorter heartbeat interval. Shorter: an outage of this length ends later;
+/// longer: more packets on dead paths. Chosen.
 const RECENT_DEATH: Duration = Duration::from_secs(20);
-/// A path that was alive for less than this before it died is flapping: it needs more arrivals to be alive again …
+/// A path that was alive for less than this before it died is flapping: it needs more arrivals to be alive
+/// again …
 const MIN_STEADY: Duration = Duration::from_secs(5);
-/// … for this long after its last death. Shorter values of both: flapping paths take data down with them more often;
-/// longer: a path that works again is used late. Chosen.
+/// … for this long after its last death. Shorter values of both: flapping paths take data down with them more
+/// often; longer: a path that works again is used late. Chosen.
 const FLAPPING_WINDOW: Duration = Duration::from_secs(30);
-/// How often the required arrivals double at most: 2 become 8, heartbeats of 0.2 to 0.8 s. More: slower return; fewer:
-/// flapping paths carry data too soon. Chosen.
+/// How often the required arrivals double at most: 2 become 8, heartbeats of 0.2 to 0.8 s. More: slower
+/// return; fewer: flapping paths carry data too soon. Chosen.
 const MAX_DOUBLINGS: u32 = 2;
-/// Arrivals closer together than this count as one, because a burst proves no more than one packet. It is less than the
-/// shortest interval of heartbeats (25 ms), so that late ones still count.
+/// Arrivals closer together than this count as one, because a burst proves no more than one packet. It is
+/// less than the shortest interval of heartbeats (25 ms), so that late ones still count.
 const MIN_ARRIVAL_GAP: Duration = Duration::from_millis(8);
-/// Arrivals further apart than this are counted anew: six of the longest dense intervals. Shorter: lossy paths stay dead;
-/// longer: stray packets revive a path.
+/// Arrivals further apart than this are counted anew: six of the longest dense intervals. Shorter: lossy
+/// paths stay dead; longer: stray packets revive a path.
 const MAX_ARRIVAL_GAP: Duration = Duration::from_millis(600);
-/// Consecutive heartbeats that must be missing at most, however much the path loses. More: death of a lossy path is found
-/// later; fewer: loss is taken for death. Chosen.
+/// Consecutive heartbeats that must be missing at most, however much the path loses. More: death of a lossy
+/// path is found later; fewer: loss is taken for death. Chosen.
 const MAX_MISSED: u32 = 12;
-/// The logarithm of the probability below which a run of losses means death: ln(1e-5). Higher: false deaths on lossy paths;
-/// lower: true ones are found later. Chosen.
+/// The logarithm of the probability below which a run of losses means death: ln(1e-5). Higher: false deaths
+/// on lossy paths; lower: true ones are found later. Chosen.
 const LN_IMPROBABLE: f64 = -11.5;
 
 /// Why a path is in its state.
@@ -208,7 +215,8 @@ struct Intervals {
     dense: Duration,
     /// Consecutive heartbeats, or answers, that must be missing.
     misses: u32,
-    /// How long heartbeats may be missing: the required number of intervals, and the variation of the round-trip time.
+    /// How long heartbeats may be missing: the required number of intervals, and the variation of the
+    /// round-trip time.
     max_gap: Duration,
     answers: AnswerLimits,
 }
@@ -279,7 +287,8 @@ impl Liveness {
         self.dense_since = now;
     }
 
-    /// Whether [`Self::on_sent`] is of use: the path is the only one, and everything that was sent is answered.
+    /// Whether [`Self::on_sent`] is of use: the path is the only one, and everything that was sent is
+    /// answered.
     pub fn is_answered(&self) -> bool {
         self.answers.is_some_and(|answers| !answers.are_awaited())
     }
@@ -312,7 +321,8 @@ impl Liveness {
         }
     }
 
-    /// The peer reported that data moves there, which makes heartbeats dense until `until`; or that none does (`None`).
+    /// The peer reported that data moves there, which makes heartbeats dense until `until`; or that none does
+    /// (`None`).
     pub fn on_peer_traffic(&mut self, now: Instant, until: Option<Instant>) {
         if until.is_some() {
             self.begin_dense(now);
@@ -395,8 +405,8 @@ impl Liveness {
         self.excuse_silence(now);
     }
 
-    /// Takes the next heartbeat of the idle time before it is due, to leave together with one on another path: then a device
-    /// wakes once for all. Returns whether to send one.
+    /// Takes the next heartbeat of the idle time before it is due, to leave together with one on another
+    /// path: then a device wakes once for all. Returns whether to send one.
     pub fn take_early_heartbeat(&mut self, now: Instant) -> bool {
         let may = self.carrier && self.is_alive() && !self.is_dense(now);
         let early = self.config.idle_interval / EARLY_IDLE_DIVISOR;
@@ -445,8 +455,8 @@ impl Liveness {
         self.last_arrival
     }
 
-    /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady traffic would
-    /// have arrived. This does not mean death.
+    /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady
+    /// traffic would have arrived. This does not mean death.
     pub fn is_quiet(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_received) > self.silence_limit() / 4
     }
@@ -456,8 +466,9 @@ impl Liveness {
         (self.rtt + self.intervals.max_gap).max(self.config.min_silence)
     }
 
-    /// The interval on the only path while it is dead: longer with each heartbeat that is not answered, as probe timeouts are
-    /// (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only slow has to work off what it is asked.
+    /// The interval on the only path while it is dead: longer with each heartbeat that is not answered, as
+    /// probe timeouts are (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only
+    /// slow has to work off what it is asked.
     fn retry_interval(&self, now: Instant, answers: Answers, dead_since: Instant) -> Duration {
         let recent = now.saturating_duration_since(dead_since) < RECENT_DEATH;
         let most = if !self.config.peer_finds_return && (recent || self.is_dense(now)) {
@@ -497,8 +508,8 @@ impl Liveness {
         self.last_death = Some((now, lately.map_or(0, |(_, times)| times + 1)));
     }
 
-    /// Arrivals after which the path is alive again: more for a flapping path, so that it loses less data when it dies
-    /// again. If no other path works, it is used all the same.
+    /// Arrivals after which the path is alive again: more for a flapping path, so that it loses less data
+    /// when it dies again. If no other path works, it is used all the same.
     fn required_arrivals(&self, now: Instant) -> u32 {
         let lately = self.last_death.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING_WINDOW);
         self.config.min_arrivals << lately.map_or(0, |(_, times)| times.min(MAX_DOUBLINGS))

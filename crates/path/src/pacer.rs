@@ -1,21 +1,22 @@
 use mpvpn_types::{Duration, Instant};
 
-/// The shortest time between two bursts. Shorter: more wake-ups than they smooth; longer: burstier. 1 ms changed nothing
-/// with 16 flows over 300 + 80 Mbit/s (docs/design/scheduler.md).
+/// The shortest time between two bursts. Shorter: more wake-ups than they smooth; longer: burstier. 1 ms
+/// changed nothing with 16 flows over 300 + 80 Mbit/s (docs/design/scheduler.md).
 const MIN_BURST_INTERVAL: Duration = Duration::from_micros(500);
-/// How much of the rate a late wake-up may catch up on. Shorter: a busy machine falls behind the rate, which the congestion
-/// controller takes for the path's; longer: larger bursts after a pause.
+/// How much of the rate a late wake-up may catch up on. Shorter: a busy machine falls behind the rate, which
+/// the congestion controller takes for the path's; longer: larger bursts after a pause.
 const MAX_CATCH_UP: Duration = Duration::from_millis(5);
-/// The largest burst, at any rate: 5 ms at 3.4 Gbit/s. Larger: longer bursts on very fast paths; smaller: those fall behind
-/// their rate after late wake-ups.
+/// The largest burst, at any rate: 5 ms at 3.4 Gbit/s. Larger: longer bursts on very fast paths; smaller:
+/// those fall behind their rate after late wake-ups.
 const MAX_BURST_BYTES: u64 = 2 << 20;
 /// Packets that a burst may always hold, so that slow paths can send. More: bursts on slow paths.
 const MIN_BURST_PACKETS: u64 = 4;
 
 /// A batch is what the rate carries in this time …
 const BATCH_TIME: Duration = Duration::from_millis(8);
-/// … but at most this many bytes: a TLS record (RFC 8446 §5.1). Each write inside TCP costs a TLS record and mostly a segment
-/// that is not full: without batches segments had 950 instead of 1190 bytes. Smaller: half-empty segments; larger: bursts.
+/// … but at most this many bytes: a TLS record (RFC 8446 §5.1). Each write inside TCP costs a TLS record and
+/// mostly a segment that is not full: without batches segments had 950 instead of 1190 bytes. Smaller:
+/// half-empty segments; larger: bursts.
 const MAX_BATCH_BYTES: u64 = 16 << 10;
 
 /// A token bucket that spreads a path's packets over time.
@@ -47,7 +48,8 @@ impl Pacer {
         }
     }
 
-    /// Sets whether packets leave in batches rather than one by one, because each write costs bytes on the wire.
+    /// Sets whether packets leave in batches rather than one by one, because each write costs bytes on the
+    /// wire.
     pub fn set_batching(&mut self, batching: bool) {
         (self.batching, self.saving) = (batching, self.saving && batching);
     }
@@ -62,7 +64,8 @@ impl Pacer {
             return;
         };
         let grown = bytes_of(rate, elapsed);
-        // Time too short for one byte is kept for the next call, so that frequent calls do not starve a slow path.
+        // Time too short for one byte is kept for the next call, so that frequent calls do not starve a slow
+        // path.
         if grown > 0 || self.tokens >= self.capacity(rate) {
             self.last = now;
             self.tokens = self.tokens.saturating_add_unsigned(grown).min(self.capacity(rate));

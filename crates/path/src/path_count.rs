@@ -1,12 +1,14 @@
-//! How many paths a link gets (option `pipes = "auto"`): more than one helps where an operator limits each UDP session.
+//! How many paths a link gets (option `pipes = "auto"`): more than one helps where an operator limits each
+//! UDP session.
 //!
-//! In: the bytes that the link has carried, the time, and hints from its address and DNS name. Out: how many paths are open,
-//! how many of them carry data, and why.
+//! In: the bytes that the link has carried, the time, and hints from its address and DNS name. Out: how many
+//! paths are open, how many of them carry data, and why.
 //!
-//! One more path is tested while the link is busy without a break: it carries data in every second turn, so that changes of
-//! the demand affect turns with and without it alike. It stays if the link carries clearly more with it in turn after turn.
-//! Always holds: a path is added or removed only after seconds of measurement; a path is unused for a while before it is
-//! closed, so that nothing is in flight on it; after a test that changed nothing the next one waits twice as long.
+//! One more path is tested while the link is busy without a break: it carries data in every second turn, so
+//! that changes of the demand affect turns with and without it alike. It stays if the link carries clearly
+//! more with it in turn after turn. Always holds: a path is added or removed only after seconds of
+//! measurement; a path is unused for a while before it is closed, so that nothing is in flight on it; after a
+//! test that changed nothing the next one waits twice as long.
 
 use std::{
     collections::VecDeque,
@@ -17,39 +19,42 @@ use std::{
 use mpvpn_types::{Duration, Instant, target::PIPES};
 use tracing::{debug, trace};
 
-/// Paths of a link at most. More: path IDs and sockets; fewer: a stricter limit per session is not made up for. Chosen
-/// (docs/design/pipes.md).
+/// Paths of a link at most. More: path IDs and sockets; fewer: a stricter limit per session is not made up
+/// for. Chosen (docs/design/pipes.md).
 const MAX_PATHS: u8 = 8;
-/// Bytes/s (1 Mbit/s) from which a direction is busy. Lower: tests on idle links; higher: slow links are never tested.
+/// Bytes/s (1 Mbit/s) from which a direction is busy. Lower: tests on idle links; higher: slow links are
+/// never tested.
 pub const MIN_BUSY_RATE: f64 = 125_000.0;
-/// Consecutive samples (one a second) that show whether a link is busy without a break. Fewer: tests during bursts; more:
-/// tests are rare.
+/// Consecutive samples (one a second) that show whether a link is busy without a break. Fewer: tests during
+/// bursts; more: tests are rare.
 const SAMPLES: usize = 5;
-/// Samples further apart than this are not consecutive: one may be missing, as the caller samples once a second.
+/// Samples further apart than this are not consecutive: one may be missing, as the caller samples once a
+/// second.
 const MAX_SAMPLE_GAP: Duration = Duration::from_secs(3);
-/// How long congestion control gets to find the new rate before a turn is measured: this, and so many round trips, and at
-/// most [`MAX_SETTLING_TIME`]. Shorter: the previous rate is measured; longer: tests take longer.
+/// How long congestion control gets to find the new rate before a turn is measured: this, and so many round
+/// trips, and at most [`MAX_SETTLING_TIME`]. Shorter: the previous rate is measured; longer: tests take
+/// longer.
 const SETTLING_TIME: Duration = Duration::from_secs(2);
 const SETTLING_ROUNDS: u32 = 10;
 const MAX_SETTLING_TIME: Duration = Duration::from_secs(10);
 /// How long each turn is measured. Shorter: noise; longer: tests take longer. Chosen.
 const MEASURING_TIME: Duration = Duration::from_secs(3);
-/// Pairs of turns after which a clear case is decided, and after which every case is. Fewer: noise decides; more: tests take
-/// longer.
+/// Pairs of turns after which a clear case is decided, and after which every case is. Fewer: noise decides;
+/// more: tests take longer.
 const CLEAR_PAIRS: usize = 2;
 const ALL_PAIRS: usize = 5;
-/// The gain that one more path needs to stay: this share of what a path carries, and this share of what the link carries.
-/// Lower: useless paths stay; higher: useful ones are closed. Chosen.
+/// The gain that one more path needs to stay: this share of what a path carries, and this share of what the
+/// link carries. Lower: useless paths stay; higher: useful ones are closed. Chosen.
 const MIN_GAIN_OF_PATH: f64 = 0.25;
 const MIN_GAIN_OF_LINK: f64 = 0.1;
 /// How long a path is unused before it is closed. Shorter: packets in flight are lost.
 const DRAIN_TIME: Duration = Duration::from_secs(3);
-/// The pause after the first test that changed nothing; it doubles each time. Shorter: tests cost rate; longer: a change of
-/// the operator's limit is found late.
+/// The pause after the first test that changed nothing; it doubles each time. Shorter: tests cost rate;
+/// longer: a change of the operator's limit is found late.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(4 * 3600);
-/// Rates above this many times those of the last test make its result obsolete. Lower: more tests; higher: a faster link
-/// keeps too few paths. Chosen.
+/// Rates above this many times those of the last test make its result obsolete. Lower: more tests; higher: a
+/// faster link keeps too few paths. Chosen.
 const OBSOLETE_RATE_RATIO: f64 = 1.5;
 
 const ORDINALS: [&str; 9] = ["", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
@@ -76,7 +81,8 @@ impl SessionLimitHint {
         const OPERATOR: &str = "starlinkisp.net";
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let under = name.strip_suffix(OPERATOR)?;
-        // The owner of the address chooses the name: only printable names of valid length count (RFC 1035 §2.3.4).
+        // The owner of the address chooses the name: only printable names of valid length count (RFC 1035
+        // §2.3.4).
         let plain = name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_graphic());
         (plain && (under.is_empty() || under.ends_with('.'))).then_some(Self::OperatorName(name))
     }
@@ -206,8 +212,8 @@ impl PathCountController {
         Self { link: link.to_owned(), ..self }
     }
 
-    /// Takes a hint. If nothing was measured yet, the link has two paths from now on, and the first test is whether the
-    /// second one helps.
+    /// Takes a hint. If nothing was measured yet, the link has two paths from now on, and the first test is
+    /// whether the second one helps.
     pub fn set_hint(&mut self, hint: SessionLimitHint) {
         let nothing_known = self.last_result.is_none() && !self.is_testing();
         if self.hint.is_none() && self.chosen == 1 && nothing_known {
@@ -222,8 +228,8 @@ impl PathCountController {
         }
     }
 
-    /// Takes a sample of the link's byte counters; to be called about once a second. `may_test`: the link may be tested now.
-    /// `rtt`: its round-trip time.
+    /// Takes a sample of the link's byte counters; to be called about once a second. `may_test`: the link may
+    /// be tested now. `rtt`: its round-trip time.
     pub fn update(&mut self, now: Instant, carried: LinkBytes, rtt: Duration, may_test: bool) {
         self.add_sample(now, carried);
         match &mut self.state {
@@ -305,7 +311,8 @@ impl PathCountController {
         self.recent.push_back(carried.rates(before, passed));
     }
 
-    /// The lowest rate of the last samples, if they vary so little that the link limits the rate, not pauses of the demand.
+    /// The lowest rate of the last samples, if they vary so little that the link limits the rate, not pauses
+    /// of the demand.
     fn steady_rate(&self, direction: usize) -> Option<f64> {
         let rates = || self.recent.iter().map(|rates| rates[direction]);
         let (least, most) = (rates().fold(f64::MAX, f64::min), rates().fold(0.0, f64::max));
@@ -316,7 +323,8 @@ impl PathCountController {
         [0, 1].into_iter().any(|direction| self.steady_rate(direction).is_some())
     }
 
-    /// Shortens the pause if the link carries clearly more than in the last test, whose result is obsolete then.
+    /// Shortens the pause if the link carries clearly more than in the last test, whose result is obsolete
+    /// then.
     fn shorten_pause_if_obsolete(&mut self, now: Instant) {
         let (State::Resting(Some(until)), Some(last_result)) = (&self.state, &self.last_result) else {
             return;
@@ -490,8 +498,8 @@ impl PathTest {
         }
     }
 
-    /// The gain of the path in a direction that was busy in all turns, and in how many pairs the turn with the path was
-    /// better.
+    /// The gain of the path in a direction that was busy in all turns, and in how many pairs the turn with
+    /// the path was better.
     fn gain(&self, direction: usize) -> Option<(f64, usize)> {
         if self.turns.iter().any(|rates| rates[direction] < MIN_BUSY_RATE) {
             return None;

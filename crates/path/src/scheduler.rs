@@ -1,9 +1,9 @@
 //! The packet schedulers: one file each, and the table of them.
 //!
-//! In: the paths that may carry data, with their available windows ([`PathCandidate`]). Out: the path that carries the next
-//! packets, and properties of the scheduler: whether flows are pinned to paths, whether one link carries everything, how
-//! much a path gets at a time. Always holds: a scheduler is a file of this folder, a module and a line of the table below;
-//! nothing else in the program names it.
+//! In: the paths that may carry data, with their available windows ([`PathCandidate`]). Out: the path that
+//! carries the next packets, and properties of the scheduler: whether flows are pinned to paths, whether one
+//! link carries everything, how much a path gets at a time. Always holds: a scheduler is a file of this
+//! folder, a module and a line of the table below; nothing else in the program names it.
 
 mod auto;
 mod balanced;
@@ -22,11 +22,12 @@ use crate::selector::{MAX_WORK_DEFICIT_SECS, PathCandidate, Selection, Work};
 
 /// The behaviour of a scheduler.
 pub(crate) trait Policy: Debug + Sync {
-    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path. `candidates` are
-    /// in the scheduler's order of preference.
+    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path.
+    /// `candidates` are in the scheduler's order of preference.
     fn pick(&self, work: &mut Work, candidates: &[PathCandidate], backlog: u64) -> Option<Selection>;
 
-    /// The divisor of a path's carried bytes before paths are compared: its rate (bytes/s), unless overridden.
+    /// The divisor of a path's carried bytes before paths are compared: its rate (bytes/s), unless
+    /// overridden.
     fn share(&self, candidate: &PathCandidate) -> f64 {
         candidate.rate.max(1) as f64
     }
@@ -56,7 +57,8 @@ pub(crate) trait Policy: Debug + Sync {
         false
     }
 
-    /// Whether this packet's flow is pinned to a path. `numbered`: the peer restores the order of numbered packets.
+    /// Whether this packet's flow is pinned to a path. `numbered`: the peer restores the order of numbered
+    /// packets.
     fn pins(&self, _packet: &QueuedPacket, _numbered: bool) -> bool {
         self.keeps_flows_on_paths()
     }

@@ -2,11 +2,11 @@ use mpvpn_types::{Duration, Instant, PathId, target::SCHEDULER};
 
 use crate::scheduler::{Policy, Scheduler};
 
-/// How far a path may fall behind in carried work, in seconds of its rate, and still catch up. Larger: longer bursts on
-/// that path afterwards; smaller: a path with gaps loses its share. Chosen.
+/// How far a path may fall behind in carried work, in seconds of its rate, and still catch up. Larger: longer
+/// bursts on that path afterwards; smaller: a path with gaps loses its share. Chosen.
 pub(crate) const MAX_WORK_DEFICIT_SECS: f64 = 0.05;
-/// How long a packet with copies waits for available window on enough paths: a path without a limit has some several times
-/// in this time. Larger: packets wait for slow paths; smaller: fewer packets get copies.
+/// How long a packet with copies waits for available window on enough paths: a path without a limit has some
+/// several times in this time. Larger: packets wait for slow paths; smaller: fewer packets get copies.
 const COPY_WAIT: Duration = Duration::from_millis(5);
 
 /// A path that could carry the next packets, with what the scheduler knows of it.
@@ -59,7 +59,8 @@ impl Selection {
     }
 }
 
-/// How much each path has carried, as bytes / [`Policy::share`]: in seconds of its rate, or per unit of weight.
+/// How much each path has carried, as bytes / [`Policy::share`]: in seconds of its rate, or per unit of
+/// weight.
 #[derive(Debug, Default)]
 pub(crate) struct Work(Vec<(PathId, f64)>);
 
@@ -76,8 +77,8 @@ impl Work {
         }
     }
 
-    /// The index of the path with available window that has carried the least of its share. A path that had no window for
-    /// a while catches up on at most [`Policy::max_deficit`].
+    /// The index of the path with available window that has carried the least of its share. A path that had
+    /// no window for a while catches up on at most [`Policy::max_deficit`].
     pub(crate) fn least(&mut self, policy: &dyn Policy, candidates: &[PathCandidate]) -> Option<usize> {
         self.0.retain(|(id, _)| candidates.iter().any(|candidate| candidate.id == *id));
         let most = self.0.iter().map(|(_, work)| *work).fold(0.0, f64::max);
@@ -109,7 +110,8 @@ impl PathSelector {
         Self::default()
     }
 
-    /// Sets on how many paths every packet leaves, under each scheduler; [`Scheduler::Redundant`] takes all paths anyway.
+    /// Sets on how many paths every packet leaves, under each scheduler; [`Scheduler::Redundant`] takes all
+    /// paths anyway.
     pub fn set_copies(&mut self, copies: u8) {
         self.copies = copies.saturating_sub(1);
     }
@@ -119,8 +121,8 @@ impl PathSelector {
         self.copies + 1
     }
 
-    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path. `candidates` are
-    /// in the scheduler's order of preference.
+    /// The path that carries the next packets while `backlog` bytes wait; `None` to wait for a better path.
+    /// `candidates` are in the scheduler's order of preference.
     pub fn pick(
         &mut self,
         now: Instant,
@@ -160,8 +162,9 @@ impl PathSelector {
         self.waiting_since.map(|since| since + COPY_WAIT).filter(|at| *at > now)
     }
 
-    /// Whether `copies` paths beside the one at `index` have available window, or [`COPY_WAIT`] is over. Paths with less than
-    /// half of the rate of the path at `index` are not waited for: they could copy no more than half of the packets.
+    /// Whether `copies` paths beside the one at `index` have available window, or [`COPY_WAIT`] is over.
+    /// Paths with less than half of the rate of the path at `index` are not waited for: they could copy
+    /// no more than half of the packets.
     fn has_window_for_copies(
         &mut self,
         now: Instant,
@@ -211,11 +214,11 @@ pub fn first_to_arrive_if(
     with_room.min_by_key(|(_, candidate)| candidate.arrival_delay(0)).map(|(at, _)| at)
 }
 
-/// The path delay difference of `candidates[index]`: how much later data arrives there than on the quickest path, without
-/// queues; and how many bytes from quicker paths the peer has to hold for that long.
+/// The path delay difference of `candidates[index]`: how much later data arrives there than on the quickest
+/// path, without queues; and how many bytes from quicker paths the peer has to hold for that long.
 ///
-/// Acknowledgements return on the quickest path, so round-trip times differ by as much as one-way delays: the difference is
-/// twice that of the halved round-trip times in `one_way_delay`.
+/// Acknowledgements return on the quickest path, so round-trip times differ by as much as one-way delays: the
+/// difference is twice that of the halved round-trip times in `one_way_delay`.
 pub fn delay_difference(candidates: &[PathCandidate], at: usize) -> (Duration, u64) {
     let (mut most, mut held) = (Duration::ZERO, 0u64);
     for other in candidates {
@@ -242,8 +245,8 @@ mod tests {
         }
     }
 
-    /// Sends `packets` packets each millisecond for a second, on paths whose available window follows their rate; returns
-    /// the share of each path.
+    /// Sends `packets` packets each millisecond for a second, on paths whose available window follows their
+    /// rate; returns the share of each path.
     fn run(scheduler: Scheduler, mut candidates: Vec<PathCandidate>, packets: u32) -> Vec<f64> {
         let (mut choice, now) = (PathSelector::new(), Instant::now());
         let mut sent = vec![0u64; candidates.len()];

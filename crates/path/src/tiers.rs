@@ -2,16 +2,17 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::SCHEDULER};
 
 use crate::{Scheduler, Utilization};
 
-/// How long all working primary paths have to be full before overflow links carry data. Shorter: bursts bring paid links
-/// into use; longer: downloads are slow for longer. Chosen (docs/design/scheduler.md).
+/// How long all working primary paths have to be full before overflow links carry data. Shorter: bursts bring
+/// paid links into use; longer: downloads are slow for longer. Chosen (docs/design/scheduler.md).
 const FULL_FOR: Duration = Duration::from_millis(300);
-/// How long a path counts as full after a measurement said so, because the next one may take as long (8 of 20 ms). Shorter:
-/// gaps between measurements count as spare; longer: spare capacity is noticed late.
+/// How long a path counts as full after a measurement said so, because the next one may take as long (8 of 20
+/// ms). Shorter: gaps between measurements count as spare; longer: spare capacity is noticed late.
 const FULL_HOLD: Duration = Duration::from_millis(250);
-/// How long, in sum, primary paths must have had spare capacity before overflow links are released. Shorter: links come and
-/// go; longer: paid links carry data for longer. Chosen.
+/// How long, in sum, primary paths must have had spare capacity before overflow links are released. Shorter:
+/// links come and go; longer: paid links carry data for longer. Chosen.
 const SPARE_FOR: Duration = Duration::from_secs(5);
-/// If overflow links are needed again this soon after their release, [`SPARE_FOR`] doubles, up to [`MAX_SPARE_FOR`]. Chosen.
+/// If overflow links are needed again this soon after their release, [`SPARE_FOR`] doubles, up to
+/// [`MAX_SPARE_FOR`]. Chosen.
 const EARLY_RELEASE: Duration = Duration::from_secs(20);
 const MAX_SPARE_FOR: Duration = Duration::from_secs(80);
 
@@ -64,8 +65,8 @@ impl Placement {
 
 /// Decides which paths of a connection carry data, by the tiers of their links.
 ///
-/// Overflow paths carry data while all working primary paths are full, and until those had spare capacity for some seconds.
-/// Each end of a tunnel decides for the data that it sends.
+/// Overflow paths carry data while all working primary paths are full, and until those had spare capacity for
+/// some seconds. Each end of a tunnel decides for the data that it sends.
 #[derive(Clone, Debug)]
 pub struct Tiers {
     last: Option<Instant>,
@@ -97,8 +98,9 @@ impl Tiers {
         self.overflowing
     }
 
-    /// The placement of each of `paths`. `links`: how many links carry each packet (copies); if fewer are active, links of
-    /// later tiers are activated, but no metered ones. `measured`: the utilizations are new.
+    /// The placement of each of `paths`. `links`: how many links carry each packet (copies); if fewer are
+    /// active, links of later tiers are activated, but no metered ones. `measured`: the utilizations are
+    /// new.
     pub fn placements(
         &mut self,
         now: Instant,
@@ -221,7 +223,8 @@ mod tests {
         Tiers::default().placements(Instant::now(), scheduler, paths, 1, true)
     }
 
-    /// Lets `time` pass with this utilization of the first path; returns how long the overflow path carried data.
+    /// Lets `time` pass with this utilization of the first path; returns how long the overflow path carried
+    /// data.
     fn run(tiers: &mut Tiers, now: &mut Instant, time: Duration, load: Utilization) -> Duration {
         let paths = [
             TieredPath { utilization: load, ..path(0, Tier::Primary) },

@@ -1,34 +1,34 @@
 //! Whether the packets of a link travel over UDP, or inside a TCP connection where the network blocks UDP.
 //!
-//! In: the health of both transports of the link, and the outcome of TCP connection attempts. Out: when to open or close a
-//! TCP connection, and which transport carries data if both work. Always holds: UDP has a head start; after failed attempts
-//! the pause doubles; of two working transports one is closed in the end.
+//! In: the health of both transports of the link, and the outcome of TCP connection attempts. Out: when to
+//! open or close a TCP connection, and which transport carries data if both work. Always holds: UDP has a
+//! head start; after failed attempts the pause doubles; of two working transports one is closed in the end.
 
 use mpvpn_types::{Duration, Instant, Transport, target::TRANSPORT};
 use tracing::{debug, trace};
 
-/// How long only UDP is tried on a link that has come up (the Connection Attempt Delay of RFC 8305 §5). Shorter: needless
-/// TCP connections; longer: slow start where UDP is blocked.
+/// How long only UDP is tried on a link that has come up (the Connection Attempt Delay of RFC 8305 §5).
+/// Shorter: needless TCP connections; longer: slow start where UDP is blocked.
 const HEAD_START: Duration = Duration::from_millis(250);
 /// As [`HEAD_START`], once something arrived over UDP: QUIC handshakes are in progress.
 const ANSWERED_HEAD_START: Duration = Duration::from_millis(1500);
 /// As [`HEAD_START`], where UDP fell silent: a few lost heartbeats are no reason for TCP yet.
 const SILENCE_HEAD_START: Duration = Duration::from_millis(200);
-/// How long UDP must work again before it carries data; doubled for each relapse. Shorter: flapping; longer: TCP is used for
-/// longer. Chosen (docs/design/transport.md).
+/// How long UDP must work again before it carries data; doubled for each relapse. Shorter: flapping; longer:
+/// TCP is used for longer. Chosen (docs/design/transport.md).
 const TRUST_TIME: Duration = Duration::from_secs(1);
 /// The longest such time.
 const MAX_TRUST_TIME: Duration = Duration::from_secs(16);
-/// How long the TCP connection stays open after that; doubled for each relapse. Shorter: a new TCP connection at each
-/// relapse; longer: an idle connection. Chosen.
+/// How long the TCP connection stays open after that; doubled for each relapse. Shorter: a new TCP connection
+/// at each relapse; longer: an idle connection. Chosen.
 const KEEP_TIME: Duration = Duration::from_secs(3);
 const MAX_KEEP_TIME: Duration = Duration::from_secs(60);
 /// A failure of UDP within this time after it was trusted again is a relapse.
 const RELAPSE_WINDOW: Duration = Duration::from_secs(60);
 /// How long UDP must work before a TCP connection attempt is cancelled. Longer: needless attempts end late.
 const UDP_WORKS_TIME: Duration = Duration::from_millis(500);
-/// How long a TCP connection may be silent before another one is opened: TCP's retransmission timer doubles each time, so a
-/// new connection is quicker. Shorter: needless connections; longer: longer gaps.
+/// How long a TCP connection may be silent before another one is opened: TCP's retransmission timer doubles
+/// each time, so a new connection is quicker. Shorter: needless connections; longer: longer gaps.
 const MAX_TCP_SILENCE: Duration = Duration::from_secs(1);
 /// As [`MAX_TCP_SILENCE`], after the link itself was down: a connection that survives answers soon.
 const MAX_TCP_SILENCE_AFTER_OUTAGE: Duration = Duration::from_millis(400);
@@ -36,8 +36,9 @@ const MAX_TCP_SILENCE_AFTER_OUTAGE: Duration = Duration::from_millis(400);
 const MAX_TCP_SILENCE_AT_FIRST: Duration = Duration::from_secs(4);
 /// A TCP connection that worked for this long resets the pause between attempts. Chosen.
 const MIN_USEFUL_LIFETIME: Duration = Duration::from_secs(10);
-/// The time from the start of a failed attempt to the next one; it doubles up to [`MAX_ATTEMPT_INTERVAL`]. An attempt that
-/// takes longer to fail is followed at once. Shorter: load; longer: the link stays down for longer. Chosen.
+/// The time from the start of a failed attempt to the next one; it doubles up to [`MAX_ATTEMPT_INTERVAL`]. An
+/// attempt that takes longer to fail is followed at once. Shorter: load; longer: the link stays down for
+/// longer. Chosen.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_ATTEMPT_INTERVAL: Duration = Duration::from_secs(15);
 

@@ -1,24 +1,24 @@
 //! A model-based congestion controller in the shape of BBR (Cardwell et al., "BBR: Congestion-Based
 //! Congestion Control", ACM Queue 14(5), 2016; draft-cardwell-iccrg-bbr-congestion-control-00).
 //!
-//! In: acknowledgements, losses, and whether the sender had more to send. Out: a congestion window and a pacing rate that
-//! keep a path busy without filling its queue.
+//! In: acknowledgements, losses, and whether the sender had more to send. Out: a congestion window and a
+//! pacing rate that keep a path busy without filling its queue.
 //!
-//! A tunnel is not a bulk sender: its traffic is clocked by the flows inside, comes in bursts and pauses. So this differs
-//! from the paper:
-//! - The rate is the highest delivery rate shown ([`Delivery`]). It falls only while the path was full, never because less
-//!   was sent.
-//! - The round-trip time without a queue is measured in the drain after each probe. There is no ProbeRTT phase that holds
-//!   the window down for 200 ms, which flows inside answer with losses.
-//! - The shortest round trip is not the base round-trip time: where delay varies and packets do not overtake each other, a
-//!   lone packet is quicker than any in a busy stream. Where a stream is slower, a [`QueueProbe`] shows whether that is a
-//!   queue.
-//! - A probe that finds a higher rate is repeated at once: a rate that was measured while this machine was busy is corrected
-//!   in a few round trips.
-//! - Losses by themselves change nothing; lost bytes are not delivered, and lower the rate so. Losses that occur at any rate
-//!   are compensated ([`RandomLoss`](crate::random_loss::RandomLoss)).
-//! - A mark of congestion (ECN CE, RFC 3168) says that a queue is there. A round with marks is a round with a queue: it ends
-//!   startup and probes, and is followed by a cruise below the rate.
+//! A tunnel is not a bulk sender: its traffic is clocked by the flows inside, comes in bursts and pauses. So
+//! this differs from the paper:
+//! - The rate is the highest delivery rate shown ([`Delivery`]). It falls only while the path was full, never
+//!   because less was sent.
+//! - The round-trip time without a queue is measured in the drain after each probe. There is no ProbeRTT
+//!   phase that holds the window down for 200 ms, which flows inside answer with losses.
+//! - The shortest round trip is not the base round-trip time: where delay varies and packets do not overtake
+//!   each other, a lone packet is quicker than any in a busy stream. Where a stream is slower, a
+//!   [`QueueProbe`] shows whether that is a queue.
+//! - A probe that finds a higher rate is repeated at once: a rate that was measured while this machine was
+//!   busy is corrected in a few round trips.
+//! - Losses by themselves change nothing; lost bytes are not delivered, and lower the rate so. Losses that
+//!   occur at any rate are compensated ([`RandomLoss`](crate::random_loss::RandomLoss)).
+//! - A mark of congestion (ECN CE, RFC 3168) says that a queue is there. A round with marks is a round with a
+//!   queue: it ends startup and probes, and is followed by a cruise below the rate.
 
 use mpvpn_types::{Duration, Instant};
 
@@ -27,84 +27,88 @@ use crate::{
     queue_probe::{self, QueueProbe},
 };
 
-/// The pacing and window gain of startup, 2/ln 2: the smallest that doubles the delivery rate each round (BBR). Smaller: more
-/// rounds; larger: more queue.
+/// The pacing and window gain of startup, 2/ln 2: the smallest that doubles the delivery rate each round
+/// (BBR). Smaller: more rounds; larger: more queue.
 const STARTUP_GAIN: f64 = 2.885;
-/// The pacing gains of the eight phases of a cycle, each a round trip long: a probe, a drain, and six cruise phases (BBR).
-/// Cruise gains are above 1 because a sender with late wake-ups would otherwise stay below the rate; the drain removes the
-/// queue that this builds. Smaller: the rate sinks; larger: a standing queue.
+/// The pacing gains of the eight phases of a cycle, each a round trip long: a probe, a drain, and six cruise
+/// phases (BBR). Cruise gains are above 1 because a sender with late wake-ups would otherwise stay below the
+/// rate; the drain removes the queue that this builds. Smaller: the rate sinks; larger: a standing queue.
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
-/// The gains of a probe and its drain, by how many consecutive probes found a higher rate: a rate far below the path's was
-/// measured while little was sent, and is corrected as quickly as in startup. Smaller: slow return; larger: queue of a probe.
+/// The gains of a probe and its drain, by how many consecutive probes found a higher rate: a rate far below
+/// the path's was measured while little was sent, and is corrected as quickly as in startup. Smaller: slow
+/// return; larger: queue of a probe.
 const PROBES: [(f64, f64); 4] = [(CYCLE[0], CYCLE[1]), (CYCLE[0], CYCLE[1]), (1.5, 0.6), (2.0, 0.5)];
 /// The cruise gain while there is a queue. Smaller: rate is given away; larger: the queue stands for longer.
 pub(crate) const QUEUE_CRUISE_GAIN: f64 = 0.96;
-/// The cruise gain inside TCP without a queue: a little more than TCP carries, so that it never runs dry and sends full
-/// segments. Smaller: TCP runs dry; larger: queue. Measured (docs/performance.md, "Inside TCP").
+/// The cruise gain inside TCP without a queue: a little more than TCP carries, so that it never runs dry and
+/// sends full segments. Smaller: TCP runs dry; larger: queue. Measured (docs/performance.md, "Inside TCP").
 const TCP_CRUISE_GAIN: f64 = 1.1;
-/// The drain gain inside TCP, and the time between two drains: one every 270 ms lost a third of the rate in two windows of
-/// eight.
+/// The drain gain inside TCP, and the time between two drains: one every 270 ms lost a third of the rate in
+/// two windows of eight.
 const TCP_DRAIN_GAIN: f64 = 0.5;
 const TCP_DRAIN_INTERVAL: Duration = Duration::from_secs(2);
-/// If this many consecutive drains inside TCP leave a queue, the path has become longer. Fewer: a queue is taken for the path;
-/// more: a longer path is used late. Not derived (docs/design/congestion-control.md).
+/// If this many consecutive drains inside TCP leave a queue, the path has become longer. Fewer: a queue is
+/// taken for the path; more: a longer path is used late. Not derived (docs/design/congestion-control.md).
 const MAX_USELESS_DRAINS: u32 = 2;
-/// Inside TCP the cruise gain is 1 − queue / max of this and [`TCP_EASE_ROUNDS`] round trips, but at least [`MIN_EASE`].
-/// Shorter: TCP runs dry; longer: queues of 60 ms and more.
+/// Inside TCP the cruise gain is 1 − queue / max of this and [`TCP_EASE_ROUNDS`] round trips, but at least
+/// [`MIN_EASE`]. Shorter: TCP runs dry; longer: queues of 60 ms and more.
 const TCP_EASE_DELAY: Duration = Duration::from_millis(100);
 const TCP_EASE_ROUNDS: u32 = 4;
 pub(crate) const MIN_EASE: f64 = 0.8;
-/// The congestion window after startup in bandwidth-delay products (BBR). Smaller: the window limits paths with varying
-/// delay; larger: more in flight when a queue stands.
+/// The congestion window after startup in bandwidth-delay products (BBR). Smaller: the window limits paths
+/// with varying delay; larger: more in flight when a queue stands.
 const WINDOW_GAIN: f64 = 2.0;
-/// The least congestion window, in what is sent in the smoothed round-trip time. Smaller: the window limits paths with varying
-/// delay, which looks like a slower path; larger: more in flight when a queue stands.
+/// The least congestion window, in what is sent in the smoothed round-trip time. Smaller: the window limits
+/// paths with varying delay, which looks like a slower path; larger: more in flight when a queue stands.
 const SMOOTHED_WINDOW_GAIN: f64 = 1.25;
-/// Startup ends after [`FULL_ROUNDS`] rounds in which the rate grew by less than this factor (BBR). Fewer rounds: startup ends
-/// early; more: a longer queue.
+/// Startup ends after [`FULL_ROUNDS`] rounds in which the rate grew by less than this factor (BBR). Fewer
+/// rounds: startup ends early; more: a longer queue.
 const FULL_GROWTH: f64 = 1.25;
 const FULL_ROUNDS: u32 = 3;
-/// Rounds without growth but with a suspected queue after which startup runs a queue probe: flows inside that are paced leave
-/// nothing waiting, though the path is full. Fewer: startup ends early; more: twice the rate for longer.
+/// Rounds without growth but with a suspected queue after which startup runs a queue probe: flows inside that
+/// are paced leave nothing waiting, though the path is full. Fewer: startup ends early; more: twice the rate
+/// for longer.
 const ROUNDS_BEFORE_QUEUE_PROBE: u32 = 6;
-/// Consecutive windows with a queue after which a queue probe starts; a draining queue is shorter-lived. Fewer: needless
-/// probes; more: queues stand for longer.
+/// Consecutive windows with a queue after which a queue probe starts; a draining queue is shorter-lived.
+/// Fewer: needless probes; more: queues stand for longer.
 const WINDOWS_BEFORE_QUEUE_PROBE: u32 = 4;
-/// The growth of the rate from which a probe was successful: above the noise of one window. Smaller: probes repeat on noise;
-/// larger: a wrong rate is corrected late.
+/// The growth of the rate from which a probe was successful: above the noise of one window. Smaller: probes
+/// repeat on noise; larger: a wrong rate is corrected late.
 const PROBE_SUCCESS_GROWTH: f64 = 1.08;
-/// How long a shortest round trip counts (BBR). Shorter: a queue is taken for the path; longer: a longer path is taken for a
-/// queue.
+/// How long a shortest round trip counts (BBR). Shorter: a queue is taken for the path; longer: a longer path
+/// is taken for a queue.
 const MAX_MIN_RTT_AGE: Duration = Duration::from_secs(10);
 /// The share of losses in a window from which the drain lasts a full round, to measure random loss. Chosen.
 const MIN_LOSS_FOR_FULL_DRAIN: f64 = 0.02;
-/// Windows of a busy path over which the shortest round trip is taken: two cycles, so that it includes drains. Fewer: a queue
-/// is taken for the path; more: a longer path is found late.
+/// Windows of a busy path over which the shortest round trip is taken: two cycles, so that it includes
+/// drains. Fewer: a queue is taken for the path; more: a longer path is found late.
 const BASE_RTT_WINDOWS: usize = 16;
-/// After this long without use, earlier round trips of a busy path are forgotten: the path may have changed. Shorter: the base
-/// is lost in pauses; longer: an old base counts.
+/// After this long without use, earlier round trips of a busy path are forgotten: the path may have changed.
+/// Shorter: the base is lost in pauses; longer: an old base counts.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(2);
-/// A path carries little below this fraction (one over it) of its rate, in two consecutive windows. No measurement.
+/// A path carries little below this fraction (one over it) of its rate, in two consecutive windows. No
+/// measurement.
 const LITTLE_RATE_DIVISOR: u64 = 8;
 /// Less than this rate (bytes/s) is little on any path. No measurement.
 const LITTLE_RATE: u64 = 64_000;
-/// Windows with little traffic over which the longest round trip is taken, for the variation of delay. No measurement.
+/// Windows with little traffic over which the longest round trip is taken, for the variation of delay. No
+/// measurement.
 const QUIET_WINDOWS: usize = 32;
-/// The largest packet that held-back acknowledgements are counted with (bytes): a UDP payload on Ethernet. With larger ones
-/// (inside TCP) ten packets would be a queue on a slow link.
+/// The largest packet that held-back acknowledgements are counted with (bytes): a UDP payload on Ethernet.
+/// With larger ones (inside TCP) ten packets would be a queue on a slow link.
 const ETHERNET_PAYLOAD: u64 = 1472;
 /// The least congestion window in packets (BBR). Larger: queue on slow paths.
 const MIN_WINDOW_PACKETS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The rate doubles every round, until it stops growing; `best` is the highest rate so far, `rounds` counts rounds without
-    /// growth, `queued` those of them with a suspected queue.
+    /// The rate doubles every round, until it stops growing; `best` is the highest rate so far, `rounds`
+    /// counts rounds without growth, `queued` those of them with a suspected queue.
     Startup { best: u64, rounds: u32, queued: u32 },
     /// The queue of startup is drained.
     Drain,
-    /// The gains of [`CYCLE`] in turn; `before` is the rate when the last probe began, and `found` the number of consecutive
-    /// successful probes, an index into [`PROBES`].
+    /// The gains of [`CYCLE`] in turn; `before` is the rate when the last probe began, and `found` the number
+    /// of consecutive successful probes, an index into [`PROBES`].
     Cruise { phase: usize, since: Instant, before: u64, found: usize },
 }
 
@@ -145,8 +149,8 @@ pub(crate) struct Bbr {
     min_rtt: Option<(Duration, Instant)>,
     /// The shortest round trip since `min_rtt` was set, which replaces it when that is too old.
     next_min: Option<Duration>,
-    /// The shortest round trip of each of the last windows in which the path was busy; inside TCP, where drains are rare, each
-    /// entry covers several windows.
+    /// The shortest round trip of each of the last windows in which the path was busy; inside TCP, where
+    /// drains are rare, each entry covers several windows.
     windows: [Duration; BASE_RTT_WINDOWS],
     /// The least of them, cached because it is needed for each acknowledged packet.
     least_window: Duration,
@@ -155,7 +159,8 @@ pub(crate) struct Bbr {
     /// When the newest of them ended.
     last_busy: Option<Instant>,
     smoothed: Duration,
-    /// The longest round trips of windows with little traffic, which show how much the delay varies without a queue.
+    /// The longest round trips of windows with little traffic, which show how much the delay varies without
+    /// a queue.
     quiet: [Duration; QUIET_WINDOWS],
     /// The longest of them, cached.
     max_quiet: Duration,
@@ -208,8 +213,8 @@ impl Bbr {
         }
     }
 
-    /// Sets whether packets travel inside TCP, which controls congestion itself and loses nothing: then the controller only
-    /// keeps a short queue in front of TCP.
+    /// Sets whether packets travel inside TCP, which controls congestion itself and loses nothing: then the
+    /// controller only keeps a short queue in front of TCP.
     pub(crate) fn set_inside_tcp(&mut self, inside_tcp: bool) {
         self.inside_tcp = inside_tcp;
     }
@@ -240,7 +245,8 @@ impl Bbr {
         }
     }
 
-    /// Takes a complete window of [`Delivery`], about one round trip long; `rate` in bytes/s, `in_flight` in bytes.
+    /// Takes a complete window of [`Delivery`], about one round trip long; `rate` in bytes/s, `in_flight` in
+    /// bytes.
     pub(crate) fn on_round(&mut self, now: Instant, window: Window, rate: u64, in_flight: u64) {
         self.lossy = window.lost > MIN_LOSS_FOR_FULL_DRAIN;
         self.last_marked = std::mem::take(&mut self.marked);
@@ -274,8 +280,8 @@ impl Bbr {
             self.least_window = self.windows.iter().copied().fold(Duration::MAX, Duration::min);
         }
         let queue = self.has_queue(rate);
-        // An overflowing queue ends startup at once, also if there was not always something to send. Losses of packets that
-        // are too large for the path come without a queue, and do not count.
+        // An overflowing queue ends startup at once, also if there was not always something to send. Losses
+        // of packets that are too large for the path come without a queue, and do not count.
         let waited = self.min_rtt.is_some_and(|(least, _)| window.shortest > least + Delivery::ACK_DELAY);
         let overruns =
             window.overflows && waited && in_flight > self.max_in_flight_without_queue(rate) / 4 * 5;
@@ -293,8 +299,9 @@ impl Bbr {
                     *rounds += 1;
                     self.reason = "the rate no longer grows";
                 } else if queue && in_flight >= self.initial / 2 {
-                    // Flows inside that are paced at the path's rate leave nothing waiting here. With little in flight,
-                    // such as acknowledgements of a download, the queue is not of this sender, or on the return path.
+                    // Flows inside that are paced at the path's rate leave nothing waiting here. With little
+                    // in flight, such as acknowledgements of a download, the queue is not
+                    // of this sender, or on the return path.
                     *queued += 1;
                 }
                 let looks = *queued >= ROUNDS_BEFORE_QUEUE_PROBE;
@@ -347,8 +354,8 @@ impl Bbr {
             Phase::Startup { .. } => Some(self.smoothed),
             Phase::Drain | Phase::Cruise { .. } => Some(self.least_window),
         };
-        // A busy stream may have a queue at all times. The variation of delay without a queue shows while little is sent, or
-        // in a queue probe.
+        // A busy stream may have a queue at all times. The variation of delay without a queue shows while
+        // little is sent, or in a queue probe.
         let most =
             self.queue_probe.rtt_without_queue().into_iter().fold(least.max(self.max_quiet), Duration::max);
         Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, most))
@@ -445,8 +452,8 @@ impl Bbr {
         self.last_marked || !self.queueing_delay(rate).is_zero()
     }
 
-    /// The queueing delay of the last window: how much its shortest round trip exceeds the base, beyond what variation and
-    /// held-back acknowledgements explain.
+    /// The queueing delay of the last window: how much its shortest round trip exceeds the base, beyond what
+    /// variation and held-back acknowledgements explain.
     fn queueing_delay(&self, rate: u64) -> Duration {
         let Some(base) = self.base_rtt() else { return Duration::ZERO };
         // The peer holds acknowledgements back for 10 packets, or for 5 ms.
@@ -465,15 +472,16 @@ impl Bbr {
         (1.0 - queue.as_secs_f64() / answer.as_secs_f64()).max(MIN_EASE)
     }
 
-    /// Bytes in flight that certainly leave no queue. They follow the shortest round trip, not the base, which may include a
-    /// queue if the path was full all the time.
+    /// Bytes in flight that certainly leave no queue. They follow the shortest round trip, not the base,
+    /// which may include a queue if the path was full all the time.
     fn max_in_flight_without_queue(&self, rate: u64) -> u64 {
         let rtt = self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
         bytes_in(rate, rtt) + self.unacked_at_peer(rate)
     }
 
-    /// Bytes that have arrived but count as in flight, because the peer holds acknowledgements back for up to 10 packets or
-    /// 5 ms. Large packets count as ordinary ones: 10 of them would be a queue on a slow link.
+    /// Bytes that have arrived but count as in flight, because the peer holds acknowledgements back for up to
+    /// 10 packets or 5 ms. Large packets count as ordinary ones: 10 of them would be a queue on a slow
+    /// link.
     fn unacked_at_peer(&self, rate: u64) -> u64 {
         10 * self.mtu.min(ETHERNET_PAYLOAD) + rate / 200
     }
@@ -484,8 +492,9 @@ impl Bbr {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain | Phase::Cruise { .. } => WINDOW_GAIN,
         };
-        // If round trips are longer than the base, only the pacing rate reacts: a window that did would let less arrive,
-        // which looks like a slower path, and so on. Inside TCP the pacing rate would react too slowly.
+        // If round trips are longer than the base, only the pacing rate reacts: a window that did would let
+        // less arrive, which looks like a slower path, and so on. Inside TCP the pacing rate would
+        // react too slowly.
         let slack = if self.inside_tcp { 1.0 } else { SMOOTHED_WINDOW_GAIN };
         let sent = (rate as f64 * self.smoothed.as_secs_f64() * slack) as u64;
         let window = ((self.bandwidth_delay_product(rate) as f64 * gain) as u64).max(sent)

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
 use crate::{gate::GateState, random_loss};
 
-/// How long after the shaper held a path back its controller is told the least rate that the shaper allows: it may not know yet
-/// that other classes have stopped. Longer: paths that were not held back start too fast.
+/// How long after the shaper held a path back its controller is told the least rate that the shaper allows:
+/// it may not know yet that other classes have stopped. Longer: paths that were not held back start too fast.
 const HELD_BACK_FOR: Duration = Duration::from_millis(100);
 /// Losses up to this share may be those of a full link, and are not counted as bytes that crossed it. Chosen
 /// (docs/design/congestion-control.md).
@@ -13,9 +13,11 @@ const MIN_COUNTED_LOSS: f64 = 0.02;
 /// How often the shaper gets a sample of a path. Shorter: processor time; longer: the shaper reacts late.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Limits one path by the shaper of its link, or by a rate cap; acknowledgements, heartbeats and headers count, too.
+/// Limits one path by the shaper of its link, or by a rate cap; acknowledgements, heartbeats and headers
+/// count, too.
 ///
-/// It counts all bytes that noq has sent, but only data waits for it: a path that may not acknowledge would look dead.
+/// It counts all bytes that noq has sent, but only data waits for it: a path that may not acknowledge would
+/// look dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Cap {
     handle: ShaperHandle,

@@ -1,8 +1,9 @@
 //! Connection IDs that encode the shard (thread) that owns the connection.
 //!
-//! In: the number of this shard, and of all shards. Out: connection IDs, and the shard of a received UDP payload. Always
-//! holds: the low four bits of the first byte, modulo the number of shards, are the shard's number; all other bits look
-//! random. So one byte selects the socket among those that share a port, whatever addresses a connection's paths have.
+//! In: the number of this shard, and of all shards. Out: connection IDs, and the shard of a received UDP
+//! payload. Always holds: the low four bits of the first byte, modulo the number of shards, are the shard's
+//! number; all other bits look random. So one byte selects the socket among those that share a port, whatever
+//! addresses a connection's paths have.
 
 use aws_lc_rs::hmac;
 use noq_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid, RandomConnectionIdGenerator};
@@ -12,15 +13,16 @@ pub const MAX_SHARDS: u8 = 16;
 
 /// The bits of a connection ID's first byte that encode the shard.
 const SHARD_MASK: u8 = MAX_SHARDS - 1;
-/// Bytes of a client's first Destination Connection ID: the most that QUIC allows; RFC 9000 §7.2 asks for 8 or more
-/// unpredictable ones.
+/// Bytes of a client's first Destination Connection ID: the most that QUIC allows; RFC 9000 §7.2 asks for 8
+/// or more unpredictable ones.
 const FIRST_CID_LEN: usize = 20;
-/// Random bytes of a generated connection ID. noq chooses a server's answer in a Retry (RFC 9000 §17.2.5) without a look at the
-/// IDs in use: with a million in use, one Retry in a million leads its client to a connection of another, where it waits in vain
-/// until it gives up. Fewer: more such clients; more: fewer bytes for the signature.
+/// Random bytes of a generated connection ID. noq chooses a server's answer in a Retry (RFC 9000 §17.2.5)
+/// without a look at the IDs in use: with a million in use, one Retry in a million leads its client to a
+/// connection of another, where it waits in vain until it gives up. Fewer: more such clients; more: fewer
+/// bytes for the signature.
 const RANDOM_LEN: usize = 5;
-/// Bytes that show whose ID it is. More: fewer random ones; fewer: more stateless resets as answers to packets with IDs that were
-/// never generated here.
+/// Bytes that show whose ID it is. More: fewer random ones; fewer: more stateless resets as answers to
+/// packets with IDs that were never generated here.
 const SIGNATURE_LEN: usize = 3;
 
 /// One of the threads that share the work of a server or a client.
@@ -55,7 +57,8 @@ impl Shard {
     }
 }
 
-/// The number of the shard, of `shards`, that owns a received UDP payload; any number if it is no QUIC packet.
+/// The number of the shard, of `shards`, that owns a received UDP payload; any number if it is no QUIC
+/// packet.
 pub fn shard_of(payload: &[u8], shards: u8) -> u8 {
     // The destination connection ID follows the first byte, or, in long headers, the version and
     // the ID's length (RFC 9000 §17).
@@ -65,8 +68,8 @@ pub fn shard_of(payload: &[u8], shards: u8) -> u8 {
 
 /// Generates and validates the connection IDs of one shard.
 ///
-/// IDs of other shards are invalid here: a packet that reaches the wrong shard is dropped, instead of being answered with a
-/// stateless reset that would end a working connection.
+/// IDs of other shards are invalid here: a packet that reaches the wrong shard is dropped, instead of being
+/// answered with a stateless reset that would end a working connection.
 pub(crate) struct ShardCids {
     shard: Shard,
     key: hmac::Key,

@@ -17,63 +17,71 @@ use crate::{
 /// QUIC version 1 (RFC 9000 §15), the only one that is spoken.
 pub(crate) const QUIC_VERSION: u32 = 1;
 
-/// The largest overhead of a 1-RTT packet with one DATAGRAM frame (bytes): flags, connection ID, packet number, AEAD tag, frame
-/// type and length (RFC 9000 §17.3.1, RFC 9221 §4).
+/// The largest overhead of a 1-RTT packet with one DATAGRAM frame (bytes): flags, connection ID, packet
+/// number, AEAD tag, frame type and length (RFC 9000 §17.3.1, RFC 9221 §4).
 pub const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
 
-/// The UDP payload that every path is assumed to carry before path MTU discovery (bytes): it holds a datagram with an IP packet
-/// of 1280 bytes, the least MTU of IPv6 (RFC 8200 §5). Larger: paths with a small MTU fail; smaller: the tunnel cannot carry
-/// IPv6 at first.
+/// The UDP payload that every path is assumed to carry before path MTU discovery (bytes): it holds a datagram
+/// with an IP packet of 1280 bytes, the least MTU of IPv6 (RFC 8200 §5). Larger: paths with a small MTU fail;
+/// smaller: the tunnel cannot carry IPv6 at first.
 const INITIAL_MTU: u16 = 1328;
 
-/// How long the peer may keep an acknowledgement, if it takes ACK_FREQUENCY frames. Shorter: more packets; longer: rates and losses
-/// are known later.
+/// How long the peer may keep an acknowledgement, if it takes ACK_FREQUENCY frames. Shorter: more packets;
+/// longer: rates and losses are known later.
 pub(crate) const MAX_ACK_DELAY: Duration = Duration::from_millis(5);
-/// How long after a detected MTU black hole the MTU is searched again. It is short because noq also takes an overflowing queue
-/// for a black hole: when packets are lost that are a few bytes shorter than an earlier acknowledged one. With much loss and
-/// many paths that happens every few seconds, and the smallest MTU of all paths limits the datagrams. Longer: small packets
-/// for longer; shorter: more probes.
+/// How long after a detected MTU black hole the MTU is searched again. It is short because noq also takes an
+/// overflowing queue for a black hole: when packets are lost that are a few bytes shorter than an earlier
+/// acknowledged one. With much loss and many paths that happens every few seconds, and the smallest MTU of
+/// all paths limits the datagrams. Longer: small packets for longer; shorter: more probes.
 const BLACK_HOLE_COOLDOWN: Duration = Duration::from_millis(500);
 
-/// The round-trip time before the first sample: a lost handshake packet is repeated after three of them. RFC 9002 §6.2.2
-/// recommends 333 ms, and so a second. Longer: slow handshakes on lossy links; shorter: needless repeats on slow links.
+/// The round-trip time before the first sample: a lost handshake packet is repeated after three of them. RFC
+/// 9002 §6.2.2 recommends 333 ms, and so a second. Longer: slow handshakes on lossy links; shorter: needless
+/// repeats on slow links.
 const INITIAL_RTT: Duration = Duration::from_millis(150);
 
-/// Paths that a connection may have at first; more are allowed when most of them are in use. Each allowed path costs each end
-/// five connection IDs and 2 KB, whether it is opened or not. Fewer: the second link waits a round trip; more: memory.
+/// Paths that a connection may have at first; more are allowed when most of them are in use. Each allowed
+/// path costs each end five connection IDs and 2 KB, whether it is opened or not. Fewer: the second link
+/// waits a round trip; more: memory.
 pub(crate) const INITIAL_MAX_PATHS: u32 = 4;
 /// Paths that a connection may have at most: two transports of 16 links. More: memory that a peer can demand.
 pub(crate) const MAX_PATHS: u32 = 32;
 
-/// The buffers of datagrams inside noq (bytes): far more than one pass hands over, so that noq never drops datagrams.
+/// The buffers of datagrams inside noq (bytes): far more than one pass hands over, so that noq never drops
+/// datagrams.
 const DATAGRAM_BUFFER_BYTES: usize = 16 << 20;
 
-/// Bidirectional streams (HTTP/3 requests, and so TCP connections) that a peer may have open at a time beside those that were
-/// granted ([`Connection::set_granted_requests`](crate::Connection::set_granted_requests)). One that is opened and left takes 0.6 KB.
-/// More: memory that a peer can demand; fewer: apps that open many connections at once wait a round trip.
+/// Bidirectional streams (HTTP/3 requests, and so TCP connections) that a peer may have open at a time beside
+/// those that were granted ([`Connection::set_granted_requests`](crate::Connection::set_granted_requests)).
+/// One that is opened and left takes 0.6 KB. More: memory that a peer can demand; fewer: apps that open many
+/// connections at once wait a round trip.
 pub(crate) const SPARE_REQUESTS: u32 = 512;
 /// Bidirectional streams that a peer may have open at a time.
 pub(crate) const MAX_REQUESTS: u32 = 16_384;
-/// The receive window of a stream (bytes): 1024 gaps of two packets with 1150 bytes of stream data each, because noq closes a
-/// connection whose stream has more than 1024 gaps. It allows 31 Mbit/s a stream at a round trip of 600 ms. Larger:
-/// connections end under loss; smaller: slow over satellites. An mpvpn peer sends less to readers that do not read.
+/// The receive window of a stream (bytes): 1024 gaps of two packets with 1150 bytes of stream data each,
+/// because noq closes a connection whose stream has more than 1024 gaps. It allows 31 Mbit/s a stream at a
+/// round trip of 600 ms. Larger: connections end under loss; smaller: slow over satellites. An mpvpn peer
+/// sends less to readers that do not read.
 const STREAM_WINDOW: u32 = 2304 << 10;
-/// Bidirectional streams that a client may have open at a server before it is authenticated. Chosen: a browser asks a site for
-/// some files at a time. More: memory and work that a stranger can demand; fewer: a slow site, and requests of a client's apps
-/// that wait one more round trip while it connects.
+/// Bidirectional streams that a client may have open at a server before it is authenticated. Chosen: a
+/// browser asks a site for some files at a time. More: memory and work that a stranger can demand; fewer: a
+/// slow site, and requests of a client's apps that wait one more round trip while it connects.
 const MAX_STRANGER_REQUESTS: u32 = 8;
-/// The receive window of a connection before its client is authenticated (bytes): some requests with the largest header
-/// sections. Larger: memory that a stranger can demand; smaller: requests that wait for credit.
+/// The receive window of a connection before its client is authenticated (bytes): some requests with the
+/// largest header sections. Larger: memory that a stranger can demand; smaller: requests that wait for
+/// credit.
 const STRANGER_RECEIVE_WINDOW: u32 = 128 << 10;
-/// Packets that are kept for an attempt to connect while it waits for its handshake (bytes), and for all that wait: the rest of
-/// a ClientHello is one packet. More: memory that strangers can demand; less: clients repeat that packet.
+/// Packets that are kept for an attempt to connect while it waits for its handshake (bytes), and for all that
+/// wait: the rest of a ClientHello is one packet. More: memory that strangers can demand; less: clients
+/// repeat that packet.
 const WAITING_BYTES: u64 = 8 << 10;
 const ALL_WAITING_BYTES: u64 = 2 << 20;
-/// The receive window of a connection (bytes): 2 Gbit/s at 100 ms, and 10 unread streams do not stop the others; of an mpvpn peer,
-/// which sends less to readers that do not read, 64. Larger: memory that a peer can demand; smaller: unread streams stop others.
+/// The receive window of a connection (bytes): 2 Gbit/s at 100 ms, and 10 unread streams do not stop the
+/// others; of an mpvpn peer, which sends less to readers that do not read, 64. Larger: memory that a peer can
+/// demand; smaller: unread streams stop others.
 const RECEIVE_WINDOW: u32 = 24 << 20;
-/// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and long paths; larger:
-/// memory.
+/// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and
+/// long paths; larger: memory.
 const SEND_WINDOW: u64 = 16 << 20;
 
 /// Why an endpoint cannot be configured.
@@ -109,8 +117,8 @@ pub(crate) struct StreamLimits {
 }
 
 impl StreamLimits {
-    /// For clients at a server before they are authenticated. The window of a single stream cannot be raised later, so it stays
-    /// as it is: the connection's window is smaller.
+    /// For clients at a server before they are authenticated. The window of a single stream cannot be raised
+    /// later, so it stays as it is: the connection's window is smaller.
     fn of_strangers(self) -> Self {
         Self {
             requests: self.requests.min(MAX_STRANGER_REQUESTS),
@@ -126,8 +134,8 @@ pub struct TransportOptions {
     pub cc: CongestionControl,
     /// The largest UDP payload to probe for (bytes).
     pub max_udp_payload: u16,
-    /// The same for connections that begin inside TCP, where a datagram may be larger than a segment. All connections accept
-    /// the larger of both.
+    /// The same for connections that begin inside TCP, where a datagram may be larger than a segment. All
+    /// connections accept the larger of both.
     pub max_udp_payload_inside_tcp: u16,
     /// The idle timeout (RFC 9000 §10.1).
     pub idle_timeout: Duration,
@@ -154,8 +162,8 @@ impl Default for TransportOptions {
 }
 
 impl TransportOptions {
-    /// For a client with this many shards. With several, the idle timeout is 60 instead of 180 s, because the server sends flows
-    /// to a dead connection that the others could carry.
+    /// For a client with this many shards. With several, the idle timeout is 60 instead of 180 s, because the
+    /// server sends flows to a dead connection that the others could carry.
     #[must_use]
     pub fn for_shards(shards: u8) -> Self {
         let default = Self::default();
@@ -264,9 +272,10 @@ impl ClientSetup {
         self.cc
     }
 
-    /// The same configuration for one of several endpoints of a process, each with sockets of its own. Its key for stateless
-    /// resets is its own: an endpoint answers a packet with an unknown connection ID by the reset token of that ID, and with a
-    /// shared key anybody could get the token of another endpoint's connection so, and end it (RFC 9000 §21.11).
+    /// The same configuration for one of several endpoints of a process, each with sockets of its own. Its
+    /// key for stateless resets is its own: an endpoint answers a packet with an unknown connection ID by
+    /// the reset token of that ID, and with a shared key anybody could get the token of another
+    /// endpoint's connection so, and end it (RFC 9000 §21.11).
     #[must_use]
     pub fn for_endpoint(mut self, number: u8) -> Self {
         let key = hmac::sign(&self.secret, &[b"stateless reset".as_slice(), &[number]].concat());
@@ -276,7 +285,8 @@ impl ClientSetup {
         self
     }
 
-    /// The same configuration for connections to one shard of the server: number `value` (0 to 15) modulo its shards.
+    /// The same configuration for connections to one shard of the server: number `value` (0 to 15) modulo its
+    /// shards.
     #[must_use]
     pub fn steered(mut self, value: u8) -> Self {
         for config in [&mut self.over_udp, &mut self.inside_tcp] {
@@ -305,8 +315,8 @@ pub struct ServerSetup {
 }
 
 impl ServerSetup {
-    /// `secret` should stay the same across restarts: a restarted server then ends the connections of its predecessor by
-    /// stateless resets (RFC 9000 §10.3).
+    /// `secret` should stay the same across restarts: a restarted server then ends the connections of its
+    /// predecessor by stateless resets (RFC 9000 §10.3).
     ///
     /// # Errors
     /// If the TLS configuration cannot do QUIC.
@@ -351,8 +361,8 @@ impl ServerSetup {
         self.cid_key
     }
 
-    /// The configuration of a connection from `remote`, and its limits for streams once the client is authenticated, if they
-    /// are lower until then.
+    /// The configuration of a connection from `remote`, and its limits for streams once the client is
+    /// authenticated, if they are lower until then.
     pub(crate) fn config(&self, remote: SocketAddr) -> (&Arc<noq_proto::ServerConfig>, Option<StreamLimits>) {
         match is_local(remote) {
             true => (&self.inside_tcp, None),
@@ -361,8 +371,8 @@ impl ServerSetup {
     }
 }
 
-/// Whether a client has a loopback address: its connection arrives inside TCP, or is the server's own. Both are accepted only
-/// with valid credentials, so such clients are no strangers.
+/// Whether a client has a loopback address: its connection arrives inside TCP, or is the server's own. Both
+/// are accepted only with valid credentials, so such clients are no strangers.
 pub(crate) fn is_local(remote: SocketAddr) -> bool {
     remote.ip().to_canonical().is_loopback()
 }

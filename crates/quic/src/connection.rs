@@ -52,8 +52,8 @@ use crate::{
     strangers::StrangerId,
 };
 
-/// Received datagrams that are taken from noq at a time. Fewer: more calls; more: a larger array, which is made anew for each
-/// arrival: with 64 that took 1200 instructions.
+/// Received datagrams that are taken from noq at a time. Fewer: more calls; more: a larger array, which is
+/// made anew for each arrival: with 64 that took 1200 instructions.
 const RECEIVE_BATCH: usize = 12;
 
 /// A timer that expires begins none that expires sooner than this (RFC 9002 §6.1.2).
@@ -89,7 +89,8 @@ impl GateDefaults {
     }
 }
 
-/// What noq has answered since it last changed. Each answer costs it a walk over all paths, so it is not asked twice.
+/// What noq has answered since it last changed. Each answer costs it a walk over all paths, so it is not
+/// asked twice.
 #[derive(Debug, Default)]
 struct Answers {
     /// The MTU of all paths (bytes).
@@ -171,8 +172,9 @@ impl Connection {
         self.stranger.take_if(|_| ended || self.limits_when_trusted.is_none())
     }
 
-    /// The peer has shown who it is: allows it the streams and the window of a user. The frames that say so leave with what is
-    /// written next, so they arrive together with the answer to the peer's first request.
+    /// The peer has shown who it is: allows it the streams and the window of a user. The frames that say so
+    /// leave with what is written next, so they arrive together with the answer to the peer's first
+    /// request.
     pub fn trust(&mut self) {
         let Some(StreamLimits { requests, window }) = self.limits_when_trusted.take() else { return };
         self.guarded(|inner| {
@@ -204,7 +206,8 @@ impl Connection {
         }
     }
 
-    /// The DSCP of packets to this address. The paths of a connection with DSCPs have different remote addresses.
+    /// The DSCP of packets to this address. The paths of a connection with DSCPs have different remote
+    /// addresses.
     fn dscp_towards(&self, remote: SocketAddr) -> u8 {
         let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote() == Some(remote));
         path.map_or(0, |path| path.dscp)
@@ -347,7 +350,8 @@ impl Connection {
         self.answers.max_datagram?
     }
 
-    /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it was sent.
+    /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it
+    /// was sent.
     pub fn drain_outcomes(&mut self, mut each: impl FnMut(PathId, Outcome)) {
         for path in self.paths.iter() {
             if let Some(mut sent) = path.gate.tracked().filter(|sent| sent.has_outcomes()) {
@@ -356,7 +360,8 @@ impl Connection {
         }
     }
 
-    /// Takes the tracked datagrams of a path without a known outcome, because the path is dead: the oldest first.
+    /// Takes the tracked datagrams of a path without a known outcome, because the path is dead: the oldest
+    /// first.
     pub fn take_unacked(&mut self, id: PathId) -> Vec<TrackedDatagram> {
         self.paths
             .get(id)
@@ -377,12 +382,14 @@ impl Connection {
 
     /// Handles the timers that expired first, and within a millisecond of that. The others are still due.
     ///
-    /// A probe timeout begins the next one, which counts from when the last packet left. To an end that comes a second late, five
-    /// have expired by that, each with two probes. So the next one has to wait until the probes of the first have left.
+    /// A probe timeout begins the next one, which counts from when the last packet left. To an end that comes
+    /// a second late, five have expired by that, each with two probes. So the next one has to wait until
+    /// the probes of the first have left.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.translate_all(now);
-        // The last handshake packets have to leave first. Otherwise noq finds nothing in flight, takes the peer for blocked by
-        // the anti-amplification limit, and panics when it probes with keys that it has discarded.
+        // The last handshake packets have to leave first. Otherwise noq finds nothing in flight, takes the
+        // peer for blocked by the anti-amplification limit, and panics when it probes with keys that
+        // it has discarded.
         if self.handshake_unsent {
             return;
         }
@@ -409,7 +416,8 @@ impl Connection {
         self.guarded(|inner| inner.handle_event(event));
     }
 
-    /// Calls `each` for the received datagrams, in order of arrival, each with the time when its packet arrived.
+    /// Calls `each` for the received datagrams, in order of arrival, each with the time when its packet
+    /// arrived.
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Instant, Bytes)) {
         let Some(last) = self.arrivals.take_last() else { return };
         for (at, datagram) in self.arrivals.take_earlier() {

@@ -1,20 +1,21 @@
 //! The delivery rate of a path.
 //!
-//! In: acknowledged and lost packets. Out: the delivery rate, measured in windows of about a round trip, and whether more was
-//! lost in a window than the random loss explains. Always holds: the rate falls only if the path was full or overflowed.
+//! In: acknowledged and lost packets. Out: the delivery rate, measured in windows of about a round trip, and
+//! whether more was lost in a window than the random loss explains. Always holds: the rate falls only if the
+//! path was full or overflowed.
 
 use mpvpn_types::{Duration, Instant};
 
 use crate::bbr::{MIN_EASE, QUEUE_CRUISE_GAIN};
 
-/// Windows over which the variation of delay evens out before the rate is lowered. Fewer: the rate falls by noise; more: it
-/// falls late.
+/// Windows over which the variation of delay evens out before the rate is lowered. Fewer: the rate falls by
+/// noise; more: it falls late.
 const AVERAGED_WINDOWS: usize = 8;
-/// Losses of this many standard deviations above the random loss are an overflow. Fewer: windows overflow by chance; more: real
-/// congestion is missed.
+/// Losses of this many standard deviations above the random loss are an overflow. Fewer: windows overflow by
+/// chance; more: real congestion is missed.
 const OVERFLOW_DEVIATIONS: f64 = 3.0;
-/// If losses without a queue go on while the rate has fallen below this share of what it was before, they are random. Not
-/// derived (docs/design/congestion-control.md).
+/// If losses without a queue go on while the rate has fallen below this share of what it was before, they are
+/// random. Not derived (docs/design/congestion-control.md).
 const FALLEN_RATE_SHARE: f64 = 0.75;
 
 /// The bytes and durations of one window.
@@ -27,8 +28,8 @@ struct DeliveryWindow {
 }
 
 impl DeliveryWindow {
-    /// The delivery rate (bytes/s), limited by the rate at which the bytes were sent: acknowledgements that were held up arrive
-    /// all at once.
+    /// The delivery rate (bytes/s), limited by the rate at which the bytes were sent: acknowledgements that
+    /// were held up arrive all at once.
     fn rate(&self) -> u64 {
         let time = self.acked_in.max(self.sent_in);
         (u128::from(self.bytes) * 1_000_000_000 / time.as_nanos().max(1)) as u64
@@ -106,13 +107,14 @@ pub(crate) struct Acked {
 }
 
 impl Delivery {
-    /// The least duration of a window. Shorter: bunches of acknowledgements are measured; longer: slow reaction.
+    /// The least duration of a window. Shorter: bunches of acknowledgements are measured; longer: slow
+    /// reaction.
     const MIN_WINDOW: Duration = Duration::from_millis(20);
-    /// Extra delay of a round trip that is no queue: the peer holds acknowledgements back (5 ms) or waits for a processor.
-    /// Shorter: a late processor looks like a queue; longer: short queues are not seen.
+    /// Extra delay of a round trip that is no queue: the peer holds acknowledgements back (5 ms) or waits for
+    /// a processor. Shorter: a late processor looks like a queue; longer: short queues are not seen.
     pub(crate) const ACK_DELAY: Duration = Duration::from_millis(8);
-    /// The share of losses beyond random loss that is an overflow. Smaller: chance looks like congestion; larger: overflow goes
-    /// unnoticed.
+    /// The share of losses beyond random loss that is an overflow. Smaller: chance looks like congestion;
+    /// larger: overflow goes unnoticed.
     const OVERFLOW_LOSS: f64 = 0.05;
 
     pub(crate) fn new(now: Instant) -> Self {
@@ -173,7 +175,8 @@ impl Delivery {
         self.packets.1 += 1;
     }
 
-    /// Whether losses without a queue have lowered the rate below [`FALLEN_RATE_SHARE`] of what it was before.
+    /// Whether losses without a queue have lowered the rate below [`FALLEN_RATE_SHARE`] of what it was
+    /// before.
     pub(crate) fn has_fallen(&self) -> bool {
         (self.rate as f64) < self.before_losses.0 as f64 * FALLEN_RATE_SHARE
     }
@@ -197,9 +200,11 @@ impl Delivery {
             self.spans[self.newest] = span;
             let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
             let overflows = self.overflows(acked.random_loss);
-            // With a forward queue in all of this window the path was full; a queue on the return path says nothing.
+            // With a forward queue in all of this window the path was full; a queue on the return path says
+            // nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            // Inside TCP, delayed packets arrive all at once after a gap, so the rate is measured over the whole round trip.
+            // Inside TCP, delayed packets arrive all at once after a gap, so the rate is measured over the
+            // whole round trip.
             let measured_over = if acked.in_order && longer { self.shortest } else { Duration::ZERO };
             let sample = span.rate().min(self.rate_over(measured_over).max(self.rate));
             let paced = self.paced.min(self.paced_before);
@@ -212,7 +217,8 @@ impl Delivery {
                 (before, windows) if !overflows && windows < AVERAGED_WINDOWS => (before, windows + 1),
                 _ => (0, 0),
             };
-            // A full path that delivered less than was sent has become slower, or was overrated; otherwise less was sent.
+            // A full path that delivered less than was sent has become slower, or was overrated; otherwise
+            // less was sent.
             let share = if drained { QUEUE_CRUISE_GAIN } else { paced };
             let whole = (sample.max(self.recent_rate()) as f64 / share) as u64;
             self.rate = match self.full || queued {
@@ -316,7 +322,8 @@ mod tests {
     fn packets_delayed_by_a_loss_inside_tcp_are_no_higher_rate() {
         let start = Instant::now();
         let mut delivery = Delivery::new(start);
-        // More and more is sent, and 1 MB/s is carried. What arrives from 100 ms on is acknowledged from 200 ms on.
+        // More and more is sent, and 1 MB/s is carried. What arrives from 100 ms on is acknowledged from 200
+        // ms on.
         let mut told = 0;
         for at in 20..400u32 {
             let now = start + at * MS;

@@ -18,22 +18,25 @@ use crate::{
     strangers::{Strangers, Verdict},
 };
 
-/// Handshakes in progress, in all shards together, from which on clients have to validate their address by a Retry packet
-/// (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when many clients reconnect.
+/// Handshakes in progress, in all shards together, from which on clients have to validate their address by a
+/// Retry packet (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when
+/// many clients reconnect.
 const RETRY_ABOVE: usize = 256;
-/// Handshakes that a server begins at one moment, that is, in one iteration of its event loop; the others wait. Each takes about
-/// as long as the batch of packets that an iteration receives. More: connected clients feel a flood of handshakes; fewer: many
-/// clients connect slowly.
+/// Handshakes that a server begins at one moment, that is, in one iteration of its event loop; the others
+/// wait. Each takes about as long as the batch of packets that an iteration receives. More: connected clients
+/// feel a flood of handshakes; fewer: many clients connect slowly.
 const HANDSHAKES_AT_ONCE: u32 = 4;
-/// Attempts to connect that wait for their handshake, about 4 KB each; more are dropped, and clients repeat them. More: memory,
-/// and clients that gave up before; fewer: many clients that connect at once come in late.
+/// Attempts to connect that wait for their handshake, about 4 KB each; more are dropped, and clients repeat
+/// them. More: memory, and clients that gave up before; fewer: many clients that connect at once come in
+/// late.
 const MAX_WAITING: usize = 512;
-/// Packets without a connection (Retry, Version Negotiation, stateless reset) that wait to be sent at most; they are sent after
-/// the received packets are handled, which may be several batches. More: memory; fewer: when many clients connect at once, some
-/// have to repeat their first packet, after half a second.
+/// Packets without a connection (Retry, Version Negotiation, stateless reset) that wait to be sent at most;
+/// they are sent after the received packets are handled, which may be several batches. More: memory; fewer:
+/// when many clients connect at once, some have to repeat their first packet, after half a second.
 const MAX_STATELESS: usize = 512;
-/// The least size (bytes) of a UDP payload with a client's Initial packet (RFC 9000 §14.1). Smaller ones of an unknown version
-/// get no Version Negotiation packet (RFC 9000 §6.1), so that the server sends strangers no more bytes than it received.
+/// The least size (bytes) of a UDP payload with a client's Initial packet (RFC 9000 §14.1). Smaller ones of
+/// an unknown version get no Version Negotiation packet (RFC 9000 §6.1), so that the server sends strangers
+/// no more bytes than it received.
 const MIN_INITIAL_PAYLOAD: usize = 1200;
 
 /// How a handshake ended.
@@ -58,14 +61,15 @@ pub struct HandshakeCounters {
     pub dropped: u64,
 }
 
-/// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the connection has ended.
+/// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the
+/// connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionHandle(pub usize);
 
 /// The local end of a path, as an IP address because noq has no other type for it.
 ///
-/// At a server it is the local address. At a client it is a token for each link, which never reaches the wire and selects
-/// the socket.
+/// At a server it is the local address. At a client it is a token for each link, which never reaches the wire
+/// and selects the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalAddress(IpAddr);
 
@@ -206,7 +210,8 @@ impl Endpoint {
         .ok()
     }
 
-    /// Takes a UDP payload that arrived at `local` from `remote`, at `now` by the kernel's account if it gives one.
+    /// Takes a UDP payload that arrived at `local` from `remote`, at `now` by the kernel's account if it
+    /// gives one.
     pub fn handle(
         &mut self,
         now: Instant,
@@ -369,8 +374,8 @@ impl Endpoint {
         self.handshakes
     }
 
-    /// Exchanges events between a connection and the endpoint, and removes a drained connection; to be called after every use
-    /// of the connection. Returns whether the connection still exists.
+    /// Exchanges events between a connection and the endpoint, and removes a drained connection; to be called
+    /// after every use of the connection. Returns whether the connection still exists.
     pub fn process_endpoint_events(&mut self, id: ConnectionHandle) -> bool {
         loop {
             let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };
@@ -412,8 +417,8 @@ impl Drop for Endpoint {
     }
 }
 
-/// Whether a UDP payload begins with a long header of another QUIC version and is too short for an Initial packet. The
-/// version follows the first byte (RFC 8999 §5.1).
+/// Whether a UDP payload begins with a long header of another QUIC version and is too short for an Initial
+/// packet. The version follows the first byte (RFC 8999 §5.1).
 fn is_short_of_unknown_version(payload: &[u8]) -> bool {
     let [flags, version @ ..] = payload else { return false };
     let version = version.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
@@ -571,7 +576,8 @@ mod tests {
         packets
     }
 
-    /// The answer of a server to a long header of version 0x0a0a0a0a without connection IDs, padded to `size` bytes.
+    /// The answer of a server to a long header of version 0x0a0a0a0a without connection IDs, padded to `size`
+    /// bytes.
     fn answer_to_unknown_version(size: usize) -> Option<Vec<u8>> {
         let (mut server, _) = server(&Arc::default());
         let mut packet = BytesMut::from(&[0xc0, 0x0a, 0x0a, 0x0a, 0x0a, 0, 0][..]);
@@ -649,7 +655,8 @@ mod tests {
     #[test]
     fn endpoints_of_a_client_do_not_tell_reset_tokens_of_each_other() {
         let (_, setup) = server(&Arc::default());
-        // The answer of an endpoint that knows no connection to a short header with this ID: the token is at the end.
+        // The answer of an endpoint that knows no connection to a short header with this ID: the token is at
+        // the end.
         let token = |number: u8, id: &[u8]| {
             let mut endpoint = Endpoint::client(&setup.clone().for_endpoint(number));
             let mut packet = BytesMut::from(&[0x40][..]);
@@ -704,7 +711,8 @@ mod tests {
         let mut now = Instant::now();
         let [mut other, mut doomed] = [1, 2].map(|host| Client::new(now, &setup, host));
         other.exchange(&mut now, &mut server, 20);
-        // One millisecond is enough for noq to accept. It asks for more connection IDs when the handshake ends.
+        // One millisecond is enough for noq to accept. It asks for more connection IDs when the handshake
+        // ends.
         doomed.exchange(&mut now, &mut server, 1);
         let id = doomed.at_server.expect("accepted");
         fault.store(GENERATE, Relaxed);

@@ -1,8 +1,9 @@
-//! The credit gate: a congestion controller for noq that opens and shuts on command, around the real controller.
+//! The credit gate: a congestion controller for noq that opens and shuts on command, around the real
+//! controller.
 //!
-//! In: noq's calls about packets that were sent, acknowledged and lost; credit from the event loop. Out: an unlimited window to
-//! noq while there is credit, none otherwise; window, rates and round-trip times of the real controller to the event loop.
-//! Always holds: the real controller sees every packet, whatever noq sees.
+//! In: noq's calls about packets that were sent, acknowledged and lost; credit from the event loop. Out: an
+//! unlimited window to noq while there is credit, none otherwise; window, rates and round-trip times of the
+//! real controller to the event loop. Always holds: the real controller sees every packet, whatever noq sees.
 
 mod group;
 mod model;
@@ -31,15 +32,18 @@ use crate::{
     QlogEvent, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss, sent_datagrams::SentDatagrams,
 };
 
-/// The window that noq sees while the gate is open: it never limits, and is above 2^32, from where noq does not pace.
+/// The window that noq sees while the gate is open: it never limits, and is above 2^32, from where noq does
+/// not pace.
 const UNLIMITED_WINDOW: u64 = u64::MAX / 4;
 
-/// The initial congestion window (bytes): 32 packets, more than the 10 of RFC 6928 because several connections share a tunnel
-/// from its first moment, and packets are paced. Smaller: slow start; larger: bursts into slow links.
+/// The initial congestion window (bytes): 32 packets, more than the 10 of RFC 6928 because several
+/// connections share a tunnel from its first moment, and packets are paced. Smaller: slow start; larger:
+/// bursts into slow links.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
-/// Losses (packets) that may be excused at once, because the losses of a round trip are detected together. Smaller: an ordinary
-/// bunch counts as congestion; larger: congestion is hidden. Chosen (docs/design/congestion-control.md).
+/// Losses (packets) that may be excused at once, because the losses of a round trip are detected together.
+/// Smaller: an ordinary bunch counts as congestion; larger: congestion is hidden. Chosen
+/// (docs/design/congestion-control.md).
 const MAX_EXCUSED_LOSSES: f64 = 32.0;
 /// The fixed-point representation of 1 in [`GateState::random_loss`] and [`GateState::excused_share`]: 2^32.
 const FIXED_POINT_ONE: f64 = 4_294_967_296.0;
@@ -158,7 +162,8 @@ impl GateState {
         self.reported_rate.store(rate, Relaxed);
     }
 
-    /// Lets another path share the controller of this one, for good. A path that is in a group already stays there.
+    /// Lets another path share the controller of this one, for good. A path that is in a group already stays
+    /// there.
     pub(crate) fn join(self: &Arc<Self>, other: &Arc<Self>) {
         let group = self.group.get_or_init(|| Arc::new(Group::of(self)));
         let theirs = other.group.get_or_init(|| group.clone());
@@ -230,7 +235,8 @@ impl GateState {
         self.delivered.load(Relaxed)
     }
 
-    /// The expected rate (bytes/s): the delivery rate, else what the congestion window allows, 0 if neither is known.
+    /// The expected rate (bytes/s): the delivery rate, else what the congestion window allows, 0 if neither
+    /// is known.
     pub(crate) fn rate(&self) -> u64 {
         match (self.delivery_rate(), self.rtt.load(Relaxed)) {
             (0, 0) => 0,
@@ -244,8 +250,9 @@ impl GateState {
         self.origin + Duration::from_nanos(self.acked_sent.load(Relaxed))
     }
 
-    /// When the newest acknowledged packets of all paths that share this controller were sent, in the mean. Bytes that are
-    /// acknowledged on any of them were sent while this mean advanced, however acknowledgements are bunched.
+    /// When the newest acknowledged packets of all paths that share this controller were sent, in the mean.
+    /// Bytes that are acknowledged on any of them were sent while this mean advanced, however
+    /// acknowledgements are bunched.
     fn newest_sent(&self) -> Instant {
         let (mut sum, mut count) = (0, 0);
         self.for_all(|path| {
@@ -276,8 +283,8 @@ impl GateState {
         (share != UNKNOWN).then(|| share as f64 / FIXED_POINT_ONE)
     }
 
-    /// Sets the share of packets (0 to 1) whose loss does not count as congestion, because FEC restores them. Only for
-    /// controllers that take every loss for congestion.
+    /// Sets the share of packets (0 to 1) whose loss does not count as congestion, because FEC restores them.
+    /// Only for controllers that take every loss for congestion.
     pub(crate) fn set_excused_share(&self, share: f64) {
         self.excused_share.store((share.clamp(0.0, 1.0) * FIXED_POINT_ONE) as u64, Relaxed);
     }
@@ -293,8 +300,8 @@ impl GateState {
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
-    /// Initialises a gate that noq has just created: its path, whether it is open, and its congestion controller, if it is
-    /// not the configured one.
+    /// Initialises a gate that noq has just created: its path, whether it is open, and its congestion
+    /// controller, if it is not the configured one.
     pub(crate) fn begin(&self, label: PathLabel, open: bool, cc: Option<CongestionControl>) {
         self.label.get_or_init(|| label);
         self.open.store(open, Relaxed);
@@ -313,8 +320,8 @@ impl GateState {
         CongestionControl::ALL.get(usize::from(self.kind_in_use.load(Relaxed))).copied().unwrap_or_default()
     }
 
-    /// The least rate (bytes/s) to take over, if it was set since the last call. Called for every acknowledged packet, so it
-    /// writes only if it was set.
+    /// The least rate (bytes/s) to take over, if it was set since the last call. Called for every
+    /// acknowledged packet, so it writes only if it was set.
     fn take_least_rate(&self) -> Option<u64> {
         let rate = self.least_rate.load(Relaxed);
         (rate > 0).then(|| {
@@ -323,7 +330,8 @@ impl GateState {
         })
     }
 
-    /// Ack-eliciting bytes that were sent, and those that were acknowledged, with `header` bytes per packet added.
+    /// Ack-eliciting bytes that were sent, and those that were acknowledged, with `header` bytes per packet
+    /// added.
     pub(crate) fn wire_bytes(&self, header: u64) -> (u64, u64) {
         let of =
             |(bytes, packets): &(AtomicU64, AtomicU64)| bytes.load(Relaxed) + header * packets.load(Relaxed);

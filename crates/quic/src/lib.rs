@@ -1,13 +1,15 @@
 //! Multipath QUIC connections; the only crate that knows `noq-proto`.
 //!
-//! In: received UDP payloads with their local and remote address, the time, datagrams and stream data to send, and the send
-//! quota of each path. Out: UDP payloads to send, events, received datagrams and stream data, and measurements of each path.
+//! In: received UDP payloads with their local and remote address, the time, datagrams and stream data to
+//! send, and the send quota of each path. Out: UDP payloads to send, events, received datagrams and stream
+//! data, and measurements of each path.
 //!
-//! noq sends on the path with the lowest number whose congestion window is open, and has no queue per path. So each path's
-//! congestion controller is behind a gate (`gate.rs`): noq sees an unlimited window while the gate holds credit, and none
-//! otherwise, while the real controller inside counts what is sent, acknowledged and lost. [`Connection::poll_transmit`]
-//! gives credit to one path after the other, with exactly the datagrams for that path, and ends with a control pass that
-//! gives every path a little credit for acknowledgements, heartbeats, path challenges and MTU probes.
+//! noq sends on the path with the lowest number whose congestion window is open, and has no queue per path.
+//! So each path's congestion controller is behind a gate (`gate.rs`): noq sees an unlimited window while the
+//! gate holds credit, and none otherwise, while the real controller inside counts what is sent, acknowledged
+//! and lost. [`Connection::poll_transmit`] gives credit to one path after the other, with exactly the
+//! datagrams for that path, and ends with a control pass that gives every path a little credit for
+//! acknowledgements, heartbeats, path challenges and MTU probes.
 //!
 //! Always holds:
 //! - A datagram leaves on the path that it was queued for, and on no other.

@@ -19,7 +19,8 @@ pub struct PathStats {
     pub rtt: Duration,
     /// The shortest round-trip time, if there was a sample.
     pub min_rtt: Option<Duration>,
-    /// The round-trip time of a packet in a busy stream without a queue; longer than `min_rtt` where delay varies.
+    /// The round-trip time of a packet in a busy stream without a queue; longer than `min_rtt` where delay
+    /// varies.
     pub base_rtt: Duration,
     /// Variation of the round-trip time.
     pub jitter: Duration,
@@ -39,7 +40,8 @@ pub struct PathStats {
     pub delivery_rate: u64,
     /// The rate of the link for all classes together, configured or measured, if it is known.
     pub link_rate: Option<u64>,
-    /// For how long the class has had more data than it could send over the link, on all its paths; `None` without a shaper.
+    /// For how long the class has had more data than it could send over the link, on all its paths; `None`
+    /// without a shaper.
     pub backlog_time: Option<Duration>,
     /// The largest UDP payload that the path is known to carry.
     pub mtu: u16,
@@ -64,8 +66,8 @@ pub(crate) struct LossWindow {
 }
 
 impl LossWindow {
-    /// Takes the total of packets sent and lost until `second`. Losses of a `dead` path are not counted, as they do not show
-    /// what the path loses when it works.
+    /// Takes the total of packets sent and lost until `second`. Losses of a `dead` path are not counted, as
+    /// they do not show what the path loses when it works.
     pub(crate) fn update(&mut self, second: u64, (sent, lost): (u64, u64), dead: bool) {
         for passed in 1..=second.saturating_sub(self.second).min(10) {
             self.buckets[((self.second + passed) % 10) as usize] = (0, 0);
@@ -90,10 +92,11 @@ impl LossWindow {
         if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
     }
 
-    /// An upper estimate of the share that is lost at all times: the least share of any complete second, plus two standard
-    /// deviations; 0 if fewer than two seconds had enough packets.
+    /// An upper estimate of the share that is lost at all times: the least share of any complete second, plus
+    /// two standard deviations; 0 if fewer than two seconds had enough packets.
     pub(crate) fn constant_loss(&self) -> f64 {
-        /// Packets of a second from which its share counts. Fewer: chance; more: slow paths have no estimate. Chosen.
+        /// Packets of a second from which its share counts. Fewer: chance; more: slow paths have no estimate.
+        /// Chosen.
         const MIN_PACKETS: u64 = 50;
         let current = (self.second % 10) as usize;
         let over =

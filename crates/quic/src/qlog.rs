@@ -1,8 +1,8 @@
 //! The events of connections for qlog files.
 //!
-//! In: events of gates and connections. Out: plain data, for a sink at the edge. Always holds: without a sink nothing is
-//! computed or kept; window and rate are those of the real controller, not those that the gate shows noq. Why noq's own qlog
-//! is not used: `docs/design/qlog.md`.
+//! In: events of gates and connections. Out: plain data, for a sink at the edge. Always holds: without a sink
+//! nothing is computed or kept; window and rate are those of the real controller, not those that the gate
+//! shows noq. Why noq's own qlog is not used: `docs/design/qlog.md`.
 
 use std::{
     fmt,
@@ -14,8 +14,8 @@ use mpvpn_types::{Duration, Instant, PathId};
 
 /// Takes the events of connections.
 pub trait QlogSink: fmt::Debug + Send + Sync {
-    /// Takes an event of the connection with this identifier, which is the same at both ends. Never blocks: events that do not
-    /// fit are dropped.
+    /// Takes an event of the connection with this identifier, which is the same at both ends. Never blocks:
+    /// events that do not fit are dropped.
     fn record(&self, now: Instant, connection: u64, event: QlogEvent);
 }
 

@@ -1,16 +1,17 @@
 //! The queue probe: less is sent for a moment, to see whether the delay of a path is a queue.
 //!
-//! In: round-trip samples. Out: whether less is to be sent, whether there was a queue, and the round-trip time without one.
+//! In: round-trip samples. Out: whether less is to be sent, whether there was a queue, and the round-trip
+//! time without one.
 //!
-//! A busy stream is slower than a lone packet both on a path with varying delay and behind a queue. The delays do not show
-//! which, nor whether the queue is on the forward path; but only a queue on the forward path shrinks when less is sent. A
-//! probe costs half of the rate for tens of milliseconds. Always holds: probes run only where the delays differ, and at
-//! least a second apart.
+//! A busy stream is slower than a lone packet both on a path with varying delay and behind a queue. The
+//! delays do not show which, nor whether the queue is on the forward path; but only a queue on the forward
+//! path shrinks when less is sent. A probe costs half of the rate for tens of milliseconds. Always holds:
+//! probes run only where the delays differ, and at least a second apart.
 
 use mpvpn_types::{Duration, Instant};
 
-/// The share of the rate that is sent during a probe: a queue shrinks by half of the time. Smaller: costs more rate; larger:
-/// takes longer.
+/// The share of the rate that is sent during a probe: a queue shrinks by half of the time. Smaller: costs
+/// more rate; larger: takes longer.
 pub(crate) const GAIN: f64 = 0.5;
 /// How long the result of a probe counts. Shorter: more probes; longer: old results count. Chosen
 /// (docs/design/congestion-control.md).
@@ -19,9 +20,11 @@ const MAX_RESULT_AGE: Duration = Duration::from_secs(15);
 const QUEUE_PRESENT_FOR: Duration = Duration::from_millis(1500);
 /// The shortest time between two probes. Shorter: more rate is lost; longer: queues stand for longer. Chosen.
 const MIN_PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long packets are measured once the queue must be gone. Shorter: chance decides; longer: half of the rate for longer.
+/// How long packets are measured once the queue must be gone. Shorter: chance decides; longer: half of the
+/// rate for longer.
 const MEASURING_TIME: Duration = Duration::from_millis(15);
-/// The longest queue that a probe waits for. Longer: half of the rate for longer; shorter: longer queues are not recognised.
+/// The longest queue that a probe waits for. Longer: half of the rate for longer; shorter: longer queues are
+/// not recognised.
 const MAX_QUEUE: Duration = Duration::from_millis(100);
 
 /// A running probe.
@@ -58,8 +61,8 @@ pub(crate) struct QueueProbe {
 }
 
 impl QueueProbe {
-    /// Begins a probe unless one runs or has just ended. `stream` and `mean`: the shortest and the mean round trip of a busy
-    /// stream; `lone`: that of a lone packet.
+    /// Begins a probe unless one runs or has just ended. `stream` and `mean`: the shortest and the mean round
+    /// trip of a busy stream; `lone`: that of a lone packet.
     pub(crate) fn begin(&mut self, now: Instant, stream: Duration, mean: Duration, lone: Duration) {
         let recent = self.last.is_some_and(|at| now.saturating_duration_since(at) < MIN_PROBE_INTERVAL);
         if self.probe.is_some() || recent || stream <= lone {
@@ -148,8 +151,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Probes a path of 10 ms with a standing queue and another delay of `varies`; returns the result, and whether it is a
-    /// queue.
+    /// Probes a path of 10 ms with a standing queue and another delay of `varies`; returns the result, and
+    /// whether it is a queue.
     fn probe(queue: Duration, varies: Duration) -> (Option<Duration>, bool) {
         let start = Instant::now();
         let mut probes = QueueProbe::default();

@@ -1,18 +1,19 @@
 //! The random loss of a path: the share of packets that it loses at any rate.
 //!
-//! In: which packets were sent below the path's rate, and which packets were acknowledged or lost. Out: the share of losses
-//! among them. Always holds: losses while the path was full do not count.
+//! In: which packets were sent below the path's rate, and which packets were acknowledged or lost. Out: the
+//! share of losses among them. Always holds: losses while the path was full do not count.
 
 /// Packets from which an estimate is made. Fewer: noise; more: slow to follow.
 const MIN_PACKETS: u32 = 60;
 /// When this many packets are counted, all counts are halved. Fewer: noise; more: slow to follow.
 const MAX_PACKETS: u32 = 600;
-/// Losses up to this share are not compensated: a path whose rate is slightly overrated loses as much. Smaller: overload is
-/// compensated; larger: random loss lowers the rate.
+/// Losses up to this share are not compensated: a path whose rate is slightly overrated loses as much.
+/// Smaller: overload is compensated; larger: random loss lowers the rate.
 const MIN_COMPENSATED_LOSS: f64 = 0.01;
 /// The largest share that is compensated: a path that loses more is useless.
 pub(crate) const MAX_COMPENSATED_LOSS: f64 = 0.6;
-/// Periods of slow sending that are remembered: the packets of the last but one have been acknowledged or lost.
+/// Periods of slow sending that are remembered: the packets of the last but one have been acknowledged or
+/// lost.
 const SLOW_PERIODS: usize = 4;
 
 /// The losses among packets that were sent below the path's rate.

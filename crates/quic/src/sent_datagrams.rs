@@ -1,25 +1,29 @@
 //! The outcomes of the datagrams of a path: acknowledged or lost.
 //!
-//! noq tells its congestion controller the number of every packet that is sent, acknowledged or lost, but not its frames.
-//! They follow from order and size: a packet takes datagrams in the order in which they were queued, as many as fit, each
-//! whole. Sizes alone would never agree again after one surprise, so after each pass the bytes that noq still holds say how
-//! many are in packets. In: queued datagrams, and packets that were sent, acknowledged and lost. Out: outcomes of tracked
-//! datagrams.
-//! Always holds: each tracked datagram has one outcome at most; a packet whose outcome noq never tells, as one that was sent before
-//! the peer's address changed, keeps no other in memory, and counts as lost after [`MAX_LATER_PACKETS`] packets.
+//! noq tells its congestion controller the number of every packet that is sent, acknowledged or lost, but not
+//! its frames. They follow from order and size: a packet takes datagrams in the order in which they were
+//! queued, as many as fit, each whole. Sizes alone would never agree again after one surprise, so after each
+//! pass the bytes that noq still holds say how many are in packets. In: queued datagrams, and packets that
+//! were sent, acknowledged and lost. Out: outcomes of tracked datagrams.
+//! Always holds: each tracked datagram has one outcome at most; a packet whose outcome noq never tells, as
+//! one that was sent before the peer's address changed, keeps no other in memory, and counts as lost after
+//! [`MAX_LATER_PACKETS`] packets.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use mpvpn_types::Instant;
 
-/// The least overhead of a 1-RTT packet (bytes): flags, connection ID, packet number of one byte, AEAD tag (RFC 9000 §17.3.1).
+/// The least overhead of a 1-RTT packet (bytes): flags, connection ID, packet number of one byte, AEAD tag
+/// (RFC 9000 §17.3.1).
 const MIN_PACKET_OVERHEAD: usize = 1 + 8 + 1 + 16;
 
-/// A packet without an outcome counts as lost once this many later ones were sent: 1 Gbit/s with a round trip of 600 ms has 54,000
-/// in flight. Smaller: packets in flight are sent again; larger: memory, and late retransmissions.
+/// A packet without an outcome counts as lost once this many later ones were sent: 1 Gbit/s with a round trip
+/// of 600 ms has 54,000 in flight. Smaller: packets in flight are sent again; larger: memory, and late
+/// retransmissions.
 const MAX_LATER_PACKETS: u64 = 1 << 16;
-/// Entries with an outcome that may stay behind one without. Fewer: entries are moved more often; more: memory.
+/// Entries with an outcome that may stay behind one without. Fewer: entries are moved more often; more:
+/// memory.
 const MAX_RESOLVED: usize = 64;
 
 /// A datagram whose outcome is reported.
@@ -95,16 +99,16 @@ impl SentDatagrams {
         }
     }
 
-    /// A pass has ended, and noq still holds `left` bytes of datagrams. It has written all datagrams that were queued before
-    /// these; they count as part of the last packet.
+    /// A pass has ended, and noq still holds `left` bytes of datagrams. It has written all datagrams that
+    /// were queued before these; they count as part of the last packet.
     pub(crate) fn settle(&mut self, left: usize) {
         while let Some(datagram) = self.pop_written(left) {
             self.add_sent(datagram);
         }
     }
 
-    /// A pass begins, and noq still holds `left` bytes of datagrams. What this path queued earlier, and noq has written since,
-    /// left on other paths: its outcome is not known.
+    /// A pass begins, and noq still holds `left` bytes of datagrams. What this path queued earlier, and noq
+    /// has written since, left on other paths: its outcome is not known.
     pub(crate) fn forget_written_elsewhere(&mut self, left: usize) {
         while self.pop_written(left).is_some() {}
     }

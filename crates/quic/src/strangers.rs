@@ -1,12 +1,12 @@
 //! Limits for strangers: clients of a server before they are authenticated.
 //!
-//! In: attempts to connect with their source and time, and the connections that become of them. Out: which attempts are
-//! accepted, which have to validate their address, which are dropped, and which connection ends early. Always holds: memory
-//! does not grow with the number of sources, and packets with a forged source address spend nothing of the source's own
-//! share but the round trip of a Retry.
+//! In: attempts to connect with their source and time, and the connections that become of them. Out: which
+//! attempts are accepted, which have to validate their address, which are dropped, and which connection ends
+//! early. Always holds: memory does not grow with the number of sources, and packets with a forged source
+//! address spend nothing of the source's own share but the round trip of a Retry.
 //!
-//! Sources are IPv4 addresses and IPv6 networks of 56 bits, which is what providers assign to a customer (RFC 6177). Their
-//! hash selects one of [`CELLS`] cells, so sources may share a cell.
+//! Sources are IPv4 addresses and IPv6 networks of 56 bits, which is what providers assign to a customer (RFC
+//! 6177). Their hash selects one of [`CELLS`] cells, so sources may share a cell.
 
 use std::{
     collections::BTreeMap,
@@ -20,21 +20,23 @@ use crate::ConnectionHandle;
 
 /// Cells for sources, in each shard. More: 34 bytes of memory each; fewer: more sources that share a cell.
 const CELLS: usize = 1024;
-/// Attempts of a source whose address is not validated. Beyond them a Retry is demanded (RFC 9000 §8.1.2). A household
-/// connects at once. More: work for forged packets; less: one more round trip for clients behind one address.
+/// Attempts of a source whose address is not validated. Beyond them a Retry is demanded (RFC 9000 §8.1.2). A
+/// household connects at once. More: work for forged packets; less: one more round trip for clients behind
+/// one address.
 const UNVALIDATED: Rate = Rate { burst: 16, interval: Duration::from_nanos(1_000_000_000 / 16) };
-/// Attempts of a source whose address is validated; more are dropped, and clients repeat them after 1, 3, 7 and 15 s. 200
-/// clients behind one address, with four connections each, are taken without waiting. More: processor time for one source; less: many clients behind one
-/// address return late.
+/// Attempts of a source whose address is validated; more are dropped, and clients repeat them after 1, 3, 7
+/// and 15 s. 200 clients behind one address, with four connections each, are taken without waiting. More:
+/// processor time for one source; less: many clients behind one address return late.
 const VALIDATED: Rate = Rate { burst: 1024, interval: Duration::from_nanos(1_000_000_000 / 64) };
-/// Connections of a source that are not authenticated, with a validated address, in each shard. More: memory for one source;
-/// fewer: many clients behind one address return late.
+/// Connections of a source that are not authenticated, with a validated address, in each shard. More: memory
+/// for one source; fewer: many clients behind one address return late.
 const MAX_OF_SOURCE: u16 = 256;
-/// Connections that are not authenticated, in all shards together: about 60 KB each, and 128 KiB more if they fill their
-/// windows. More: memory; fewer: see [`MIN_AGE`].
+/// Connections that are not authenticated, in all shards together: about 60 KB each, and 128 KiB more if they
+/// fill their windows. More: memory; fewer: see [`MIN_AGE`].
 const MAX_OPEN: usize = 1024;
-/// Beyond [`MAX_OPEN`] the oldest connection ends for a new one, if it has had this time for its handshake and request: three
-/// round trips of 600 ms. Longer: new clients are dropped in a flood; shorter: clients far away do not get in.
+/// Beyond [`MAX_OPEN`] the oldest connection ends for a new one, if it has had this time for its handshake
+/// and request: three round trips of 600 ms. Longer: new clients are dropped in a flood; shorter: clients far
+/// away do not get in.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// What becomes of an attempt to connect.
@@ -131,7 +133,8 @@ impl Strangers {
         }
     }
 
-    /// Decides about an attempt to connect from `source`. `busy`: every client has to validate its address now.
+    /// Decides about an attempt to connect from `source`. `busy`: every client has to validate its address
+    /// now.
     pub(crate) fn judge(&mut self, now: Instant, source: IpAddr, validated: bool, busy: bool) -> Verdict {
         let cell = self.cell(source);
         if !validated {

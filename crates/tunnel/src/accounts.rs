@@ -1,7 +1,7 @@
 //! The accounts of users: what a user may carry, and has carried, over all connections in all shards.
 //!
-//! In: rates, and bytes that were carried. Out: members of the limits, and the bytes. Always holds: a user without rates and quota
-//! has no account, so that such a user's packets cost nothing more.
+//! In: rates, and bytes that were carried. Out: members of the limits, and the bytes. Always holds: a user
+//! without rates and quota has no account, so that such a user's packets cost nothing more.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +21,9 @@ pub struct UserRates {
     pub down: Option<BitRate>,
 }
 
-/// Bytes of an IP packet that count for its user: the data of its TCP segment or UDP datagram, so that data in packets, in
-/// streams, and over IPv4 and IPv6 get the same rate; of other packets, and of those without data, the content of the IP packet,
-/// so that floods of them are not free.
+/// Bytes of an IP packet that count for its user: the data of its TCP segment or UDP datagram, so that data
+/// in packets, in streams, and over IPv4 and IPv6 get the same rate; of other packets, and of those without
+/// data, the content of the IP packet, so that floods of them are not free.
 pub(crate) fn counted_bytes(packet: &[u8]) -> u64 {
     let (protocol, ip_header) = match packet.first() {
         // The length of the header in words (RFC 791 §3.1).

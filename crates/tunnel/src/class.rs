@@ -1,7 +1,7 @@
 //! The properties of a class that a client sends to the server, and their header field `mpvpn-class`.
 //!
-//! In: a [`ClassProfile`], or the value of the field. Out: the other of the two. Always holds: a value that does not
-//! parse counts as absent, and unknown parameters are ignored.
+//! In: a [`ClassProfile`], or the value of the field. Out: the other of the two. Always holds: a value that
+//! does not parse counts as absent, and unknown parameters are ignored.
 
 use mpvpn_class::Share;
 use mpvpn_masque::structured;

@@ -1,12 +1,12 @@
 //! The connections of a client in one thread: one QUIC connection for each traffic class.
 //!
-//! In: the inputs of a [`Client`], with link IDs that contain the class. Out: the outputs of a client, with the packets
-//! of all classes together. Always holds: the connection of the default class comes first; it makes the session or joins
-//! that of another thread, and carries the traffic of classes whose own connections do not work. A flow that the
-//! split-TCP proxy of a connection has accepted stays with that connection. Packets from the TUN device of a class belong
-//! to that class, whatever the rules say. An unused class has no connection ([`connection`]), and a session in which nothing
-//! moves has only that of the default class. A packet with priority that another connection carries leaves before those
-//! that wait there.
+//! In: the inputs of a [`Client`], with link IDs that contain the class. Out: the outputs of a client, with
+//! the packets of all classes together. Always holds: the connection of the default class comes first; it
+//! makes the session or joins that of another thread, and carries the traffic of classes whose own
+//! connections do not work. A flow that the split-TCP proxy of a connection has accepted stays with that
+//! connection. Packets from the TUN device of a class belong to that class, whatever the rules say. An unused
+//! class has no connection ([`connection`]), and a session in which nothing moves has only that of the
+//! default class. A packet with priority that another connection carries leaves before those that wait there.
 
 mod connection;
 
@@ -70,8 +70,8 @@ pub struct ClassConnections {
 }
 
 impl ClassConnections {
-    /// Creates the connections of these classes in the thread `shard`; the default class must be the first. Thread 0
-    /// makes the session and lets other threads join it if `several`.
+    /// Creates the connections of these classes in the thread `shard`; the default class must be the first.
+    /// Thread 0 makes the session and lets other threads join it if `several`.
     pub fn new(now: Instant, classes: Vec<ClassSetup>, rules: Rules, shard: u8, several: bool) -> Self {
         let several = several || classes.len() > 1;
         let mut connections = Self {
@@ -144,8 +144,8 @@ impl ClassConnections {
         self.flows.clear();
     }
 
-    /// Adds a class, which has no links yet, or replaces the class of the same number: its connection, if it has one, is
-    /// closed and made again over the same links.
+    /// Adds a class, which has no links yet, or replaces the class of the same number: its connection, if it
+    /// has one, is closed and made again over the same links.
     pub fn set_class(&mut self, now: Instant, class: ClassSetup) {
         match self.all.iter().position(|connection| connection.id == class.id) {
             Some(at) => {
@@ -167,8 +167,8 @@ impl ClassConnections {
         self.update_send_order();
     }
 
-    /// Removes a class and closes its connection; its traffic uses the default class. The default class is never
-    /// removed.
+    /// Removes a class and closes its connection; its traffic uses the default class. The default class is
+    /// never removed.
     pub fn remove_class(&mut self, now: Instant, id: ClassId) {
         let Some(at) = self.all.iter().position(|connection| connection.id == id && id != ClassId::DEFAULT)
         else {
@@ -225,8 +225,9 @@ impl ClassConnections {
         }
     }
 
-    /// Returns whether packets of the server arrive over the link `uplink`: over UDP, and inside TCP. If the path of any
-    /// class is dead the result is dead, as a class that sends nothing there would not notice.
+    /// Returns whether packets of the server arrive over the link `uplink`: over UDP, and inside TCP. If the
+    /// path of any class is dead the result is dead, as a class that sends nothing there would not
+    /// notice.
     pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
         let all = |of: &dyn Fn(&Client) -> TransportHealth| {
             let heard: Vec<TransportHealth> =
@@ -280,8 +281,8 @@ impl ClassConnections {
         }
     }
 
-    /// Takes a packet read from a TUN device, see [`Client::handle_tun`]. `class` is set if the device belongs to one
-    /// class.
+    /// Takes a packet read from a TUN device, see [`Client::handle_tun`]. `class` is set if the device
+    /// belongs to one class.
     pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
         if self.all.len() == 1 {
             return self.default_client_mut().handle_tun(now, hdr, packet);
@@ -354,7 +355,8 @@ impl ClassConnections {
     }
 
     fn class_by_rules(&mut self, now: Instant, key: &FlowKey, view: &ip::IpPacket<'_>) -> ClassId {
-        // The DSCP is part of the key: SSH marks interactive and bulk traffic differently, and only after the start.
+        // The DSCP is part of the key: SSH marks interactive and bulk traffic differently, and only after the
+        // start.
         let flow = key.hash32() ^ u32::from(view.dscp()) << 24;
         if let Some(class) = self.flows.get(now, flow) {
             return class;
@@ -368,8 +370,8 @@ impl ClassConnections {
         class
     }
 
-    /// Returns the next packet for a TUN device; the device is that of the class to which the destination address
-    /// belongs.
+    /// Returns the next packet for a TUN device; the device is that of the class to which the destination
+    /// address belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
         let joined =
             self.all.iter_mut().find_map(|connection| connection.client_unchanged().poll_tun(now))?;
@@ -395,8 +397,8 @@ impl ClassConnections {
         self.all.iter().map(|connection| connection.client().backlog()).sum()
     }
 
-    /// Returns the next event that requires action: an event of the default class's client, or a change of the MTU,
-    /// which is the minimum of all classes.
+    /// Returns the next event that requires action: an event of the default class's client, or a change of
+    /// the MTU, which is the minimum of all classes.
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
         for connection in &mut self.all[1..] {
             // Clients of other classes open no app streams, and their failures are never fatal.
@@ -436,7 +438,8 @@ impl ClassConnections {
         self.all.iter_mut().find_map(ClassConnection::poll_change)
     }
 
-    /// Returns the next UDP payload to send, see [`Client::poll_transmit`]. The link ID in `local` contains the class.
+    /// Returns the next UDP payload to send, see [`Client::poll_transmit`]. The link ID in `local` contains
+    /// the class.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         while let Some(connection) = self.closing.last_mut() {
             if let Some(transmit) = connection.poll_transmit(now, buf) {
@@ -454,8 +457,8 @@ impl ClassConnections {
         None
     }
 
-    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken together. To be
-    /// called at the end of each iteration of the event loop, with its time.
+    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken
+    /// together. To be called at the end of each iteration of the event loop, with its time.
     pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
         for connection in &self.all {
             connection.client().note_use(now, &mut self.coalescing, connection.priority);
@@ -486,8 +489,8 @@ impl ClassConnections {
         self.all.iter_mut().for_each(|connection| connection.client_mut().close(now, reason));
     }
 
-    /// Returns the report of each class, the default class first. Another class is up once its own connection carries its
-    /// packets.
+    /// Returns the report of each class, the default class first. Another class is up once its own connection
+    /// carries its packets.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
         let of = |connection: &mut ClassConnection| {
             let mut report = connection.client_unchanged().report(now);

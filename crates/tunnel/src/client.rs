@@ -1,8 +1,8 @@
 //! The client of a tunnel: one QUIC connection over all links, which carries the packets and streams of apps.
 //!
-//! In: UDP payloads, TUN packets, links, relay requests, the time. Out: UDP payloads, TUN packets, events, the next
-//! deadline. Always holds: at most one connection is in use; while it is lost, the client reconnects and asks for the
-//! same session.
+//! In: UDP payloads, TUN packets, links, relay requests, the time. Out: UDP payloads, TUN packets, events,
+//! the next deadline. Always holds: at most one connection is in use; while it is lost, the client reconnects
+//! and asks for the same session.
 
 mod addresses;
 mod addresses_in_use;
@@ -64,8 +64,9 @@ use reports::Reports;
 use session::Session;
 pub use udp::UdpFlowEvent;
 
-/// The connection is closed if the server has not answered the request for a tunnel after this time. Chosen. Larger: a
-/// client waits longer at a server that hangs; smaller: fails over links with round trips of seconds.
+/// The connection is closed if the server has not answered the request for a tunnel after this time. Chosen.
+/// Larger: a client waits longer at a server that hangs; smaller: fails over links with round trips of
+/// seconds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the tunnels of a client or a server carry.
@@ -74,8 +75,8 @@ pub enum TunnelMode {
     /// IP packets of a TUN, by CONNECT-IP, and relays.
     #[default]
     Packets,
-    /// Relays only: a client gets no addresses and is up once the server has sent its HTTP/3 SETTINGS; a server refuses
-    /// CONNECT-IP.
+    /// Relays only: a client gets no addresses and is up once the server has sent its HTTP/3 SETTINGS; a
+    /// server refuses CONNECT-IP.
     RelaysOnly,
 }
 
@@ -96,7 +97,8 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// The class of this connection, if the client has several.
     pub class: Option<ClassProfile>,
-    /// The random number of this process, which tells it from another one that has a copy of the secret of its session.
+    /// The random number of this process, which tells it from another one that has a copy of the secret of
+    /// its session.
     pub instance: Option<ClientInstance>,
     /// How many addresses of each family to request beyond the first.
     pub additional_addresses: usize,
@@ -104,8 +106,8 @@ pub struct ClientConfig {
     pub scheduler: Scheduler,
     /// Forward error correction in both directions, if the server supports it.
     pub fec: Fec,
-    /// Copies of each packet, each over another link, in both directions: 1 to 4. With more than 1, TCP connections
-    /// that no rule names travel as packets: streams have no copies.
+    /// Copies of each packet, each over another link, in both directions: 1 to 4. With more than 1, TCP
+    /// connections that no rule names travel as packets: streams have no copies.
     pub copies: u8,
     /// Which TCP connections travel as streams.
     pub flow_rules: Rules,
@@ -191,8 +193,8 @@ impl Client {
         let handled = self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data);
         let Handled::Connection(id) = handled else { return };
         if self.session.as_ref().is_some_and(|session| session.connection == id) {
-            // Events of the session are handled once a batch, in `handle_batch`. After a batch it is not known any more on
-            // which link a packet arrived.
+            // Events of the session are handled once a batch, in `handle_batch`. After a batch it is not
+            // known any more on which link a packet arrived.
             if self.echo_watch.as_ref().is_some_and(|watch| watch.is_active(now)) {
                 self.isolated(now, |client| client.receive(now, Some(link)));
             }

@@ -1,20 +1,22 @@
 //! How long packets may wait at this end so that those that arrive close together are taken together.
 //!
-//! In: the connections that carry data, with their shortest round trips. Out: the longest delay. Always holds: it is at most
-//! [`MAX_DELAY`] and 1 / [`RTT_DIVISOR`] of the shortest round trip of any path in use, and there is none beside traffic with
-//! priority, nor before a round trip is known.
+//! In: the connections that carry data, with their shortest round trips. Out: the longest delay. Always
+//! holds: it is at most [`MAX_DELAY`] and 1 / [`RTT_DIVISOR`] of the shortest round trip of any path in use,
+//! and there is none beside traffic with priority, nor before a round trip is known.
 
 use mpvpn_types::{Duration, Instant};
 
-/// The longest delay. Longer: calls and games feel it; shorter: an iteration for each packet from 40 Mbit/s down.
+/// The longest delay. Longer: calls and games feel it; shorter: an iteration for each packet from 40 Mbit/s
+/// down.
 const MAX_DELAY: Duration = Duration::from_micros(300);
-/// The share of a round trip that an end may add. Smaller: wider shares slow TCP down on short paths; larger: more iterations.
+/// The share of a round trip that an end may add. Smaller: wider shares slow TCP down on short paths; larger:
+/// more iterations.
 const RTT_DIVISOR: u32 = 50;
-/// How long a connection counts as used after its last data. Shorter: a connection that begins again is delayed by what others
-/// allow; longer: others pay for it for longer.
+/// How long a connection counts as used after its last data. Shorter: a connection that begins again is
+/// delayed by what others allow; longer: others pay for it for longer.
 const IN_USE: Duration = Duration::from_millis(500);
-/// The same for a connection with priority: ten intervals of a call, which has 50 packets a second. Shorter: a call with pauses is
-/// delayed after each; longer: others save less for longer.
+/// The same for a connection with priority: ten intervals of a call, which has 50 packets a second. Shorter:
+/// a call with pauses is delayed after each; longer: others save less for longer.
 const PRIORITY_IN_USE: Duration = Duration::from_millis(200);
 
 /// The longest delay that the connections in use allow.
@@ -28,7 +30,8 @@ pub(crate) struct CoalescingLimit {
 }
 
 impl CoalescingLimit {
-    /// A connection carries data. `shortest_rtt` is that of its paths; `None`: not known yet, as in a handshake.
+    /// A connection carries data. `shortest_rtt` is that of its paths; `None`: not known yet, as in a
+    /// handshake.
     pub(crate) fn note_use(&mut self, now: Instant, shortest_rtt: Option<Duration>, has_priority: bool) {
         if has_priority {
             self.priority = Some(now);

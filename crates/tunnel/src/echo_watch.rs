@@ -1,8 +1,9 @@
 //! Records which links ICMP echo requests leave on, and on which link each reply arrives, for `mpvpn ping`.
 //!
-//! In: identifiers that are watched for a while, packets of the tunnel with their links. Out: the links of each sequence
-//! number. Always holds: nothing is recorded for identifiers that nobody watches; at most [`MAX_WATCHED`] identifiers with
-//! [`MAX_ECHOES`] echoes each are kept; while nothing is watched, a packet costs one atomic load.
+//! In: identifiers that are watched for a while, packets of the tunnel with their links. Out: the links of
+//! each sequence number. Always holds: nothing is recorded for identifiers that nobody watches; at most
+//! [`MAX_WATCHED`] identifiers with [`MAX_ECHOES`] echoes each are kept; while nothing is watched, a packet
+//! costs one atomic load.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,13 +16,13 @@ use std::{
 use mpvpn_packet::icmp::{Echo, EchoKind, echo_of};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
-/// How long an identifier is watched after it was last asked for. `mpvpn ping` asks once a second, so that a watch survives a
-/// busy machine, and a killed command leaves none for long. Chosen.
+/// How long an identifier is watched after it was last asked for. `mpvpn ping` asks once a second, so that a
+/// watch survives a busy machine, and a killed command leaves none for long. Chosen.
 const WATCH_DURATION: Duration = Duration::from_secs(10);
 /// Identifiers that are watched at a time: each is one running `mpvpn ping`. Chosen: more need more memory.
 const MAX_WATCHED: usize = 16;
-/// Echoes that are kept for an identifier: 6 s of 20 requests a second, so that an answer that is lost loses none. Chosen: more
-/// make every answer longer.
+/// Echoes that are kept for an identifier: 6 s of 20 requests a second, so that an answer that is lost loses
+/// none. Chosen: more make every answer longer.
 const MAX_ECHOES: usize = 128;
 /// Links that are kept for one request: the first transmission, copies and retransmissions. Chosen.
 const MAX_LINKS_OF_REQUEST: usize = 8;
@@ -91,8 +92,8 @@ impl EchoWatch {
         self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches an identifier for 10 s from now on, and returns its latest echoes. `None` if too many identifiers are
-    /// watched.
+    /// Watches an identifier for 10 s from now on, and returns its latest echoes. `None` if too many
+    /// identifiers are watched.
     pub fn read(&self, now: Instant, identifier: u16) -> Option<Vec<EchoLinks>> {
         let mut all = self.watched();
         all.retain(|_, watched| watched.until > now);
@@ -115,7 +116,8 @@ impl EchoWatch {
         });
     }
 
-    /// Records that a packet has arrived on a link, if it is a reply to a watched request. Of copies the first counts.
+    /// Records that a packet has arrived on a link, if it is a reply to a watched request. Of copies the
+    /// first counts.
     pub(crate) fn on_received(&self, now: Instant, packet: &[u8], link: Option<LinkId>) {
         self.record(now, packet, EchoKind::Reply, |echo| {
             if !echo.answered {

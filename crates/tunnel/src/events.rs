@@ -1,7 +1,7 @@
 //! Changes of a tunnel that need no action of the edge: of paths, classes, capacity and sessions.
 //!
-//! In: the state machines of client and server. Out: changes for the event log, by `poll_change`. Always holds: at most
-//! [`MAX_WAITING`] changes wait; further ones are dropped.
+//! In: the state machines of client and server. Out: changes for the event log, by `poll_change`. Always
+//! holds: at most [`MAX_WAITING`] changes wait; further ones are dropped.
 
 use std::{
     collections::VecDeque,
@@ -107,7 +107,8 @@ pub enum ClassChange {
 /// A change at a server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ServerChange {
-    /// Two machines show the secret of the session of this client, which keeps it; the other one gets a session of its own.
+    /// Two machines show the secret of the session of this client, which keeps it; the other one gets a
+    /// session of its own.
     SecretShared {
         /// The client.
         client: ClientTag,
@@ -154,8 +155,8 @@ pub struct ClientTag {
 #[derive(Debug)]
 pub(crate) struct Changes<T>(VecDeque<T>);
 
-/// Changes that may wait for the edge, about 200 bytes each. The edge polls them in every iteration of its event loop.
-/// Larger: memory; smaller: changes are dropped when all clients of a server disconnect at once.
+/// Changes that may wait for the edge, about 200 bytes each. The edge polls them in every iteration of its
+/// event loop. Larger: memory; smaller: changes are dropped when all clients of a server disconnect at once.
 const MAX_WAITING: usize = 4096;
 
 impl<T> Default for Changes<T> {

@@ -1,8 +1,9 @@
-//! Forwards HTTP requests of other clients over one QUIC connection to a server (the TCP gateway of the server uses it).
+//! Forwards HTTP requests of other clients over one QUIC connection to a server (the TCP gateway of the
+//! server uses it).
 //!
-//! In: header sections that were received elsewhere, bytes and datagrams of their streams, UDP payloads. Out: the
-//! server's responses, bytes and datagrams, UDP payloads. Always holds: requests are not interpreted, the server grants
-//! or refuses them; at most [`MAX_INBOX_BYTES`] of datagrams wait for each request.
+//! In: header sections that were received elsewhere, bytes and datagrams of their streams, UDP payloads. Out:
+//! the server's responses, bytes and datagrams, UDP payloads. Always holds: requests are not interpreted, the
+//! server grants or refuses them; at most [`MAX_INBOX_BYTES`] of datagrams wait for each request.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -31,13 +32,14 @@ use crate::{
     relay::Relays,
 };
 
-/// Maximum bytes of datagrams that wait for the reader of one request, for example 250 ms of 8 Mbit/s. Smaller: bursts
-/// are dropped. Larger: memory of readers that do not read.
+/// Maximum bytes of datagrams that wait for the reader of one request, for example 250 ms of 8 Mbit/s.
+/// Smaller: bursts are dropped. Larger: memory of readers that do not read.
 const MAX_INBOX_BYTES: usize = 256 << 10;
 /// Bytes that a waiting datagram counts beyond its payload, about the size of its queue entry.
 const DATAGRAM_OVERHEAD_BYTES: usize = 64;
-/// Age at which a waiting datagram is dropped: the TCP connection behind is too slow then, and older datagrams are worth
-/// less than new ones. Smaller: a stall of TCP loses datagrams. Larger: delay. Value: chosen.
+/// Age at which a waiting datagram is dropped: the TCP connection behind is too slow then, and older
+/// datagrams are worth less than new ones. Smaller: a stall of TCP loses datagrams. Larger: delay. Value:
+/// chosen.
 const MAX_DATAGRAM_AGE: Duration = Duration::from_millis(250);
 
 /// An event of a [`Forwarder`].
@@ -191,7 +193,8 @@ impl Forwarder {
                 (QuicEvent::StreamWritable(stream), _) => {
                     self.events.push_back(ForwardEvent::Writable(RelayId::new(self.id, stream)));
                 }
-                // A server that refuses a request stops reading with H3_NO_ERROR (RFC 9114 §4.1); the response follows.
+                // A server that refuses a request stops reading with H3_NO_ERROR (RFC 9114 §4.1); the
+                // response follows.
                 (QuicEvent::StreamStopped(stream, stop), _)
                     if stop != code::NO_ERROR && self.relays.breaks_when_stopped(stream) =>
                 {
@@ -270,8 +273,8 @@ impl Forwarder {
         self.events.pop_front()
     }
 
-    /// Sends a request; `headers` must be a valid header section. Returns `None` if the connection is not established or
-    /// the server allows no further stream; retry after [`ForwardEvent::Ready`].
+    /// Sends a request; `headers` must be a valid header section. Returns `None` if the connection is not
+    /// established or the server allows no further stream; retry after [`ForwardEvent::Ready`].
     pub fn request(&mut self, headers: &Headers) -> Option<RelayId> {
         let ready_session = self.session.as_ref().filter(|(http, _)| !self.closed && http.masque_allowed());
         let connection = ready_session.and_then(|_| self.endpoint.get(self.id));
@@ -285,8 +288,8 @@ impl Forwarder {
         Some(RelayId::new(self.id, stream))
     }
 
-    /// Returns the status of the response to a request. The header section is returned once; read the content with
-    /// [`Self::read`] then.
+    /// Returns the status of the response to a request. The header section is returned once; read the content
+    /// with [`Self::read`] then.
     pub fn answer(&mut self, now: Instant, request: RelayId) -> ResponseStatus {
         let Some((http, _)) = &mut self.session else { return ResponseStatus::Failed };
         let Some(connection) = self.endpoint.get(self.id) else { return ResponseStatus::Failed };
@@ -319,7 +322,8 @@ impl Forwarder {
         }
     }
 
-    /// Returns the available window of a request's stream in bytes; after 0, [`ForwardEvent::Writable`] follows.
+    /// Returns the available window of a request's stream in bytes; after 0, [`ForwardEvent::Writable`]
+    /// follows.
     pub fn available_window(&mut self, request: RelayId) -> usize {
         if !self.relays.has(request.stream) {
             return 0;
@@ -346,8 +350,8 @@ impl Forwarder {
         }
     }
 
-    /// Ends a request in both directions; directions that are still open are reset with an HTTP/3 error code. To be
-    /// called for finished requests as well, to release their state.
+    /// Ends a request in both directions; directions that are still open are reset with an HTTP/3 error code.
+    /// To be called for finished requests as well, to release their state.
     pub fn end(&mut self, request: RelayId, code: u64) {
         self.inboxes.remove(&request.stream);
         if let (Some(connection), Some((http, _))) = (self.endpoint.get(self.id), &mut self.session) {
@@ -355,8 +359,8 @@ impl Forwarder {
         }
     }
 
-    /// Sends an HTTP datagram (context ID and payload) as a QUIC DATAGRAM frame. Returns `false` if it is too large at
-    /// present or does not begin with a context ID; it can be sent as a capsule then.
+    /// Sends an HTTP datagram (context ID and payload) as a QUIC DATAGRAM frame. Returns `false` if it is too
+    /// large at present or does not begin with a context ID; it can be sent as a capsule then.
     pub fn send_datagram(&mut self, now: Instant, request: RelayId, value: &[u8]) -> bool {
         let Some((http, multipath)) = &mut self.session else { return false };
         let Some(connection) = self.endpoint.get(self.id) else { return false };
@@ -375,7 +379,8 @@ impl Forwarder {
         true
     }
 
-    /// Returns the next received datagram: context ID and payload. Datagrams older than `MAX_DATAGRAM_AGE` are dropped.
+    /// Returns the next received datagram: context ID and payload. Datagrams older than `MAX_DATAGRAM_AGE`
+    /// are dropped.
     pub fn next_datagram(&mut self, now: Instant, request: RelayId) -> Option<Bytes> {
         self.inboxes.get_mut(&request.stream)?.pop(now)
     }

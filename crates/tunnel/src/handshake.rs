@@ -1,22 +1,24 @@
 //! QUIC handshakes of a client, the back-off between them, and probes of links that have no connection.
 //!
-//! In: the time, and packets that may answer a probe. Out: probes to send, and when to try again. Always holds: the
-//! back-off never exceeds [`MAX_BACKOFF`]; a probe is sent at most every 250 ms, and every 15 s in the end.
+//! In: the time, and packets that may answer a probe. Out: probes to send, and when to try again. Always
+//! holds: the back-off never exceeds [`MAX_BACKOFF`]; a probe is sent at most every 250 ms, and every 15 s in
+//! the end.
 
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{Duration, Instant, LinkId};
 
-/// A handshake that is not complete after this time is closed. Chosen. Larger: a client holds on to a dead handshake,
-/// though others run beside it; smaller: fails over links with round trips of seconds.
+/// A handshake that is not complete after this time is closed. Chosen. Larger: a client holds on to a dead
+/// handshake, though others run beside it; smaller: fails over links with round trips of seconds.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long a completed handshake waits before it replaces a connection that still has streams: these end with their
-/// connection. Chosen. Larger: streams over a dead connection hang for longer; smaller: a short outage breaks them.
+/// How long a completed handshake waits before it replaces a connection that still has streams: these end
+/// with their connection. Chosen. Larger: streams over a dead connection hang for longer; smaller: a short
+/// outage breaks them.
 pub(crate) const REPLACEMENT_DELAY: Duration = Duration::from_secs(1);
-/// Pause after the first failure; doubles with each failure up to [`MAX_BACKOFF`]. Chosen. Larger: a client is back
-/// later; smaller: more handshakes at a server that refuses them.
+/// Pause after the first failure; doubles with each failure up to [`MAX_BACKOFF`]. Chosen. Larger: a client
+/// is back later; smaller: more handshakes at a server that refuses them.
 const MIN_BACKOFF: Duration = Duration::from_millis(250);
-/// The longest pause. Chosen. Larger: a client is back later after an outage; smaller: more load at a server that is
-/// full.
+/// The longest pause. Chosen. Larger: a client is back later after an outage; smaller: more load at a server
+/// that is full.
 const MAX_BACKOFF: Duration = Duration::from_secs(4);
 
 /// A handshake over a link.
@@ -51,7 +53,8 @@ impl Backoff {
         self.next_try = Some(now + pause);
     }
 
-    /// Tries at once, and forgets earlier failures: a link, the server's address or the configuration has changed.
+    /// Tries at once, and forgets earlier failures: a link, the server's address or the configuration has
+    /// changed.
     pub(crate) fn reset(&mut self, now: Instant) {
         self.failures = 0;
         self.next_try = Some(now);
@@ -68,9 +71,9 @@ impl Backoff {
     }
 }
 
-/// Probes whether a server answers over a link, without a connection: a server answers a packet of an unknown version
-/// with a Version Negotiation packet (RFC 9000 §6.1). A path that is opened and never validated would keep the MTU of
-/// the whole connection low and use up path IDs.
+/// Probes whether a server answers over a link, without a connection: a server answers a packet of an unknown
+/// version with a Version Negotiation packet (RFC 9000 §6.1). A path that is opened and never validated would
+/// keep the MTU of the whole connection low and use up path IDs.
 #[derive(Clone, Debug)]
 pub(crate) struct VersionProbe {
     since: Instant,

@@ -1,7 +1,8 @@
 //! HTTP/3 on one QUIC connection.
 //!
-//! In: streams that are readable, and their bytes. Out: HTTP/3 events in the order of arrival. Always holds: a request
-//! is not read before the peer's SETTINGS have arrived, and the streams of relays are never read here.
+//! In: streams that are readable, and their bytes. Out: HTTP/3 events in the order of arrival. Always holds:
+//! a request is not read before the peer's SETTINGS have arrived, and the streams of relays are never read
+//! here.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,20 +12,20 @@ use mpvpn_quic::{Connection, Read, StreamError, StreamId};
 
 use crate::relay::Relays;
 
-/// Streams that the HTTP/3 layer keeps state of: more than the 16,384 requests that the transport allows a peer.
-/// Smaller: requests within the limit of the transport fail; larger: no effect.
+/// Streams that the HTTP/3 layer keeps state of: more than the 16,384 requests that the transport allows a
+/// peer. Smaller: requests within the limit of the transport fail; larger: no effect.
 const MAX_TRACKED_STREAMS: usize = 20_000;
 
 /// Moves bytes between the streams of a connection and the HTTP/3 framing.
 #[derive(Debug)]
 pub(crate) struct Http {
     h3: H3,
-    /// Request streams that arrived before the peer's SETTINGS, which decide what may be answered. They are not read
-    /// until then, so flow control bounds their bytes, and the transport's limit of streams bounds their number. A set,
-    /// because a stream may become readable often.
+    /// Request streams that arrived before the peer's SETTINGS, which decide what may be answered. They are
+    /// not read until then, so flow control bounds their bytes, and the transport's limit of streams
+    /// bounds their number. A set, because a stream may become readable often.
     before_settings: BTreeSet<StreamId>,
-    /// Readable streams. Each is read up to its next event only: bytes after it may belong to a relay, which reads at
-    /// its own pace.
+    /// Readable streams. Each is read up to its next event only: bytes after it may belong to a relay, which
+    /// reads at its own pace.
     unread: VecDeque<StreamId>,
 }
 

@@ -1,15 +1,16 @@
 //! Which process of a client has a session.
 //!
-//! In: the random numbers of processes that show the secret of a session. Out: whether a process has the session, takes it over, or
-//! has to leave it. Always holds: a process that comes back after another one has taken its session over proves that two machines
-//! have the secret, as a process that was started again has another number; then the one that came later has to leave. What is kept
-//! is bounded, and ends with the session.
+//! In: the random numbers of processes that show the secret of a session. Out: whether a process has the
+//! session, takes it over, or has to leave it. Always holds: a process that comes back after another one has
+//! taken its session over proves that two machines have the secret, as a process that was started again has
+//! another number; then the one that came later has to leave. What is kept is bounded, and ends with the
+//! session.
 
 /// A random number that a client makes at its start and keeps in memory only.
 pub type ClientInstance = [u8; 16];
 
-/// Processes that are remembered for a session, in each list. More: memory of a client that makes numbers up; fewer: of many
-/// machines with one secret some take the session over again and again.
+/// Processes that are remembered for a session, in each list. More: memory of a client that makes numbers up;
+/// fewer: of many machines with one secret some take the session over again and again.
 const MAX_REMEMBERED: usize = 8;
 
 /// The process that has a session, and others that showed its secret.

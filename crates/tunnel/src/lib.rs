@@ -1,18 +1,20 @@
 //! The client and the server of the tunnel, as state machines.
 //!
-//! In: UDP payloads with their link or local address, packets read from the TUN, link state, and the time. Out: UDP
-//! payloads to send, packets for the TUN, events that the edge turns into addresses and routes, and the next deadline.
+//! In: UDP payloads with their link or local address, packets read from the TUN, link state, and the time.
+//! Out: UDP payloads to send, packets for the TUN, events that the edge turns into addresses and routes, and
+//! the next deadline.
 //!
 //! Use it in batches: any number of `handle_datagram`, then `handle_batch`, then `poll_tun` until
 //! it is empty; any number of `handle_tun`; `handle_timeout` when it is time; then `poll_transmit`
 //! until it is empty.
 //!
 //! Always holds:
-//! - No I/O, no clock, no thread: a test runs two ends against each other in simulated time, and every run is the same.
-//! - A client accepts only packets for its own addresses, a server only packets from the addresses
-//!   that it gave to that client (BCP 38).
-//! - A client that loses its connection keeps its addresses, and gets the same ones back while the
-//!   server remembers it.
+//! - No I/O, no clock, no thread: a test runs two ends against each other in simulated time, and every run is
+//!   the same.
+//! - A client accepts only packets for its own addresses, a server only packets from the addresses that it
+//!   gave to that client (BCP 38).
+//! - A client that loses its connection keeps its addresses, and gets the same ones back while the server
+//!   remembers it.
 //! - Everything stored is bounded: by the queues of a session and the flow control of a connection.
 #![forbid(unsafe_code)]
 // Tests need a start time.

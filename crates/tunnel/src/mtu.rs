@@ -1,22 +1,22 @@
 //! The MTU that a tunnel announces.
 //!
-//! In: the largest packet that fits a datagram now, and the time. Out: the MTU to announce, seldom. Always holds: it is
-//! at least [`MIN_MTU`]; growth is announced after [`GROWTH_HOLD`], a smaller value after [`SHRINK_HOLD`]
-//! (docs/design/mtu.md).
+//! In: the largest packet that fits a datagram now, and the time. Out: the MTU to announce, seldom. Always
+//! holds: it is at least [`MIN_MTU`]; growth is announced after [`GROWTH_HOLD`], a smaller value after
+//! [`SHRINK_HOLD`] (docs/design/mtu.md).
 
 use mpvpn_types::{Duration, Instant, target::TRANSPORT};
 
 /// The least MTU that is announced (bytes): what IPv6 requires (RFC 8200 §5).
 const MIN_MTU: usize = 1280;
-/// A larger MTU is announced once it has not changed for this long: path MTU discovery takes several steps. Larger:
-/// small packets for longer; smaller: the MTU of the interface changes at each step.
+/// A larger MTU is announced once it has not changed for this long: path MTU discovery takes several steps.
+/// Larger: small packets for longer; smaller: the MTU of the interface changes at each step.
 const GROWTH_HOLD: Duration = Duration::from_millis(80);
-/// A smaller MTU is announced once it has lasted for this long: a new path starts small, and a black hole that the QUIC
-/// library detected by mistake lasts a second or two. Larger: packets travel in parts for longer; smaller: the MTU
-/// flaps.
+/// A smaller MTU is announced once it has lasted for this long: a new path starts small, and a black hole
+/// that the QUIC library detected by mistake lasts a second or two. Larger: packets travel in parts for
+/// longer; smaller: the MTU flaps.
 const SHRINK_HOLD: Duration = Duration::from_millis(2500);
-/// The first MTU is announced after this time at the latest, steady or not. Chosen. Larger: the tunnel is up later;
-/// smaller: the first MTU is changed soon.
+/// The first MTU is announced after this time at the latest, steady or not. Chosen. Larger: the tunnel is up
+/// later; smaller: the first MTU is changed soon.
 const MAX_FIRST_DELAY: Duration = Duration::from_millis(1500);
 
 /// Follows the MTU that datagrams allow, without announcing each step of path MTU discovery.
@@ -58,8 +58,8 @@ impl MtuFollower {
             Some(_) => false,
         };
         if announce {
-            // Linux removes the IPv6 addresses of an interface with a smaller MTU. Packets that do not fit are split,
-            // or answered with an ICMP error.
+            // Linux removes the IPv6 addresses of an interface with a smaller MTU. Packets that do not fit
+            // are split, or answered with an ICMP error.
             let mtu = limit.max(MIN_MTU);
             tracing::debug!(
                 target: TRANSPORT,

@@ -1,8 +1,8 @@
 //! The multipath data plane shared by client and server: turns packets into datagrams, assigns them to paths,
 //! and monitors the paths.
 //!
-//! In: packets and UDP payloads to send, received datagrams, path events of the QUIC connection, and the time.
-//! Out: UDP payloads to send, received packets in order, and the time of the next call.
+//! In: packets and UDP payloads to send, received datagrams, path events of the QUIC connection, and the
+//! time. Out: UDP payloads to send, received packets in order, and the time of the next call.
 //! [`MultipathConnection`] joins the parts. A packet passes [`Packetizer`], [`PacketScheduler`] and
 //! [`Pass`](pass::Pass); [`Recovery`] sends lost data again. [`PathTable`] holds the paths; [`Heartbeats`],
 //! [`Tiers`] and `judge.rs` decide which of them carry data. Always holds: each part owns its state, and
@@ -77,9 +77,10 @@ pub use sequence::ResequencingCounters;
 use traffic::Traffic;
 pub use traffic::{TrafficCounters, TrafficRates};
 
-/// Time after which a path on which noq sends no data is closed. noq stops sending when it validates a changed
-/// peer address (RFC 9000 §9.3), gives up after three probe timeouts, and never resumes. Smaller: paths with
-/// long round trips are closed during validation. Larger: data that waits for the path is delayed for longer.
+/// Time after which a path on which noq sends no data is closed. noq stops sending when it validates a
+/// changed peer address (RFC 9000 §9.3), gives up after three probe timeouts, and never resumes. Smaller:
+/// paths with long round trips are closed during validation. Larger: data that waits for the path is delayed
+/// for longer.
 const BLOCKED_PATH_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Which end of the tunnel this is.
@@ -128,8 +129,8 @@ pub(crate) struct MultipathConnection {
 }
 
 impl MultipathConnection {
-    /// Creates the data plane of a connection whose path 0 is open. `stream` is the CONNECT-IP request stream, if
-    /// there is one.
+    /// Creates the data plane of a connection whose path 0 is open. `stream` is the CONNECT-IP request
+    /// stream, if there is one.
     pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {
             role,
@@ -173,13 +174,14 @@ impl MultipathConnection {
         self.log.set_session(session);
     }
 
-    /// At a server: limits what is sent to the user by `limit`. Stream data is not sent at the rate: the caller limits what it
-    /// writes.
+    /// At a server: limits what is sent to the user by `limit`. Stream data is not sent at the rate: the
+    /// caller limits what it writes.
     pub(crate) fn set_rate_limit(&mut self, limit: Option<RateLimitMember>) {
         self.rate_limit = limit;
     }
 
-    /// Shares the links with the other connections of the session from now on. This connection carries `class`.
+    /// Shares the links with the other connections of the session from now on. This connection carries
+    /// `class`.
     pub(crate) fn share_links(&mut self, shapers: Shapers, class: ClassId) {
         self.shared_links = Some(SharedLinks::new(shapers, class));
         self.paths.values_mut().for_each(|path| path.policy.reapply());
@@ -279,8 +281,8 @@ impl MultipathConnection {
         }
     }
 
-    /// Takes the peer's status of a path (draft-ietf-quic-multipath-21 §3.3). Ignored if the peer sends heartbeat
-    /// reports, which say more.
+    /// Takes the peer's status of a path (draft-ietf-quic-multipath-21 §3.3). Ignored if the peer sends
+    /// heartbeat reports, which say more.
     pub(crate) fn on_peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
         if self.heartbeats.has_reports() {
             return;
@@ -305,8 +307,8 @@ impl MultipathConnection {
         self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
-    /// This process got no processor until `until`, so silence before that is no evidence against a path. Repeated
-    /// calls with the same time have no effect.
+    /// This process got no processor until `until`, so silence before that is no evidence against a path.
+    /// Repeated calls with the same time have no effect.
     pub(crate) fn on_local_stall(&mut self, until: Instant) {
         if until <= self.stalled_until {
             return;
@@ -376,8 +378,8 @@ impl MultipathConnection {
         }
     }
 
-    /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed address of
-    /// the client (RFC 9000 §9.3). The client then opens another path.
+    /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed
+    /// address of the client (RFC 9000 §9.3). The client then opens another path.
     fn close_blocked_paths(&self, now: Instant, connection: &mut Connection) {
         if self.role == Role::Client || self.paths.len() < 2 {
             return;

@@ -1,7 +1,7 @@
 //! The pool of tunnel addresses that a server assigns to clients.
 //!
-//! In: subnets, and requests for addresses with the secret of a session. Out: addresses. Always holds: an address
-//! belongs to at most one session, and the pool is bounded by the subnets.
+//! In: subnets, and requests for addresses with the secret of a session. Out: addresses. Always holds: an
+//! address belongs to at most one session, and the pool is bounded by the subnets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,8 @@ use mpvpn_types::{ClassId, Instant};
 /// The secret of a session: a client that presents it gets the addresses of the session.
 pub type SessionSecret = [u8; 16];
 
-/// Offset in the subnet of the first client address: after the network address (0) and the server's address (1).
+/// Offset in the subnet of the first client address: after the network address (0) and the server's address
+/// (1).
 const FIRST_CLIENT_OFFSET: u32 = 2;
 
 /// An IPv4 and an IPv6 address.
@@ -26,7 +27,8 @@ pub struct Addresses {
     pub v6: Option<Ipv6Addr>,
 }
 
-/// All addresses of one session: those of its TUN device, and further ones for classes with TUN devices of their own.
+/// All addresses of one session: those of its TUN device, and further ones for classes with TUN devices of
+/// their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressSet {
     all: [Addresses; Self::MAX],
@@ -101,7 +103,8 @@ pub struct LeaseRecord {
     pub secret: SessionSecret,
     /// The user to whom the addresses were assigned.
     pub user: String,
-    /// One address of each pair of an IPv4 and an IPv6 address with the same offset, in the order of their assignment.
+    /// One address of each pair of an IPv4 and an IPv6 address with the same offset, in the order of their
+    /// assignment.
     pub addresses: Vec<IpAddr>,
     /// When the last client of the session left; `None` while a client uses the lease.
     pub idle_since: Option<Instant>,
@@ -137,12 +140,12 @@ struct Lease {
     idle_since: Option<Instant>,
 }
 
-/// The pool of addresses. It assigns addresses, remembers to which session they belong, and evicts the lease that was
-/// unused for the longest time when no address is free: one of the same user, if there is one.
+/// The pool of addresses. It assigns addresses, remembers to which session they belong, and evicts the lease
+/// that was unused for the longest time when no address is free: one of the same user, if there is one.
 ///
-/// The first address of each subnet is that of the server. The IPv6 address of a client has the same offset in its
-/// subnet as the IPv4 address, so that people recognise it. A client gets more than one address of each family only
-/// while less than half of the pool is in use, so that further clients can still connect.
+/// The first address of each subnet is that of the server. The IPv6 address of a client has the same offset
+/// in its subnet as the IPv4 address, so that people recognise it. A client gets more than one address of
+/// each family only while less than half of the pool is in use, so that further clients can still connect.
 #[derive(Debug)]
 pub struct AddressPool {
     v4: Ipv4Net,
@@ -224,8 +227,9 @@ impl AddressPool {
         self.leases.get(secret).is_some_and(|lease| lease.user == user)
     }
 
-    /// Makes addresses belong to users: sessions of such a user get them first, and nobody else gets them. A session that has one
-    /// of another user keeps it until it ends. An address stands for those of both families with the same offset.
+    /// Makes addresses belong to users: sessions of such a user get them first, and nobody else gets them. A
+    /// session that has one of another user keeps it until it ends. An address stands for those of both
+    /// families with the same offset.
     pub fn set_fixed(&mut self, fixed: impl IntoIterator<Item = (IpAddr, String)>) {
         let fixed = fixed.into_iter().filter_map(|(ip, user)| Some((self.offset_of(ip)?, user)));
         self.fixed = fixed.collect();
@@ -264,7 +268,8 @@ impl AddressPool {
         Some(offset)
     }
 
-    /// Returns the addresses of the session with this secret and marks them as used, if they were assigned to `user`.
+    /// Returns the addresses of the session with this secret and marks them as used, if they were assigned to
+    /// `user`.
     pub fn resume(&mut self, secret: &SessionSecret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
         if let Some(since) = lease.idle_since.take() {
@@ -315,7 +320,8 @@ impl AddressPool {
         })
     }
 
-    /// Restores a lease that no client uses. Addresses that belong to users go before it, once [`Self::set_fixed`] is called.
+    /// Restores a lease that no client uses. Addresses that belong to users go before it, once
+    /// [`Self::set_fixed`] is called.
     ///
     /// # Errors
     /// If an address is not one of the pool, or another lease has it.
@@ -354,15 +360,16 @@ impl AddressPool {
         unknown.iter().filter(|lease| self.evict(**lease)).count()
     }
 
-    /// Evicts leases of `user` that no client uses, the longest unused first, until a further one makes at most `limit`.
+    /// Evicts leases of `user` that no client uses, the longest unused first, until a further one makes at
+    /// most `limit`.
     pub(crate) fn evict_above(&mut self, user: &str, limit: usize) {
         while self.users.get(user).is_some_and(|leases| leases.count >= limit)
             && self.evict_longest_idle_of(user)
         {}
     }
 
-    /// Assigns one more address of each family to a session, preferred ones if they are free. Returns false if the
-    /// session has none or [`AddressSet::MAX`], or half of the pool is in use.
+    /// Assigns one more address of each family to a session, preferred ones if they are free. Returns false
+    /// if the session has none or [`AddressSet::MAX`], or half of the pool is in use.
     pub fn assign_additional(&mut self, secret: &SessionSecret, preferred: &[IpAddr]) -> bool {
         let known = self.addresses(secret).map_or(AddressSet::MAX, |all| all.count());
         // An upper bound: idle leases may have several addresses, but each is subtracted only once.

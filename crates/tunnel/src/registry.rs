@@ -1,7 +1,7 @@
-//! The sessions of a server, shared by its shards: secret, user, addresses, and the shard of each connection. In:
-//! connections that ask for a tunnel, and their ends. Out: sessions with their addresses, and a shard that can reach an
-//! address. Always holds: its lock is taken when a session is made, changed or removed, and for packets whose session
-//! has no connection on the shard that read them; never for other packets.
+//! The sessions of a server, shared by its shards: secret, user, addresses, and the shard of each connection.
+//! In: connections that ask for a tunnel, and their ends. Out: sessions with their addresses, and a shard
+//! that can reach an address. Always holds: its lock is taken when a session is made, changed or removed, and
+//! for packets whose session has no connection on the shard that read them; never for other packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -24,8 +24,8 @@ use crate::{
     instance::{Claim, SessionHolder},
 };
 
-/// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class in each of
-/// its shards.
+/// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class
+/// in each of its shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionNumber(u8);
 
@@ -106,7 +106,8 @@ pub(crate) struct Admission {
     /// The addresses, if the session has them already.
     pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
-    /// Earlier connections that must be closed: the one with the same number, or all of another process of the client.
+    /// Earlier connections that must be closed: the one with the same number, or all of another process of
+    /// the client.
     pub(crate) replaced: Vec<ConnectionSlot>,
     /// Whether another machine shows the same secret.
     pub(crate) sharing: SecretSharing,
@@ -249,8 +250,8 @@ impl Registry {
         inner.sessions.iter().filter_map(with_addresses).collect()
     }
 
-    /// Sets which users have limited rates or are counted. [`Server::update_accounts`](crate::Server::update_accounts) must
-    /// be called at all shards after it.
+    /// Sets which users have limited rates or are counted.
+    /// [`Server::update_accounts`](crate::Server::update_accounts) must be called at all shards after it.
     pub fn set_accounts(&self, now: Instant, rates: &BTreeMap<String, UserRates>) {
         self.lock().accounts.set(now, rates);
     }
@@ -293,7 +294,8 @@ impl Registry {
         session.connections.values().next().map(|slot| slot.shard)
     }
 
-    /// Admits a connection to the session whose secret it shows, or to a new session with a secret from `new_secret`.
+    /// Admits a connection to the session whose secret it shows, or to a new session with a secret from
+    /// `new_secret`.
     pub(crate) fn admit(
         &self,
         request: &AdmissionRequest<'_>,
@@ -304,7 +306,8 @@ impl Registry {
         let mut claim = Claim::Holder;
         if let Some(session) = known.and_then(|secret| inner.sessions.get(&secret)) {
             claim = session.holder.claim(request.instance);
-            // A process that has to leave the session, or that joins one of another process, does not know this one's secret.
+            // A process that has to leave the session, or that joins one of another process, does not know
+            // this one's secret.
             let is_other = request.number != ConnectionNumber::INITIAL && claim != Claim::Holder;
             if claim == Claim::Later || is_other {
                 known = None;
@@ -368,8 +371,8 @@ impl Registry {
         Ok(Admission { session: id, secret, addresses, serial, replaced, sharing })
     }
 
-    /// Assigns addresses to a session: one of each family, and additional ones as far as `wishes` asks for them and the
-    /// pool allows. Addresses that the session already has stay.
+    /// Assigns addresses to a session: one of each family, and additional ones as far as `wishes` asks for
+    /// them and the pool allows. Addresses that the session already has stay.
     pub(crate) fn assign(
         &self,
         secret: SessionSecret,
@@ -406,8 +409,8 @@ impl Registry {
         slots.into_iter().flatten().collect()
     }
 
-    /// Removes a connection. The session ends with its last connection; its addresses stay reserved while others are
-    /// free.
+    /// Removes a connection. The session ends with its last connection; its addresses stay reserved while
+    /// others are free.
     pub(crate) fn remove(&self, now: Instant, secret: &SessionSecret, number: ConnectionNumber, serial: u64) {
         let inner = &mut *self.lock();
         let Some(session) = inner.sessions.get_mut(secret) else { return };

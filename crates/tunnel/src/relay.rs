@@ -1,8 +1,9 @@
-//! Relays: request streams that carry the bytes of a TCP connection (CONNECT, RFC 9110 §9.3.6, RFC 9114 §4.4), at either
-//! end of the connection.
+//! Relays: request streams that carry the bytes of a TCP connection (CONNECT, RFC 9110 §9.3.6, RFC 9114
+//! §4.4), at either end of the connection.
 //!
-//! In: bytes of QUIC streams and events of HTTP/3; bytes to send. Out: the content of DATA frames, and the end of each
-//! direction. Always holds: content is read from QUIC only when the reader asks for it, so flow control bounds memory.
+//! In: bytes of QUIC streams and events of HTTP/3; bytes to send. Out: the content of DATA frames, and the
+//! end of each direction. Always holds: content is read from QUIC only when the reader asks for it, so flow
+//! control bounds memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,11 +16,13 @@ use mpvpn_quic::{Connection, ConnectionHandle, ReadStatus, StreamId};
 
 use crate::http::Http;
 
-/// Maximum bytes read from the QUIC stream at a time. Smaller: more calls. Larger: more memory for each relay.
+/// Maximum bytes read from the QUIC stream at a time. Smaller: more calls. Larger: more memory for each
+/// relay.
 const MAX_READ_BYTES: usize = 64 << 10;
 
-/// Contents of DATA frames below this size (bytes) are joined up to eight times this size, so that a place in the list (32 bytes)
-/// costs little beside its bytes. Larger: copies; smaller: memory for hostile peers with tiny frames.
+/// Contents of DATA frames below this size (bytes) are joined up to eight times this size, so that a place in
+/// the list (32 bytes) costs little beside its bytes. Larger: copies; smaller: memory for hostile peers with
+/// tiny frames.
 const SMALL_CONTENT_BYTES: usize = 128;
 
 /// Identifies a relay: a request stream that carries the bytes of a TCP connection.
@@ -157,7 +160,8 @@ impl Relays {
         }
     }
 
-    /// Reads from the QUIC stream of a relay until there is something for the reader, unless there already is.
+    /// Reads from the QUIC stream of a relay until there is something for the reader, unless there already
+    /// is.
     fn read_transport(
         &mut self,
         connection: &mut Connection,

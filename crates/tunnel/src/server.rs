@@ -1,7 +1,8 @@
 //! The server of tunnels, or one shard of it.
 //!
-//! In: UDP payloads, TUN packets, bytes of relays, the time. Out: UDP payloads, TUN packets, events, the next deadline.
-//! Always holds: a client sends packets only from addresses of its session, and gets only packets for these.
+//! In: UDP payloads, TUN packets, bytes of relays, the time. Out: UDP payloads, TUN packets, events, the next
+//! deadline. Always holds: a client sends packets only from addresses of its session, and gets only packets
+//! for these.
 
 mod addresses;
 mod capsules;
@@ -60,9 +61,9 @@ pub use report::{ClosedConnection, ServerCounters, SessionReport};
 use routes::Routes;
 use sessions::Sessions;
 
-/// Connections whose timers are handled before packets are received again. More: where thousands of timers are due at once, as
-/// after an outage or on a machine that is too slow, the acknowledgements wait that would stop them, and each timer that expires
-/// meanwhile sends more. Fewer: more system calls.
+/// Connections whose timers are handled before packets are received again. More: where thousands of timers
+/// are due at once, as after an outage or on a machine that is too slow, the acknowledgements wait that would
+/// stop them, and each timer that expires meanwhile sends more. Fewer: more system calls.
 const MAX_TIMERS: usize = 16;
 
 /// A server: assigns addresses to clients, and moves packets between them and a TUN.
@@ -85,8 +86,8 @@ pub struct Server {
     /// UDP payloads from clients.
     udp_in: PayloadInbox,
     mtus: ClientMtus,
-    /// The end of the last local stall: silence until then says nothing about paths. Passed to each connection before
-    /// its timers.
+    /// The end of the last local stall: silence until then says nothing about paths. Passed to each
+    /// connection before its timers.
     stalled_until: Option<Instant>,
     /// The time of the last call that had one, for the end of a tunnel by a panic in a call without a time.
     last_time: Option<Instant>,
@@ -103,8 +104,8 @@ impl Server {
         Self::shard(config, registry, Shard::ONLY)
     }
 
-    /// A shard of a server. The shards share the registry, which has the subnets and the limit of clients. UDP payloads
-    /// must be steered to shards by connection ID ([`mpvpn_quic::shard_of`]).
+    /// A shard of a server. The shards share the registry, which has the subnets and the limit of clients.
+    /// UDP payloads must be steered to shards by connection ID ([`mpvpn_quic::shard_of`]).
     ///
     /// # Errors
     /// If the URI template is malformed.
@@ -133,7 +134,8 @@ impl Server {
         })
     }
 
-    /// Whether both addresses belong to clients: such packets are written to the TUN and come back through it.
+    /// Whether both addresses belong to clients: such packets are written to the TUN and come back through
+    /// it.
     pub fn are_clients(&self, src: IpAddr, dst: IpAddr) -> bool {
         self.routes.is_client(src) && self.routes.is_client(dst)
     }
@@ -214,7 +216,8 @@ impl Server {
         }
     }
 
-    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken together.
+    /// How long packets that arrive from now on may wait, so that those that arrive close together are taken
+    /// together.
     pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
         self.coalescing.delay(now)
     }
@@ -318,7 +321,8 @@ impl Server {
         reason: &str,
     ) {
         let Some(tunnel) = &authenticated.tunnel else { return };
-        // A replaced connection is reported as resumed, and one without addresses was not reported as connected.
+        // A replaced connection is reported as resumed, and one without addresses was not reported as
+        // connected.
         if tunnel.addresses.is_some() && !tunnel.replaced {
             let client = authenticated.tag();
             self.changes.push(ServerChange::Left { client, reason: reason.to_owned() });
@@ -345,7 +349,8 @@ impl Server {
         }
     }
 
-    /// The next event that needs an action of the edge, after which [`Self::poll_transmit`] must be called again.
+    /// The next event that needs an action of the edge, after which [`Self::poll_transmit`] must be called
+    /// again.
     pub fn poll_event(&mut self) -> Option<ServerEvent> {
         loop {
             match self.events.pop_front()? {

@@ -1,7 +1,7 @@
 //! The shapers of the links of a client, shared by all its connections at this end.
 //!
-//! In: shares of classes, capacities of links. Out: a [`ShaperHandle`] for each class and link. Always holds: a link
-//! has one shaper, whichever connection asks.
+//! In: shares of classes, capacities of links. Out: a [`ShaperHandle`] for each class and link. Always holds:
+//! a link has one shaper, whichever connection asks.
 
 use std::{
     collections::BTreeMap,
@@ -11,8 +11,9 @@ use std::{
 use mpvpn_class::{Shaper, ShaperHandle, Share};
 use mpvpn_types::{BitRate, ClassId, Instant};
 
-/// Links from which on those that no connection uses are forgotten: a client has at most 16 links, each with its number. Fewer: what
-/// was measured of a link is forgotten while none of its paths is open; more: memory of a client that makes numbers up (1 KB each).
+/// Links from which on those that no connection uses are forgotten: a client has at most 16 links, each with
+/// its number. Fewer: what was measured of a link is forgotten while none of its paths is open; more: memory
+/// of a client that makes numbers up (1 KB each).
 const MAX_UNUSED_LINKS: usize = 32;
 
 #[derive(Debug, Default)]

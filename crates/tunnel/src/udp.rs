@@ -1,7 +1,8 @@
 //! UDP flows, each on the stream of its CONNECT-UDP request, at either end of the connection (RFC 9298).
 //!
-//! In: UDP payloads to send, bytes of request streams. Out: datagrams, and payloads received in DATAGRAM capsules.
-//! Payloads are sent in QUIC DATAGRAM frames only. Always holds: the number of received payloads that wait is bounded.
+//! In: UDP payloads to send, bytes of request streams. Out: datagrams, and payloads received in DATAGRAM
+//! capsules. Payloads are sent in QUIC DATAGRAM frames only. Always holds: the number of received payloads
+//! that wait is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,17 +18,18 @@ use mpvpn_types::Instant;
 
 use crate::multipath::{FlowMeter, MultipathConnection};
 
-/// Maximum size of a DATAGRAM capsule that is read (bytes): a jumbo frame. Larger: memory, as each stream may hold an
-/// incomplete capsule. Smaller: large payloads in capsules are errors.
+/// Maximum size of a DATAGRAM capsule that is read (bytes): a jumbo frame. Larger: memory, as each stream may
+/// hold an incomplete capsule. Smaller: large payloads in capsules are errors.
 const MAX_CAPSULE_BYTES: usize = 9216;
-/// Maximum bytes of incomplete capsules of all flows of a connection; most clients send payloads in QUIC DATAGRAM frames only.
-/// Smaller: clients with large payloads in capsules on many flows lose flows. Larger: memory for hostile clients.
+/// Maximum bytes of incomplete capsules of all flows of a connection; most clients send payloads in QUIC
+/// DATAGRAM frames only. Smaller: clients with large payloads in capsules on many flows lose flows. Larger:
+/// memory for hostile clients.
 const MAX_INCOMPLETE_BYTES: usize = 1 << 20;
-/// Maximum number of payloads that wait for the edge, which takes them once in each event-loop iteration. Smaller: bursts
-/// are dropped. Larger: memory in a flood. Value: chosen.
+/// Maximum number of payloads that wait for the edge, which takes them once in each event-loop iteration.
+/// Smaller: bursts are dropped. Larger: memory in a flood. Value: chosen.
 const MAX_WAITING_PAYLOADS: usize = 16_384;
-/// Maximum number of payloads kept that arrive before their request, and the maximum size of each (bytes). Smaller: the
-/// first packets of a flow are lost. Larger: memory for hostile clients. Values: chosen.
+/// Maximum number of payloads kept that arrive before their request, and the maximum size of each (bytes).
+/// Smaller: the first packets of a flow are lost. Larger: memory for hostile clients. Values: chosen.
 const MAX_EARLY_PAYLOADS: usize = 16;
 const MAX_EARLY_PAYLOAD_BYTES: usize = 2048;
 
@@ -116,8 +118,8 @@ impl UdpFlows {
         connection.max_datagram_size().map_or(0, |max| max.saturating_sub(flow.prefix.as_ref().len()))
     }
 
-    /// Sends a payload. A payload that is too large is dropped and counted: sent in a capsule, it would make the path MTU
-    /// look larger than it is (RFC 9298 §5).
+    /// Sends a payload. A payload that is too large is dropped and counted: sent in a capsule, it would make
+    /// the path MTU look larger than it is (RFC 9298 §5).
     pub(crate) fn send(
         &mut self,
         now: Instant,
@@ -184,8 +186,8 @@ impl PayloadInbox {
     }
 }
 
-/// Payloads that arrived before their request, which happens if they use a quicker path (RFC 9298 §5). A new payload
-/// replaces the oldest one if there are [`MAX_EARLY_PAYLOADS`].
+/// Payloads that arrived before their request, which happens if they use a quicker path (RFC 9298 §5). A new
+/// payload replaces the oldest one if there are [`MAX_EARLY_PAYLOADS`].
 #[derive(Debug, Default)]
 pub(crate) struct EarlyPayloads {
     payloads: VecDeque<(StreamId, Bytes)>,

@@ -18,12 +18,12 @@ pub enum Fec {
 }
 
 impl Fec {
-    /// Maximum number of data packets in a group: the index has 6 bits on the wire (docs/protocol.md, "FEC groups"). The
-    /// larger a group, the later its repair packets, which follow its last data packet; the smaller, the more repair
-    /// packets for the same protection.
+    /// Maximum number of data packets in a group: the index has 6 bits on the wire (docs/protocol.md, "FEC
+    /// groups"). The larger a group, the later its repair packets, which follow its last data packet; the
+    /// smaller, the more repair packets for the same protection.
     pub const MAX_DATA: u8 = 64;
-    /// Maximum number of repair packets for a group. With at most 64 data packets and 32 repair packets the Cauchy
-    /// coefficients of the code are distinct and not 0 (docs/design/fec.md).
+    /// Maximum number of repair packets for a group. With at most 64 data packets and 32 repair packets the
+    /// Cauchy coefficients of the code are distinct and not 0 (docs/design/fec.md).
     pub const MAX_REPAIR: u8 = 32;
 }
 

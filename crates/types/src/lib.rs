@@ -1,7 +1,7 @@
 //! Types that all crates share: identifiers, rates, sizes, settings, time, and log targets.
 //!
-//! In: text to parse. Out: values and their text. Always holds: nothing here does more than parsing, printing and
-//! arithmetic, and nothing depends on another crate of the workspace.
+//! In: text to parse. Out: values and their text. Always holds: nothing here does more than parsing, printing
+//! and arithmetic, and nothing depends on another crate of the workspace.
 #![forbid(unsafe_code)]
 
 mod class_name;
@@ -36,7 +36,8 @@ pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
 pub use word_enum::{UnknownWord, alternatives, alternatives_len};
 
-/// Calls `work`; `Err` is the message of a panic in it. What it was changing then may be inconsistent, and must not be used again.
+/// Calls `work`; `Err` is the message of a panic in it. What it was changing then may be inconsistent, and
+/// must not be used again.
 ///
 /// # Errors
 /// If `work` panicked.
@@ -51,8 +52,9 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
 }
 
-/// Where a path leaves the client: an uplink (a network interface with its addresses), the traffic class whose connection
-/// the path belongs to, and the index of the path on that uplink. Each has a source port of its own.
+/// Where a path leaves the client: an uplink (a network interface with its addresses), the traffic class
+/// whose connection the path belongs to, and the index of the path on that uplink. Each has a source port of
+/// its own.
 ///
 /// The engine numbers uplinks; a link that disappears and returns keeps its number while the process runs.
 ///
@@ -62,7 +64,8 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 /// bits 0-8    uplink
 /// ```
 ///
-/// So numbers below [`LinkId::MAX_UPLINKS`] are the first paths of uplinks for class 0; they also stand for the uplinks.
+/// So numbers below [`LinkId::MAX_UPLINKS`] are the first paths of uplinks for class 0; they also stand for
+/// the uplinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
@@ -70,8 +73,8 @@ impl LinkId {
     /// Number of uplinks that the 9 bits can distinguish.
     pub const MAX_UPLINKS: u16 = 1 << 9;
 
-    /// Index of the path that carries QUIC packets inside a TCP connection: the highest of 4 bits. UDP paths have lower
-    /// ones.
+    /// Index of the path that carries QUIC packets inside a TCP connection: the highest of 4 bits. UDP paths
+    /// have lower ones.
     pub const TCP_PATH_INDEX: u8 = 15;
 
     /// The path with this index (0 to 15) on the same uplink, for the same class.

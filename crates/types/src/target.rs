@@ -1,7 +1,8 @@
-//! Targets of the `tracing` events that report decisions of control loops: the decision, its inputs, and the reason.
+//! Targets of the `tracing` events that report decisions of control loops: the decision, its inputs, and the
+//! reason.
 //!
-//! Always holds: a target keeps its name and its subject, because users write it into `RUST_LOG`. A change of state is
-//! logged at level DEBUG, a decision about one packet or one event-loop iteration at TRACE.
+//! Always holds: a target keeps its name and its subject, because users write it into `RUST_LOG`. A change of
+//! state is logged at level DEBUG, a decision about one packet or one event-loop iteration at TRACE.
 
 /// Which path carries the next packets, which paths may carry data, and when overflow links are used.
 pub const SCHEDULER: &str = "mpvpn::scheduler";

@@ -1,12 +1,14 @@
 use std::{fmt, str::FromStr};
 
-/// A relative weight, 1 to 1000: of a link under the scheduler `weighted`, or of a class that competes for a link.
+/// A relative weight, 1 to 1000: of a link under the scheduler `weighted`, or of a class that competes for a
+/// link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(u16);
 
 impl Weight {
-    /// The largest weight: a chosen bound (docs/design/scheduler.md, open questions). A smaller one could not express the
-    /// ratio of a fast and a slow link; a larger one only allows values that hardly differ in effect.
+    /// The largest weight: a chosen bound (docs/design/scheduler.md, open questions). A smaller one could not
+    /// express the ratio of a fast and a slow link; a larger one only allows values that hardly differ in
+    /// effect.
     pub const MAX: Self = Self(1000);
 
     /// The weight `number`; `None` if it is 0 or above [`Self::MAX`].

@@ -1,7 +1,8 @@
-/// Defines an enum whose values are words: the same word in configuration, on the command line, in status and on the wire.
+/// Defines an enum whose values are words: the same word in configuration, on the command line, in status and
+/// on the wire.
 ///
-/// The enum gets `ALL`, `WORDS`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) with
-/// an error that lists the valid words, and serialization as the word.
+/// The enum gets `ALL`, `WORDS`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display),
+/// [`FromStr`](std::str::FromStr) with an error that lists the valid words, and serialization as the word.
 #[macro_export]
 macro_rules! word_enum {
     (

@@ -1,7 +1,7 @@
 //! Builds IP packets with valid checksums for the tests of all crates; equal arguments give equal bytes.
 //!
-//! Checksums are computed by a simple loop in this file, so that the optimised code of `packet` is not tested against
-//! itself. This crate uses no other crate of the workspace, so that every crate can use it in tests.
+//! Checksums are computed by a simple loop in this file, so that the optimised code of `packet` is not tested
+//! against itself. This crate uses no other crate of the workspace, so that every crate can use it in tests.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
@@ -123,8 +123,8 @@ impl Packet {
         self.super_packet(protocol::UDP, self.udp_datagram(payload), 6, 8, GSO_UDP_L4, gso_size)
     }
 
-    /// A UDP datagram after IPv6 extension headers. Each extension is given by its protocol number and its bytes after
-    /// "next header" and "length".
+    /// A UDP datagram after IPv6 extension headers. Each extension is given by its protocol number and its
+    /// bytes after "next header" and "length".
     pub fn udp_behind_extension_headers(&self, extensions: &[(u8, Vec<u8>)], payload: &[u8]) -> Vec<u8> {
         let plain = self.udp(payload);
         let mut bytes = plain[..40].to_vec();
@@ -258,7 +258,8 @@ pub fn reference_sum(bytes: &[u8]) -> u16 {
     total as u16
 }
 
-/// Whether the lengths and all checksums of a TCP, UDP or ICMP packet without IPv6 extension headers are valid.
+/// Whether the lengths and all checksums of a TCP, UDP or ICMP packet without IPv6 extension headers are
+/// valid.
 pub fn has_valid_lengths_and_checksums(bytes: &[u8]) -> bool {
     let (number, header, total, addresses) = match bytes[0] >> 4 {
         4 => {

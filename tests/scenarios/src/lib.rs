@@ -1,9 +1,9 @@
 //! Scenarios: emulated links, events on the links, traffic, and the required results.
 //!
-//! In: the TOML files of `tests/scenarios/files`; the file's name is the scenario's name. Out: checked [`Scenario`]s: every
-//! list has the required length and every event names an existing link. `./dev bench paths` runs all scenarios with real
-//! traffic, `./dev bench stream` runs those with a `[stream]` table, and `tunnel/tests/simulation/paths.rs` runs them in
-//! simulated time.
+//! In: the TOML files of `tests/scenarios/files`; the file's name is the scenario's name. Out: checked
+//! [`Scenario`]s: every list has the required length and every event names an existing link. `./dev bench
+//! paths` runs all scenarios with real traffic, `./dev bench stream` runs those with a `[stream]` table, and
+//! `tunnel/tests/simulation/paths.rs` runs them in simulated time.
 
 #![forbid(unsafe_code)]
 // Edge: events are applied to a running lab.
@@ -21,12 +21,13 @@ pub use self::random_cuts::RandomCuts;
 
 /// MTU of a link, bytes: that of Ethernet (RFC 894). Rates of links count IP packets of this size.
 const LINK_MTU: u32 = 1500;
-/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels in datagrams: outer IPv4 (20), UDP (8), QUIC with
-/// HTTP datagram framing and AEAD tag (about 40), inner IPv4 (20) and TCP with timestamps (32). A larger value lowers
-/// [`Scenario::payload_ceiling`] and hides lost throughput; a smaller one demands more than a link can carry.
+/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels in datagrams: outer IPv4 (20), UDP (8),
+/// QUIC with HTTP datagram framing and AEAD tag (about 40), inner IPv4 (20) and TCP with timestamps (32). A
+/// larger value lowers [`Scenario::payload_ceiling`] and hides lost throughput; a smaller one demands more
+/// than a link can carry.
 const DATAGRAM_MODE_HEADERS: u32 = 120;
-/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels on streams: outer IPv4 (20), UDP (8), and QUIC with
-/// STREAM frame and AEAD tag (about 35). Larger and smaller: as for [`DATAGRAM_MODE_HEADERS`].
+/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels on streams: outer IPv4 (20), UDP (8), and
+/// QUIC with STREAM frame and AEAD tag (about 35). Larger and smaller: as for [`DATAGRAM_MODE_HEADERS`].
 const STREAM_MODE_HEADERS: u32 = 63;
 
 macro_rules! files {
@@ -59,7 +60,8 @@ pub struct Scenario {
     pub links: Vec<LinkSpec>,
     /// Numbers of parallel inner TCP flows; each number is a separate run.
     pub flows: Vec<u32>,
-    /// Whether an additional run downloads over one inner QUIC connection; it has the bars of the first entry of `flows`.
+    /// Whether an additional run downloads over one inner QUIC connection; it has the bars of the first
+    /// entry of `flows`.
     #[serde(default)]
     pub quic: bool,
     /// Rate of an additional run with inner UDP datagrams, Mbit/s. Bars of goodput do not apply to it.
@@ -153,7 +155,8 @@ pub enum ShareOf {
     PayloadAfterLoss,
 }
 
-/// Bars: limits that the measured values of a run must meet. Lists have one element per entry of [`Scenario::flows`].
+/// Bars: limits that the measured values of a run must meet. Lists have one element per entry of
+/// [`Scenario::flows`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bars {
@@ -163,7 +166,8 @@ pub struct Bars {
     /// Minimum goodput as a share of [`Scenario::reference_rate`].
     #[serde(default)]
     pub min_share: Vec<f64>,
-    /// Minimum goodput in the simulation, as a share. The simulated TCP is a coarse model, so this is below `min_share`.
+    /// Minimum goodput in the simulation, as a share. The simulated TCP is a coarse model, so this is below
+    /// `min_share`.
     #[serde(default)]
     pub sim_min_share: Vec<f64>,
     /// Minimum goodput before the first impairment, Mbit/s.
@@ -181,8 +185,8 @@ pub struct Bars {
     pub sim_max_gap_ms: Option<f64>,
     /// Maximum number of unanswered pings, and of lost datagrams of `udp_mbit`.
     pub max_lost_packets: Option<u64>,
-    /// Maximum of the extra bytes that a sender sends because of loss, as a multiple of p ÷ (1 − p), the minimum that makes
-    /// up for a loss rate p.
+    /// Maximum of the extra bytes that a sender sends because of loss, as a multiple of p ÷ (1 − p), the
+    /// minimum that makes up for a loss rate p.
     pub max_repair: Option<f64>,
     /// Maximum time from `restore` until the links carry 80 % of the rate before the impairment, seconds.
     pub max_back_s: Option<f64>,
@@ -254,8 +258,8 @@ impl Scenario {
         Ok(())
     }
 
-    /// The scenario with inner TCP in that mode. In stream mode QUIC and UDP runs are left out, because they always travel in
-    /// datagrams. `None`: the file has no bars for the mode.
+    /// The scenario with inner TCP in that mode. In stream mode QUIC and UDP runs are left out, because they
+    /// always travel in datagrams. `None`: the file has no bars for the mode.
     pub fn for_flow_mode(self, flow_mode: FlowMode) -> Option<Self> {
         match flow_mode {
             FlowMode::Datagram => Some(Self { flow_mode, ..self }),
@@ -284,7 +288,8 @@ impl Scenario {
         total(self.links.iter().map(|link| self.payload_rate(link, rate(link))))
     }
 
-    /// Upper bound of inner TCP goodput with loss: Σ (1 − loss) × rate × TCP payload ÷ bytes that the link counts.
+    /// Upper bound of inner TCP goodput with loss: Σ (1 − loss) × rate × TCP payload ÷ bytes that the link
+    /// counts.
     pub fn payload_after_loss(&self, direction: Direction) -> BitRate {
         total(self.links.iter().map(|link| self.payload_rate(link, usable_rate_of_link(link, direction))))
     }
@@ -308,8 +313,8 @@ impl Scenario {
         }
     }
 
-    /// Indices (from 0) of the links that have to be measured alone to find the best one. Left out are links with less than
-    /// half of the highest usable rate, and copies of an earlier link.
+    /// Indices (from 0) of the links that have to be measured alone to find the best one. Left out are links
+    /// with less than half of the highest usable rate, and copies of an earlier link.
     pub fn best_link_candidates(&self, direction: Direction) -> Vec<usize> {
         let rates: Vec<u64> =
             self.links.iter().map(|link| usable_rate_of_link(link, direction).bps()).collect();

@@ -1,7 +1,7 @@
 //! Random cuts of links: which link, how, and for how long.
 //!
-//! In: number of cuts, ranges of durations, and a seed. Out: events. Always holds: the same seed gives the same events,
-//! fewer cuts are the first ones of many, and two links are never cut at once.
+//! In: number of cuts, ranges of durations, and a seed. Out: events. Always holds: the same seed gives the
+//! same events, fewer cuts are the first ones of many, and two links are never cut at once.
 
 use serde::Deserialize;
 

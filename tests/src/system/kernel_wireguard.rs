@@ -1,4 +1,5 @@
-//! WireGuard in the kernel, if available. Kernel threads do its work, so there is no process whose time could be measured.
+//! WireGuard in the kernel, if available. Kernel threads do its work, so there is no process whose time could
+//! be measured.
 
 use std::{fs, process::Command};
 

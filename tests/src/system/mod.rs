@@ -1,8 +1,8 @@
 //! The compared systems: mpvpn, other VPNs, and upper bounds (the bare link, and plain copying of packets).
 //!
-//! In: a testbed with one link, and the binaries that `./dev bench` installs. Out: a running tunnel, checked to carry packets
-//! through its own device, with the server's address in the tunnel. Always holds: all processes of a system end when it is
-//! dropped, and a system that cannot run gives the reason.
+//! In: a testbed with one link, and the binaries that `./dev bench` installs. Out: a running tunnel, checked
+//! to carry packets through its own device, with the server's address in the tunnel. Always holds: all
+//! processes of a system end when it is dropped, and a system that cannot run gives the reason.
 
 mod boringtun;
 mod daemon;
@@ -240,7 +240,8 @@ impl Tunnel {
         }
     }
 
-    /// Checks the route and a ping. The route is needed because the server answers to its tunnel address on the bare link, too.
+    /// Checks the route and a ping. The route is needed because the server answers to its tunnel address on
+    /// the bare link, too.
     fn carries_packets(&self, testbed: &Testbed) -> Result<(), String> {
         let (target, limit) = (self.running.address.to_string(), Duration::from_secs(2));
         let route = testbed.run(Host::Client, &["ip", "route", "get", &target]);

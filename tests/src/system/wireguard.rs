@@ -11,7 +11,8 @@ use std::{
 use super::{Daemon, RunningSystem, SERVER_LINK_ADDRESS};
 use crate::testbed::{Host, Testbed};
 
-/// The devices at server and client. Their names differ because all namespaces share the folder of `wg`'s sockets.
+/// The devices at server and client. Their names differ because all namespaces share the folder of `wg`'s
+/// sockets.
 pub(super) const DEVICES: [(Host, &str); 2] = [(Host::Server, "wgs"), (Host::Client, "wgc")];
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
 const PORT: u16 = 51820;

@@ -1,5 +1,5 @@
-//! What clients may reach, by packets as by connections that the server opens; who may reach them; and how many sessions a
-//! user may have.
+//! What clients may reach, by packets as by connections that the server opens; who may reach them; and how
+//! many sessions a user may have.
 
 use std::{
     fs,

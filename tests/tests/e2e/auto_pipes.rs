@@ -1,5 +1,5 @@
-//! `--pipes auto`: a client adds pipes as long as they increase the throughput. Trials take long, so the module's name makes
-//! these tests start early.
+//! `--pipes auto`: a client adds pipes as long as they increase the throughput. Trials take long, so the
+//! module's name makes these tests start early.
 
 use std::time::Duration;
 

@@ -14,7 +14,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Slow links, which need little processor time: these tests are about the transport.
 const LINKS: [&str; 2] = ["20mbit,12.5ms,queue=60ms"; 2];

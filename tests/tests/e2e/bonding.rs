@@ -11,7 +11,8 @@ pub(crate) const MIN_RATIO_TO_ONE_LINK: f64 = 1.3;
 /// The rate of one slow link, Mbit/s.
 const SLOW_LINK_MBIT: f64 = 40.0;
 
-/// Goodput of eight flows over two links, Mbit/s, with these client options. Both links must carry a part of it.
+/// Goodput of eight flows over two links, Mbit/s, with these client options. Both links must carry a part of
+/// it.
 pub(crate) fn measure_rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> f64 {
     let server = testbed.server(&[]);
     let client = testbed.client(client);

@@ -12,7 +12,8 @@ use mpvpn_tests::{
 
 /// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the server of an unprivileged user, without authentication.

@@ -10,7 +10,8 @@ use mpvpn_tests::{
     testbed::{Host, SERVER, TUNNEL, Testbed},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The client's own firewall.

@@ -1,4 +1,5 @@
-//! A class with its own TUN device: traffic enters the class by routes, and by firewall marks, ingress interface and VLAN.
+//! A class with its own TUN device: traffic enters the class by routes, and by firewall marks, ingress
+//! interface and VLAN.
 
 use std::{fs, path::PathBuf, thread, time::Duration};
 
@@ -12,13 +13,15 @@ use serde_json::Value;
 
 /// Address of the class's TUN device; the client's own device has the first address for clients.
 const CLASS_ADDRESS: &str = "10.0.0.3";
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn start(testbed: &Testbed, classes: &str, more: &[&str]) -> MpvpnProcess {
     let file: PathBuf = testbed.file("toml", Host::Client);
     fs::write(&file, classes).expect("a file in the lab's directory");
-    // Where QUIC over UDP is slow to start, as on a busy machine, paths inside TCP come and go, and their counters with them.
+    // Where QUIC over UDP is slow to start, as on a busy machine, paths inside TCP come and go, and their
+    // counters with them.
     let mut args = vec!["--config", file.to_str().expect("an ASCII path"), "--transport", "quic"];
     args.extend(more);
     let client = testbed.client(&args);
@@ -177,7 +180,8 @@ fn several_threads_share_the_tun_of_a_class() {
     let client = start(&testbed, TUN, &["--shards", "2"]);
     let host = inet4();
     route_to_class(&testbed, &host);
-    // Until the connections of the class stand in both threads and know their MTU, the default class carries its flows.
+    // Until the connections of the class stand in both threads and know their MTU, the default class carries
+    // its flows.
     eventually(TIMEOUT, "paths of both threads over both links", || {
         // The kernel chooses the thread by the flow, and each datagram is a flow of its own.
         testbed.send_empty_udp(Host::Client, (&host, 9));

@@ -9,7 +9,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// TOS byte of DSCP EF, which marks calls, for `ping -Q`.
 const CALL_TOS: &str = "0xb8";

@@ -1,4 +1,5 @@
-//! What a process may still do while it runs: capabilities, system calls, files. Read from the kernel, under load.
+//! What a process may still do while it runs: capabilities, system calls, files. Read from the kernel, under
+//! load.
 
 use std::{fs, time::Duration};
 

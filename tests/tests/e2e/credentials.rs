@@ -13,7 +13,8 @@ use mpvpn_tests::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Checks that the client ends with exit code 1 and that its log contains all of `said` and advice.

@@ -24,7 +24,8 @@ const MAX_SILENT_GAP: Duration = Duration::from_millis(600);
 /// Maximum time until a restored link carries data again.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Cuts a link under load, and checks the gaps. There are two attempts, because a stall of the machine looks like a gap.
+/// Cuts a link under load, and checks the gaps. There are two attempts, because a stall of the machine looks
+/// like a gap.
 fn check_cut(failure: LinkFailure, direction: Direction, max_gap: Duration) {
     let failures: Vec<_> = (0..2).map_while(|_| measure_cut(failure, direction, max_gap)).collect();
     assert!(failures.len() < 2, "{failures:#?}");

@@ -148,8 +148,8 @@ fn an_address_that_others_reach_has_tls_or_no_dashboard() {
     }
 }
 
-/// 200 browsers that do not read: the first few keep a place and are served the latest when they read, the others are refused,
-/// and all the rest goes on.
+/// 200 browsers that do not read: the first few keep a place and are served the latest when they read, the
+/// others are refused, and all the rest goes on.
 #[test]
 fn readers_that_do_not_read_hold_up_nothing_and_nothing_grows() {
     let testbed = Testbed::new(&["100mbit"]);

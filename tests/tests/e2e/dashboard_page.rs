@@ -1,4 +1,5 @@
-//! The dashboard's page in a browser: what it shows of links and users, what can be done there, and that everybody can use it.
+//! The dashboard's page in a browser: what it shows of links and users, what can be done there, and that
+//! everybody can use it.
 
 use std::{
     thread,

@@ -1,4 +1,5 @@
-//! Downloads and uploads by curl through the server's NAT. The web server has no route to the tunnel's addresses.
+//! Downloads and uploads by curl through the server's NAT. The web server has no route to the tunnel's
+//! addresses.
 
 use std::{thread, time::Duration};
 

@@ -17,7 +17,8 @@ use mpvpn_tests::{
     testbed::{Host, SERVER, TUNNEL, Testbed, inet4},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// User ID of `nobody`.
 const USER: &str = "65534";
@@ -44,8 +45,8 @@ impl Folder {
         let own = std::env::current_exe().expect("its own path");
         let from = own.parent().and_then(Path::parent).expect("a test lies in deps").join(built);
         let to = self.0.join(from.file_name().expect("a file"));
-        // Copied by another process: a process that another thread starts meanwhile would inherit the file open for writing,
-        // and such a file cannot be run (execve(2), ETXTBSY).
+        // Copied by another process: a process that another thread starts meanwhile would inherit the file
+        // open for writing, and such a file cannot be run (execve(2), ETXTBSY).
         let copied = Command::new("cp").arg(&from).arg(&to).status().expect("cp runs");
         assert!(
             copied.success(),

@@ -7,7 +7,8 @@ use mpvpn_tests::{
     testbed::{Direction, Host, TUNNEL, Testbed},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[test]

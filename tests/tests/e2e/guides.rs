@@ -1,8 +1,8 @@
-//! Runs the shell blocks of the guide's pages in order on the hosts of a testbed, and compares their output with the pages.
-//! [`mpvpn_tests::guide`] describes the notation.
+//! Runs the shell blocks of the guide's pages in order on the hosts of a testbed, and compares their output
+//! with the pages. [`mpvpn_tests::guide`] describes the notation.
 //!
-//! Each host of a page has its own `/etc`, `/var/lib` and `/run/mpvpn`, an unprivileged user, and `sudo`. The host behind the
-//! server has a web server at port 80.
+//! Each host of a page has its own `/etc`, `/var/lib` and `/run/mpvpn`, an unprivileged user, and `sudo`. The
+//! host behind the server has a web server at port 80.
 
 use std::{
     fs,
@@ -29,7 +29,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Maximum duration of a block.
 const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a running block may take until it is up, and how long a block is repeated until its output matches.
+/// How long a running block may take until it is up, and how long a block is repeated until its output
+/// matches.
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.

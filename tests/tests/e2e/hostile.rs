@@ -17,7 +17,8 @@ use mpvpn_tests::{
 
 /// Number of garbage datagrams per sender.
 const GARBAGE_DATAGRAMS: u64 = 10_000;
-/// Maximum growth of resident memory by garbage, bytes: buffers of a busy tunnel, and far below the garbage sent.
+/// Maximum growth of resident memory by garbage, bytes: buffers of a busy tunnel, and far below the garbage
+/// sent.
 const MAX_GROWTH_BYTES: u64 = 16 << 20;
 
 fn socket(testbed: &Testbed, host: Host) -> UdpSocket {
@@ -38,7 +39,8 @@ fn real_datagrams(testbed: &Testbed) -> Vec<Vec<u8>> {
     caught
 }
 
-/// Sends garbage: one half random bytes, the other half real datagrams that are modified, truncated or repeated.
+/// Sends garbage: one half random bytes, the other half real datagrams that are modified, truncated or
+/// repeated.
 fn send_garbage(testbed: &Testbed, from: Host, to: SocketAddr, captured: &[Vec<u8>], random: &mut Random) {
     let socket = socket(testbed, from);
     for number in 0..GARBAGE_DATAGRAMS {

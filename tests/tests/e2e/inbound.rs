@@ -1,5 +1,5 @@
-//! Connections that came in over a link, as those of SSH, stay on that link whatever the client does, and also if they are older
-//! than the client.
+//! Connections that came in over a link, as those of SSH, stay on that link whatever the client does, and
+//! also if they are older than the client.
 
 use std::{
     cell::RefCell,

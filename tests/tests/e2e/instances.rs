@@ -65,8 +65,8 @@ impl Machines {
         self.testbed.network_state(Host::Client) + &fs::read_to_string(&self.resolv_conf).expect("a file")
     }
 
-    /// Client `number` works: the server's address in its tunnel and the internet answer through it; and programs that choose
-    /// nothing use the tunnel of client `uses`.
+    /// Client `number` works: the server's address in its tunnel and the internet answer through it; and
+    /// programs that choose nothing use the tunnel of client `uses`.
     #[track_caller]
     fn assert_works(&self, number: u8, uses: u8, when: &str) {
         let testbed = &self.testbed;

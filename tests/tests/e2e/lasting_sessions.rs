@@ -13,7 +13,8 @@ use mpvpn_tests::{
     testbed::{Family, Host, MpvpnProcess, SERVER, SERVER_ARGS, TUNNEL, Testbed},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn addresses(client: &MpvpnProcess) -> [String; 2] {

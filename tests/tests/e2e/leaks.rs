@@ -1,5 +1,5 @@
-//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by tcpdump. What passes in
-//! each state is in `table`.
+//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by
+//! tcpdump. What passes in each state is in `table`.
 
 mod table;
 
@@ -26,8 +26,8 @@ const WATCH: Duration = Duration::from_millis(700);
 const LAN_HOST: &str = "10.101.0.1:9";
 const LAN_RESOLVER: &str = "10.101.0.1:53";
 
-/// Programs of the client's machine that send all the time: to the internet by IPv4 and IPv6, to a host in a link's network, and to
-/// a resolver there.
+/// Programs of the client's machine that send all the time: to the internet by IPv4 and IPv6, to a host in a
+/// link's network, and to a resolver there.
 struct Programs {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -78,8 +78,8 @@ impl Capture {
         Self(Tcpdump::start(testbed, Host::Client, "ip or ip6"))
     }
 
-    /// Destinations of packets that leave by links from now on, for [`WATCH`], except the tunnel's own packets and the discovery of
-    /// neighbours.
+    /// Destinations of packets that leave by links from now on, for [`WATCH`], except the tunnel's own
+    /// packets and the discovery of neighbours.
     fn destinations(&mut self) -> Vec<String> {
         let of_links = self.packets().into_iter().filter(|(device, _)| device.starts_with("eth"));
         let mut found: Vec<String> = of_links.map(|(_, to)| to).collect();
@@ -96,8 +96,8 @@ impl Capture {
     }
 }
 
-/// Device and destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP, length 8`, except of
-/// the tunnel's own packets and of the discovery of neighbours.
+/// Device and destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
+/// length 8`, except of the tunnel's own packets and of the discovery of neighbours.
 fn packet(line: &str) -> Option<(String, String)> {
     let (head, rest) = line.split_once(" > ")?;
     let mut words = head.split_whitespace().skip(1);
@@ -233,7 +233,8 @@ fn without_the_kill_switch_routes_of_a_link_draw_nothing_past_the_tunnel() {
     let lan = [LAN_RESOLVER, LAN_HOST].map(dotted);
     assert_eq!(capture.destinations(), lan, "up");
 
-    // As a DHCP client does that is given these by option 121 (CVE-2024-3661), and a host by router advertisements.
+    // As a DHCP client does that is given these by option 121 (CVE-2024-3661), and a host by router
+    // advertisements.
     for network in ["0.0.0.0/1", "128.0.0.0/1"] {
         testbed.run(Host::Client, &["ip", "route", "add", network, "via", "10.101.0.1"]);
     }

@@ -16,7 +16,8 @@ use mpvpn_tests::{
 
 use crate::users::Site;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const SOON: Duration = Duration::from_secs(15);
 /// Seconds of a measurement.
 const SECONDS: u32 = 6;

@@ -11,7 +11,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a client with this configuration file.
@@ -228,7 +229,8 @@ fn interfaces_that_match_a_pattern_are_used_while_they_exist() {
     }
 }
 
-/// Adds nftables counters at the client for the tunnel's packets by direction, link and DSCP. No class has AF21 by default.
+/// Adds nftables counters at the client for the tunnel's packets by direction, link and DSCP. No class has
+/// AF21 by default.
 fn add_mark_counters(testbed: &Testbed) {
     let mut rules = String::from("add table inet marks\n");
     for (hook, device, port) in [("input", "iifname", "sport"), ("output", "oifname", "dport")] {

@@ -19,7 +19,8 @@ use rcgen::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const SOON: Duration = Duration::from_secs(15);
 /// The keys of the server's file.
 const FILE: &str = "client-ca = 'clients.crt'\ncrl = 'crl.pem'\n";

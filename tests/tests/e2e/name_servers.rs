@@ -16,7 +16,8 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const LINK_NAME_SERVER: &str = "10.101.0.1";
 /// The server's address in the network behind it.
 const SERVER_BEHIND: &str = "198.51.100.1";
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A client with its own `/etc/resolv.conf`, as with `ip netns exec`.

@@ -9,7 +9,8 @@ use mpvpn_tests::{
     testbed::{Direction, Family, Host, TUNNEL, Testbed, inet, inet4},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The output of ping, whether it succeeds or not.

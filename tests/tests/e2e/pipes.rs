@@ -9,7 +9,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// A link of 100 Mbit/s that limits each UDP session to 20 Mbit/s.
 pub(crate) const SHAPED_LINK: &str = "100mbit,5ms,queue=60ms,session_rate=20mbit";

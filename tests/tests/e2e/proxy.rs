@@ -102,7 +102,8 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) {
     }
 }
 
-/// Sends datagrams to `to` through a SOCKS5 UDP association until one is answered; returns the number of answers to 50 more.
+/// Sends datagrams to `to` through a SOCKS5 UDP association until one is answered; returns the number of
+/// answers to 50 more.
 fn count_udp_answers(to: SocketAddrV4) -> usize {
     let mut control = TcpStream::connect(SOCKS5).expect("the proxy listens");
     control.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");

@@ -14,11 +14,12 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The records of a file: each begins with a record separator and ends with a line feed (RFC 7464). The last record may be
-/// incomplete while it is written.
+/// The records of a file: each begins with a record separator and ends with a line feed (RFC 7464). The last
+/// record may be incomplete while it is written.
 fn records(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).expect("a qlog file");
     let mut records = text.split('\u{1e}');

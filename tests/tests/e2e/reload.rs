@@ -8,7 +8,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const BULK_ONLY: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
 
@@ -23,8 +24,8 @@ fn reload(testbed: &Testbed, process: &MpvpnProcess) -> (Option<i32>, String) {
     (output.status.code(), format!("{out}{err}"))
 }
 
-/// Waits until exactly these classes exist and each is up on both links. Sends packets in `critical` and `bulk`, which are
-/// asleep otherwise.
+/// Waits until exactly these classes exist and each is up on both links. Sends packets in `critical` and
+/// `bulk`, which are asleep otherwise.
 fn wait_for_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Value {
     client.wait_for_status(TIMEOUT, &format!("the classes {names:?}"), |status| {
         ["critical", "bulk"].iter().for_each(|class| testbed.wake_class(class));

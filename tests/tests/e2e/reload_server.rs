@@ -12,7 +12,8 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, inet4},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const URL: &str = "https://192.0.2.1:4433";
 /// The same for a host that has no tunnel.

@@ -1,7 +1,7 @@
 //! The server stops and starts again; the client reconnects.
 //!
-//! The connections in these tests end at the server's host. A connection through its NAT may not survive: while the NAT is
-//! missing, the server's kernel answers packets from behind the server with a reset.
+//! The connections in these tests end at the server's host. A connection through its NAT may not survive:
+//! while the NAT is missing, the server's kernel answers packets from behind the server with a reset.
 
 use std::{thread, time::Duration};
 
@@ -11,7 +11,8 @@ use mpvpn_tests::{
     testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs a download while `end` ends the server and a new server starts; the client keeps running.

@@ -18,10 +18,11 @@ use mpvpn_tests::{
     testbed::{Direction, Host, Testbed, inet4},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// tshark's fields for retransmitted, reordered, missing and malformed segments. Nothing is lost between the client and its
-/// kernel, so none may occur.
+/// tshark's fields for retransmitted, reordered, missing and malformed segments. Nothing is lost between the
+/// client and its kernel, so none may occur.
 const FAULTS: [&str; 7] = [
     "tcp.analysis.retransmission",
     "tcp.analysis.fast_retransmission",
@@ -139,7 +140,8 @@ fn read_slowly((near, far): (TcpStream, TcpStream)) {
     });
 }
 
-/// Whether the checksum field has the sum of the pseudo-header only, which leaves the rest to checksum offload.
+/// Whether the checksum field has the sum of the pseudo-header only, which leaves the rest to checksum
+/// offload.
 fn is_checksum_offloaded(line: &str) -> bool {
     let fields: Vec<_> = line.split('\t').collect();
     let [source, destination, total, header, found] = fields[..] else { return false };

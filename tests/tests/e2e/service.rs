@@ -8,7 +8,8 @@ use std::{
 
 use mpvpn_tests::testbed::{Host, SERVER, Testbed};
 
-/// How long a test waits for an expected line. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected line. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// `WATCHDOG_USEC`: a sign of life is due every second.
 const WATCHDOG: Duration = Duration::from_secs(3);

@@ -1,4 +1,5 @@
-//! `mpvpn setup` on hosts with firewalls that drop: what it adds lets clients in, and what it removes leaves the host as it was.
+//! `mpvpn setup` on hosts with firewalls that drop: what it adds lets clients in, and what it removes leaves
+//! the host as it was.
 //!
 //! No systemd runs on these hosts, so the server is started by the command that setup prints.
 

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 /// Options for two shards.
 const TWO_SHARDS: &[&str] = &["--shards", "2"];
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The active paths of the default class of the connection with this number in a status.
@@ -54,7 +55,8 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     for (direction, field) in [(Direction::Up, "tx_bytes"), (Direction::Down, "rx_bytes")] {
         let before = client.status();
         let report = iperf.tcp(&testbed, Host::Client, &inet4(), 16, direction, 3).finish();
-        // More than one link carries. How full both become is measured by other stories, with nothing beside them.
+        // More than one link carries. How full both become is measured by other stories, with nothing beside
+        // them.
         assert!(report.megabits() > 42.0, "{direction:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
         let after = client.status();
         for number in [0, 1] {
@@ -64,8 +66,8 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
             assert!(bytes > 1_000_000, "{direction:?}: connection {number} carried only {bytes} bytes");
         }
     }
-    // After the TCP flows have raised the congestion windows: a flow of 20 Mbit/s through windows of the first second loses
-    // packets, the more the busier the machine is, and that says nothing about shards.
+    // After the TCP flows have raised the congestion windows: a flow of 20 Mbit/s through windows of the
+    // first second loses packets, the more the busier the machine is, and that says nothing about shards.
     let report = iperf.udp(&testbed, Host::Client, &inet4(), 20, Direction::Down, 3).finish();
     assert!(report.megabits() > 18.0 && report.loss_pct < 2.0, "{report:?}");
     let status = server.status();

@@ -16,7 +16,8 @@ use mpvpn_tests::{
 
 /// Limit of a transfer. Longer than on any busy machine; only a failing test takes that long.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const SOCKS5: &str = "127.0.0.1:1080";
 /// File name of the API socket.
@@ -28,7 +29,8 @@ fn start(testbed: &Testbed, home: &UserHome, more: &[&str]) -> MpvpnProcess {
     testbed.start_as_user(Host::Server, home, &args, &home.file(SOCKET_FILE))
 }
 
-/// The arguments after `--server` in the command for a proxy that the server prints, with `token` for its FILE.
+/// The arguments after `--server` in the command for a proxy that the server prints, with `token` for its
+/// FILE.
 fn printed_arguments(server: &MpvpnProcess, token: &Path) -> Vec<String> {
     let log = server.log();
     let line = log.lines().find(|line| line.trim().starts_with("mpvpn proxy --socks5"));

@@ -1,8 +1,8 @@
 //! Namespaces around the whole test program, so that nothing of it touches the machine on which it runs.
 //!
-//! In: root. Out: the same program again, as the first process of namespaces for mounts, network and processes. Always holds: the
-//! kernel removes processes, mounts and interfaces with that process, also if it is killed; empty control groups of killed runs
-//! are removed by the next run.
+//! In: root. Out: the same program again, as the first process of namespaces for mounts, network and
+//! processes. Always holds: the kernel removes processes, mounts and interfaces with that process, also if it
+//! is killed; empty control groups of killed runs are removed by the next run.
 
 use std::{
     fs,
@@ -35,7 +35,8 @@ pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Replaces this process by one that runs this program inside of namespaces, and that takes it along when it is killed.
+/// Replaces this process by one that runs this program inside of namespaces, and that takes it along when it
+/// is killed.
 pub(crate) fn run_inside(words: &[String]) -> ExitCode {
     let program = std::env::current_exe().expect("the path of this program");
     let error = Command::new("unshare")
@@ -49,7 +50,8 @@ pub(crate) fn run_inside(words: &[String]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Mounts what belongs to the new namespaces: network interfaces in /sys, control groups, and names of network namespaces.
+/// Mounts what belongs to the new namespaces: network interfaces in /sys, control groups, and names of
+/// network namespaces.
 pub(crate) fn prepare() {
     // That of the machine shows its own interfaces, and may have control groups of version 1.
     mount(&["-t", "sysfs", "machines", "/sys"]);
@@ -134,8 +136,8 @@ fn run_name() -> String {
     format!("mpvpn-machines-{number}")
 }
 
-/// Those of killed runs. Groups with processes cannot be removed, so runs that go on keep theirs; between two boots of a machine
-/// its groups may be empty, and are made again.
+/// Those of killed runs. Groups with processes cannot be removed, so runs that go on keep theirs; between two
+/// boots of a machine its groups may be empty, and are made again.
 fn remove_empty_control_groups() {
     let groups = fs::read_dir(CONTROL_GROUPS).into_iter().flatten().flatten();
     for group in groups.filter(|group| group.file_name().to_string_lossy().starts_with("mpvpn-machines-")) {

@@ -1,8 +1,9 @@
 //! One machine: a Debian system that boots in a container, with a root file system and links of its own.
 //!
-//! In: layers of its root file system, its links. Out: results of commands in it, its journal. Always holds: a boot begins with
-//! an empty network namespace, as that of a real machine; every wait is bounded; processes, namespace and file system are gone
-//! when it is dropped; if its test failed, its journal of all boots and its console are in `target/machine-failures/TEST`.
+//! In: layers of its root file system, its links. Out: results of commands in it, its journal. Always holds:
+//! a boot begins with an empty network namespace, as that of a real machine; every wait is bounded;
+//! processes, namespace and file system are gone when it is dropped; if its test failed, its journal of all
+//! boots and its console are in `target/machine-failures/TEST`.
 
 use std::{
     fs::{self, File},
@@ -35,8 +36,9 @@ const ENVIRONMENT: [&str; 5] = [
     "TERM=dumb",
     "DEBIAN_FRONTEND=noninteractive",
 ];
-/// What the systems may do besides the defaults of nspawn, as on a machine of their own: networks, and programs of the kernel
-/// with which systemd restricts services, and Landlock, with which programs restrict themselves.
+/// What the systems may do besides the defaults of nspawn, as on a machine of their own: networks, and
+/// programs of the kernel with which systemd restricts services, and Landlock, with which programs restrict
+/// themselves.
 const CAPABILITIES: &str = "--capability=CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON";
 const SYSTEM_CALLS: &str =
     "--system-call-filter=bpf landlock_create_ruleset landlock_add_rule landlock_restrict_self";
@@ -274,8 +276,8 @@ impl Machine {
         addresses.filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// Starts a ping to `to` every `interval` that ends after `seconds`. Errors that routers report while there is no tunnel do
-    /// not end it, as they would with `-w`.
+    /// Starts a ping to `to` every `interval` that ends after `seconds`. Errors that routers report while
+    /// there is no tunnel do not end it, as they would with `-w`.
     pub(crate) fn ping(&self, to: &str, interval: Duration, seconds: u32) -> Ping {
         let count = (f64::from(seconds) / interval.as_secs_f64()).ceil().to_string();
         let interval = interval.as_secs_f64().to_string();

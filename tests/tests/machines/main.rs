@@ -1,12 +1,14 @@
-//! Machine tests: whole Debian systems, booted in containers, on which the package is installed, used, upgraded and purged.
+//! Machine tests: whole Debian systems, booted in containers, on which the package is installed, used,
+//! upgraded and purged.
 //!
-//! In: root file systems (`tests/machines/setup`), the package (`./dev package`), and the names of tests; `./dev test machines`
-//! brings all of them. Out: a line per step with its duration, then the result of each test; journals of a failed test in
-//! `target/machine-failures`. Always holds: everything happens in namespaces of this process ([`isolation`]); every wait is
-//! bounded; nothing is left when the process ends, however it ends.
+//! In: root file systems (`tests/machines/setup`), the package (`./dev package`), and the names of tests;
+//! `./dev test machines` brings all of them. Out: a line per step with its duration, then the result of each
+//! test; journals of a failed test in `target/machine-failures`. Always holds: everything happens in
+//! namespaces of this process ([`isolation`]); every wait is bounded; nothing is left when the process ends,
+//! however it ends.
 //!
-//! [`network`] is the internet between the machines, [`machine`] one of them, [`site`] a server and its clients, [`snapshot`]
-//! what a machine consists of, before and after. The tests are in [`stories`].
+//! [`network`] is the internet between the machines, [`machine`] one of them, [`site`] a server and its
+//! clients, [`snapshot`] what a machine consists of, before and after. The tests are in [`stories`].
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 mod isolation;
@@ -62,7 +64,8 @@ fn main() -> ExitCode {
     run(&chosen)
 }
 
-/// Runs the tests one after the other. The last line has the form of those of libtest, which `./dev test` counts.
+/// Runs the tests one after the other. The last line has the form of those of libtest, which `./dev test`
+/// counts.
 fn run(chosen: &[&Story]) -> ExitCode {
     isolation::prepare();
     let began = Instant::now();

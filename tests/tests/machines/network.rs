@@ -1,7 +1,8 @@
 //! The internet between the machines: this program's own network namespace, as a router.
 //!
-//! In: links of machines. Out: a bridge for each link, the router's address in it, a host behind the router, and counters of
-//! what arrives there. Always holds: nothing is connected to the network of the machine that runs the tests.
+//! In: links of machines. Out: a bridge for each link, the router's address in it, a host behind the router,
+//! and counters of what arrives there. Always holds: nothing is connected to the network of the machine that
+//! runs the tests.
 //!
 //! ```text
 //!  server ── 203.0.113.0/24 ──┐
@@ -22,10 +23,12 @@ use crate::isolation::run;
 
 /// An address of the internet, which the router has itself.
 pub(crate) const INTERNET: &str = "198.51.100.1";
-/// Rate of each link of a client in each direction, as tc writes it. Higher: the tests compete for processors. Lower: they wait.
+/// Rate of each link of a client in each direction, as tc writes it. Higher: the tests compete for
+/// processors. Lower: they wait.
 const RATE: &str = "30mbit";
 
-/// The rules of the router. What comes from a link of a client and is not for a server has left past the tunnel.
+/// The rules of the router. What comes from a link of a client and is not for a server has left past the
+/// tunnel.
 const RULES: &str = "
 table inet router {
     chain count {
@@ -79,7 +82,8 @@ impl Link {
         format!("{}.1", self.net)
     }
 
-    /// The machine's hardware address, which stays over reboots: locally administered, and made of the IPv4 address.
+    /// The machine's hardware address, which stays over reboots: locally administered, and made of the IPv4
+    /// address.
     fn hardware_address(&self) -> String {
         let numbers: Vec<u8> = self.address().split('.').filter_map(|number| number.parse().ok()).collect();
         numbers.iter().fold("02:00".to_owned(), |text, number| format!("{text}:{number:02x}"))

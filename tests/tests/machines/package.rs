@@ -1,7 +1,7 @@
 //! The package that the machines install.
 //!
-//! In: what `./dev package` made, by the environment variable `MPVPN_PACKAGE`. Out: that file, and one with the same content and a
-//! higher version.
+//! In: what `./dev package` made, by the environment variable `MPVPN_PACKAGE`. Out: that file, and one with
+//! the same content and a higher version.
 
 use std::{
     fs,

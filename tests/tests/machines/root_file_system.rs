@@ -1,7 +1,7 @@
 //! Root file systems of machines: layers that all machines share, and below each machine a layer of its own.
 //!
-//! In: archives that `tests/machines/setup` made. Out: mounted folders. Always holds: what a machine writes stays over its
-//! reboots, in memory of bounded size, and is gone with the machine.
+//! In: archives that `tests/machines/setup` made. Out: mounted folders. Always holds: what a machine writes
+//! stays over its reboots, in memory of bounded size, and is gone with the machine.
 
 use std::{
     fs,
@@ -12,8 +12,9 @@ use mpvpn_tests::target_dir;
 
 use crate::isolation::run;
 
-/// Memory for what one machine writes. A package in the profile of the tests takes some 100 MB unpacked, twice while it is
-/// upgraded. Smaller: upgrades fail. Larger: three machines take more memory than small test machines have.
+/// Memory for what one machine writes. A package in the profile of the tests takes some 100 MB unpacked,
+/// twice while it is upgraded. Smaller: upgrades fail. Larger: three machines take more memory than small
+/// test machines have.
 const WRITABLE: &str = "size=1g,mode=755";
 /// Memory for the extracted archives, about 400 MB with all layers.
 const SHARED: &str = "size=2g,mode=755";

@@ -1,6 +1,7 @@
 //! A server and its clients, as two persons set them up: what they type, and what they see.
 //!
-//! In: booted machines. Out: a tunnel. Each function is one thing that a person does, by the commands of the README.
+//! In: booted machines. Out: a tunnel. Each function is one thing that a person does, by the commands of the
+//! README.
 
 use std::{
     panic::resume_unwind,
@@ -19,7 +20,8 @@ use crate::{
     report::step,
 };
 
-/// How long a client may take to connect after it was started. A second is usual; machines that compile beside it take longer.
+/// How long a client may take to connect after it was started. A second is usual; machines that compile
+/// beside it take longer.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long an installation may take on a busy machine.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(120);
@@ -56,7 +58,8 @@ impl Site {
         site
     }
 
-    /// Sets all of it up: the package everywhere, the server, and both clients with the users `alpha` and `beta`.
+    /// Sets all of it up: the package everywhere, the server, and both clients with the users `alpha` and
+    /// `beta`.
     pub(crate) fn set_up(&self) {
         step("install, set up and join: a server and two clients", || {
             [&self.server, &self.alpha, &self.beta].into_iter().for_each(install);
@@ -80,8 +83,8 @@ pub(crate) fn side_by_side<M: Send, T: Send, const N: usize>(
     })
 }
 
-/// Installs the package from a file, as `apt-get install ./mpvpn.deb` does. No package index is there, so all that it needs has
-/// to be on a bare system.
+/// Installs the package from a file, as `apt-get install ./mpvpn.deb` does. No package index is there, so all
+/// that it needs has to be on a bare system.
 pub(crate) fn install(machine: &Machine) {
     install_file(machine, &package());
 }
@@ -148,7 +151,8 @@ pub(crate) fn join(client: &Machine, link: &str) {
     client.run(&["mpvpn", "join", link, "--start"]);
 }
 
-/// Waits until the client has a tunnel over two links that carries packets to the internet. Returns how long that took.
+/// Waits until the client has a tunnel over two links that carries packets to the internet. Returns how long
+/// that took.
 pub(crate) fn wait_for_tunnel(client: &Machine) -> Duration {
     let began = Instant::now();
     eventually(CONNECT_TIMEOUT, &format!("{} connects", client.name()), || {

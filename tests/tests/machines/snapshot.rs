@@ -1,8 +1,8 @@
-//! What a machine consists of, so that two moments can be compared: files, packages, users, units, and the settings of the kernel
-//! for the network.
+//! What a machine consists of, so that two moments can be compared: files, packages, users, units, and the
+//! settings of the kernel for the network.
 //!
-//! In: a machine that runs. Out: lines in groups, and the lines that differ. Left out are files that any use of apt or systemd
-//! changes, each with its reason.
+//! In: a machine that runs. Out: lines in groups, and the lines that differ. Left out are files that any use
+//! of apt or systemd changes, each with its reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

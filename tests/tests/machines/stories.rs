@@ -17,7 +17,8 @@ pub(crate) struct Story {
     pub(crate) name: &'static str,
     /// What it proves.
     pub(crate) proves: &'static str,
-    /// Whether it is one of the quick ones that `./dev test` runs. They use the root file system `base` alone.
+    /// Whether it is one of the quick ones that `./dev test` runs. They use the root file system `base`
+    /// alone.
     pub(crate) is_short: bool,
     /// Panics if something is not as it should be.
     pub(crate) run: fn(),

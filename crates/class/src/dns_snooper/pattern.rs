@@ -1,6 +1,7 @@
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// A pattern of DNS names: a domain with its subdomains (`example.com`), or only the subdomains (`*.example.com`).
+/// A pattern of DNS names: a domain with its subdomains (`example.com`), or only the subdomains
+/// (`*.example.com`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainPattern {
     /// In lower case, without trailing dot.

@@ -1,7 +1,7 @@
 //! CoDel's control law for one flow (RFC 8289 §5).
 //!
-//! In: for every dequeued packet, its queueing delay and the bytes left in the flow. Out: send or drop the packet. Always
-//! holds: the last packet of a flow is never dropped.
+//! In: for every dequeued packet, its queueing delay and the bytes left in the flow. Out: send or drop the
+//! packet. Always holds: the last packet of a flow is never dropped.
 
 /// CoDel's parameters, the same for every flow. Times in ns.
 #[derive(Debug)]
@@ -10,13 +10,14 @@ pub(super) struct ControlParameters {
     pub(super) target_ns: u64,
     /// How long the target must be exceeded before the first drop.
     pub(super) interval_ns: u64,
-    /// Size of the largest packet in bytes. A flow with no more than this left has no standing queue, even if a slow path
-    /// makes a packet wait longer than the target.
+    /// Size of the largest packet in bytes. A flow with no more than this left has no standing queue, even
+    /// if a slow path makes a packet wait longer than the target.
     pub(super) max_packet_bytes: usize,
 }
 
 impl ControlParameters {
-    /// The time between drops shrinks with the square root of their number, so that the rate of a TCP sender falls linearly.
+    /// The time between drops shrinks with the square root of their number, so that the rate of a TCP sender
+    /// falls linearly.
     fn next_drop(&self, after: u64, count: u32) -> u64 {
         after.saturating_add((self.interval_ns as f64 / f64::from(count.max(1)).sqrt()) as u64)
     }
@@ -37,7 +38,8 @@ pub(super) struct Codel {
     drop_state: DropState,
 }
 
-/// The part of the state that outlives an empty flow, so that a flow that returns soon is not unrestricted again.
+/// The part of the state that outlives an empty flow, so that a flow that returns soon is not unrestricted
+/// again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DropState {
     /// Time of the next drop.

@@ -1,6 +1,7 @@
 //! The active flows of a queue, and the round-robin lists of new and old flows.
 //!
-//! In: buckets. Out: slots of flows. Always holds: a flow can be found by its bucket exactly while it is in one list.
+//! In: buckets. Out: slots of flows. Always holds: a flow can be found by its bucket exactly while it is in
+//! one list.
 
 use rustc_hash::FxHashMap;
 
@@ -11,12 +12,12 @@ use super::{
 
 /// Marks the end of a list.
 const NIL: u32 = u32::MAX;
-/// Number of flows for which an empty queue keeps memory: most idle clients have few flows at the same time. With fewer,
-/// each burst allocates; with more, thousands of idle clients hold memory.
+/// Number of flows for which an empty queue keeps memory: most idle clients have few flows at the same time.
+/// With fewer, each burst allocates; with more, thousands of idle clients hold memory.
 const IDLE_CAPACITY: usize = 4;
-/// Number of emptied flows whose drop state is remembered. With fewer, a flow that runs empty now and then starts with no
-/// drops each time; with more, a lookup, a linear search, takes longer. The number is chosen (docs/design/shaper.md, open
-/// questions).
+/// Number of emptied flows whose drop state is remembered. With fewer, a flow that runs empty now and then
+/// starts with no drops each time; with more, a lookup, a linear search, takes longer. The number is chosen
+/// (docs/design/shaper.md, open questions).
 const MAX_REMEMBERED_STATES: usize = 8;
 
 /// A bucket with packets, or one that became empty since its last turn.

@@ -1,7 +1,7 @@
 //! All queued packets in one slab, linked into one first-in-first-out list per flow.
 //!
-//! In: packets and the [`Fifo`] of their flow. Out: the oldest packet of a [`Fifo`]. Always holds: a slot of the slab is
-//! either in exactly one [`Fifo`] or in the list of free slots.
+//! In: packets and the [`Fifo`] of their flow. Out: the oldest packet of a [`Fifo`]. Always holds: a slot of
+//! the slab is either in exactly one [`Fifo`] or in the list of free slots.
 
 use bytes::Bytes;
 
@@ -9,8 +9,8 @@ use bytes::Bytes;
 const NIL: u32 = u32::MAX;
 /// Maximum number of packets in a store: the range of its indices.
 pub(super) const MAX_PACKETS: usize = NIL as usize - 1;
-/// Number of slots for which an empty store keeps memory (1 KiB). With fewer, each small burst allocates; with more,
-/// thousands of idle clients hold memory.
+/// Number of slots for which an empty store keeps memory (1 KiB). With fewer, each small burst allocates;
+/// with more, thousands of idle clients hold memory.
 const IDLE_CAPACITY: usize = 16;
 /// Number of slots after the first growth: a TUN read of 64 KiB is split into about 50 packets.
 const FIRST_GROWTH: usize = 64;

@@ -1,9 +1,9 @@
 //! The built-in rules, which follow the configured rules of every client.
 //!
-//! They put interactive traffic, whose delay users notice, into the class `critical`, and background traffic into the class
-//! `bulk`. They match DSCP marks (RFC 4594, RFC 8622) and registered ports that are rarely used for anything else. Web
-//! traffic stays in the default class, because calls and downloads cannot be distinguished there; so does SSH without a
-//! mark, because backups use it too.
+//! They put interactive traffic, whose delay users notice, into the class `critical`, and background traffic
+//! into the class `bulk`. They match DSCP marks (RFC 4594, RFC 8622) and registered ports that are rarely
+//! used for anything else. Web traffic stays in the default class, because calls and downloads cannot be
+//! distinguished there; so does SSH without a mark, because backups use it too.
 
 use std::ops::RangeInclusive;
 
@@ -59,12 +59,13 @@ impl BuiltInRule {
     }
 }
 
-/// All built-in rules in order. DSCP marks come first, because the application that sets one knows its traffic.
+/// All built-in rules in order. DSCP marks come first, because the application that sets one knows its
+/// traffic.
 pub const BUILT_IN_RULES: &[BuiltInRule] = &[
     // LE (RFC 8622) and CS1, which meant the same before (RFC 4594 §4.10).
     BuiltInRule::by_dscp("low-effort", &[1, 8], BULK),
-    // EF (RFC 3246), VOICE-ADMIT (RFC 5865), CS4 and AF4x for video calls, CS5 for signalling, CS6 and CS7 for network
-    // control (RFC 4594 §3).
+    // EF (RFC 3246), VOICE-ADMIT (RFC 5865), CS4 and AF4x for video calls, CS5 for signalling, CS6 and CS7
+    // for network control (RFC 4594 §3).
     BuiltInRule::by_dscp("real-time", &[46, 44, 32, 34, 36, 38, 40, 48, 56], CRITICAL),
     // Users judge a line by its ping time.
     BuiltInRule::by_ports("ping", ICMP, &[], CRITICAL),
@@ -74,12 +75,13 @@ pub const BUILT_IN_RULES: &[BuiltInRule] = &[
     BuiltInRule::by_ports("ntp", UDP, &[123..=123], CRITICAL),
     // Signalling of calls (RFC 3261 §19.1.2).
     BuiltInRule::by_ports("sip", TCP_UDP, &[5060..=5061], CRITICAL),
-    // The media of calls behind address translation (RFC 8489, RFC 8656). Microsoft Teams uses 3478 to 3481 for all.
+    // The media of calls behind address translation (RFC 8489, RFC 8656). Microsoft Teams uses 3478 to 3481
+    // for all.
     BuiltInRule::by_ports("stun", TCP_UDP, &[3478..=3481, 5349..=5349], CRITICAL),
     // Media: RTP's own ports (RFC 3551 §8), Zoom, Google Meet, and IAX2 (RFC 5456).
     BuiltInRule::by_ports("calls", UDP, &[5004..=5005, 8801..=8810, 19302..=19309, 4569..=4569], CRITICAL),
-    // An interactive session by its mark: AF21 of OpenSSH 7.8 to 10.0, low delay (RFC 1349) before that. Newer ones
-    // mark it EF; copies of files get another mark, or none.
+    // An interactive session by its mark: AF21 of OpenSSH 7.8 to 10.0, low delay (RFC 1349) before that.
+    // Newer ones mark it EF; copies of files get another mark, or none.
     BuiltInRule { name: "ssh", protocols: TCP, ports: &[22..=22], dscp: &[18, 4], class: CRITICAL },
     BuiltInRule::by_ports("bittorrent", TCP_UDP, &[6881..=6999], BULK),
     BuiltInRule::by_ports("rsync", TCP, &[873..=873], BULK),

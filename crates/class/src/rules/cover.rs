@@ -1,8 +1,8 @@
 //! Finds rules that no packet can match.
 //!
-//! In: rules in order. Out: the rules that never match, and why. A rule is the product of its conditions, so one rule covers
-//! another if it does so in every condition. Addresses are compared separately for each IP version, because source and
-//! destination of a packet have the same one.
+//! In: rules in order. Out: the rules that never match, and why. A rule is the product of its conditions, so
+//! one rule covers another if it does so in every condition. Addresses are compared separately for each IP
+//! version, because source and destination of a packet have the same one.
 
 use std::{fmt, ops::RangeInclusive};
 

@@ -1,31 +1,33 @@
 //! Measures the capacity of a link from what the paths of its classes deliver.
 //!
-//! In: bytes delivered and round-trip times, from all paths over the link, and the queueing delay in each direction if clock
-//! reports exist. Out: the rate to which the classes are limited together.
+//! In: bytes delivered and round-trip times, from all paths over the link, and the queueing delay in each
+//! direction if clock reports exist. Out: the rate to which the classes are limited together.
 //!
-//! While a single class is active, its congestion controller decides, and the delivery rate is recorded once it stops
-//! growing. While classes share the link, the limit follows the queue. Without a queue, the estimate is raised, slowly at
-//! first. With a queue that lasts (the minimum delay over some tens of milliseconds counts), less is sent until the queue
-//! has drained. With clock reports from both ends, only the queue in the own direction counts, and a small queue already
-//! shows a rate that is too high. Without them, a round-trip time does not show in which direction the queue is, and the
-//! peer's shaper reacts to the same queue. So each end raises only at random times; the end that raised last takes the
-//! raise back, and the other end lowers nothing at first, and little if the queue returns. A delay that remains although
+//! While a single class is active, its congestion controller decides, and the delivery rate is recorded once
+//! it stops growing. While classes share the link, the limit follows the queue. Without a queue, the estimate
+//! is raised, slowly at first. With a queue that lasts (the minimum delay over some tens of milliseconds
+//! counts), less is sent until the queue has drained. With clock reports from both ends, only the queue in
+//! the own direction counts, and a small queue already shows a rate that is too high. Without them, a
+//! round-trip time does not show in which direction the queue is, and the peer's shaper reacts to the same
+//! queue. So each end raises only at random times; the end that raised last takes the raise back, and the
+//! other end lowers nothing at first, and little if the queue returns. A delay that remains although
 //! less is sent is not a queue of this end; it is ignored while it remains.
 //!
-//! Always holds: a configured capacity is never exceeded; a capacity below [`MIN_CAPACITY`] counts as unknown; a queue
-//! lowers the sending rate by no more than a quarter, unless less arrives than is sent.
+//! Always holds: a configured capacity is never exceeded; a capacity below [`MIN_CAPACITY`] counts as
+//! unknown; a queue lowers the sending rate by no more than a quarter, unless less arrives than is sent.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
 use super::{PACKET_BYTES, one_way_delay::OneWayQueues};
 
-/// Duration of a measurement interval (s): acknowledgements come in bunches, which an interval must average out. Shorter
-/// intervals are noisy; longer ones react slowly.
+/// Duration of a measurement interval (s): acknowledgements come in bunches, which an interval must average
+/// out. Shorter intervals are noisy; longer ones react slowly.
 const INTERVAL_SECONDS: f64 = 0.03;
-/// Number of intervals in the history, about 2 s: enough for the longest round trip ([`MAX_RTT_INTERVALS`]) several times.
-/// More cost memory for each link of each client.
+/// Number of intervals in the history, about 2 s: enough for the longest round trip ([`MAX_RTT_INTERVALS`])
+/// several times. More cost memory for each link of each client.
 const MAX_INTERVALS: usize = 64;
-/// Number of intervals over which the recent delivery rate is averaged (150 ms). Fewer are noisy, more react slowly.
+/// Number of intervals over which the recent delivery rate is averaged (150 ms). Fewer are noisy, more react
+/// slowly.
 const RECENT_INTERVALS: usize = 5;
 /// A round trip counts as at most this many intervals (360 ms), because the history must contain several.
 const MAX_RTT_INTERVALS: usize = 12;
@@ -36,21 +38,23 @@ struct QueueResponse {
     /// Queueing delay in seconds: below `low_queue`, probe for more capacity; above `high_queue`, drain.
     low_queue: f64,
     high_queue: f64,
-    /// First raise in an interval after a failed probe (share of the rate), and the factor by which raises grow.
+    /// First raise in an interval after a failed probe (share of the rate), and the factor by which raises
+    /// grow.
     min_raise: f64,
     raise_growth: f64,
     /// Extra back-off after a failed probe (share of the rate).
     back_off: f64,
 }
 
-/// The same thresholds in full packets, if these take longer: two packets sent together are no queue on a slow link, and a
-/// report cannot overtake the packet in transmission. With fewer packets, slow links are underused (a link of 10 Mbit/s was
-/// measured a sixth too low); with more, slow links have longer queues.
+/// The same thresholds in full packets, if these take longer: two packets sent together are no queue on a
+/// slow link, and a report cannot overtake the packet in transmission. With fewer packets, slow links are
+/// underused (a link of 10 Mbit/s was measured a sixth too low); with more, slow links have longer queues.
 const LOW_QUEUE_PACKETS: f64 = 1.5;
 const HIGH_QUEUE_PACKETS: f64 = 3.0;
 const FULL_QUEUE_PACKETS: f64 = 6.0;
 
-/// Without clock reports. Lower thresholds take the jitter of a busy machine for a queue; higher ones delay calls.
+/// Without clock reports. Lower thresholds take the jitter of a busy machine for a queue; higher ones delay
+/// calls.
 const RTT_ONLY: QueueResponse = QueueResponse {
     low_queue: 0.001,
     high_queue: 0.002,
@@ -58,8 +62,9 @@ const RTT_ONLY: QueueResponse = QueueResponse {
     raise_growth: 1.1,
     back_off: MIN_BACK_OFF,
 };
-/// With clock reports. A call waits in the queues of both directions, so each may only be half as long. The back-off of 2 %
-/// is a compromise: 3 % cost a backup a tenth of the rest, 0.75 % let calls wait at 30 % loss.
+/// With clock reports. A call waits in the queues of both directions, so each may only be half as long. The
+/// back-off of 2 % is a compromise: 3 % cost a backup a tenth of the rest, 0.75 % let calls wait at 30 %
+/// loss.
 const ONE_WAY: QueueResponse = QueueResponse {
     low_queue: 0.0005,
     high_queue: 0.001_25,
@@ -67,77 +72,88 @@ const ONE_WAY: QueueResponse = QueueResponse {
     raise_growth: 1.05,
     back_off: 0.02,
 };
-/// Error (s) of the queueing delay of one direction compared with that of the round trip. Smaller, and clock noise hides a
-/// queue; larger, and a queue that no direction accounts for is missed. Chosen (docs/design/shaper.md, open questions).
+/// Error (s) of the queueing delay of one direction compared with that of the round trip. Smaller, and clock
+/// noise hides a queue; larger, and a queue that no direction accounts for is missed. Chosen
+/// (docs/design/shaper.md, open questions).
 const ONE_WAY_ERROR_SECONDS: f64 = 0.005;
-/// Queueing delay (s) that shows that a link of unknown capacity is full: more than a few packets cause. Smaller, and a few
-/// packets look like a full link; larger, and the startup queue is longer.
+/// Queueing delay (s) that shows that a link of unknown capacity is full: more than a few packets cause.
+/// Smaller, and a few packets look like a full link; larger, and the startup queue is longer.
 const FULL_QUEUE_SECONDS: f64 = 0.004;
 /// Growth of the delivery rate within some round trips that shows that the link carries more. Not derived
 /// (docs/design/shaper.md, open questions): a smaller ratio ends the search late, a larger one too early.
 const DELIVERY_GROWTH_RATIO: f64 = 1.15;
-/// Minimum ratio of the sending rate with a queue to the sending rate without: then the queue comes from this end. Not
-/// derived (docs/design/shaper.md, open questions): a smaller ratio blames noise, a larger one misses a slow overload.
+/// Minimum ratio of the sending rate with a queue to the sending rate without: then the queue comes from this
+/// end. Not derived (docs/design/shaper.md, open questions): a smaller ratio blames noise, a larger one
+/// misses a slow overload.
 const SENT_MORE_RATIO: f64 = 1.05;
-/// Minimum ratio of what is sent in each recent interval to their mean: only steady sending shows the capacity. Not derived
-/// (docs/design/shaper.md, open questions): a smaller ratio lets a burst count, a larger one seldom measures.
+/// Minimum ratio of what is sent in each recent interval to their mean: only steady sending shows the
+/// capacity. Not derived (docs/design/shaper.md, open questions): a smaller ratio lets a burst count, a
+/// larger one seldom measures.
 const STEADY_SENDING_RATIO: f64 = 0.5;
-/// Maximum raise in an interval (share of the rate). Smaller follows a faster link slowly; larger builds queues.
+/// Maximum raise in an interval (share of the rate). Smaller follows a faster link slowly; larger builds
+/// queues.
 const MAX_RAISE: f64 = 0.008;
 /// The first raise after the link was found to be full: half the maximum, with the same trade-off.
 const INITIAL_RAISE: f64 = 0.004;
-/// A raise was successful if there was no queue for this many intervals and the estimate exceeds the last failed rate. Not
-/// derived (docs/design/shaper.md, open questions): fewer believe too early, more hold back longer.
+/// A raise was successful if there was no queue for this many intervals and the estimate exceeds the last
+/// failed rate. Not derived (docs/design/shaper.md, open questions): fewer believe too early, more hold back
+/// longer.
 const SUCCESSFUL_RAISE_INTERVALS: usize = 12;
-/// A measured queue has been growing for this many intervals and a round trip: the estimate before it was right. Not derived
-/// (docs/design/shaper.md, open questions): fewer take back too little, more too much.
+/// A measured queue has been growing for this many intervals and a round trip: the estimate before it was
+/// right. Not derived (docs/design/shaper.md, open questions): fewer take back too little, more too much.
 const QUEUE_GROWTH_INTERVALS: usize = 7;
-/// Mean number of intervals without a queue before the next raise; doubled after each failed raise. Fewer let both ends
-/// probe at once and build queues more often; more are slow.
+/// Mean number of intervals without a queue before the next raise; doubled after each failed raise. Fewer let
+/// both ends probe at once and build queues more often; more are slow.
 const MIN_HOLD_INTERVALS: usize = 12;
 const MAX_HOLD_INTERVALS: usize = 64;
-/// Back-off (share of the rate) after a queue without a preceding raise of this end; doubled up to the maximum if the queue
-/// returns soon. Less lets calls wait, more leaves capacity unused.
+/// Back-off (share of the rate) after a queue without a preceding raise of this end; doubled up to the
+/// maximum if the queue returns soon. Less lets calls wait, more leaves capacity unused.
 const MIN_BACK_OFF: f64 = 0.005;
 const MAX_BACK_OFF: f64 = 0.01;
-/// After this many intervals without a queue, raises may grow to [`MAX_CALM_RAISE`]: the link is much faster than estimated.
-/// Not derived (docs/design/shaper.md, open questions): fewer build queues, more follow a faster link slowly.
+/// After this many intervals without a queue, raises may grow to [`MAX_CALM_RAISE`]: the link is much faster
+/// than estimated. Not derived (docs/design/shaper.md, open questions): fewer build queues, more follow a
+/// faster link slowly.
 const CALM_INTERVALS: usize = 40;
-/// Maximum raise in an interval after [`CALM_INTERVALS`] (share of the rate), with the trade-off of [`MAX_RAISE`].
+/// Maximum raise in an interval after [`CALM_INTERVALS`] (share of the rate), with the trade-off of
+/// [`MAX_RAISE`].
 const MAX_CALM_RAISE: f64 = 0.04;
-/// Minimum capacity to measure (bytes/s). Below it, too little arrives in an interval: an outage once lowered the estimate
-/// to 40 bit/s. A higher minimum would leave more slow links without a shaper.
+/// Minimum capacity to measure (bytes/s). Below it, too little arrives in an interval: an outage once lowered
+/// the estimate to 40 bit/s. A higher minimum would leave more slow links without a shaper.
 const MIN_CAPACITY: f64 = 100_000.0;
 /// Time (s) in which a queue is drained. Shorter leaves capacity unused; longer lets queues stand.
 const DRAIN_SECONDS: f64 = 0.1;
 /// The sending rate is lowered for a drain by a share between these.
 const MIN_DRAIN_SHARE: f64 = 0.04;
 const MAX_DRAIN_SHARE: f64 = 0.25;
-/// The link carries less than estimated if less than this share of what was sent arrives. Larger, and noise lowers the
-/// estimate; smaller, and a slower link is found late.
+/// The link carries less than estimated if less than this share of what was sent arrives. Larger, and noise
+/// lowers the estimate; smaller, and a slower link is found late.
 const OVERLOAD_RATIO: f64 = 0.9;
-/// A queue that remains after the estimate was lowered to this share is not a queue. Not derived (docs/design/shaper.md,
-/// open questions): larger ignores real queues, smaller gives up more capacity to a false one.
+/// A queue that remains after the estimate was lowered to this share is not a queue. Not derived
+/// (docs/design/shaper.md, open questions): larger ignores real queues, smaller gives up more capacity to a
+/// false one.
 const FALSE_QUEUE_RATIO: f64 = 0.9;
-/// A queue that shrank below this share of its maximum is draining. Not derived (docs/design/shaper.md, open questions):
-/// larger takes noise for draining, smaller takes a slowly draining queue for a false one.
+/// A queue that shrank below this share of its maximum is draining. Not derived (docs/design/shaper.md, open
+/// questions): larger takes noise for draining, smaller takes a slowly draining queue for a false one.
 const QUEUE_SHRINKING_RATIO: f64 = 0.6;
 /// Packets were backlogged if this share of the delivered bytes was sent while packets waited. Not derived
-/// (docs/design/shaper.md, open questions): larger seldom measures, smaller takes an idle link for a full one.
+/// (docs/design/shaper.md, open questions): larger seldom measures, smaller takes an idle link for a full
+/// one.
 const BACKLOGGED_SHARE: f64 = 0.8;
-/// The same if a queue already shows that the link is full, although only some of its classes want to send more.
+/// The same if a queue already shows that the link is full, although only some of its classes want to send
+/// more.
 const PARTLY_BACKLOGGED_SHARE: f64 = 0.04;
-/// The link is in use if this share of the estimate was delivered: only then can a raise have an effect. Not derived
-/// (docs/design/shaper.md, open questions): larger seldom raises, smaller raises without evidence.
+/// The link is in use if this share of the estimate was delivered: only then can a raise have an effect. Not
+/// derived (docs/design/shaper.md, open questions): larger seldom raises, smaller raises without evidence.
 const IN_USE_SHARE: f64 = 0.85;
-/// A delay that was found to be no queue is subtracted for this long. Shorter, and the jitter of a busy machine counts as a
-/// queue again; longer, and a real queue is ignored.
+/// A delay that was found to be no queue is subtracted for this long. Shorter, and the jitter of a busy
+/// machine counts as a queue again; longer, and a real queue is ignored.
 const EXCESS_DELAY_LIFETIME: Duration = Duration::from_secs(30);
-/// … and no longer than until it is absent for this many intervals (1 s): it may come and go. With 0.2 s, a link of
-/// 50 Mbit/s was measured as 35 for seconds.
+/// … and no longer than until it is absent for this many intervals (1 s): it may come and go. With 0.2 s, a
+/// link of 50 Mbit/s was measured as 35 for seconds.
 const EXCESS_DELAY_INTERVALS: usize = 32;
-/// Paths report samples every 5 ms while they send. After a longer gap the current interval and the history are discarded,
-/// because what was delivered meanwhile belongs to no interval. Shorter would discard good data on a busy machine.
+/// Paths report samples every 5 ms while they send. After a longer gap the current interval and the history
+/// are discarded, because what was delivered meanwhile belongs to no interval. Shorter would discard good
+/// data on a busy machine.
 const MAX_SAMPLE_GAP: Duration = Duration::from_millis(200);
 
 pub(super) fn seconds(time: Duration) -> f64 {
@@ -147,8 +163,8 @@ pub(super) fn seconds(time: Duration) -> f64 {
 /// A measurement of one path over the link since the previous one, about 5 ms before.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
-    /// Bytes of IP packets acknowledged, plus an estimate of those lost at random: lost packets used the link too, or cannot
-    /// be distinguished from packets that did.
+    /// Bytes of IP packets acknowledged, plus an estimate of those lost at random: lost packets used the
+    /// link too, or cannot be distinguished from packets that did.
     pub delivered: u64,
     /// Minimum round-trip time since the previous sample, if measured.
     pub rtt: Option<Duration>,
@@ -162,8 +178,8 @@ pub struct Sample {
 struct Interval {
     /// Duration in seconds at this end; 0 for an empty interval.
     duration: f64,
-    /// Duration in seconds at the peer, from the first to the last packet acknowledged in the interval: a queue in the peer's
-    /// direction that grew or shrank bunches or spreads the acknowledgements.
+    /// Duration in seconds at the peer, from the first to the last packet acknowledged in the interval: a
+    /// queue in the peer's direction that grew or shrank bunches or spreads the acknowledgements.
     duration_at_peer: f64,
     /// Bytes delivered, the part of them delivered while packets were backlogged, and bytes sent.
     delivered: f64,
@@ -171,7 +187,8 @@ struct Interval {
     sent: f64,
     /// The estimated capacity at the end of the interval (bytes/s); 0 if it was unknown.
     estimate: f64,
-    /// Minimum queueing delay (s), if anything was acknowledged: of the round trip, and of each direction if known.
+    /// Minimum queueing delay (s), if anything was acknowledged: of the round trip, and of each direction if
+    /// known.
     rtt_delay: Option<f64>,
     one_way_queues: Option<OneWayQueues>,
 }
@@ -212,8 +229,8 @@ pub(super) struct CapacityDecision {
     pub(super) is_raising: bool,
     /// The reason of the last change.
     pub(super) reason: &'static str,
-    /// The inputs: queueing delay, recent delivery rate, share that arrived of what was sent a round trip before, and
-    /// whether the queueing delay of the own direction is known.
+    /// The inputs: queueing delay, recent delivery rate, share that arrived of what was sent a round trip
+    /// before, and whether the queueing delay of the own direction is known.
     pub(super) queue: f64,
     pub(super) delivered: f64,
     pub(super) arrived_ratio: f64,
@@ -229,7 +246,8 @@ pub(super) struct CapacityEstimator {
     estimate: Option<f64>,
     interval_start: Instant,
     current_interval: Interval,
-    /// Ring buffer of the last intervals. It grows on demand, because most links of thousands of clients are idle.
+    /// Ring buffer of the last intervals. It grows on demand, because most links of thousands of clients are
+    /// idle.
     intervals: Vec<Interval>,
     newest: usize,
     /// Minimum round-trip time of the link (s).
@@ -239,8 +257,8 @@ pub(super) struct CapacityEstimator {
     drain: Option<Drain>,
     /// Delay (s) that is not a queue, and when that was found.
     excess_delay: Option<(f64, Instant)>,
-    /// Whether the estimate is being raised, the next raise (share of the rate), and the number of intervals without a queue
-    /// since the last decision.
+    /// Whether the estimate is being raised, the next raise (share of the rate), and the number of intervals
+    /// without a queue since the last decision.
     is_raising: bool,
     next_raise: f64,
     calm_intervals: usize,
@@ -370,7 +388,8 @@ impl CapacityEstimator {
             (self.current_interval, self.interval_start) = (Interval::default(), now);
             self.judge(now, is_shared);
             if self.configured.is_none() && self.estimate.is_some_and(|known| known < MIN_CAPACITY) {
-                // The estimate was wrong, or the congestion controllers must share such a slow link without the shaper.
+                // The estimate was wrong, or the congestion controllers must share such a slow link without
+                // the shaper.
                 self.reason = "too little arrives to be measured";
                 (self.estimate, self.drain, self.best_delivery_rate) = (None, None, 0.0);
             }
@@ -394,8 +413,8 @@ impl CapacityEstimator {
         (skip..skip + count).map(move |ago| self.intervals.get(at(ago)).copied().unwrap_or_default())
     }
 
-    /// Delivery rate (bytes/s) over the last `count` intervals before the last `skip`, if the share of backlogged bytes was
-    /// at least `share` in each of them.
+    /// Delivery rate (bytes/s) over the last `count` intervals before the last `skip`, if the share of
+    /// backlogged bytes was at least `share` in each of them.
     fn backlogged_delivery_rate(&self, skip: usize, count: usize, share: f64) -> Option<f64> {
         let spans = self.recent(skip, count);
         let time: f64 = spans.clone().map(|interval| interval.duration_at_peer).sum();
@@ -403,8 +422,8 @@ impl CapacityEstimator {
         (count > 0 && spans.clone().all(|interval| interval.is_backlogged(share))).then(|| bytes / time)
     }
 
-    /// The delivery rate over the last [`RECENT_INTERVALS`] less what may be too much: acknowledgements of a queue that drains come
-    /// closer together than their packets arrived.
+    /// The delivery rate over the last [`RECENT_INTERVALS`] less what may be too much: acknowledgements of a
+    /// queue that drains come closer together than their packets arrived.
     fn sure_rate(&self, rate: f64) -> f64 {
         let spans = self.recent(0, RECENT_INTERVALS);
         let time: f64 = spans.clone().map(|interval| interval.duration).sum();
@@ -514,8 +533,9 @@ impl CapacityEstimator {
         (now < before * DELIVERY_GROWTH_RATIO || fills).then(|| now.max(before))
     }
 
-    /// The capacity of a link of unknown capacity if packets are queued in the own direction, and were not while less was
-    /// sent. Senders whose rate is about the capacity may fill the link without ever waiting at this end.
+    /// The capacity of a link of unknown capacity if packets are queued in the own direction, and were not
+    /// while less was sent. Senders whose rate is about the capacity may fill the link without ever
+    /// waiting at this end.
     fn rate_from_own_queue(&self) -> Option<f64> {
         let delay = |interval: Interval| interval.one_way_queues.and(interval.delay());
         let newest = delay(self.recent(0, 1).next()?)?;
@@ -551,7 +571,8 @@ impl CapacityEstimator {
         self.is_one_way_known() && grow && delays.next() > Some(FULL_QUEUE_SECONDS)
     }
 
-    /// Called when there is a queue: lowers the estimate and starts to drain, or finds that the delay is not a queue.
+    /// Called when there is a queue: lowers the estimate and starts to drain, or finds that the delay is not
+    /// a queue.
     fn start_drain(&mut self, now: Instant, known: f64, queue: f64) {
         // With clock reports already small queues are detected, and starting losses look like a slower link.
         let is_clear = !self.is_one_way_known() || queue > full_queue_threshold(known);
@@ -559,8 +580,8 @@ impl CapacityEstimator {
         if let Some(carried) = overload {
             self.best_delivery_rate = carried;
         } else if known < self.best_delivery_rate * FALSE_QUEUE_RATIO {
-            // Lowering the rate that far would have drained a queue: the delay has another cause, such as resequencing on
-            // a link with retransmissions.
+            // Lowering the rate that far would have drained a queue: the delay has another cause, such as
+            // resequencing on a link with retransmissions.
             self.reason = "the delay remains although the rate was lowered repeatedly: it is not a queue";
             (self.excess_delay, self.best_delivery_rate, self.drain) =
                 (Some((self.max_delay(QUEUE_GROWTH_INTERVALS), now)), known, None);

@@ -1,7 +1,7 @@
 //! Divides an amount among classes with different claims.
 //!
-//! In: an amount (bytes, or bytes/s) and the claims of the classes. Out: the share of each class. Always holds: no class
-//! gets more than its demand, and all together get the whole amount or all they demand.
+//! In: an amount (bytes, or bytes/s) and the claims of the classes. Out: the share of each class. Always
+//! holds: no class gets more than its demand, and all together get the whole amount or all they demand.
 
 /// Number of classes that can share a link.
 pub(super) const CLASSES: usize = mpvpn_types::ClassId::MAX as usize;
@@ -43,8 +43,8 @@ pub(super) fn divide(mut pool: f64, claims: &[Claim; CLASSES]) -> [Allocation; C
     })
 }
 
-/// Divides `pool` by weight (weighted max-min fairness): `want` gives the maximum and the weight of each class. Ends when
-/// the pool is empty or no class wants more.
+/// Divides `pool` by weight (weighted max-min fairness): `want` gives the maximum and the weight of each
+/// class. Ends when the pool is empty or no class wants more.
 fn fill(pool: &mut f64, want: impl Fn(usize) -> (f64, f64)) -> [f64; CLASSES] {
     let wants: [(f64, f64); CLASSES] = std::array::from_fn(want);
     let mut given = [0.0; CLASSES];

@@ -1,28 +1,28 @@
 //! Queueing delay in each direction of a link, from the clocks of both ends.
 //!
-//! In: one-way delays plus the offset of the two clocks, in the own direction as the peer reports them, in the peer's
-//! direction as measured here. Out: the queueing delay of each direction, that is, the excess of the delay over its minimum
-//! of the last seconds. The offset of the clocks is contained in both and cancels; their drift in these seconds is far less
-//! than a relevant queue.
+//! In: one-way delays plus the offset of the two clocks, in the own direction as the peer reports them, in
+//! the peer's direction as measured here. Out: the queueing delay of each direction, that is, the excess of
+//! the delay over its minimum of the last seconds. The offset of the clocks is contained in both and cancels;
+//! their drift in these seconds is far less than a relevant queue.
 //!
 //! Always holds: whatever the peer reports, the state is bounded, and no delay is negative.
 
 use mpvpn_types::{Duration, Instant};
 
-/// The minimum delay is that of the last one or two windows of this length. Clocks drift by at most 100 µs per second, so
-/// by 1 ms in 10 s: less than a relevant queue. In a shorter window a standing queue becomes the minimum; in a longer one
-/// drift looks like a queue.
+/// The minimum delay is that of the last one or two windows of this length. Clocks drift by at most 100 µs
+/// per second, so by 1 ms in 10 s: less than a relevant queue. In a shorter window a standing queue becomes
+/// the minimum; in a longer one drift looks like a queue.
 const MIN_WINDOW: Duration = Duration::from_secs(5);
-/// A delay that changes by more than this (µs) comes from another clock, for example after a restart of the peer: no queue
-/// is that long. A smaller bound would reset the minimum on a very long queue; a larger one would take a clock jump for a
-/// queue.
+/// A delay that changes by more than this (µs) comes from another clock, for example after a restart of the
+/// peer: no queue is that long. A smaller bound would reset the minimum on a very long queue; a larger one
+/// would take a clock jump for a queue.
 const MAX_CLOCK_STEP_MICROS: i32 = 4_000_000;
-/// A measured delay is valid for this long: six times the interval of clock reports while data moves. Shorter, and a gap in
-/// the reports hides the queue; longer, and old delays count.
+/// A measured delay is valid for this long: six times the interval of clock reports while data moves.
+/// Shorter, and a gap in the reports hides the queue; longer, and old delays count.
 const MEASUREMENT_LIFETIME: Duration = Duration::from_millis(300);
-/// Another clock of the peer (another of its threads) replaces the current one after this long without a report from it.
-/// Shorter, and two clocks that both report would alternate; longer, and the queue is unknown after a session moved to
-/// another thread. Chosen (docs/design/shaper.md, open questions).
+/// Another clock of the peer (another of its threads) replaces the current one after this long without a
+/// report from it. Shorter, and two clocks that both report would alternate; longer, and the queue is unknown
+/// after a session moved to another thread. Chosen (docs/design/shaper.md, open questions).
 const CLOCK_SWITCH_AFTER: Duration = Duration::from_secs(1);
 
 /// Queueing delay in each direction, in seconds: `own` is the direction in which this end sends.
@@ -38,8 +38,9 @@ impl OneWayQueues {
         Self { own: self.own.min(other.own), peer: self.peer.min(other.peer) }
     }
 
-    /// The queueing delay in the own direction, limited by the round trip: at most `total`, the queueing delay in both
-    /// directions together, and at least `total` less the peer's and an error of `slack` (s).
+    /// The queueing delay in the own direction, limited by the round trip: at most `total`, the queueing
+    /// delay in both directions together, and at least `total` less the peer's and an error of `slack`
+    /// (s).
     pub(super) fn own_within(self, total: f64, slack: f64) -> f64 {
         self.own.min(total).max(total - self.peer - slack)
     }
@@ -50,7 +51,8 @@ impl OneWayQueues {
 struct OneWayDelay {
     /// Delays are counted from this one (µs modulo 2^32).
     reference: u32,
-    /// Minimum delay in the current window, start of that window, and minimum delay in the window before (µs).
+    /// Minimum delay in the current window, start of that window, and minimum delay in the window before
+    /// (µs).
     min: i32,
     window_start: Instant,
     previous_min: i32,
@@ -119,8 +121,8 @@ impl ClockComparison {
         now.saturating_duration_since(self.clock_start).as_micros() as u32
     }
 
-    /// Takes a report of the peer's clock `of`: its time `sent`, and the delay `found` in the own direction, if known.
-    /// Returns the delay of the report in the peer's direction. All in µs modulo 2^32.
+    /// Takes a report of the peer's clock `of`: its time `sent`, and the delay `found` in the own direction,
+    /// if known. Returns the delay of the report in the peer's direction. All in µs modulo 2^32.
     pub(super) fn on_report(&mut self, now: Instant, of: u8, sent: u32, found: Option<u32>) -> u32 {
         let difference = self.clock_micros(now).wrapping_sub(sent);
         let (clock, heard) = self.clock.unwrap_or((of, now));
@@ -180,7 +182,8 @@ mod tests {
             most * (self.dice >> 40) as u32 / (1 << 24)
         }
 
-        /// Exchanges reports while packets are queued for these times, there and back. Returns the measured queues.
+        /// Exchanges reports while packets are queued for these times, there and back. Returns the measured
+        /// queues.
         fn tell(&mut self, queues: [Duration; 2], jitter: Duration) -> Option<OneWayQueues> {
             let mut least: Option<OneWayQueues> = None;
             for _ in 0..6 {

@@ -1,14 +1,17 @@
-//! Log events of a shaper's decisions: what changed, from which inputs, and why. Rates in bytes/s, times in s.
+//! Log events of a shaper's decisions: what changed, from which inputs, and why. Rates in bytes/s, times in
+//! s.
 //!
-//! In: states before and after a decision. Out: `tracing` events. Always holds: nothing is computed for a disabled event.
+//! In: states before and after a decision. Out: `tracing` events. Always holds: nothing is computed for a
+//! disabled event.
 
 use mpvpn_types::{BitRate, ClassId, target::SHAPER};
 use tracing::{Level, debug, enabled, trace};
 
 use super::{Share, capacity::CapacityDecision};
 
-/// A capacity that differs from the one before by this factor is logged at DEBUG, a smaller step at TRACE: probing changes
-/// the capacity by up to 4 % in each interval. A smaller factor would log every probe at DEBUG, a larger one miss changes.
+/// A capacity that differs from the one before by this factor is logged at DEBUG, a smaller step at TRACE:
+/// probing changes the capacity by up to 4 % in each interval. A smaller factor would log every probe at
+/// DEBUG, a larger one miss changes.
 const MIN_CHANGE_RATIO: f64 = 1.05;
 
 /// Whether decisions are logged.

@@ -494,7 +494,8 @@ fn delayed_acknowledgements_are_not_a_queue_of_the_first_burst() {
 #[test]
 fn a_delay_of_less_than_three_packets_at_the_rate_does_not_show_a_rate() {
     let start = Instant::now();
-    // A class that only acknowledges, and sends more of that after a while: 0.2 MB/s, of which three full packets are 22 ms.
+    // A class that only acknowledges, and sends more of that after a while: 0.2 MB/s, of which three full
+    // packets are 22 ms.
     let capacity = |delay: Duration| {
         let mut shaper = Shaper::new(start, None);
         shaper.set_share(start, ClassId(1), Share { first: true, ..Share::default() });

@@ -1,13 +1,13 @@
 //! Reports changes of a link's capacity that are larger than the steps of its measurement.
 //!
-//! In: the capacity after each measurement. Out: a change, reported once. Always holds: a capacity that returns to the
-//! last reported one within [`MIN_REPORTED_RATIO`] is not reported.
+//! In: the capacity after each measurement. Out: a change, reported once. Always holds: a capacity that
+//! returns to the last reported one within [`MIN_REPORTED_RATIO`] is not reported.
 
 use mpvpn_types::{BitRate, Duration};
 
-/// A capacity is reported when it differs from the last reported one by this factor. Probing raises it by up to 4 % a
-/// step and takes that back, and draining a queue lowers it by at most a quarter: a factor below 1.3 would report each
-/// of these, a larger one would miss that a radio link lost a quarter of its rate.
+/// A capacity is reported when it differs from the last reported one by this factor. Probing raises it by up
+/// to 4 % a step and takes that back, and draining a queue lowers it by at most a quarter: a factor below 1.3
+/// would report each of these, a larger one would miss that a radio link lost a quarter of its rate.
 const MIN_REPORTED_RATIO: f64 = 1.3;
 
 /// A change of the capacity of a link.
@@ -43,8 +43,9 @@ pub(super) struct CapacityWatch {
 }
 
 impl CapacityWatch {
-    /// Takes the measured capacity (bytes/s) and the queueing delay (s), which is computed only for a change. A capacity
-    /// that is unknown again, as while one class alone does not fill the link, leaves the last reported one valid.
+    /// Takes the measured capacity (bytes/s) and the queueing delay (s), which is computed only for a change.
+    /// A capacity that is unknown again, as while one class alone does not fill the link, leaves the last
+    /// reported one valid.
     pub(super) fn measured(&mut self, known: Option<f64>, queue: impl FnOnce() -> f64) {
         let Some(known) = known.filter(|known| self.differs(*known)) else { return };
         let reason = match self.reported {

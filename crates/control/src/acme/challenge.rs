@@ -26,7 +26,8 @@ pub fn certificate_request(domains: &[String]) -> Result<(String, Vec<u8>)> {
     Ok((key.serialize_pem(), request.der().to_vec()))
 }
 
-/// The certificate that answers TLS-ALPN-01 for a name; `digest` is the SHA-256 of the key authorization (RFC 8737 §3).
+/// The certificate that answers TLS-ALPN-01 for a name; `digest` is the SHA-256 of the key authorization (RFC
+/// 8737 §3).
 ///
 /// # Errors
 /// If no certificate can be made.
@@ -41,7 +42,8 @@ pub fn tls_alpn_certificate(domain: &str, digest: &[u8]) -> Result<Identity> {
     Identity::unchecked(key.serialize_der(), cert.der().clone())
 }
 
-/// Answers HTTP-01 on `listener` until dropped, inside a tokio runtime: the key authorization (RFC 8555 §8.1) of each token.
+/// Answers HTTP-01 on `listener` until dropped, inside a tokio runtime: the key authorization (RFC 8555 §8.1)
+/// of each token.
 pub async fn serve_http_challenges(listener: &tokio::net::TcpListener, answers: BTreeMap<String, String>) {
     let accept = async || listener.accept().await.map(|(stream, _)| stream);
     let answers = std::sync::Arc::new(answers);

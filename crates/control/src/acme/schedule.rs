@@ -4,17 +4,19 @@ use std::time::{Duration, SystemTime};
 
 use crate::identity::Identity;
 
-/// The part of a certificate's lifetime after which it is renewed, in thirds: as CAs recommend. Earlier: more orders than a CA
-/// likes. Later: less time to repair what keeps a renewal from working.
+/// The part of a certificate's lifetime after which it is renewed, in thirds: as CAs recommend. Earlier: more
+/// orders than a CA likes. Later: less time to repair what keeps a renewal from working.
 const RENEWED_AFTER_THIRDS: u32 = 2;
-/// The pause after the first failure to reach the CA: mostly the network is not up yet. Shorter: useless packets.
+/// The pause after the first failure to reach the CA: mostly the network is not up yet. Shorter: useless
+/// packets.
 const FIRST_PAUSE_UNREACHED: Duration = Duration::from_secs(10);
 /// The longest pause while the CA cannot be reached. Longer: a certificate that comes late.
 const MAX_PAUSE_UNREACHED: Duration = Duration::from_secs(3600);
-/// The pause after the first order that the CA refused. Let's Encrypt allows five such in an hour: with this pause and the
-/// factor there are four.
+/// The pause after the first order that the CA refused. Let's Encrypt allows five such in an hour: with this
+/// pause and the factor there are four.
 const FIRST_PAUSE_REFUSED: Duration = Duration::from_secs(120);
-/// The longest pause between orders that the CA refuses. Longer: a certificate that comes late after the cause is mended.
+/// The longest pause between orders that the CA refuses. Longer: a certificate that comes late after the
+/// cause is mended.
 const MAX_PAUSE_REFUSED: Duration = Duration::from_secs(12 * 3600);
 /// What a pause is multiplied by after each failure.
 const PAUSE_FACTOR: u32 = 3;
@@ -38,8 +40,8 @@ pub struct RenewalWindow {
 }
 
 impl RenewalWindow {
-    /// A moment in the window: `fraction` of it, 0 to 1. Different servers choose different ones, so that they do not all come
-    /// at once.
+    /// A moment in the window: `fraction` of it, 0 to 1. Different servers choose different ones, so that
+    /// they do not all come at once.
     fn at(self, fraction: f64) -> SystemTime {
         let length = self.end.duration_since(self.start).unwrap_or_default();
         self.start + length.mul_f64(fraction.clamp(0.0, 1.0))
@@ -59,8 +61,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The times for a server with this certificate, if it has one for its names. `fraction`: where in the time that a CA
-    /// suggests this server renews, 0 to 1.
+    /// The times for a server with this certificate, if it has one for its names. `fraction`: where in the
+    /// time that a CA suggests this server renews, 0 to 1.
     pub fn new(certificate: Option<&Identity>, fraction: f64) -> Self {
         let mut schedule = Self { renewal: None, failures: 0, pause_until: None, fraction };
         if let Some(certificate) = certificate {

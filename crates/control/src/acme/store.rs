@@ -26,7 +26,8 @@ pub struct AcmeStore {
 }
 
 impl AcmeStore {
-    /// The files of the CA of `acme`. Another directory has other files: a certificate for tests does not count for another CA.
+    /// The files of the CA of `acme`. Another directory has other files: a certificate for tests does not
+    /// count for another CA.
     pub fn new(state_dir: &Path, acme: &Acme) -> Self {
         let host = acme.directory.split('/').nth(2).unwrap_or_default();
         let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '-', "_");

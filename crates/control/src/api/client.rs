@@ -18,14 +18,14 @@ use serde::de::DeserializeOwned;
 use super::{SOCKET_DIR, connect_nonblocking};
 use crate::{Error, Result, dirs};
 
-/// Time for a whole response. The server answers within its `DATA_PLANE_TIMEOUT` of 2 s: less than that would fail while the
-/// data plane is busy; more lets a command hang at a stopped process.
+/// Time for a whole response. The server answers within its `DATA_PLANE_TIMEOUT` of 2 s: less than that would
+/// fail while the data plane is busy; more lets a command hang at a stopped process.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest response (bytes): a client in the status of a server takes some 2 kB, 10,000 clients 20 MB. A lower limit would refuse it; a
-/// higher one lets a wrong process fill memory.
+/// Longest response (bytes): a client in the status of a server takes some 2 kB, 10,000 clients 20 MB. A
+/// lower limit would refuse it; a higher one lets a wrong process fill memory.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
-/// Longest line of an event log (bytes): ten times the longest event. Without a limit a process that sends no line end
-/// would fill memory.
+/// Longest line of an event log (bytes): ten times the longest event. Without a limit a process that sends no
+/// line end would fill memory.
 const MAX_EVENT_LINE_BYTES: usize = 64 << 10;
 
 /// The response of a process.
@@ -57,8 +57,8 @@ impl ApiResponse {
         self.error(format!("{}: {}", self.code, excerpt(&self.body)))
     }
 
-    /// The body as JSON. A response with one of the statuses `refusals` becomes a usage error with the reason in the body,
-    /// and `next` as the next step.
+    /// The body as JSON. A response with one of the statuses `refusals` becomes a usage error with the reason
+    /// in the body, and `next` as the next step.
     pub(super) fn json_or_usage_error<T: DeserializeOwned>(
         &self,
         refusals: &[StatusCode],
@@ -89,7 +89,8 @@ pub(super) fn request(path: &Path, method: Method, uri: &str, body: Bytes) -> Re
     })
 }
 
-/// Calls `take` for each line of a response as it arrives. Returns when `take` breaks, or at the end of the response.
+/// Calls `take` for each line of a response as it arrives. Returns when `take` breaks, or at the end of the
+/// response.
 pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
     block_on(path, async {
         let mut response = with_timeout(path, send(path, Method::GET, uri, Bytes::new())).await?;
@@ -151,7 +152,8 @@ async fn read_body(path: &Path, response: Response<Incoming>) -> Result<ApiRespo
     Ok(ApiResponse { path: path.into(), code, body: body.to_bytes() })
 }
 
-/// The sockets in [`SOCKET_DIR`] and in the folder of this user where a process listens, in the order of their names.
+/// The sockets in [`SOCKET_DIR`] and in the folder of this user where a process listens, in the order of
+/// their names.
 pub fn list_sockets() -> Vec<PathBuf> {
     let common = Path::new(SOCKET_DIR);
     let own = dirs::runtime_dir().filter(|own| own != common);
@@ -163,7 +165,8 @@ pub(super) fn sockets_in(dir: &Path) -> Vec<PathBuf> {
     let mut sockets: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
-        // A socket without permission belongs to a live process, too: a request to it reports the lack of permission.
+        // A socket without permission belongs to a live process, too: a request to it reports the lack of
+        // permission.
         .filter(|path| match connect_nonblocking(path) {
             Ok(_) => true,
             Err(error) => matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::WouldBlock),

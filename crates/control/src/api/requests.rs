@@ -1,8 +1,8 @@
-//! The requests of the local API. Each has a [`ControlRequest`] for the data plane, a route, and a function that sends it. The
-//! engine answers in its `answers.rs`.
+//! The requests of the local API. Each has a [`ControlRequest`] for the data plane, a route, and a function
+//! that sends it. The engine answers in its `answers.rs`.
 //!
-//! In: HTTP requests of programs on this machine. Out: responses in JSON. Always holds: a request with a malformed body does
-//! not reach the data plane.
+//! In: HTTP requests of programs on this machine. Out: responses in JSON. Always holds: a request with a
+//! malformed body does not reach the data plane.
 
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
@@ -31,7 +31,8 @@ pub struct DashboardLink {
     pub expires_s: u64,
 }
 
-/// A request to the data plane, with the sender for its reply. Dropping the sender means that there is no reply.
+/// A request to the data plane, with the sender for its reply. Dropping the sender means that there is no
+/// reply.
 #[derive(Debug)]
 pub enum ControlRequest {
     /// The status.
@@ -63,7 +64,8 @@ pub enum ControlRequest {
     },
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
-    /// What the dashboard shows: totals, all sessions in short, and the `shown` ones with all details. Only a server answers.
+    /// What the dashboard shows: totals, all sessions in short, and the `shown` ones with all details. Only a
+    /// server answers.
     Overview {
         /// [Identifiers](crate::status::SessionSummary::id) of sessions.
         shown: Arc<BTreeSet<u64>>,
@@ -121,38 +123,38 @@ pub fn fetch_status(path: &Path) -> Result<Status> {
     request(path, Method::GET, "/v1/status", Bytes::new())?.json()
 }
 
-/// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use inside an
-/// asynchronous runtime.
+/// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use
+/// inside an asynchronous runtime.
 pub fn fetch_flows(path: &Path) -> Result<FlowList> {
     request(path, Method::GET, "/v1/flows", Bytes::new())?.json()
 }
 
-/// Fetches the event log of the process at the socket `path`: lines of JSON, the latest at the end. Waits for up to 5 s.
-/// Not for use inside an asynchronous runtime.
+/// Fetches the event log of the process at the socket `path`: lines of JSON, the latest at the end. Waits for
+/// up to 5 s. Not for use inside an asynchronous runtime.
 pub fn fetch_events(path: &Path) -> Result<String> {
     request(path, Method::GET, "/v1/events", Bytes::new())?.text()
 }
 
-/// Calls `take` for each line of the event log of the process at the socket `path`, and then for each new event. Returns
-/// when `take` breaks, or when the process ends. Not for use inside an asynchronous runtime.
+/// Calls `take` for each line of the event log of the process at the socket `path`, and then for each new
+/// event. Returns when `take` breaks, or when the process ends. Not for use inside an asynchronous runtime.
 pub fn follow_events(path: &Path, mut take: impl FnMut(&str) -> ControlFlow<()>) -> Result<()> {
     follow(path, "/v1/events?follow", &mut take)
 }
 
-/// Changes the settings of the link `name` of the client at the socket `path`, and returns the status of the link after the
-/// change. Waits for up to 5 s. Not for use inside an asynchronous runtime.
+/// Changes the settings of the link `name` of the client at the socket `path`, and returns the status of the
+/// link after the change. Waits for up to 5 s. Not for use inside an asynchronous runtime.
 pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
     post(path, &format!("/v1/links/{name}"), change, "see `mpvpn link show`")
 }
 
-/// Asks the client at the socket `path` on which paths ICMP echoes travelled. Waits for up to 5 s. Not for use inside an
-/// asynchronous runtime.
+/// Asks the client at the socket `path` on which paths ICMP echoes travelled. Waits for up to 5 s. Not for
+/// use inside an asynchronous runtime.
 pub fn fetch_echoes(path: &Path, question: EchoRequest) -> Result<EchoReport> {
     post(path, "/v1/echoes", &question, "`mpvpn status` shows what runs")
 }
 
-/// Tells the client at the socket `path` how measured flows use the links. Waits for up to 5 s. Not for use inside an
-/// asynchronous runtime.
+/// Tells the client at the socket `path` how measured flows use the links. Waits for up to 5 s. Not for use
+/// inside an asynchronous runtime.
 pub fn measure(path: &Path, request: &MeasureRequest) -> Result<MeasureState> {
     post(path, "/v1/measure", request, "`mpvpn link show` shows the links")
 }
@@ -165,8 +167,8 @@ fn post<B: Serialize, T: DeserializeOwned>(path: &Path, uri: &str, body: &B, nex
     answer.json_or_usage_error(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::CONFLICT], next)
 }
 
-/// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
-/// asynchronous runtime.
+/// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside
+/// an asynchronous runtime.
 pub fn reload(path: &Path, policy: LockoutPolicy) -> Result<ReloadReport> {
     let next =
         "remove the cause and run `mpvpn config reload` again; until then the running configuration stays";
@@ -174,16 +176,16 @@ pub fn reload(path: &Path, policy: LockoutPolicy) -> Result<ReloadReport> {
     request(path, Method::POST, uri, Bytes::new())?.json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }
 
-/// Asks the process at the socket `path` for the values of its configuration. Waits for up to 5 s. Not for use inside an
-/// asynchronous runtime.
+/// Asks the process at the socket `path` for the values of its configuration. Waits for up to 5 s. Not for
+/// use inside an asynchronous runtime.
 pub fn fetch_config(path: &Path) -> Result<Vec<ConfigValue>> {
     let next = "correct the file, as `mpvpn config check FILE` says";
     request(path, Method::GET, "/v1/config", Bytes::new())?
         .json_or_usage_error(&[StatusCode::BAD_REQUEST], next)
 }
 
-/// Asks the process at the socket `path` for a link to its dashboard. Waits for up to 5 s. Not for use inside an asynchronous
-/// runtime.
+/// Asks the process at the socket `path` for a link to its dashboard. Waits for up to 5 s. Not for use inside
+/// an asynchronous runtime.
 pub fn dashboard_link(path: &Path) -> Result<DashboardLink> {
     let next = "start it with --dashboard 127.0.0.1:9470, or with the key `dashboard` in its file";
     request(path, Method::POST, "/v1/dashboard/link", Bytes::new())?

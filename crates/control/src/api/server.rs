@@ -33,14 +33,16 @@ use crate::{
 /// Hands a request to the data plane.
 pub type RequestHandler = Arc<dyn Fn(ControlRequest) + Send + Sync>;
 
-/// Longest path of a socket (bytes): `sun_path` of unix(7) has 108, and the temporary name beside the socket may be some bytes
-/// longer than the socket's own. A longer limit would let binding fail later; a shorter one refuses usable paths.
+/// Longest path of a socket (bytes): `sun_path` of unix(7) has 108, and the temporary name beside the socket
+/// may be some bytes longer than the socket's own. A longer limit would let binding fail later; a shorter one
+/// refuses usable paths.
 const MAX_SOCKET_PATH_BYTES: usize = 100;
-/// Longest body of a request (bytes): many times the longest [`LinkChange`](crate::config::LinkChange). A longer limit lets
-/// programs occupy memory; a shorter one would refuse valid requests.
+/// Longest body of a request (bytes): many times the longest [`LinkChange`](crate::config::LinkChange). A
+/// longer limit lets programs occupy memory; a shorter one would refuse valid requests.
 const MAX_REQUEST_BODY_BYTES: usize = 4096;
-/// Programs that may follow the event log at a time. Each occupies one of the 32 connections of `http` for as long as it
-/// likes: with more, followers could leave none for requests; with fewer, monitoring programs are refused.
+/// Programs that may follow the event log at a time. Each occupies one of the 32 connections of `http` for as
+/// long as it likes: with more, followers could leave none for requests; with fewer, monitoring programs are
+/// refused.
 const MAX_FOLLOWERS: usize = 8;
 
 /// What the answers to requests are made of.
@@ -59,8 +61,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, with mode 0600. A socket file that no process listens at is replaced; if a process listens there,
-    /// the error names it.
+    /// Listens at `path`, with mode 0600. A socket file that no process listens at is replaced; if a process
+    /// listens there, the error names it.
     pub fn bind(path: &Path) -> Result<Self> {
         let bytes = path.as_os_str().as_bytes().len();
         if bytes > MAX_SOCKET_PATH_BYTES {
@@ -74,7 +76,8 @@ impl Server {
         let _lock = files::lock_dir(dir)?;
         check_socket_unused(path)?;
 
-        // Bound under a temporary name and renamed after chmod: at `path` it never has a wider mode than 0600.
+        // Bound under a temporary name and renamed after chmod: at `path` it never has a wider mode than
+        // 0600.
         let temporary = dir.join(format!(".{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(Error::file("create", path))?;
@@ -162,7 +165,8 @@ impl ApiRequest {
         Box::pin(async move { command_response(ask_data_plane(&self.state.source, request).await, refused) })
     }
 
-    /// As [`command`](Self::command), for an action whose arguments are the name in the path and the JSON body.
+    /// As [`command`](Self::command), for an action whose arguments are the name in the path and the JSON
+    /// body.
     pub(super) fn command_with_body<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
@@ -197,7 +201,8 @@ impl ApiRequest {
         }
     }
 
-    /// Responds with the event log in lines of JSON; with `?follow`, new events follow until the client disconnects.
+    /// Responds with the event log in lines of JSON; with `?follow`, new events follow until the client
+    /// disconnects.
     pub(super) fn events(self) -> ResponseFuture {
         let follows = match self.has_flag("follow") {
             Ok(follows) => follows,

@@ -42,15 +42,17 @@ pub struct Acme {
     pub email: Option<String>,
     /// The URL of the CA's directory.
     pub directory: String,
-    /// PEM file of the CAs that sign the directory's own certificate; `None`: those that this machine trusts.
+    /// PEM file of the CAs that sign the directory's own certificate; `None`: those that this machine
+    /// trusts.
     pub ca: Option<PathBuf>,
     /// How the server proves that the names are its own.
     pub challenge: AcmeChallenge,
 }
 
-/// Certificates for the server's names from a CA such as Let's Encrypt, by ACME (RFC 8555): ordered at the first start, renewed
-/// after two thirds of their lifetime, and used for new connections at once. By this table you agree to the terms of service of
-/// the CA. Clients that ask for another name, or for an address, get the server's own certificate as without this table.
+/// Certificates for the server's names from a CA such as Let's Encrypt, by ACME (RFC 8555): ordered at the
+/// first start, renewed after two thirds of their lifetime, and used for new connections at once. By this
+/// table you agree to the terms of service of the CA. Clients that ask for another name, or for an address,
+/// get the server's own certificate as without this table.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "acme")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [acme]")]
@@ -67,13 +69,13 @@ pub struct AcmeTable {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<DirectoryUrl>")]
     directory: Option<DirectoryUrl>,
-    /// PEM file with the CA that signed the directory's own certificate, for a CA of your own or for tests [default: the CAs that
-    /// this machine trusts]
+    /// PEM file with the CA that signed the directory's own certificate, for a CA of your own or for tests
+    /// [default: the CAs that this machine trusts]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     ca: Option<PathBuf>,
-    /// How the server proves that the names are its own [default: tls-alpn-01 if the server listens on TCP port 443, else
-    /// http-01]
+    /// How the server proves that the names are its own [default: tls-alpn-01 if the server listens on TCP
+    /// port 443, else http-01]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<AcmeChallenge>")]
     challenge: Option<AcmeChallenge>,

@@ -1,5 +1,5 @@
-//! The configuration of a client inside an app. The app hands over packets and changes the machine itself, so the keys about
-//! a TUN device, proxies and the log are refused.
+//! The configuration of a client inside an app. The app hands over packets and changes the machine itself, so
+//! the keys about a TUN device, proxies and the log are refused.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ impl ClientOptions {
 }
 
 impl ClientConfig {
-    /// Fills in the defaults of a client inside an app, and refuses keys that contradict each other or do not apply. Only
-    /// files that `options` name are read.
+    /// Fills in the defaults of a client inside an app, and refuses keys that contradict each other or do not
+    /// apply. Only files that `options` name are read.
     pub fn resolve_app(options: ClientOptions) -> Result<Self> {
         let other_options = [
             (!options.socks5.is_empty(), "socks5"),

@@ -1,8 +1,8 @@
 //! Whether the traffic of this machine is blocked while a client does not run.
 //!
-//! In: a client's file, and which services are enabled. Out: what the file says about the kill switch, and the files of the clients
-//! that start by themselves. Always holds: a file that is broken elsewhere, or in its syntax, says about the kill switch what its
-//! lines say, so that a mistake opens nothing.
+//! In: a client's file, and which services are enabled. Out: what the file says about the kill switch, and
+//! the files of the clients that start by themselves. Always holds: a file that is broken elsewhere, or in
+//! its syntax, says about the kill switch what its lines say, so that a mistake opens nothing.
 
 use std::{
     fs,
@@ -27,7 +27,8 @@ pub struct BlockWish {
 }
 
 impl BlockWish {
-    /// What the files of the clients say whose services start with this machine. A client without a file cannot start.
+    /// What the files of the clients say whose services start with this machine. A client without a file
+    /// cannot start.
     ///
     /// # Errors
     /// If a file cannot be read.

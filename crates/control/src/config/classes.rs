@@ -1,7 +1,8 @@
 //! Classes of traffic: `[[class]]` in a client's file, and the rules that assign packets to them.
 //!
-//! In: the parsed tables ([`ClassTables`]), and the options that they must agree with. Out: all classes, built-in ones
-//! included, and the rules in the order of evaluation. Always holds: contradictions are refused with the line of the file.
+//! In: the parsed tables ([`ClassTables`]), and the options that they must agree with. Out: all classes,
+//! built-in ones included, and the rules in the order of evaluation. Always holds: contradictions are refused
+//! with the line of the file.
 
 mod check;
 mod classify;
@@ -29,8 +30,8 @@ pub use table::ClassTables;
 /// The settings of a class of traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassConfig {
-    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. The number stays the same
-    /// when the file is read again.
+    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. The
+    /// number stays the same when the file is read again.
     pub id: ClassId,
     /// Its name.
     pub name: String,
@@ -58,7 +59,8 @@ pub struct ClassConfig {
     pub exclude: Vec<String>,
     /// The only links that it ever uses; all if it is empty. Measurements set it, not files.
     pub only: Vec<String>,
-    /// Its own TUN device, if it has one. All packets from this device belong to the class, whatever the rules say.
+    /// Its own TUN device, if it has one. All packets from this device belong to the class, whatever the
+    /// rules say.
     pub tun: Option<String>,
     /// Whether its packets are sent before those of classes without priority.
     pub priority: bool,

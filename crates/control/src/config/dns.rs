@@ -1,4 +1,5 @@
-//! The option `dns`: the resolvers of a client's machine while the tunnel is up, and those that a server suggests.
+//! The option `dns`: the resolvers of a client's machine while the tunnel is up, and those that a server
+//! suggests.
 
 use std::net::IpAddr;
 

@@ -64,8 +64,9 @@ pub(super) struct Loaded<T> {
 }
 
 impl<T: ConfigFile + Clone> Loaded<T> {
-    /// The configuration that results from the file and the command line by `resolve`. That is called again without the
-    /// command line to find out where a mistake is: one in the file is an error with its place.
+    /// The configuration that results from the file and the command line by `resolve`. That is called again
+    /// without the command line to find out where a mistake is: one in the file is an error with its
+    /// place.
     pub(super) fn resolve<C>(self, cli: T, resolve: impl Fn(T, T) -> Result<C>) -> Result<C> {
         resolve(cli, self.content.clone()).map_err(|error| {
             match resolve(T::default(), self.content.clone()) {

@@ -1,7 +1,8 @@
 //! Checks a configuration file without starting anything, and shows what a file and a command line say.
 //!
-//! In: a file, and the arguments of a command line. Out: whether a server, client or proxy would start with it; each key with its
-//! value and where that comes from. Always holds: nothing is written; secrets are not shown.
+//! In: a file, and the arguments of a command line. Out: whether a server, client or proxy would start with
+//! it; each key with its value and where that comes from. Always holds: nothing is written; secrets are not
+//! shown.
 
 use std::{
     collections::BTreeMap,
@@ -55,7 +56,8 @@ pub struct CheckedFile {
     pub notes: Vec<String>,
 }
 
-/// Checks a file as the command does at its start, and the files that it names. `kind`: as the file says, if it is `None`.
+/// Checks a file as the command does at its start, and the files that it names. `kind`: as the file says, if
+/// it is `None`.
 ///
 /// # Errors
 /// The first mistake, with line and column if it is in the file itself.
@@ -129,7 +131,8 @@ pub struct ConfigValue {
     pub origin: String,
 }
 
-/// The values of a command with this file and this command line (without the program's name), in the order of their keys.
+/// The values of a command with this file and this command line (without the program's name), in the order of
+/// their keys.
 ///
 /// # Errors
 /// If the file is no TOML.

@@ -19,8 +19,8 @@ pub struct LimitRule {
     #[serde(default, deserialize_with = "users")]
     #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// Number of sessions (connected clients) that each of these users may have at once; a further one is refused until another
-    /// ends [default: 64; none with --auth none]
+    /// Number of sessions (connected clients) that each of these users may have at once; a further one is
+    /// refused until another ends [default: 64; none with --auth none]
     #[serde(default, deserialize_with = "sessions")]
     #[schemars(schema_with = "schema::one_or_number::<SessionCount>")]
     pub max_sessions: Option<u32>,
@@ -28,16 +28,16 @@ pub struct LimitRule {
     #[serde(default = "all_classes", deserialize_with = "classes")]
     #[schemars(schema_with = "schema::one_or_number::<ClassCount>")]
     pub max_classes: u8,
-    /// Limit of the rate at which the server sends for each class with priority, in bit/s or as a part of a link,
-    /// whatever the client asks for [default: none]
+    /// Limit of the rate at which the server sends for each class with priority, in bit/s or as a part of a
+    /// link, whatever the client asks for [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Portion>")]
     pub max_priority: Option<Portion>,
 }
 
 impl LimitRule {
-    /// Limit of a user's sessions where no table sets one. Chosen: more let one token take most addresses of the default
-    /// subnet (253), fewer refuse users with many machines.
+    /// Limit of a user's sessions where no table sets one. Chosen: more let one token take most addresses of
+    /// the default subnet (253), fewer refuse users with many machines.
     pub const DEFAULT_MAX_SESSIONS: u32 = 64;
 
     /// The limits of a user: the first table that names the user, or names nobody.

@@ -17,12 +17,14 @@ use super::{
     values::{Text, is_link_name, one, one_or_number, text, word},
 };
 
-/// Lowest limit of a link. With less, heartbeats and acknowledgements would leave nothing for data; more would exclude slow
-/// links.
+/// Lowest limit of a link. With less, heartbeats and acknowledgements would leave nothing for data; more
+/// would exclude slow links.
 const MIN_LINK_RATE: BitRate = BitRate::from_bps(64_000);
-/// Highest limit of a link, 1 Tbit/s: above any interface of today, and low enough that no arithmetic on rates overflows.
+/// Highest limit of a link, 1 Tbit/s: above any interface of today, and low enough that no arithmetic on
+/// rates overflows.
 const MAX_LINK_RATE: BitRate = BitRate::from_bps(1_000_000_000_000);
-/// Lowest quota of a month, 1 MB: less would be used up by heartbeats within minutes, and is most likely a wrong unit.
+/// Lowest quota of a month, 1 MB: less would be used up by heartbeats within minutes, and is most likely a
+/// wrong unit.
 const MIN_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
 
 /// How interfaces with names like this are used. The first table whose `name` matches counts.
@@ -38,27 +40,28 @@ pub struct LinkConfig {
     #[serde(default, deserialize_with = "value")]
     #[schemars(schema_with = "schema::one::<Tier>")]
     pub tier: Tier,
-    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed later
-    /// [default: false]
+    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed
+    /// later [default: false]
     #[serde(default)]
     pub metered: bool,
-    /// Limit of the rate at which the client sends over the link, in bit/s of IP packets, 64kbit to 1000gbit. A limit a
-    /// little below the real rate keeps queues out of the modem [default: none]
+    /// Limit of the rate at which the client sends over the link, in bit/s of IP packets, 64kbit to
+    /// 1000gbit. A limit a little below the real rate keeps queues out of the modem [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub up: Option<BitRate>,
-    /// Limit of the rate at which the server sends over the link, in bit/s of IP packets, 64kbit to 1000gbit. A limit a
-    /// little below the real rate keeps queues out of the operator's network [default: none]
+    /// Limit of the rate at which the server sends over the link, in bit/s of IP packets, 64kbit to
+    /// 1000gbit. A limit a little below the real rate keeps queues out of the operator's network
+    /// [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub down: Option<BitRate>,
-    /// Share of the traffic relative to other links, 1 to 1000, in both directions; only for the scheduler `weighted`
-    /// [default: 1]
+    /// Share of the traffic relative to other links, 1 to 1000, in both directions; only for the scheduler
+    /// `weighted` [default: 1]
     #[serde(default, deserialize_with = "weight")]
     #[schemars(schema_with = "schema::number::<Weight>")]
     pub weight: Weight,
-    /// Limit of the bytes in IP packets in a month, both directions together, at least 1MB; a link that reached it is
-    /// not used until the next month [default: none]
+    /// Limit of the bytes in IP packets in a month, both directions together, at least 1MB; a link that
+    /// reached it is not used until the next month [default: none]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ByteSize>")]
     pub quota: Option<ByteSize>,
@@ -66,18 +69,18 @@ pub struct LinkConfig {
     #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
     #[schemars(range(min = 1, max = 31))]
     pub quota_day: u8,
-    /// Number of paths over the link, each from its own UDP source port; raise it if the operator limits the rate of
-    /// each UDP flow [default: the key `pipes` of the file]
+    /// Number of paths over the link, each from its own UDP source port; raise it if the operator limits the
+    /// rate of each UDP flow [default: the key `pipes` of the file]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
     pub pipes: Option<Pipes>,
-    /// DSCP of the tunnel's packets on this link (RFC 2474), for networks that treat packets by it; the `dscp` of a
-    /// class precedes it [default: 0]
+    /// DSCP of the tunnel's packets on this link (RFC 2474), for networks that treat packets by it; the
+    /// `dscp` of a class precedes it [default: 0]
     #[serde(default, deserialize_with = "dscp")]
     #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     pub dscp: u8,
-    /// How packets over the link reach the server; set `tcp` where UDP passes but is slowed down [default: the key
-    /// `transport` of the file]
+    /// How packets over the link reach the server; set `tcp` where UDP passes but is slowed down [default:
+    /// the key `transport` of the file]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Transport>")]
     pub transport: Option<Transport>,
@@ -131,7 +134,8 @@ pub struct LinkChange {
     #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
 
-    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed later
+    /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed
+    /// later
     #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metered: Option<bool>,
@@ -156,8 +160,8 @@ pub struct LinkChange {
     #[serde(deserialize_with = "one", serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub quota: Option<Limit<ByteSize>>,
 
-    /// Number of paths over the link, each from its own UDP source port: 1 to 8, or auto; raise it if the operator
-    /// limits the rate of each UDP flow
+    /// Number of paths over the link, each from its own UDP source port: 1 to 8, or auto; raise it if the
+    /// operator limits the rate of each UDP flow
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(
         deserialize_with = "one_or_number",
@@ -387,7 +391,8 @@ fn dscp_named(text: &str) -> Option<u8> {
 pub(super) fn link_tables<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>, D::Error> {
     struct Links;
 
-    /// One table, read with the earlier ones at hand, so that the error for a repeated name has the right line.
+    /// One table, read with the earlier ones at hand, so that the error for a repeated name has the right
+    /// line.
     struct LinkTable<'a>(&'a [LinkConfig]);
 
     impl<'de> serde::de::DeserializeSeed<'de> for LinkTable<'_> {

@@ -16,8 +16,9 @@ pub enum Pipes {
 }
 
 impl Pipes {
-    /// Largest number of paths over a link. More cost heartbeats and sockets, and the number has to stay below
-    /// [`LinkId::TCP_PATH_INDEX`]; fewer leave rate unused where an operator limits each flow (docs/design/pipes.md).
+    /// Largest number of paths over a link. More cost heartbeats and sockets, and the number has to stay
+    /// below [`LinkId::TCP_PATH_INDEX`]; fewer leave rate unused where an operator limits each flow
+    /// (docs/design/pipes.md).
     pub const MAX: u8 = 8;
 }
 

@@ -1,5 +1,6 @@
-//! The configuration of `mpvpn proxy`: a client that is a proxy for apps and has no TUN device. Options about a TUN device
-//! are refused on the command line and ignored in a file, so that one file can serve a client and a proxy.
+//! The configuration of `mpvpn proxy`: a client that is a proxy for apps and has no TUN device. Options about
+//! a TUN device are refused on the command line and ignored in a file, so that one file can serve a client
+//! and a proxy.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -26,7 +27,8 @@ impl Proxies {
 }
 
 impl ClientConfig {
-    /// Merges the options `cli` with those of `file`, for a proxy. There is no default file: the client's belongs to root.
+    /// Merges the options `cli` with those of `file`, for a proxy. There is no default file: the client's
+    /// belongs to root.
     pub fn load_proxy(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
         if let Some(option) = tun_only_option(&cli) {
             return Err(Error::usage(

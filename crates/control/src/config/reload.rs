@@ -1,7 +1,7 @@
 //! Reads a configuration again while the process runs.
 //!
-//! In: the options of the start, and the file as it is now. Out: settings that apply at once, and the names of changed keys that
-//! need a restart. Always holds: a file with an error changes nothing.
+//! In: the options of the start, and the file as it is now. Out: settings that apply at once, and the names
+//! of changed keys that need a restart. Always holds: a file with an error changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -80,7 +80,8 @@ impl ConfigSource<ClientOptions> {
         }
     }
 
-    /// The values of the running process: of its file as it is now, and of its command line, where tokens are hidden.
+    /// The values of the running process: of its file as it is now, and of its command line, where tokens are
+    /// hidden.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -12,7 +12,8 @@ pub(crate) struct UserName(String);
 
 pub(crate) struct Prefix(pub(super) IpNet);
 
-/// For serde: one text, or a list of texts. An empty list is refused: some users would read it as all, others as none.
+/// For serde: one text, or a list of texts. An empty list is refused: some users would read it as all, others
+/// as none.
 pub(crate) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
     filled(many::<D, T>(from)?)
 }

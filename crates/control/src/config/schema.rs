@@ -1,8 +1,9 @@
-//! JSON schemas of the values of a configuration file: one function for each function of [`values`](mod@super::values) or
-//! [`rules`](super::rules) that reads values, with the same name.
+//! JSON schemas of the values of a configuration file: one function for each function of
+//! [`values`](mod@super::values) or [`rules`](super::rules) that reads values, with the same name.
 //!
-//! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value, `examples` holds an
-//! accepted text, and `oneOf` lists the words with their meanings. Only the generator of `docs/reference` uses this module.
+//! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value,
+//! `examples` holds an accepted text, and `oneOf` lists the words with their meanings. Only the generator of
+//! `docs/reference` uses this module.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};

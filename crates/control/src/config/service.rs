@@ -1,4 +1,5 @@
-//! Whether a server carries packets through a TUN device, or relays TCP and UDP only, and which defaults follow from that.
+//! Whether a server carries packets through a TUN device, or relays TCP and UDP only, and which defaults
+//! follow from that.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -69,7 +70,8 @@ impl ServerOptions {
     }
 }
 
-/// Merges the options `cli` with those of the file. The default file in `/etc` is for root: other users name one.
+/// Merges the options `cli` with those of the file. The default file in `/etc` is for root: other users name
+/// one.
 pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
     let tun_only_option = tun_only_option(&cli);
     let resolve = |cli: ServerOptions, from_file| {

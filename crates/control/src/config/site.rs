@@ -1,4 +1,5 @@
-//! Parses the table `[site]`, the web site for visitors without credentials, and the tables `[[certificate]]`.
+//! Parses the table `[site]`, the web site for visitors without credentials, and the tables
+//! `[[certificate]]`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,8 @@ use super::{
     values::{Text, one},
 };
 
-/// Default value of the header field `server` of responses: a common web server, so that the site does not stand out.
+/// Default value of the header field `server` of responses: a common web server, so that the site does not
+/// stand out.
 const DEFAULT_SERVER_FIELD: &str = "nginx";
 
 /// The web site of a server for visitors without credentials.
@@ -64,8 +66,8 @@ pub(super) struct SiteTable {
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     root: Option<PathBuf>,
-    /// Address of the HTTP server to which requests for pages are passed on; not together with `root` [default: no
-    /// pages]
+    /// Address of the HTTP server to which requests for pages are passed on; not together with `root`
+    /// [default: no pages]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Upstream>")]
     upstream: Option<Upstream>,
@@ -73,8 +75,8 @@ pub(super) struct SiteTable {
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<ServerName>")]
     server: Option<ServerName>,
-    /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so that visitors
-    /// cannot find out that this is a proxy [default: false]
+    /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so
+    /// that visitors cannot find out that this is a proxy [default: false]
     hide: bool,
 }
 

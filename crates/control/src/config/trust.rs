@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use super::values::Text;
 use crate::{Error, Result, identity::Fingerprint};
 
-/// Pins of a client. Chosen: two are enough for a change of the certificate. More: lines that nobody can read.
+/// Pins of a client. Chosen: two are enough for a change of the certificate. More: lines that nobody can
+/// read.
 pub(crate) const MAX_PINS: usize = 16;
 
 /// How a client verifies the server's certificate.

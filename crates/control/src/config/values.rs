@@ -393,7 +393,8 @@ impl FromStr for SharedNetwork {
     }
 }
 
-/// Whether the kernel accepts `text` as the name of an interface (`dev_valid_name`; `%d` patterns are refused).
+/// Whether the kernel accepts `text` as the name of an interface (`dev_valid_name`; `%d` patterns are
+/// refused).
 pub fn is_link_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%'))

@@ -9,11 +9,13 @@ use super::values::{ServerAddr, Text};
 
 /// Default port of an `http` URI (RFC 9110 §4.2.1).
 const DEFAULT_PORT: u16 = 80;
-/// Longest user name and password together (bytes), as percent-encoded. The value of the header field has to fit into a request
-/// header that proxies accept, mostly 8 kB; a shorter limit would refuse tokens used as passwords.
+/// Longest user name and password together (bytes), as percent-encoded. The value of the header field has to
+/// fit into a request header that proxies accept, mostly 8 kB; a shorter limit would refuse tokens used as
+/// passwords.
 const MAX_CREDENTIALS_BYTES: usize = 512;
 
-/// Environment variables that name a proxy for HTTPS, as curl and other programs use them, in the order of precedence.
+/// Environment variables that name a proxy for HTTPS, as curl and other programs use them, in the order of
+/// precedence.
 const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
 /// Environment variables that name hosts to reach without a proxy.
 const NO_PROXY_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
@@ -165,7 +167,8 @@ fn from_environment(
     }
 }
 
-/// Whether an entry of `no_proxy` matches this server: `*`, a domain and its subdomains, an address or a network.
+/// Whether an entry of `no_proxy` matches this server: `*`, a domain and its subdomains, an address or a
+/// network.
 fn is_excepted(entry: &str, server: &ServerAddr) -> bool {
     if entry == "*" {
         return true;

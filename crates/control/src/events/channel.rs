@@ -1,8 +1,8 @@
 //! Carries events from the threads that report them to the log, and from the log to its readers.
 //!
-//! In: events of all threads. Out: log lines, and lines of JSON for the local API. Always holds: reporting neither blocks
-//! nor locks; the queue to the log is bounded, and events that find it full are counted; a reader holds one batch of lines
-//! and a number, however slowly it reads.
+//! In: events of all threads. Out: log lines, and lines of JSON for the local API. Always holds: reporting
+//! neither blocks nor locks; the queue to the log is bounded, and events that find it full are counted; a
+//! reader holds one batch of lines and a number, however slowly it reads.
 
 use std::{
     sync::{
@@ -16,8 +16,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Entry, Event, EventLog};
 
-/// Events in the queue to the log, about 200 bytes each. The log takes them within 1 ms unless its thread is busy. With
-/// fewer, events are dropped when many clients of a server disconnect at once; more take more memory.
+/// Events in the queue to the log, about 200 bytes each. The log takes them within 1 ms unless its thread is
+/// busy. With fewer, events are dropped when many clients of a server disconnect at once; more take more
+/// memory.
 const MAX_QUEUED_EVENTS: usize = 1024;
 
 /// The target of the log lines.
@@ -150,12 +151,12 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// Entries of a batch, about 20 kB, which are copied while the log is locked. More delay the thread that records events;
-    /// fewer make a reader lock more often.
+    /// Entries of a batch, about 20 kB, which are copied while the log is locked. More delay the thread that
+    /// records events; fewer make a reader lock more often.
     const BATCH_ENTRIES: usize = 64;
 
-    /// The next batch of whole lines of JSON; `None` at the end. If entries were evicted before they were read, the batch
-    /// begins with a line that says so.
+    /// The next batch of whole lines of JSON; `None` at the end. If entries were evicted before they were
+    /// read, the batch begins with a line that says so.
     pub async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             self.last.borrow_and_update();

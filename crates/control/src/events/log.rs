@@ -1,8 +1,9 @@
 //! The last events of each kind, in memory. Time is an argument.
 //!
-//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at most
-//! [`MAX_ENTRIES_PER_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
-//! recent one of its kind is merged into its entry; a changed entry gets a new number, so that readers see it again.
+//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at
+//! most [`MAX_ENTRIES_PER_KIND`] entries, so that frequent events of one kind do not evict those of another;
+//! an event that repeats a recent one of its kind is merged into its entry; a changed entry gets a new
+//! number, so that readers see it again.
 
 use std::{
     collections::VecDeque,
@@ -16,11 +17,12 @@ use super::{Event, EventKind};
 
 /// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
 pub const MAX_ENTRIES_PER_KIND: usize = 1000;
-/// Entries of its kind with which a new event is compared. A flapping link makes about four events each time, so with
-/// fewer the events of several links would not be merged; with more, a rare event would be listed at its last time only.
+/// Entries of its kind with which a new event is compared. A flapping link makes about four events each time,
+/// so with fewer the events of several links would not be merged; with more, a rare event would be listed at
+/// its last time only.
 const MERGE_CANDIDATES: usize = 16;
-/// An event is merged with one that happened at most this long before. A shorter time would list every retry of what is
-/// tried every 15 to 30 s; a longer one would hide when the second event happened.
+/// An event is merged with one that happened at most this long before. A shorter time would list every retry
+/// of what is tried every 15 to 30 s; a longer one would hide when the second event happened.
 const MERGE_WINDOW: Duration = Duration::from_secs(60);
 
 /// RFC 3339 in UTC, with ms.
@@ -134,8 +136,8 @@ impl EventLog {
         found
     }
 
-    /// The latest entries that happened last at `since` or later, at most `max_entries`, in order; those of level DEBUG are left
-    /// out.
+    /// The latest entries that happened last at `since` or later, at most `max_entries`, in order; those of
+    /// level DEBUG are left out.
     pub fn latest(&self, since: SystemTime, max_entries: usize) -> Vec<Entry> {
         let is_wanted = |entry: &&Entry| entry.last >= since && entry.event.level() != tracing::Level::DEBUG;
         let mut found: Vec<&Entry> = self

@@ -5,8 +5,9 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Longest text, in characters: twice the longest reason of our own. The reason in a peer's CONNECTION_CLOSE frame may be
-/// as long as a packet; a longer limit would let peers fill memory, a shorter one cuts our own reasons.
+/// Longest text, in characters: twice the longest reason of our own. The reason in a peer's CONNECTION_CLOSE
+/// frame may be as long as a packet; a longer limit would let peers fill memory, a shorter one cuts our own
+/// reasons.
 const MAX_CHARS: usize = 240;
 
 /// Text of at most 240 characters, without control characters.

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 4] = *b"mpvm";
 
-/// Bytes of a datagram of the sweep: with 28 (IPv4) or 48 (IPv6) bytes of headers it fits the smallest MTU of the tunnel, 1280
-/// bytes.
+/// Bytes of a datagram of the sweep: with 28 (IPv4) or 48 (IPv6) bytes of headers it fits the smallest MTU of
+/// the tunnel, 1280 bytes.
 pub const DATAGRAM_BYTES: usize = 1200;
 
 /// The header of a datagram.

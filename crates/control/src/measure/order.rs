@@ -35,8 +35,8 @@ pub enum Order {
     },
 }
 
-/// What the responder knows. Counters count for all connections of the client's address, closed ones included, as long as one is
-/// open.
+/// What the responder knows. Counters count for all connections of the client's address, closed ones
+/// included, as long as one is open.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ResponderReport {
     /// Time of the server's clock since the responder began (µs).

@@ -1,7 +1,7 @@
 //! The results of a measurement: what `mpvpn measure --json` writes.
 //!
-//! Rates are in bit/s of the content of TCP connections and UDP datagrams, times in ms or s as the field says, processor time in
-//! percent of one processor.
+//! Rates are in bit/s of the content of TCP connections and UDP datagrams, times in ms or s as the field
+//! says, processor time in percent of one processor.
 
 use mpvpn_types::word_enum;
 use schemars::JsonSchema;

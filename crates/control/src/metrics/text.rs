@@ -42,8 +42,8 @@ const fn single(
     SingleMetric { name, kind, help, labels }
 }
 
-/// A status in the text format, with the series of `users`. The label `path` is the number of a path among those of its
-/// link, so that a path that replaces a closed one continues its series.
+/// A status in the text format, with the series of `users`. The label `path` is the number of a path among
+/// those of its link, so that a path that replaces a closed one continues its series.
 pub(crate) fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>) -> String {
     let mut out = Exposition::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());

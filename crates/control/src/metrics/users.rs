@@ -1,7 +1,8 @@
 //! The users of a server that have series of their own: at most N, the rest together is `other`.
 //!
-//! In: the users of each status. Out: a name and figures for each series. Always holds: the number of series is bounded;
-//! the counters of a series only grow, also when a user gets a series or loses it, so the sum of all rates is right.
+//! In: the users of each status. Out: a name and figures for each series. Always holds: the number of series
+//! is bounded; the counters of a series only grow, also when a user gets a series or loses it, so the sum of
+//! all rates is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +11,9 @@ use crate::status::User;
 
 /// The series of all users that have none of their own. A user with this name has none either.
 const OTHER: &str = "other";
-/// A user takes the series of another one with this many times its traffic. Smaller: two users with about equal traffic
-/// replace each other, and each time a series ends. Larger: users with much traffic have no series. Chosen.
+/// A user takes the series of another one with this many times its traffic. Smaller: two users with about
+/// equal traffic replace each other, and each time a series ends. Larger: users with much traffic have no
+/// series. Chosen.
 const TRAFFIC_RATIO_TO_REPLACE: u64 = 2;
 
 /// What a series of users shows.

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Result, config::ClientConfig, join::JoinLink};
 
-/// Seconds until a setup over SSH is taken back. Chosen: a reader with a new session needs some 20; longer leaves a machine
-/// unreachable for longer.
+/// Seconds until a setup over SSH is taken back. Chosen: a reader with a new session needs some 20; longer
+/// leaves a machine unreachable for longer.
 pub const CONFIRM_SECONDS: u32 = 60;
 /// The unit that holds the block of the kill switch from boot until clients run.
 pub const KILL_SWITCH_UNIT: &str = "mpvpn-kill-switch.service";

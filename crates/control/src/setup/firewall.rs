@@ -1,9 +1,10 @@
-//! The rules that a server needs in the firewall of its machine: ufw, firewalld, or chains of nftables and iptables that drop.
+//! The rules that a server needs in the firewall of its machine: ufw, firewalld, or chains of nftables and
+//! iptables that drop.
 //!
-//! In: the state of the firewall ([`Firewall`]), and what has to pass ([`Openings`]). Out: steps that add tagged rules and remove
-//! those that are not needed any more. Always holds: no firewall is enabled, no policy changed, no rule without the tag removed;
-//! where nothing drops, there are no steps. An accept in a table of one's own would not overrule the drop of another table, so
-//! rules go into the chains that drop.
+//! In: the state of the firewall ([`Firewall`]), and what has to pass ([`Openings`]). Out: steps that add
+//! tagged rules and remove those that are not needed any more. Always holds: no firewall is enabled, no
+//! policy changed, no rule without the tag removed; where nothing drops, there are no steps. An accept in a
+//! table of one's own would not overrule the drop of another table, so rules go into the chains that drop.
 
 mod firewalld;
 mod iptables;

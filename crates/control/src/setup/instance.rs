@@ -11,7 +11,8 @@ use crate::{
 /// Bytes of a name. Chosen: it is a part of the name of a file and of a unit.
 const MAX_NAME_BYTES: usize = 32;
 
-/// A server or client of this machine. One of each has no name; others have one, which their files and units have too.
+/// A server or client of this machine. One of each has no name; others have one, which their files and units
+/// have too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
     role: Role,

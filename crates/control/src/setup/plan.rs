@@ -129,7 +129,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What people are shown before they are asked. Tokens are hidden, and so are files that only root may read.
+    /// What people are shown before they are asked. Tokens are hidden, and so are files that only root may
+    /// read.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for line in &self.found {

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{Error, Result, files, identity::Fingerprint};
 
-/// What setup made for an instance. The file is in the state folder, which the service may write to: it says only what may be
-/// removed among the files and rules of that instance.
+/// What setup made for an instance. The file is in the state folder, which the service may write to: it says
+/// only what may be removed among the files and rules of that instance.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default)]
 pub struct Record {
@@ -23,7 +23,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of an instance after this plan; `before` is the one that there is, `file` the configuration file.
+    /// The record of an instance after this plan; `before` is the one that there is, `file` the configuration
+    /// file.
     #[must_use]
     pub fn after(plan: &Plan, before: Option<&Self>, file: Option<&str>) -> Self {
         let mut record = before.cloned().unwrap_or_default();
@@ -63,7 +64,8 @@ fn sha256(text: &str) -> String {
     Fingerprint(hash).to_string()
 }
 
-/// How a setup over SSH is taken back that nobody confirms. Only root may read and write the file: it has the token of a client.
+/// How a setup over SSH is taken back that nobody confirms. Only root may read and write the file: it has the
+/// token of a client.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Rollback {
     /// The configuration file before; `None` if there was none.
@@ -77,7 +79,8 @@ pub struct Rollback {
 }
 
 impl Rollback {
-    /// The file of an instance. It does not outlive a reboot, and neither does a service that is not confirmed.
+    /// The file of an instance. It does not outlive a reboot, and neither does a service that is not
+    /// confirmed.
     pub fn path(instance: &Instance) -> PathBuf {
         Path::new("/run").join(format!("{}-unconfirmed.json", instance.tag()))
     }

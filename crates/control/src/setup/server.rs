@@ -55,7 +55,8 @@ pub struct ServerWishes {
     pub user: Option<String>,
 }
 
-/// How clients reach a server: a name or address, and a port if it is another one than that at which it listens.
+/// How clients reach a server: a name or address, and a port if it is another one than that at which it
+/// listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOption {
     host: String,
@@ -131,7 +132,8 @@ pub fn plan_server(machine: &Machine, wishes: &ServerWishes) -> Result<Plan> {
     Ok(plan)
 }
 
-/// The steps that let the server's packets pass those chains of the firewall that forget their rules at a reboot.
+/// The steps that let the server's packets pass those chains of the firewall that forget their rules at a
+/// reboot.
 pub fn passing_firewall_steps(firewall: &Firewall, config: &ServerConfig, instance: &Instance) -> Vec<Step> {
     firewall.passing_changes(instance, &openings(config))
 }
@@ -347,7 +349,8 @@ impl Machine {
         })
     }
 
-    /// A name of a TUN device that no interface and no other instance has: that of the instance, if it is short enough.
+    /// A name of a TUN device that no interface and no other instance has: that of the instance, if it is
+    /// short enough.
     fn free_tun_name(&self, instance: &str) -> String {
         let is_used = |name: &String| {
             self.interfaces.iter().any(|interface| interface.name == *name) || self.other_tuns.contains(name)

@@ -4,8 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// IPv4 networks are taken from here: apart from those that routers of homes (192.168.0.0/24, 10.0.0.0/24), Docker
-/// (172.17.0.0/16), Kubernetes (10.96.0.0/12, 10.244.0.0/16) and Google's cloud (10.128.0.0/9) give by default.
+/// IPv4 networks are taken from here: apart from those that routers of homes (192.168.0.0/24, 10.0.0.0/24),
+/// Docker (172.17.0.0/16), Kubernetes (10.96.0.0/12, 10.244.0.0/16) and Google's cloud (10.128.0.0/9) give by
+/// default.
 const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 64, 0, 0), 11);
 /// Length of the prefix: 253 clients. A larger network collides with networks of clients more often.
 const PREFIX_LENGTH: u8 = 24;

@@ -17,8 +17,8 @@ pub struct FlowList {
 }
 
 impl FlowList {
-    /// Flows in a list, about 300 bytes of JSON each. More make the answer slow for servers with many flows; fewer hide
-    /// active flows.
+    /// Flows in a list, about 300 bytes of JSON each. More make the answer slow for servers with many flows;
+    /// fewer hide active flows.
     pub const MAX_FLOWS: usize = 1000;
 
     /// A list of no flows.

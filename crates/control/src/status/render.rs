@@ -313,7 +313,8 @@ fn clients(clients: &[Client]) -> Table {
     table
 }
 
-/// A text table with columns as wide as their widest cell. A head that starts with `>` makes its column right-aligned.
+/// A text table with columns as wide as their widest cell. A head that starts with `>` makes its column
+/// right-aligned.
 pub(crate) struct Table {
     right: Vec<bool>,
     pub(crate) rows: Vec<Vec<String>>,
@@ -361,8 +362,8 @@ pub(crate) fn section(text: &mut String, table: Table) {
     }
 }
 
-/// Cuts lines to `width` columns, and replaces control characters: names come from files and from the far end, and must not
-/// control the terminal.
+/// Cuts lines to `width` columns, and replaces control characters: names come from files and from the far
+/// end, and must not control the terminal.
 pub(crate) fn fit(text: &str, width: usize) -> String {
     let safe = |c: char| if c.is_control() { '?' } else { c };
     let cut = |line: &str| -> String {

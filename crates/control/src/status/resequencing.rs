@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Numbered packets. Packets are numbered where flows use several paths or packets are lost: the receiver restores the
-/// order, the sender retransmits lost packets. Counted since the session began or was resumed.
+/// Numbered packets. Packets are numbered where flows use several paths or packets are lost: the receiver
+/// restores the order, the sender retransmits lost packets. Counted since the session began or was resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Resequencing {
     /// Whether this end numbers its packets now.

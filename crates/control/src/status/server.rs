@@ -11,7 +11,8 @@ pub struct Handshakes {
     pub completed: u64,
     /// Failed handshakes, and those without an answer in time.
     pub failed: u64,
-    /// Attempts to connect that a server answered with a Retry packet, because many handshakes were under way.
+    /// Attempts to connect that a server answered with a Retry packet, because many handshakes were under
+    /// way.
     pub retried: u64,
     /// Attempts to connect that a server dropped, because there were too many.
     pub dropped: u64,

@@ -1,7 +1,9 @@
-//! The certificates of a server, and the choice among them by the name that the client asks for (SNI, RFC 6066 §3).
+//! The certificates of a server, and the choice among them by the name that the client asks for (SNI, RFC
+//! 6066 §3).
 //!
-//! In: the certificates, again whenever one is new; the answers to challenges of a CA. Out: the certificate of a handshake. Always
-//! holds: a new certificate counts for the handshakes that begin later; connections keep what they agreed on.
+//! In: the certificates, again whenever one is new; the answers to challenges of a CA. Out: the certificate
+//! of a handshake. Always holds: a new certificate counts for the handshakes that begin later; connections
+//! keep what they agreed on.
 
 use std::{
     collections::HashMap,
@@ -55,7 +57,8 @@ impl Current {
         self.issued.iter().chain(std::iter::once(&self.first)).chain(&self.others)
     }
 
-    /// The certificate for a name, or the wildcard certificate for its siblings (`*.example.org`, RFC 9525 §6.3).
+    /// The certificate for a name, or the wildcard certificate for its siblings (`*.example.org`, RFC 9525
+    /// §6.3).
     fn certificate_for(&self, name: &str) -> Option<&Arc<CertifiedKey>> {
         let name = name.to_ascii_lowercase();
         let beside = || name.split_once('.').and_then(|(_, rest)| self.by_name.get(&format!("*.{rest}")));
@@ -64,8 +67,8 @@ impl Current {
 }
 
 impl ServerCertificates {
-    /// A client that asks for a name of one of `others` gets that certificate, else `first`. If several certificates have the
-    /// same name, the issued one counts, else the first one.
+    /// A client that asks for a name of one of `others` gets that certificate, else `first`. If several
+    /// certificates have the same name, the issued one counts, else the first one.
     pub fn new(first: Identity, others: Vec<Identity>) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(Current::new(first, others)))))
     }
@@ -75,7 +78,8 @@ impl ServerCertificates {
         self.change(|now| Current { first, others, ..now });
     }
 
-    /// Sets the certificate that a CA has issued by ACME: clients that ask for one of its names get it from now on.
+    /// Sets the certificate that a CA has issued by ACME: clients that ask for one of its names get it from
+    /// now on.
     pub fn set_issued(&self, issued: Option<Identity>) {
         self.change(|now| Current { issued, ..now });
     }

@@ -1,7 +1,7 @@
 //! The certificate that a client shows to a server.
 //!
-//! In: PEM files. Out: the certificate of a handshake. Always holds: files that were replaced count for the next handshake, so a
-//! renewed certificate needs no restart; files with a mistake change nothing.
+//! In: PEM files. Out: the certificate of a handshake. Always holds: files that were replaced count for the
+//! next handshake, so a renewed certificate needs no restart; files with a mistake change nothing.
 
 use std::{
     fs,
@@ -26,7 +26,8 @@ struct ReadFiles {
     versions: Versions,
 }
 
-/// Tells two contents of certificate and key apart: inode, bytes, and time of the last change (s, ns); `None` if that is unknown.
+/// Tells two contents of certificate and key apart: inode, bytes, and time of the last change (s, ns); `None`
+/// if that is unknown.
 type Versions = [Option<(u64, u64, i64, i64)>; 2];
 
 impl ClientIdentity {

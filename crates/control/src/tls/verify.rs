@@ -292,7 +292,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Why webpki refused `cert` for the name `asked`; `untrusted` makes the refusal if nobody who is trusted signed it.
+/// Why webpki refused `cert` for the name `asked`; `untrusted` makes the refusal if nobody who is trusted
+/// signed it.
 fn refusal(
     error: rustls::Error,
     cert: &CertificateDer<'_>,
@@ -352,8 +353,8 @@ fn no_system_roots(why: &dyn std::fmt::Display) -> Error {
     )
 }
 
-/// Verifies chains to those of `certs` that are marked as a CA: webpki alone would accept a server's certificate in the file
-/// as an issuer of others.
+/// Verifies chains to those of `certs` that are marked as a CA: webpki alone would accept a server's
+/// certificate in the file as an issuer of others.
 fn issuers(
     certs: &[CertificateDer<'static>],
     provider: &Arc<CryptoProvider>,
@@ -371,8 +372,8 @@ pub(crate) fn is_ca(cert: &CertificateDer<'_>) -> bool {
     parse(cert).is_some_and(|cert| cert.is_ca())
 }
 
-/// The names and addresses of a certificate, at most 8 with at most 64 characters, escaped for printing: those of its
-/// subjectAltName, or its common name if it has none.
+/// The names and addresses of a certificate, at most 8 with at most 64 characters, escaped for printing:
+/// those of its subjectAltName, or its common name if it has none.
 pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Some(cert) = parse(cert) else { return Vec::new() };
     let alternative = cert.subject_alternative_name().ok().flatten();

@@ -42,7 +42,8 @@ impl Joining {
         Ok(Self { config: config.clone(), server, trust, is_guess, credential })
     }
 
-    /// Remembers the pin that is given out to a user, so that a certificate that would lock the user out is noticed.
+    /// Remembers the pin that is given out to a user, so that a certificate that would lock the user out is
+    /// noticed.
     ///
     /// # Errors
     /// If the file with the pins cannot be read or written.

@@ -11,15 +11,15 @@ use crate::config::{Limit, values::text};
 /// The limits of a new user.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitOptions {
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers, as in 5mbit
-    /// [default: none]
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers,
+    /// as in 5mbit [default: none]
     #[arg(long, value_name = "RATE", value_parser = text::<BitRate>)]
     pub up: Option<BitRate>,
     /// Limit of the rate at which they receive [default: none]
     #[arg(long, value_name = "RATE", value_parser = text::<BitRate>)]
     pub down: Option<BitRate>,
-    /// Bytes in a calendar month (UTC), both directions together, as in 50GB; after these there is no access until the next month
-    /// [default: none]
+    /// Bytes in a calendar month (UTC), both directions together, as in 50GB; after these there is no access
+    /// until the next month [default: none]
     #[arg(long, value_name = "SIZE", value_parser = text::<ByteSize>)]
     pub quota: Option<ByteSize>,
 }
@@ -31,13 +31,15 @@ pub struct ChangeOptions {
     /// When the access ends: a number of days from now, or the last day; none: never
     #[arg(long, value_name = "90d|2027-01-31|none")]
     pub expires: Option<OrNone<ExpiryOption>>,
-    /// Address in the tunnel that this user has and nobody else, instead of those before; repeatable; none: no address
+    /// Address in the tunnel that this user has and nobody else, instead of those before; repeatable; none:
+    /// no address
     #[arg(long, value_name = "IP|none")]
     pub address: Vec<OrNone<IpAddr>>,
     /// Number of sessions (connected clients) at once; none: 64
     #[arg(long, value_name = "N|none")]
     pub sessions: Option<OrNone<NonZeroU32>>,
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers; none: no limit
+    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers;
+    /// none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
     pub up: Option<Limit<BitRate>>,
     /// Limit of the rate at which they receive; none: no limit

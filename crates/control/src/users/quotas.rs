@@ -1,7 +1,7 @@
 //! What users have used of their quotas, in calendar months (UTC).
 //!
-//! In: bytes that users have carried, and the time. Out: how much is used, and who has used up the quota. Always holds: only users
-//! with a quota are counted, so no file tells how much others have carried.
+//! In: bytes that users have carried, and the time. Out: how much is used, and who has used up the quota.
+//! Always holds: only users with a quota are counted, so no file tells how much others have carried.
 
 use std::{
     collections::BTreeMap,
@@ -44,8 +44,8 @@ impl UserQuotas {
         state_dir.join(format!("{begin}{server}{end}"))
     }
 
-    /// Reads what is used, for a command that shows it. Of several servers that share the folder, the one where a user has used most
-    /// counts.
+    /// Reads what is used, for a command that shows it. Of several servers that share the folder, the one
+    /// where a user has used most counts.
     ///
     /// # Errors
     /// If a file is damaged, or cannot be read.
@@ -62,7 +62,8 @@ impl UserQuotas {
         Ok(all)
     }
 
-    /// Forgets what a user has used, who is removed: another user may get the name. A server that runs forgets it by itself.
+    /// Forgets what a user has used, who is removed: another user may get the name. A server that runs
+    /// forgets it by itself.
     ///
     /// # Errors
     /// If a file is damaged, or cannot be read or written.

@@ -1,11 +1,13 @@
-//! Finds the number of pipes for links with `pipes = "auto"`. That is the default for links whose operator is known to limit
-//! each UDP session: the name of the address from which the server sees the link tells the operator.
+//! Finds the number of pipes for links with `pipes = "auto"`. That is the default for links whose operator is
+//! known to limit each UDP session: the name of the address from which the server sees the link tells the
+//! operator.
 //!
-//! In: what the links carry, the addresses from which the server sees them, and the DNS names of those addresses.
-//! Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried with another
-//! number; reverse lookups happen for a new address, and at most once an hour for the same one. The name for a link without
-//! `pipes` is asked for only inside the tunnel, so that no network on the way learns of it, and only when the link is busy: the
-//! query is a packet of another class, whose connection an idle client does not need.
+//! In: what the links carry, the addresses from which the server sees them, and the DNS names of those
+//! addresses. Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is
+//! tried with another number; reverse lookups happen for a new address, and at most once an hour for the same
+//! one. The name for a link without `pipes` is asked for only inside the tunnel, so that no network on the
+//! way learns of it, and only when the link is busy: the query is a packet of another class, whose connection
+//! an idle client does not need.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +28,8 @@ use crate::{
     policies::{Direction, LinkPolicies},
 };
 
-/// The interval of updates. Shorter: noise. Longer: slower trials. It is the unit of time of `mpvpn_path::PathCountController`.
+/// The interval of updates. Shorter: noise. Longer: slower trials. It is the unit of time of
+/// `mpvpn_path::PathCountController`.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of reverse lookups of the same address. Names change rarely; chosen.
 const REVERSE_LOOKUP_INTERVAL: Duration = Duration::from_secs(3600);
@@ -73,9 +76,9 @@ impl AutoPipes {
         self.next_update
     }
 
-    /// Updates `policies` from what the links carry. Returns whether they changed, and the addresses to look up.
-    /// `tunnel_resolves`: whether names can be asked for inside the tunnel. `paths` returns the paths of the default class's
-    /// connection, and is called only if needed.
+    /// Updates `policies` from what the links carry. Returns whether they changed, and the addresses to look
+    /// up. `tunnel_resolves`: whether names can be asked for inside the tunnel. `paths` returns the paths
+    /// of the default class's connection, and is called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,
@@ -197,7 +200,8 @@ impl AutoPipeLink {
         Self { networks, judge, operator: None, last_lookup: None, carried: None }
     }
 
-    /// Whether the link was busy for at least [`UPDATE_INTERVAL`] until now. `carried`: the bytes that it has carried.
+    /// Whether the link was busy for at least [`UPDATE_INTERVAL`] until now. `carried`: the bytes that it has
+    /// carried.
     fn is_busy(&mut self, now: Instant, carried: u64) -> bool {
         let (at, before) = *self.carried.get_or_insert((now, carried));
         let elapsed = now.saturating_duration_since(at);
@@ -241,8 +245,8 @@ fn of_link(paths: &[PathReport], id: LinkId) -> impl Iterator<Item = &PathReport
     paths.iter().filter(move |path| path.link.is_some_and(|other| other.uplink() == id))
 }
 
-/// The stable part of a link's addresses: over IPv6 the interface identifier changes by itself (temporary addresses,
-/// RFC 8981).
+/// The stable part of a link's addresses: over IPv6 the interface identifier changes by itself (temporary
+/// addresses, RFC 8981).
 fn networks(link: &Link) -> Vec<IpAddr> {
     let network = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => IpAddr::V4(*ip),

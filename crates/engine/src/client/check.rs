@@ -1,8 +1,8 @@
 //! `mpvpn check`: measures what each link can carry to the server, without a tunnel.
 //!
-//! In: the configuration of a client. Out: what was measured over each link, and what a client would use there.
-//! Always holds: nothing on the machine changes, no privilege is needed, each step has a timeout, and all links are
-//! measured at the same time.
+//! In: the configuration of a client. Out: what was measured over each link, and what a client would use
+//! there. Always holds: nothing on the machine changes, no privilege is needed, each step has a timeout, and
+//! all links are measured at the same time.
 
 mod udp;
 
@@ -75,7 +75,8 @@ fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The addresses of the server. Behind a proxy, an unresolved name is no error, because the proxy resolves it.
+/// The addresses of the server. Behind a proxy, an unresolved name is no error, because the proxy resolves
+/// it.
 fn resolve_server(
     config: &ClientConfig,
     report: &(dyn Fn(&str) + Sync),

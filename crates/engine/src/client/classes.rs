@@ -15,8 +15,8 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// The classes of a configuration. Without packets (`mpvpn proxy`) there is only the default class, because rules
-    /// match packets.
+    /// The classes of a configuration. Without packets (`mpvpn proxy`) there is only the default class,
+    /// because rules match packets.
     pub(super) fn from_config(config: &ClientConfig, has_packets: bool) -> Self {
         match has_packets {
             true => Self { list: config.classes.clone(), rules: rules_of(&config.class_rules) },
@@ -53,8 +53,8 @@ impl Classes {
         self.list.iter().map(|class| class.id).filter(|id| !stays(*id)).collect()
     }
 
-    /// Whether `new` has this class with the same connection settings. The choice of links does not matter, since it
-    /// can change on a live connection.
+    /// Whether `new` has this class with the same connection settings. The choice of links does not matter,
+    /// since it can change on a live connection.
     pub(super) fn has_same_connection(&self, id: ClassId, new: &Self) -> bool {
         let of = |classes: &Self| {
             let class = classes.list.iter().find(|class| class.id == id)?;

@@ -1,4 +1,5 @@
-//! Makes the configurations of a client's connections from TLS, transport options and the settings of the classes.
+//! Makes the configurations of a client's connections from TLS, transport options and the settings of the
+//! classes.
 
 use mpvpn_control::config::ClientConfig;
 use mpvpn_flow::rules::{FlowMode, Rules};
@@ -33,14 +34,14 @@ pub(super) struct ConnectionFactory {
     pub(super) tunnel: TunnelConfig,
     /// The number of shards: there is one connection per class in each.
     pub(super) shards: u8,
-    /// The steering bits (low bits of the first byte of the connection ID) of shard 0's first packets; the other
-    /// shards have the following values.
+    /// The steering bits (low bits of the first byte of the connection ID) of shard 0's first packets; the
+    /// other shards have the following values.
     pub(super) first_steering_bits: u8,
 }
 
 impl ConnectionFactory {
-    /// The setups of a shard's connections. Each shard steers to another shard of the server (if it has several), and
-    /// always to the same one: over all links, and after reconnecting.
+    /// The setups of a shard's connections. Each shard steers to another shard of the server (if it has
+    /// several), and always to the same one: over all links, and after reconnecting.
     pub(super) fn connections(&self, config: &ClientConfig, classes: &Classes, shard: u8) -> Vec<ClassSetup> {
         classes.setups(|class| {
             let setup = self.setups.of(class.cc.unwrap_or(config.cc));
@@ -57,9 +58,9 @@ impl ConnectionFactory {
     }
 }
 
-/// The flow mode for a number of shards. With several shards it is `datagram`: the kernel moves flows between TUN
-/// queues when queues come and go, and so to a shard that lacks the proxied connection. A reloaded file may be
-/// checked with fewer shards than there are.
+/// The flow mode for a number of shards. With several shards it is `datagram`: the kernel moves flows between
+/// TUN queues when queues come and go, and so to a shard that lacks the proxied connection. A reloaded file
+/// may be checked with fewer shards than there are.
 pub(super) fn flow_mode(option: FlowMode, shards: u8) -> FlowMode {
     if shards > 1 { FlowMode::Datagram } else { option }
 }

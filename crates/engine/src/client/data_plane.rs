@@ -1,5 +1,5 @@
-//! The data plane of one shard of a client: it moves packets and events between the links' sockets, the packet device
-//! (if there is one) and the connections.
+//! The data plane of one shard of a client: it moves packets and events between the links' sockets, the
+//! packet device (if there is one) and the connections.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -106,7 +106,8 @@ impl DataPlane {
         all.into_iter().flatten().min()
     }
 
-    /// Handles ready sockets and expired timers. Calls `prepare` with the name of each link before its first use.
+    /// Handles ready sockets and expired timers. Calls `prepare` with the name of each link before its first
+    /// use.
     pub(super) fn handle_ready(
         &mut self,
         event_loop: &EventLoop,
@@ -144,7 +145,8 @@ impl DataPlane {
         }
         self.connections.handle_batches(now);
         written |= write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
-        // The kernel answers a TCP segment while it is written, so its acknowledgement leaves in this iteration.
+        // The kernel answers a TCP segment while it is written, so its acknowledgement leaves in this
+        // iteration.
         if packets_ready || written {
             self.read_packets(event_loop, now)?;
         }

@@ -1,8 +1,8 @@
-//! The packet device of a client: the kernel's TUN device, which segments and joins packets, or an app, which does
-//! not; and the classes' own TUN devices.
+//! The packet device of a client: the kernel's TUN device, which segments and joins packets, or an app, which
+//! does not; and the classes' own TUN devices.
 //!
-//! Always holds: packets to an app are complete, checksums included, and not larger than they were in the tunnel;
-//! packets that wait for an app are bounded in bytes, and dropped beyond that.
+//! Always holds: packets to an app are complete, checksums included, and not larger than they were in the
+//! tunnel; packets that wait for an app are bounded in bytes, and dropped beyond that.
 
 use std::{collections::VecDeque, io, net::IpAddr, ops::Range, os::fd::AsFd, sync::mpsc::Receiver};
 
@@ -71,8 +71,8 @@ impl Devices {
             .try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
     }
 
-    /// Attaches or detaches the TUN queues (TUNSETQUEUE). The kernel uses attached queues only; they are attached at
-    /// first.
+    /// Attaches or detaches the TUN queues (TUNSETQUEUE). The kernel uses attached queues only; they are
+    /// attached at first.
     pub(super) fn set_attached(&mut self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
         if self.is_attached == attached {
             return Ok(());

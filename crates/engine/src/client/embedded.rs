@@ -1,8 +1,8 @@
 //! A client inside an app: its own thread, controlled from any other thread.
 //!
-//! In: a configuration, packets of the app, commands. Out: packets for the app, events, the status. Always holds:
-//! nothing on the machine changes, no signal handler is installed, and when [`Handle::stop`] returns, the thread and
-//! its descriptors are gone.
+//! In: a configuration, packets of the app, commands. Out: packets for the app, events, the status. Always
+//! holds: nothing on the machine changes, no signal handler is installed, and when [`Handle::stop`] returns,
+//! the thread and its descriptors are gone.
 
 use std::{
     os::fd::OwnedFd,
@@ -54,10 +54,11 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum Packets {
     /// A descriptor with one packet per read and write. It becomes nonblocking.
     Descriptor(OwnedFd),
-    /// [`Handle::push`] for packets of the app, and this function for packets to the app. The tunnel's thread calls
-    /// it, so it must not block.
+    /// [`Handle::push`] for packets of the app, and this function for packets to the app. The tunnel's thread
+    /// calls it, so it must not block.
     Calls(Out),
-    /// A descriptor that [`Handle::set_descriptor`] provides later, because some systems need the addresses first.
+    /// A descriptor that [`Handle::set_descriptor`] provides later, because some systems need the addresses
+    /// first.
     Later,
 }
 
@@ -119,8 +120,8 @@ pub(super) struct AppHost {
 }
 
 impl AppHost {
-    /// Reports the configuration of the interface once there are addresses, and whenever it changes. `mtu` is in
-    /// bytes.
+    /// Reports the configuration of the interface once there are addresses, and whenever it changes. `mtu` is
+    /// in bytes.
     pub(super) fn configure(&mut self, mtu: u32) {
         let Some(assignment) = &self.assignment else { return };
         let network = Network {
@@ -348,8 +349,8 @@ impl Handle {
         self.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Closes the connections and waits until the thread has ended. A call from the tunnel's thread does not wait;
-    /// the thread ends after it returns. Later calls do nothing.
+    /// Closes the connections and waits until the thread has ended. A call from the tunnel's thread does not
+    /// wait; the thread ends after it returns. Later calls do nothing.
     pub fn stop(&self) {
         self.command(AppCommand::Stop);
         let Some(thread) = self.thread().take() else { return };

@@ -1,7 +1,7 @@
 //! Reports the events of one shard of a client.
 //!
-//! In: changes of the tunnel, with the numbers of links and classes. Out: events with their names. Always holds:
-//! memory is bounded by the number of links and classes.
+//! In: changes of the tunnel, with the numbers of links and classes. Out: events with their names. Always
+//! holds: memory is bounded by the number of links and classes.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -20,8 +20,9 @@ use crate::{
 pub(super) struct ShardEvents {
     sender: EventSender,
     member: ConnectionNumber,
-    /// When the path over a link failed, by link and class. A path opened there later is reported as the recovery: a
-    /// failed path is closed when streams wait for its data, and a new one is opened when the link works again.
+    /// When the path over a link failed, by link and class. A path opened there later is reported as the
+    /// recovery: a failed path is closed when streams wait for its data, and a new one is opened when
+    /// the link works again.
     failed: BTreeMap<LinkId, Instant>,
 }
 

@@ -1,8 +1,10 @@
-//! The kill switch of a client: what it lets past the tunnel, and the thread that puts it back when another program removes it.
+//! The kill switch of a client: what it lets past the tunnel, and the thread that puts it back when another
+//! program removes it.
 //!
-//! In: the addresses of the server and of the proxy in front of it, changes of interfaces, the end of the client. Out: the firewall
-//! table of [`mpvpn_os::kill_switch`], and events. Always holds: it is in force before the client sends its first packet; only an
-//! orderly end lifts it; an address may be reached before anybody learns that it was found.
+//! In: the addresses of the server and of the proxy in front of it, changes of interfaces, the end of the
+//! client. Out: the firewall table of [`mpvpn_os::kill_switch`], and events. Always holds: it is in force
+//! before the client sends its first packet; only an orderly end lifts it; an address may be reached before
+//! anybody learns that it was found.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -26,8 +28,8 @@ use mpvpn_os::{
 
 use crate::{EngineError, dns, slow_thread::Resolve};
 
-/// How soon nft is tried again after it failed to put the table back: packets may leave until then. Sooner: nft fails more often for
-/// the same reason; later: packets leave for longer.
+/// How soon nft is tried again after it failed to put the table back: packets may leave until then. Sooner:
+/// nft fails more often for the same reason; later: packets leave for longer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MONITOR_TOKEN: u64 = 0;
 const WAKE_TOKEN: u64 = 1;
@@ -69,8 +71,8 @@ impl Shared {
 }
 
 impl ClientKillSwitch {
-    /// Blocks everything but what the client needs to connect; or, where the configuration has no kill switch, lifts what an
-    /// earlier process of this instance has left.
+    /// Blocks everything but what the client needs to connect; or, where the configuration has no kill
+    /// switch, lifts what an earlier process of this instance has left.
     ///
     /// # Errors
     /// If nft is missing or refuses the table.
@@ -142,13 +144,14 @@ impl ClientKillSwitch {
         Ok(lock(&self.shared).update()?)
     }
 
-    /// How the server's name is resolved past the tunnel: by the resolvers of the links, with packets that the table lets pass.
+    /// How the server's name is resolved past the tunnel: by the resolvers of the links, with packets that
+    /// the table lets pass.
     pub(super) fn server_name_resolver(&self) -> Resolve {
         dns::marked_resolver(lock(&self.shared).resolvers.clone(), self.mark)
     }
 
-    /// The same for the proxy in front of the server at this port. The addresses may be reached when it returns them; where no
-    /// resolver answers, those of before count.
+    /// The same for the proxy in front of the server at this port. The addresses may be reached when it
+    /// returns them; where no resolver answers, those of before count.
     pub(super) fn proxy_resolver(&self, port: u16) -> Resolve {
         let resolve = self.server_name_resolver();
         let shared = Arc::clone(&self.shared);

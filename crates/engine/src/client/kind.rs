@@ -1,7 +1,7 @@
 //! The kinds of clients: for the packets of a machine, for those of an app, or for proxies.
 //!
-//! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of the app.
-//! Always holds: only [`ClientKind::Machine`] changes the machine.
+//! In: the server's assignment, link names, the end. Out: addresses and routes of the machine, or events of
+//! the app. Always holds: only [`ClientKind::Machine`] changes the machine.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,7 +32,8 @@ impl ClientKind {
         }
     }
 
-    /// The addresses that the machine has outside of the tunnel; none where the client does not change the machine.
+    /// The addresses that the machine has outside of the tunnel; none where the client does not change the
+    /// machine.
     pub(super) fn addresses_in_use(&self) -> AddressesInUse {
         match self {
             Self::Machine(machine) => machine.addresses_in_use.clone(),

@@ -1,7 +1,7 @@
 //! How links are used beyond the configuration: exhausted quotas, and automatic numbers of pipes.
 //!
-//! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second, and nothing wakes
-//! the loop for them while the links carry nothing.
+//! In: what the links carry, time. Out: changed policies. Always holds: each part runs at most once a second,
+//! and nothing wakes the loop for them while the links carry nothing.
 
 use std::time::Instant;
 
@@ -48,8 +48,8 @@ impl LinkUse {
         self.quotas.poll_timeout().min(self.pipes.poll_timeout())
     }
 
-    /// Updates quotas and pipes that are due. `tunnel_resolves`: whether names can be asked for inside the tunnel. `paths`
-    /// returns the paths of the default class's connection, and is called only if needed.
+    /// Updates quotas and pipes that are due. `tunnel_resolves`: whether names can be asked for inside the
+    /// tunnel. `paths` returns the paths of the default class's connection, and is called only if needed.
     pub(super) fn update(
         &mut self,
         now: Instant,

@@ -1,11 +1,12 @@
 //! Names that the resolver of the local network answers, past the tunnel (option `dns-local`).
 //!
-//! In: queries of programs of this machine, the resolvers in the tunnel and those of the links. Out: the responses of the one or
-//! the other, by the name. Always holds: only names below the domains that the user named are asked for past the tunnel; a link
-//! cannot add domains, although DHCP has search domains, because it could name any.
+//! In: queries of programs of this machine, the resolvers in the tunnel and those of the links. Out: the
+//! responses of the one or the other, by the name. Always holds: only names below the domains that the user
+//! named are asked for past the tunnel; a link cannot add domains, although DHCP has search domains, because
+//! it could name any.
 //!
-//! `/etc/resolv.conf` cannot say which resolver to ask for which name, so it names a forwarding resolver on a loopback
-//! address of its own.
+//! `/etc/resolv.conf` cannot say which resolver to ask for which name, so it names a forwarding resolver on a
+//! loopback address of its own.
 
 use std::{
     io,

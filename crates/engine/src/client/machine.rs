@@ -38,15 +38,16 @@ use crate::{
     slow_thread::Resolve,
 };
 
-/// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose routes change all the
-/// time lists them so often; less often: a route that a user adds counts later. Chosen.
+/// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose
+/// routes change all the time lists them so often; less often: a route that a user adds counts later. Chosen.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest prefixes of public networks that a server may draw into the tunnel by advertising them (bits), for IPv4 and IPv6.
-/// Shorter: a server draws more traffic than that to its own networks; longer: the networks of large organisations are left
-/// out. The largest that are assigned to one are of 8 bits, and 19 (IANA, RIPE NCC).
+/// The shortest prefixes of public networks that a server may draw into the tunnel by advertising them
+/// (bits), for IPv4 and IPv6. Shorter: a server draws more traffic than that to its own networks; longer: the
+/// networks of large organisations are left out. The largest that are assigned to one are of 8 bits, and 19
+/// (IANA, RIPE NCC).
 const MIN_ADVERTISED_PREFIX: (u8, u8) = (8, 16);
-/// Advertised routes that are used. More: a server makes the kernel and the journal hold more; fewer: a server's networks are
-/// left out. Chosen.
+/// Advertised routes that are used. More: a server makes the kernel and the journal hold more; fewer: a
+/// server's networks are left out. Chosen.
 const MAX_ADVERTISED_ROUTES: usize = 1024;
 
 /// The network configuration of a client.
@@ -83,7 +84,8 @@ pub(super) struct Machine {
     refreshed_at: Option<Instant>,
 }
 
-/// The networks of the server's routes that `--routes advertised` sends into the tunnel, and one that is left out, if any is.
+/// The networks of the server's routes that `--routes advertised` sends into the tunnel, and one that is left
+/// out, if any is.
 fn advertised_networks(routes: &[IpRange]) -> (Vec<IpNet>, Option<IpNet>) {
     let is_taken = |net: &IpNet| {
         let least = if net.addr().is_ipv4() { MIN_ADVERTISED_PREFIX.0 } else { MIN_ADVERTISED_PREFIX.1 };
@@ -305,7 +307,8 @@ impl Machine {
         }
     }
 
-    /// Adapts the tunnel's routes, and those for connections that come in over links, to those of the machine, when due.
+    /// Adapts the tunnel's routes, and those for connections that come in over links, to those of the
+    /// machine, when due.
     pub(super) fn refresh_routes(&mut self, now: Instant) {
         if self.refresh_at.take_if(|at| *at <= now).is_none() {
             return;
@@ -357,8 +360,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the resolver for names of the local network when programs are to ask `servers` for all others. Returns its address
-    /// if there is one.
+    /// Starts the resolver for names of the local network when programs are to ask `servers` for all others.
+    /// Returns its address if there is one.
     fn find_local_names(&mut self, config: &ClientConfig, servers: &[IpAddr]) -> Option<IpAddr> {
         let runtime = self.runtime.as_ref()?;
         if config.dns_local.is_empty() || servers.is_empty() {
@@ -404,8 +407,8 @@ impl Machine {
         Some(names.address())
     }
 
-    /// Finds name servers that are asked outside of the tunnel although all packets should use it: their operators
-    /// see which names are visited.
+    /// Finds name servers that are asked outside of the tunnel although all packets should use it: their
+    /// operators see which names are visited.
     fn find_dns_leak(&mut self, config: &ClientConfig) {
         self.dns_leak = None;
         if config.routes != Routes::All || config.dns == Dns::Untouched {
@@ -461,8 +464,8 @@ fn update_inbound<'a>(inbound: &mut InboundNet, undo: &mut UndoJournal, tuns: im
     }
 }
 
-/// The addresses of a class's TUN device; `at` counts the classes with one. Its source rules also cover the client's
-/// addresses, because answers to them arrive through the client's own TUN device.
+/// The addresses of a class's TUN device; `at` counts the classes with one. Its source rules also cover the
+/// client's addresses, because answers to them arrive through the client's own TUN device.
 fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
     let (addresses, own) = assignment.additional_or_first(at);
     DeviceAddresses { addresses, own }

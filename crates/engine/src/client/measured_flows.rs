@@ -1,8 +1,9 @@
 //! The class of measured flows: `mpvpn measure` puts its own flows on chosen links, and on no others.
 //!
-//! In: requests of the local API, the time. Out: a configuration with one more class, whose connection uses the chosen links,
-//! and a rule for flows to the responder. Always holds: the class and the rule of a measurement are gone when it ends, and
-//! [`LEASE_DURATION`] after its last request; the classes of the file stay as they are.
+//! In: requests of the local API, the time. Out: a configuration with one more class, whose connection uses
+//! the chosen links, and a rule for flows to the responder. Always holds: the class and the rule of a
+//! measurement are gone when it ends, and [`LEASE_DURATION`] after its last request; the classes of the file
+//! stay as they are.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -21,8 +22,8 @@ use mpvpn_types::{ClassId, target::CLASSES};
 use super::{Running, other_shard::ClientMessage};
 use crate::event_loop::EventLoop;
 
-/// How long a request counts. `mpvpn measure` repeats it each second: shorter ends measurements on a busy machine, longer keeps
-/// the class of a killed command. Chosen.
+/// How long a request counts. `mpvpn measure` repeats it each second: shorter ends measurements on a busy
+/// machine, longer keeps the class of a killed command. Chosen.
 const LEASE_DURATION: Duration = Duration::from_secs(10);
 
 /// A running measurement.

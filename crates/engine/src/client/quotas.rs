@@ -17,7 +17,8 @@ use crate::policies::{LinkMeters, LinkPolicies};
 
 /// The interval of counting. Longer: a quota is exceeded by more. Shorter: wake-ups. Chosen.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest interval of writing the file. Longer: a crash forgets more. Shorter: wear of flash memory. Chosen.
+/// The shortest interval of writing the file. Longer: a crash forgets more. Shorter: wear of flash memory.
+/// Chosen.
 const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The usage of all links.
@@ -66,8 +67,8 @@ impl Quotas {
         self.next_update
     }
 
-    /// Counts, and sets in `policies` which quotas are exhausted. Returns whether that changed. `names` are the
-    /// present links.
+    /// Counts, and sets in `policies` which quotas are exhausted. Returns whether that changed. `names` are
+    /// the present links.
     pub(super) fn update<'a>(
         &mut self,
         now: Instant,

@@ -1,8 +1,8 @@
-//! The main thread of a client: it moves events between the data plane, the other shards, the slow thread, and the
-//! machine, app or proxies.
+//! The main thread of a client: it moves events between the data plane, the other shards, the slow thread,
+//! and the machine, app or proxies.
 //!
-//! In: events of the tunnel, messages of other shards and of the slow thread, signals, commands of an app, time. Out:
-//! calls of these parts, each of which owns its state. Always holds: nothing here blocks.
+//! In: events of the tunnel, messages of other shards and of the slow thread, signals, commands of an app,
+//! time. Out: calls of these parts, each of which owns its state. Always holds: nothing here blocks.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -40,8 +40,8 @@ use crate::{
     status,
 };
 
-/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations for
-/// streams. Chosen.
+/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations
+/// for streams. Chosen.
 const MAX_TRANSMIT_ROUNDS: usize = 16;
 
 /// The main thread's state.
@@ -478,8 +478,8 @@ impl Running {
         self.kind.configure(&self.config, self.session.mtu())
     }
 
-    /// Says good-bye to the server and takes back what was changed. `is_orderly`: the client was told to end, so that its kill
-    /// switch is lifted.
+    /// Says good-bye to the server and takes back what was changed. `is_orderly`: the client was told to end,
+    /// so that its kill switch is lifted.
     pub(super) fn end(mut self, is_orderly: bool) -> Result<(), EngineError> {
         self.service_manager.stopping();
         let shards = self.shards.end();

@@ -1,15 +1,15 @@
 //! Decides when to resolve the server's name, and whether the result changes anything.
 //!
-//! In: whether the server is reached, and results of the resolver. Out: when to query, and new addresses. Always
-//! holds: no query while the server is reached, so a failing name server, or one that returns another address each
-//! time, never disturbs a working tunnel.
+//! In: whether the server is reached, and results of the resolver. Out: when to query, and new addresses.
+//! Always holds: no query while the server is reached, so a failing name server, or one that returns another
+//! address each time, never disturbs a working tunnel.
 
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_types::Duration;
 
-/// The delay before the second query; it doubles with each further query up to the maximum. Shorter: load on name
-/// servers. Longer: a server that moved is found later. Chosen.
+/// The delay before the second query; it doubles with each further query up to the maximum. Shorter: load on
+/// name servers. Longer: a server that moved is found later. Chosen.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// A tunnel that worked for this long resets the delay. Shorter: a flapping tunnel queries often. Chosen.
@@ -52,8 +52,8 @@ impl ServerName {
         self.next_query_at.filter(|_| !self.query_pending && self.reached_since.is_none())
     }
 
-    /// Handles the result of a query; `None` if it failed. Returns the addresses to use if they have changed, new
-    /// ones first, because the old ones did not work.
+    /// Handles the result of a query; `None` if it failed. Returns the addresses to use if they have changed,
+    /// new ones first, because the old ones did not work.
     pub(super) fn on_resolved(
         &mut self,
         now: Instant,

@@ -1,8 +1,9 @@
-//! Keeps the session of a client in a file, so that the client has its addresses again after it was started again.
+//! Keeps the session of a client in a file, so that the client has its addresses again after it was started
+//! again.
 //!
-//! In: the file of an earlier process; sessions and addresses as the server assigns them. Out: the session to resume, and the file.
-//! Always holds: the file is written when it would differ, which is once for each new session; a file that cannot be written is said
-//! once and is no reason to end.
+//! In: the file of an earlier process; sessions and addresses as the server assigns them. Out: the session to
+//! resume, and the file. Always holds: the file is written when it would differ, which is once for each new
+//! session; a file that cannot be written is said once and is no reason to end.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! The sockets of one shard of a client, one per link, class and pipe, and when the links must be rescanned.
 //!
-//! In: datagrams from the kernel and from the tunnel. Out: the same to the other side. Always holds: nothing is sent
-//! through a link that is down.
+//! In: datagrams from the kernel and from the tunnel. Out: the same to the other side. Always holds: nothing
+//! is sent through a link that is down.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ use crate::{
     policies::Direction,
 };
 
-/// The delay of a second rescan after a kernel event: a new interface may get its addresses and routes only after the
-/// event. Shorter: the rescan may come too early. Longer: a link is used later. Chosen.
+/// The delay of a second rescan after a kernel event: a new interface may get its addresses and routes only
+/// after the event. Shorter: the rescan may come too early. Longer: a link is used later. Chosen.
 const RESCAN_DELAY: Duration = Duration::from_millis(500);
 
 /// The links of a shard with their sockets.
@@ -33,8 +33,8 @@ impl LinkSockets {
         Self { links, buffers: DatagramBuffers::new(), rescan_at: None }
     }
 
-    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
-    /// batch. Returns when the first datagram arrived, if there was one.
+    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of
+    /// each batch. Returns when the first datagram arrived, if there was one.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
@@ -73,8 +73,8 @@ impl LinkSockets {
         let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             let Some(id) = link_id(transmit) else { return };
-            // Over a link without carrier the kernel would only send neighbour solicitations in vain, and then hold
-            // packets for up to a second after the link returns.
+            // Over a link without carrier the kernel would only send neighbour solicitations in vain, and
+            // then hold packets for up to a second after the link returns.
             let Some(link) = links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
             let Some(socket) = &mut link.socket else { return };
             let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));

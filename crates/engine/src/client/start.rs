@@ -44,8 +44,8 @@ use crate::{
 
 /// The path of CONNECT-IP requests (RFC 9484 §3, both variables `*`).
 pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
-/// The largest UDP payload inside TCP (bytes). Larger: fewer TLS records and headers, but the packet behind waits
-/// longer: 5 ms at 10 Mbit/s for this value.
+/// The largest UDP payload inside TCP (bytes). Larger: fewer TLS records and headers, but the packet behind
+/// waits longer: 5 ms at 10 Mbit/s for this value.
 const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
 
 /// What differs between the kinds of clients.

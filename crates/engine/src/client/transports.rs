@@ -1,8 +1,8 @@
 //! Chooses between UDP and TCP for each link, and manages the TCP connections where the network blocks UDP.
 //!
 //! In: what the tunnel hears over the links, the kernel's view of them, events of TCP connections. Out: TCP
-//! connections, and paths of the tunnel ([`LinkId::TCP_PATH_INDEX`]) that come and go with them. Always holds: each
-//! shard decides for itself; nothing here blocks.
+//! connections, and paths of the tunnel ([`LinkId::TCP_PATH_INDEX`]) that come and go with them. Always
+//! holds: each shard decides for itself; nothing here blocks.
 
 use std::{
     collections::BTreeMap,
@@ -30,8 +30,8 @@ use crate::{
     },
 };
 
-/// The shortest interval of updates, except for due timers. Shorter: processor time in each iteration. Longer: a
-/// silent UDP path is noticed later. Chosen; a tenth of the time after which TCP is tried.
+/// The shortest interval of updates, except for due timers. Shorter: processor time in each iteration.
+/// Longer: a silent UDP path is noticed later. Chosen; a tenth of the time after which TCP is tried.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The transports of all links of a shard.
@@ -350,8 +350,8 @@ impl LinkTransports {
         };
         let previous = transport.connection.as_ref().map(|(_, connection)| connection.abort_handle());
         if previous.is_some() {
-            // The old connection is silent, so the network may have a problem with Multipath TCP: a failure counts as
-            // a second attempt.
+            // The old connection is silent, so the network may have a problem with Multipath TCP: a failure
+            // counts as a second attempt.
             transport.failures += 1;
         }
         transport.attempt = Some((number, TcpConnection::start(tcp_config, request, previous, event_sender)));

@@ -14,8 +14,8 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, TYPE,
 use super::{PORT, message};
 use crate::slow_thread::Resolve;
 
-/// How long one resolver is waited for: as long as the C library waits in two attempts (resolv.conf(5)) would keep a client from trying
-/// the next resolver for 10 s; slow links answer within one second.
+/// How long one resolver is waited for: as long as the C library waits in two attempts (resolv.conf(5)) would
+/// keep a client from trying the next resolver for 10 s; slow links answer within one second.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Names of a host that are known without asking anybody (hosts(5)).
 const HOSTS_FILE: &str = "/etc/hosts";

@@ -6,14 +6,16 @@ use simple_dns::{Packet, PacketFlag, RCODE};
 /// Bytes of a message's header.
 const HEADER: usize = 12;
 
-/// The name that a query asks for, in lower case and without the last dot; `None` if the message is not a query with one question.
+/// The name that a query asks for, in lower case and without the last dot; `None` if the message is not a
+/// query with one question.
 pub(crate) fn question(query: &[u8]) -> Option<String> {
     let packet = parse(query)?;
     let [question] = packet.questions.as_slice() else { return None };
     (!packet.has_flags(PacketFlag::RESPONSE)).then(|| question.qname.to_string().to_ascii_lowercase())
 }
 
-/// Whether `response` answers `query`: it is a response with the same ID and the same question (RFC 5452, section 4).
+/// Whether `response` answers `query`: it is a response with the same ID and the same question (RFC 5452,
+/// section 4).
 pub(crate) fn answers(response: &[u8], query: &[u8]) -> bool {
     let (Some(asked), Some(packet)) = (question(query), parse(response)) else { return false };
     let same_id = response[..2] == query[..2];
@@ -26,12 +28,14 @@ pub(crate) fn answers(response: &[u8], query: &[u8]) -> bool {
     same_id && packet.has_flags(PacketFlag::RESPONSE) && same_question
 }
 
-/// The message; `None` if it is malformed, or shorter than the counts in its header claim, for which memory would be allocated.
+/// The message; `None` if it is malformed, or shorter than the counts in its header claim, for which memory
+/// would be allocated.
 fn parse(message: &[u8]) -> Option<Packet<'_>> {
     has_plausible_counts(message).then(|| Packet::parse(message).ok()).flatten()
 }
 
-/// A response that says that the query is not understood; `None` if there is not even a header, or it is no query.
+/// A response that says that the query is not understood; `None` if there is not even a header, or it is no
+/// query.
 pub(crate) fn format_error(query: &[u8]) -> Option<Vec<u8>> {
     error(query, 1)
 }

@@ -6,8 +6,8 @@ use simple_dns::{Packet, TYPE, rdata::RData};
 
 use super::{PORT, exchange_by_udp, first_response, marked::query};
 
-/// The name of an address (RFC 1035, section 3.5; RFC 3596, section 2.5), by the first of these resolvers that answers. Queries
-/// leave through `device` only.
+/// The name of an address (RFC 1035, section 3.5; RFC 3596, section 2.5), by the first of these resolvers
+/// that answers. Queries leave through `device` only.
 pub(crate) async fn name_in_tunnel(address: IpAddr, resolvers: &[IpAddr], device: &str) -> Option<String> {
     let query = query(&reverse_domain(address), TYPE::PTR).ok()?;
     let resolvers: Vec<_> = resolvers.iter().map(|ip| SocketAddr::new(*ip, PORT)).collect();

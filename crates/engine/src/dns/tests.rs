@@ -34,7 +34,8 @@ fn address_in(response: &[u8]) -> Option<Ipv4Addr> {
     }
 }
 
-/// A resolver that answers every name with `address`, by UDP and TCP; first with a forged response where `forges`.
+/// A resolver that answers every name with `address`, by UDP and TCP; first with a forged response where
+/// `forges`.
 async fn resolver(address: Ipv4Addr, forges: bool) -> SocketAddr {
     let tcp = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
     let at = tcp.local_addr().unwrap();

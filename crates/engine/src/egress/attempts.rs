@@ -1,8 +1,9 @@
 //! Connects to a host that has several addresses ("happy eyeballs", RFC 8305).
 //!
-//! In: addresses, time, and results of attempts. Out: the first established connection, or why there is none. Always
-//! holds: address families alternate, IPv6 first; the next attempt starts 250 ms after the one before, or as soon as
-//! that has failed; each concurrent attempt counts in the budget like a connection, so descriptors stay bounded.
+//! In: addresses, time, and results of attempts. Out: the first established connection, or why there is none.
+//! Always holds: address families alternate, IPv6 first; the next attempt starts 250 ms after the one before,
+//! or as soon as that has failed; each concurrent attempt counts in the budget like a connection, so
+//! descriptors stay bounded.
 
 use std::{
     collections::VecDeque,
@@ -111,8 +112,8 @@ impl Attempts {
         }
     }
 
-    /// Handles an event of an attempt's socket. Returns the socket if it is connected; otherwise [`Self::advance`]
-    /// must be called.
+    /// Handles an event of an attempt's socket. Returns the socket if it is connected; otherwise
+    /// [`Self::advance`] must be called.
     pub(super) fn on_socket_ready(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
         let at = self.in_progress.iter().position(|attempt| attempt.number == number)?;
         let attempt = self.in_progress.swap_remove(at);

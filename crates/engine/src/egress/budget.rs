@@ -1,7 +1,7 @@
 //! Limits for all users together and for each user.
 //!
-//! Shared by the shards of a server, behind a lock that is taken when a connection opens or closes, never for its
-//! bytes.
+//! Shared by the shards of a server, behind a lock that is taken when a connection opens or closes, never for
+//! its bytes.
 
 use std::{
     collections::HashMap,
@@ -13,11 +13,11 @@ use mpvpn_os::limits;
 
 use crate::resolver::MAX_CONCURRENT_LOOKUPS;
 
-/// Descriptors kept free for everything but relays. Fewer: the server may run out of descriptors for clients. More:
-/// fewer relays. Chosen.
+/// Descriptors kept free for everything but relays. Fewer: the server may run out of descriptors for clients.
+/// More: fewer relays. Chosen.
 const RESERVED_FDS: u64 = 512;
-/// Concurrent name lookups, in all and per user. A name server that does not answer blocks a thread of the resolver
-/// for long, so one user must not occupy all of them.
+/// Concurrent name lookups, in all and per user. A name server that does not answer blocks a thread of the
+/// resolver for long, so one user must not occupy all of them.
 const MAX_LOOKUPS: usize = 4096;
 const MAX_LOOKUPS_PER_USER: usize = MAX_CONCURRENT_LOOKUPS / 2;
 
@@ -54,8 +54,8 @@ pub(super) enum LimitReached {
 }
 
 impl Budget {
-    /// The budget of relays: the configured limits, but not more than the process may open descriptors. Raises the
-    /// process's limit first.
+    /// The budget of relays: the configured limits, but not more than the process may open descriptors.
+    /// Raises the process's limit first.
     pub(crate) fn for_relays(max_relays: u32, max_user_relays: u32) -> Self {
         let max_open_files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");

@@ -8,8 +8,8 @@ use std::{
 
 use mpvpn_os::{OsError, netlink::Netlink};
 
-/// How long the addresses are cached. Longer: a new address is unprotected for longer. Shorter: netlink requests.
-/// Chosen.
+/// How long the addresses are cached. Longer: a new address is unprotected for longer. Shorter: netlink
+/// requests. Chosen.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reads the addresses of this machine.

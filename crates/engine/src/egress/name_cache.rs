@@ -1,8 +1,8 @@
 //! Caches resolved names, and joins concurrent lookups of the same name.
 //!
-//! In: names, and results of lookups. Out: whether to start a lookup, and the waiters of a result. Always holds: one
-//! lookup at a time per name; results are cached for a short time only, because the system's resolver does not report
-//! TTLs; the number of cached names is bounded.
+//! In: names, and results of lookups. Out: whether to start a lookup, and the waiters of a result. Always
+//! holds: one lookup at a time per name; results are cached for a short time only, because the system's
+//! resolver does not report TTLs; the number of cached names is bounded.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},

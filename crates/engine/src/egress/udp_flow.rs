@@ -16,11 +16,11 @@ use mpvpn_os::{
 
 use crate::splice::TransferState;
 
-/// A flow without payloads for this long closes. RFC 9298 §3.1 and RFC 4787 ask for at least two minutes. Shorter:
-/// flows break. Longer: sockets.
+/// A flow without payloads for this long closes. RFC 9298 §3.1 and RFC 4787 ask for at least two minutes.
+/// Shorter: flows break. Longer: sockets.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
-/// Payloads that wait for the socket, and the size of each. More: memory. Fewer: the first packets of a flow are
-/// lost. Chosen.
+/// Payloads that wait for the socket, and the size of each. More: memory. Fewer: the first packets of a flow
+/// are lost. Chosen.
 const MAX_EARLY_PAYLOADS: usize = 16;
 const MAX_EARLY_PAYLOAD_BYTES: usize = 2048;
 /// Receive calls for one socket in an iteration. Chosen, as for QUIC's sockets.

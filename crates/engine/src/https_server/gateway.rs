@@ -1,9 +1,9 @@
 //! Serves CONNECT, CONNECT-UDP and CONNECT-IP over TCP (except the TCP transport of the server's own QUIC).
 //!
-//! In: requests of HTTP/1.1 and HTTP/2. Out: the answers of this server's own HTTP/3 to the same requests, and bytes
-//! in both directions. So one place decides what is allowed, to whom and how much. Always holds: each TCP connection
-//! has its own connection to the server's QUIC, made when first needed; its requests and their buffers are bounded;
-//! an abort on one side is an abort, never an end, on the other.
+//! In: requests of HTTP/1.1 and HTTP/2. Out: the answers of this server's own HTTP/3 to the same requests,
+//! and bytes in both directions. So one place decides what is allowed, to whom and how much. Always holds:
+//! each TCP connection has its own connection to the server's QUIC, made when first needed; its requests and
+//! their buffers are bounded; an abort on one side is an abort, never an end, on the other.
 
 mod connection;
 mod relay;
@@ -47,21 +47,23 @@ use crate::{EngineError, client::random, h2_stream::H2Stream};
 use connection::{GatewayConnection, GatewayRequest, IoBuffers};
 use relay::{ClientSide, Content};
 
-/// Connections to the server, in all and per client network. Each takes a descriptor. Chosen (open question of
-/// docs/design/relay.md).
+/// Connections to the server, in all and per client network. Each takes a descriptor. Chosen (open question
+/// of docs/design/relay.md).
 const MAX_CONNECTIONS: usize = 4096;
 const MAX_CONNECTIONS_PER_NETWORK: usize = 1024;
-/// Socket buffer of a connection in each direction (bytes). Smaller: losses on the loopback. Larger: memory. Chosen.
+/// Socket buffer of a connection in each direction (bytes). Smaller: losses on the loopback. Larger: memory.
+/// Chosen.
 const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 /// Concurrent requests on one TCP connection. Chosen (open question of docs/design/relay.md).
 const MAX_REQUESTS_PER_CONNECTION: usize = 128;
-/// Receive windows of a stream and of the connection (bytes). They bound what waits here for a slow client; smaller
-/// windows also bound the rate, which matters little on the loopback.
+/// Receive windows of a stream and of the connection (bytes). They bound what waits here for a slow client;
+/// smaller windows also bound the rate, which matters little on the loopback.
 const RECEIVE_WINDOWS: FlowControlWindows =
     FlowControlWindows { stream: 256 << 10, connection: (256 << 10) * MAX_REQUESTS_PER_CONNECTION as u32 };
 /// A UDP payload into which an IP packet of 1500 bytes fits, with the framing of DATAGRAM frames.
 const MAX_UDP_PAYLOAD: u16 = 1500 + 2 + DATAGRAM_OVERHEAD as u16;
-/// How long the server may take to answer; longer than the 20 s after which it gives up connecting to a target.
+/// How long the server may take to answer; longer than the 20 s after which it gives up connecting to a
+/// target.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest field section that is forwarded: the server's own limit (RFC 9114 §4.2.2).
 const MAX_FIELD_SECTION_BYTES: usize = 16 << 10;
@@ -115,8 +117,8 @@ impl Gateway {
         Ok(Arc::new(Self { quic, setup, loopback_clients, limiter, buffers }))
     }
 
-    /// The gateway of one TCP connection, from `peer`. With `authorization`, this is the field of its requests instead of what the
-    /// client sends.
+    /// The gateway of one TCP connection, from `peer`. With `authorization`, this is the field of its
+    /// requests instead of what the client sends.
     pub(super) fn client(self: &Arc<Self>, peer: SocketAddr, authorization: Option<String>) -> GatewayClient {
         GatewayClient { gateway: self.clone(), peer, authorization, connection: Mutex::default() }
     }
@@ -209,8 +211,8 @@ impl Gateway {
         let socket = UdpSocket::bind(&options)?;
         let local_addr = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
         let guards = (slot, self.loopback_clients.insert(local_addr, peer));
-        // With an IP address instead of a name in SNI, the server presents its own certificate, whatever others it
-        // has.
+        // With an IP address instead of a name in SNI, the server presents its own certificate, whatever
+        // others it has.
         let name = self.quic.ip().to_string();
         let connection =
             GatewayConnection::open(&self.setup, self.quic, &name, socket, self.buffers.clone(), guards);
@@ -230,7 +232,8 @@ impl AcceptedRequest {
         relay::run(client, self.request, self.content).await;
     }
 
-    /// The same for UDP payloads in chunks instead of capsules, on a connection without HTTP after the request.
+    /// The same for UDP payloads in chunks instead of capsules, on a connection without HTTP after the
+    /// request.
     pub(super) async fn relay_chunks(self, client: impl AsyncRead + AsyncWrite + Unpin) {
         relay::run(WholeConnection(client), self.request, Content::Chunks).await;
     }
@@ -256,7 +259,8 @@ fn forwarded_request(headers: Headers, authorization: Option<&str>) -> Result<He
     Ok(headers)
 }
 
-/// The response without connection-specific fields: the two ends cannot agree on extensions through a gateway.
+/// The response without connection-specific fields: the two ends cannot agree on extensions through a
+/// gateway.
 fn forwarded_response(headers: &Headers) -> Headers {
     headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned().collect()
 }

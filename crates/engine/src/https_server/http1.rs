@@ -9,8 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Body, ClientConnection, RequestKind, tcp_transport};
 
-/// How long a request's head may take, and how long a connection may idle between requests. Longer: slow clients keep
-/// their slots. Chosen.
+/// How long a request's head may take, and how long a connection may idle between requests. Longer: slow
+/// clients keep their slots. Chosen.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest head of a request (bytes); hyper's read buffer.
 const MAX_HEAD_BYTES: usize = 16 << 10;

@@ -1,7 +1,7 @@
 //! Serves HTTP/2 (RFC 9113) on one connection, with extended CONNECT (RFC 8441).
 //!
-//! Always holds: an unauthenticated connection has a flow-control window of 64 KiB in all; an authenticated one has a
-//! window that fills a fast path with a long delay.
+//! Always holds: an unauthenticated connection has a flow-control window of 64 KiB in all; an authenticated
+//! one has a window that fills a fast path with a long delay.
 
 use std::{
     future::{pending, poll_fn},
@@ -34,17 +34,18 @@ const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a graceful shutdown may take. Chosen.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The interval of PINGs, and how long the client may take to answer one: Multipath TCP does not report that a client
-/// is gone. Longer: dead connections. Shorter: wake-ups of idle clients. Chosen.
+/// The interval of PINGs, and how long the client may take to answer one: Multipath TCP does not report that
+/// a client is gone. Longer: dead connections. Shorter: wake-ups of idle clients. Chosen.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// The flow-control window of a stream, and the window of an unauthenticated connection (bytes). Smaller: slow on
-/// long fast links (8 MiB are 640 Mbit/s at 100 ms). Larger: memory.
+/// The flow-control window of a stream, and the window of an unauthenticated connection (bytes). Smaller:
+/// slow on long fast links (8 MiB are 640 Mbit/s at 100 ms). Larger: memory.
 const STREAM_WINDOW: u32 = 8 << 20;
 const UNAUTHENTICATED_WINDOW: u32 = 64 << 10;
 /// The flow-control window of an authenticated connection (bytes).
 const USER_WINDOW: u32 = 16 << 20;
-/// Bytes buffered to be sent on one stream. Larger: memory, and delay behind them. Smaller: idle links. Chosen.
+/// Bytes buffered to be sent on one stream. Larger: memory, and delay behind them. Smaller: idle links.
+/// Chosen.
 const MAX_SEND_BUFFER: usize = 256 << 10;
 /// The largest header list of a request, as RFC 9113 §6.5.2 counts it (bytes).
 const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
@@ -52,8 +53,8 @@ const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
 /// docs/design/relay.md).
 const MAX_STREAMS: u32 = 1000;
 const MAX_UNAUTHENTICATED_STREAMS: usize = 32;
-/// Streams that a client may reset before they were processed, or make us reset by errors; more close the connection
-/// as an attack (rapid reset). Chosen (open question of docs/design/relay.md).
+/// Streams that a client may reset before they were processed, or make us reset by errors; more close the
+/// connection as an attack (rapid reset). Chosen (open question of docs/design/relay.md).
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_LOCAL_ERROR_RESETS: usize = 256;
 

@@ -1,8 +1,8 @@
-//! Translates requests of HTTP/1.1 and HTTP/2 to header sections of HTTP/3, on which all decisions are made, and
-//! responses back.
+//! Translates requests of HTTP/1.1 and HTTP/2 to header sections of HTTP/3, on which all decisions are made,
+//! and responses back.
 //!
-//! Extended CONNECT is the same in HTTP/2 (RFC 8441) and HTTP/3 (RFC 9220). In HTTP/1.1 a request is upgraded instead
-//! (RFC 9298 §3.2, RFC 9484 §4.2): its method is GET, and the upgrade token is the protocol.
+//! Extended CONNECT is the same in HTTP/2 (RFC 8441) and HTTP/3 (RFC 9220). In HTTP/1.1 a request is upgraded
+//! instead (RFC 9298 §3.2, RFC 9484 §4.2): its method is GET, and the upgrade token is the protocol.
 
 use http::{
     HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version,
@@ -10,8 +10,8 @@ use http::{
 };
 use mpvpn_masque::headers::Headers;
 
-/// The supported upgrade tokens; a request for any other is answered as if it did not ask for an upgrade (RFC 9110
-/// §7.8).
+/// The supported upgrade tokens; a request for any other is answered as if it did not ask for an upgrade (RFC
+/// 9110 §7.8).
 const UPGRADE_TOKENS: [&str; 2] = ["connect-udp", "connect-ip"];
 
 /// The header section of a CONNECT of any kind; `None` for all other requests.
@@ -80,8 +80,8 @@ pub(super) fn response_from(headers: &Headers) -> Response<()> {
     response
 }
 
-/// The HTTP/1.1 response that accepts a request: 101 with the new protocol (RFC 9298 §3.3), or for CONNECT the same
-/// as in HTTP/2.
+/// The HTTP/1.1 response that accepts a request: 101 with the new protocol (RFC 9298 §3.3), or for CONNECT
+/// the same as in HTTP/2.
 pub(super) fn http1_acceptance<B>(request: &Request<B>, granted: &Headers) -> Response<()> {
     let mut response = response_from(granted);
     if let Some(token) = requested_upgrade(request) {

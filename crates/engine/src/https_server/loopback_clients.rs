@@ -6,8 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Maps the address of each local socket to the address of the client that it serves. Only this process writes it, so
-/// nobody outside can claim another client's address.
+/// Maps the address of each local socket to the address of the client that it serves. Only this process
+/// writes it, so nobody outside can claim another client's address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoopbackClients(Arc<Mutex<BTreeMap<SocketAddr, SocketAddr>>>);
 

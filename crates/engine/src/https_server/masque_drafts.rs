@@ -1,9 +1,9 @@
 //! Serves clients of the first MASQUE drafts, which use TLS without ALPN.
 //!
 //! They speak HTTP/2 with CONNECT, and for UDP one HTTP/1.1 request per connection: `CONNECT-UDP
-//! masque://ADDRESS:PORT/`, after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a connection
-//! from which nothing was read. Out: the same services as for other clients. Always holds: any other client is served
-//! as an HTTP/1.1 client.
+//! masque://ADDRESS:PORT/`, after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a
+//! connection from which nothing was read. Out: the same services as for other clients. Always holds: any
+//! other client is served as an HTTP/1.1 client.
 
 use std::{io, sync::Arc, time::Duration};
 

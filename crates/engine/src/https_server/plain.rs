@@ -1,7 +1,7 @@
 //! The HTTPS server without TLS and without a listening socket, for fuzzers.
 //!
-//! In: the bytes that a client sends inside TLS. Out: the bytes that it gets. Requests of users go to a UDP socket that
-//! never answers, in place of the server's QUIC.
+//! In: the bytes that a client sends inside TLS. Out: the bytes that it gets. Requests of users go to a UDP
+//! socket that never answers, in place of the server's QUIC.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -62,8 +62,8 @@ impl PlainHttpsServer {
         Ok(Self { runtime, listener: Arc::new(Listener { context, quic: address, gateway }), _quic: quic })
     }
 
-    /// Serves a connection on which the client sends `sent` and then ends its side. Returns what the client gets, at most
-    /// `max` bytes; `None` if the connection does not end in time.
+    /// Serves a connection on which the client sends `sent` and then ends its side. Returns what the client
+    /// gets, at most `max` bytes; `None` if the connection does not end in time.
     ///
     /// # Errors
     /// If the machine has no socket left.
@@ -89,7 +89,8 @@ impl PlainHttpsServer {
                 PlainProtocol::Drafts => masque_drafts::serve(ours, client).await,
             }
         };
-        // A server may stop reading at any time. Both halves are dropped at their ends, and so is the connection.
+        // A server may stop reading at any time. Both halves are dropped at their ends, and so is the
+        // connection.
         let write = async move { writer.write_all(sent).await.is_ok() && writer.shutdown().await.is_ok() };
         let read = async move {
             let mut got = Vec::new();

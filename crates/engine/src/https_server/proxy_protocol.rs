@@ -5,15 +5,15 @@ use std::{io, net::SocketAddr};
 use proxy_header::{ParseConfig, ProxyHeader};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The longest line of version 1, and the fixed part of version 2, which has the length of the rest (both from the
-/// specification).
+/// The longest line of version 1, and the fixed part of version 2, which has the length of the rest (both
+/// from the specification).
 const MAX_V1_LINE_BYTES: usize = 107;
 const V2_FIXED_BYTES: usize = 16;
 /// The largest variable part of version 2 that is read: addresses and extensions. Chosen.
 const MAX_V2_ADDRESS_BYTES: usize = 4096;
 
-/// Reads the header and not a byte more. Returns the client's address, or `None` for a health check of the load
-/// balancer itself.
+/// Reads the header and not a byte more. Returns the client's address, or `None` for a health check of the
+/// load balancer itself.
 ///
 /// # Errors
 /// If there is no header, or the connection ends.

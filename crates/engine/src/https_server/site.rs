@@ -1,8 +1,8 @@
 //! The web site for clients without credentials: files, the pages of another server, or nothing.
 //!
-//! Always holds: all versions of HTTP answer alike, as far as they have pages; concurrent answers and their memory
-//! are bounded; nothing in an answer reveals that there is a tunnel at this address; a site that replaces another one while the
-//! server runs counts for the next request.
+//! Always holds: all versions of HTTP answer alike, as far as they have pages; concurrent answers and their
+//! memory are bounded; nothing in an answer reveals that there is a tunnel at this address; a site that
+//! replaces another one while the server runs counts for the next request.
 
 mod files;
 mod upstream;

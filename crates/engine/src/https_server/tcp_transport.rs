@@ -1,5 +1,6 @@
-//! The server's end of the TCP transport: a client's QUIC packets arrive inside HTTP (docs/protocol.md, "Inside TCP")
-//! and are sent to this server's own QUIC socket over the loopback, as if they had arrived there.
+//! The server's end of the TCP transport: a client's QUIC packets arrive inside HTTP (docs/protocol.md,
+//! "Inside TCP") and are sent to this server's own QUIC socket over the loopback, as if they had arrived
+//! there.
 
 use std::net::SocketAddr;
 

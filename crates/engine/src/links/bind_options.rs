@@ -27,9 +27,10 @@ pub(crate) struct BindOptions {
 }
 
 impl BindOptions {
-    /// Makes a socket to `remote` by calling `make` with a device and a local address. It is bound to the link's
-    /// device (SO_BINDTODEVICE) or, if that is not permitted (before Linux 5.7 without root), to a local address,
-    /// which is then returned. Without a local address, the app's `protect` function may bind it to a network.
+    /// Makes a socket to `remote` by calling `make` with a device and a local address. It is bound to the
+    /// link's device (SO_BINDTODEVICE) or, if that is not permitted (before Linux 5.7 without root), to a
+    /// local address, which is then returned. Without a local address, the app's `protect` function may
+    /// bind it to a network.
     pub(crate) fn bind_socket<T, E>(
         &self,
         remote: SocketAddr,

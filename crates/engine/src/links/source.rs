@@ -69,8 +69,8 @@ impl LinkSource {
         }
     }
 
-    /// Removes unresolved neighbour entries of a link that has come up, so that its first packets resolve the router
-    /// at once. Without privilege the link works a little later.
+    /// Removes unresolved neighbour entries of a link that has come up, so that its first packets resolve the
+    /// router at once. Without privilege the link works a little later.
     pub(super) fn flush_unresolved_neighbours(&mut self, index: Option<u32>) {
         if let (Self::Kernel { netlink, .. }, Some(index)) = (self, index)
             && let Err(error) = netlink.flush_unresolved_neighbours(index)

@@ -1,5 +1,5 @@
-//! A link's sockets for packets inside TCP: UDP sockets on the loopback, connected to the local end of the TCP
-//! transport.
+//! A link's sockets for packets inside TCP: UDP sockets on the loopback, connected to the local end of the
+//! TCP transport.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -59,7 +59,8 @@ impl Links {
         if let (Some(socket), Some(entry)) = (&link.socket, entry)
             && let Err(error) = socket.socket.connect(entry)
         {
-            // Without the connect, other local processes could send to this socket; QUIC would reject their packets.
+            // Without the connect, other local processes could send to this socket; QUIC would reject their
+            // packets.
             tracing::debug!(%error, "cannot connect a loopback socket");
         }
         link.remote = entry;

@@ -19,7 +19,8 @@ use super::POLL_INTERVAL;
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// From now on these signals are recorded instead of ending the process. Call it before other threads exist.
+    /// From now on these signals are recorded instead of ending the process. Call it before other threads
+    /// exist.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -1,8 +1,9 @@
-//! A speed test for browsers in the LAN: a page, and the bytes of its transfers to and from the responder of the server.
+//! A speed test for browsers in the LAN: a page, and the bytes of its transfers to and from the responder of
+//! the server.
 //!
-//! In: HTTP/1.1 requests of browsers. Out: the page; bytes from the responder, through the tunnel; bytes to it; answers after an
-//! echo of the responder. Always holds: connections, transfers, sizes of requests and times are bounded; pages of other origins
-//! are refused; nothing is read from disk.
+//! In: HTTP/1.1 requests of browsers. Out: the page; bytes from the responder, through the tunnel; bytes to
+//! it; answers after an echo of the responder. Always holds: connections, transfers, sizes of requests and
+//! times are bounded; pages of other origins are refused; nothing is read from disk.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -82,7 +83,8 @@ pub struct LanPage {
 }
 
 impl LanPage {
-    /// Listens at `address`. `device` is the TUN device of the client, `responders` are the addresses of its server.
+    /// Listens at `address`. `device` is the TUN device of the client, `responders` are the addresses of its
+    /// server.
     ///
     /// # Errors
     /// If the address cannot be listened at, or the responder does not answer.
@@ -215,7 +217,8 @@ fn serve_connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads until the head of a request is whole; `None` at the end of the connection. Returns it with its length.
+/// Reads until the head of a request is whole; `None` at the end of the connection. Returns it with its
+/// length.
 fn read_head(stream: &mut TcpStream, received: &mut Vec<u8>) -> io::Result<Option<(Request, usize)>> {
     let mut buffer = [0; 4096];
     loop {

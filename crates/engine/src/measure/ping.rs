@@ -69,8 +69,8 @@ impl Pinger {
         self.socket.identifier()
     }
 
-    /// Sends the requests, and calls `each` for each answer and each loss, until it breaks. A signal ends it, too; requests that wait then count
-    /// neither as answered nor as lost.
+    /// Sends the requests, and calls `each` for each answer and each loss, until it breaks. A signal ends it,
+    /// too; requests that wait then count neither as answered nor as lost.
     ///
     /// # Errors
     /// If the kernel refuses to send at all: no route, no permission.

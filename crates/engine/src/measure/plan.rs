@@ -4,18 +4,20 @@ use std::{path::PathBuf, time::Duration};
 
 use mpvpn_types::{BitRate, FlowMode};
 
-/// Duration of a TCP load without other wishes: several times the slow start over links of 100 ms. With 12 loads and the steps of
-/// UDP two links take less than five minutes.
+/// Duration of a TCP load without other wishes: several times the slow start over links of 100 ms. With 12
+/// loads and the steps of UDP two links take less than five minutes.
 pub const DEFAULT_LOAD_SECONDS: u32 = 6;
 /// Numbers of TCP connections.
 pub(super) const FLOWS: [u32; 2] = [1, 8];
-/// Longest time in which the latency without load is measured (s): 200 requests, of which two exceed the 99th percentile.
+/// Longest time in which the latency without load is measured (s): 200 requests, of which two exceed the 99th
+/// percentile.
 const MAX_IDLE_SECONDS: u32 = 5;
 /// Time between two echo requests without load: rare enough not to count as load. Chosen.
 pub(super) const IDLE_INTERVAL: Duration = Duration::from_millis(25);
 /// Time between two echo requests under load: rare enough not to count as load. Chosen.
 pub(super) const LOADED_INTERVAL: Duration = Duration::from_millis(50);
-/// Steps of the UDP sweep over all links, as parts of the highest TCP rate: far below it, around it, and above. Chosen.
+/// Steps of the UDP sweep over all links, as parts of the highest TCP rate: far below it, around it, and
+/// above. Chosen.
 pub(super) const UDP_STEPS: &[f64] = &[0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25];
 /// The same over one link, fewer because there are several. Chosen.
 pub(super) const UDP_STEPS_OF_LINK: &[f64] = &[0.25, 0.5, 0.8, 0.9, 1.0, 1.1];

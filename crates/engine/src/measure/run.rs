@@ -1,8 +1,8 @@
 //! Runs a measurement: latency, TCP, UDP, a cut, hours.
 //!
-//! In: a plan, a running client, the responder of its server. Out: a report; what happens meanwhile. Always holds: what cannot be
-//! measured is a sentence in `missing`, and the rest goes on; after a signal the report has what was measured until then; when
-//! it ends, the client has forgotten the class of the measured flows.
+//! In: a plan, a running client, the responder of its server. Out: a report; what happens meanwhile. Always
+//! holds: what cannot be measured is a sentence in `missing`, and the rest goes on; after a signal the report
+//! has what was measured until then; when it ends, the client has forgotten the class of the measured flows.
 
 use std::{
     io,
@@ -35,7 +35,8 @@ use super::{
     udp_sweep,
 };
 
-/// How long paths over other links are waited for after a change: a handshake over a link of 600 ms, several times.
+/// How long paths over other links are waited for after a change: a handshake over a link of 600 ms, several
+/// times.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the status is looked at meanwhile.
 const SWITCH_POLL: Duration = Duration::from_millis(100);
@@ -87,8 +88,8 @@ pub(super) struct Run<'a> {
     pub(super) show: &'a mut dyn FnMut(MeasureEvent),
     /// For TCP.
     pub(super) responder: Responder,
-    /// For datagrams. The responder answers those of hosts with a connection: one that travels as packets, as streams come
-    /// from the server's own address.
+    /// For datagrams. The responder answers those of hosts with a connection: one that travels as packets,
+    /// as streams come from the server's own address.
     pub(super) datagrams: Responder,
     pub(super) lease: LinkLease,
     /// The process of the client.

@@ -28,8 +28,8 @@ const MAX_GREETINGS: u32 = 20;
 /// Datagrams of one burst at most: after a stall of this process it does not catch up at once.
 const MAX_BURST: u64 = 256;
 
-/// Sends at `bits_per_second` of content for `time`, after half of it in which nothing is counted: the congestion windows of
-/// the paths first grow to the rate.
+/// Sends at `bits_per_second` of content for `time`, after half of it in which nothing is counted: the
+/// congestion windows of the paths first grow to the rate.
 pub(super) fn step(
     Responder { target, orders }: &Responder,
     direction: LoadDirection,
@@ -58,7 +58,8 @@ pub(super) fn step(
         |datagrams: u64, time: Duration| (datagrams * DATAGRAM_BYTES as u64 * 8) as f64 / time.as_secs_f64();
     Ok(UdpStep {
         sent_bits_per_second: rate(sent, time),
-        // What waited in queues at the end of the step arrives after it: the links carried it in the longer time.
+        // What waited in queues at the end of the step arrives after it: the links carried it in the longer
+        // time.
         received_bits_per_second: rate(received.datagrams, time.max(Duration::from_micros(received.span_us))),
         loss_pct: 100.0 * sent.saturating_sub(received.datagrams) as f64 / sent.max(1) as f64,
         jitter_ms: received.jitter_us / 1000.0,

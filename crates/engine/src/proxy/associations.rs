@@ -1,9 +1,9 @@
 //! UDP associations of SOCKS5 (RFC 1928 §7).
 //!
 //! In: datagrams of an app, each with its target in front, and payloads from targets. Out: calls of
-//! [`DatagramFlows`], and datagrams to the app. Always holds: an association serves one address and port of the app
-//! that opened it; its targets are bounded, and the one idle for longest makes room; it ends with the TCP connection
-//! that opened it; fragments are dropped.
+//! [`DatagramFlows`], and datagrams to the app. Always holds: an association serves one address and port of
+//! the app that opened it; its targets are bounded, and the one idle for longest makes room; it ends with the
+//! TCP connection that opened it; fragments are dropped.
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,11 @@ use super::socks5::{ATYP_NAME, ATYP_V4, ATYP_V6, ParsedAddress, parse_address};
 
 /// Targets of one association. More: flows at the server. Fewer: apps with many peers lose flows. Chosen.
 const MAX_TARGETS: usize = 64;
-/// A target without payloads for this long is closed; as at the server (RFC 9298 §3.1 asks for at least two minutes).
+/// A target without payloads for this long is closed; as at the server (RFC 9298 §3.1 asks for at least two
+/// minutes).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
-/// A refused target is requested again after this time. Shorter: load at the server. Longer: a permitted target works
-/// later. Chosen.
+/// A refused target is requested again after this time. Shorter: load at the server. Longer: a permitted
+/// target works later. Chosen.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Messages of one receive call, and receive calls in an iteration. Chosen, as for QUIC's sockets.
 const MAX_MESSAGES_PER_RECV: usize = 16;

@@ -1,8 +1,9 @@
 //! Parses requests to an HTTP proxy (RFC 9110 §7.2, RFC 9112 §3.2), and makes its responses.
 //!
-//! In: the bytes received so far. Out: what to do ([`RequestStep`]). CONNECT makes a tunnel. Other requests, with a
-//! target in absolute form, are sent to the origin in origin form, with `Connection: close`, because a second request
-//! on the connection could be for another origin. Always holds: bytes after the head stay unchanged.
+//! In: the bytes received so far. Out: what to do ([`RequestStep`]). CONNECT makes a tunnel. Other requests,
+//! with a target in absolute form, are sent to the origin in origin form, with `Connection: close`, because a
+//! second request on the connection could be for another origin. Always holds: bytes after the head stay
+//! unchanged.
 
 use bytes::{Buf, Bytes, BytesMut};
 use httparse::Status;
@@ -16,8 +17,8 @@ const MAX_FIELDS: usize = 128;
 /// The response when the target of a CONNECT is connected.
 pub(super) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// Connection-specific fields, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them, because
-/// the content is forwarded as it is.
+/// Connection-specific fields, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them,
+/// because the content is forwarded as it is.
 const CONNECTION_FIELDS: &[&str] =
     &["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade"];
 /// Fields that a `Connection` field cannot remove, because they frame the content.

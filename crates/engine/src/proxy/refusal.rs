@@ -13,8 +13,8 @@ use mpvpn_os::poll::{Interest, Poller};
 
 use super::{App, MAX_REQUEST_BYTES, Protocol, Proxy, ProxyTunnel, Refusal, Stage, http, socks5::Reply};
 
-/// How long an app may take to read a refusal and close. Longer: slots. Shorter: slow apps see a reset instead.
-/// Chosen.
+/// How long an app may take to read a refusal and close. Longer: slots. Shorter: slow apps see a reset
+/// instead. Chosen.
 pub(super) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl<Id, Flow> Proxy<Id, Flow>
@@ -85,8 +85,8 @@ where
         self.continue_refusal(poller, tunnel, token);
     }
 
-    /// Sends the rest of the response, then waits until the app closes: unread bytes at a close would cause a reset,
-    /// which can destroy the response.
+    /// Sends the rest of the response, then waits until the app closes: unread bytes at a close would cause a
+    /// reset, which can destroy the response.
     pub(super) fn continue_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         poller: &Poller,

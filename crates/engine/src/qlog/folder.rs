@@ -1,8 +1,9 @@
 //! The folder with the qlog files of one process.
 //!
-//! In: records of traces. Out: files that only their owner may read, named `ROLE-NAME-TIME-CONNECTION.sqlog` with the
-//! time of their creation in microseconds since 1970. Always holds: all files of this role and name, also those of
-//! earlier processes, take at most `limit` bytes together; the newest are kept; other files stay as they are.
+//! In: records of traces. Out: files that only their owner may read, named `ROLE-NAME-TIME-CONNECTION.sqlog`
+//! with the time of their creation in microseconds since 1970. Always holds: all files of this role and name,
+//! also those of earlier processes, take at most `limit` bytes together; the newest are kept; other files
+//! stay as they are.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +17,11 @@ use std::{
 use super::trace::Trace;
 
 const SUFFIX: &str = ".sqlog";
-/// One file may take this fraction (its inverse) of the limit. Larger files: more is lost when the oldest is removed.
-/// Smaller files: a long trace is in more pieces.
+/// One file may take this fraction (its inverse) of the limit. Larger files: more is lost when the oldest is
+/// removed. Smaller files: a long trace is in more pieces.
 const FILES_OF_FULL_SIZE: u64 = 16;
-/// The number of files kept; short connections make small files. More: slow listings. Fewer: short connections push
-/// out long ones. Chosen.
+/// The number of files kept; short connections make small files. More: slow listings. Fewer: short
+/// connections push out long ones. Chosen.
 const MAX_FILES: usize = 1000;
 
 #[derive(Debug)]
@@ -34,8 +35,8 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder with the files that begin with `prefix`, and creates it if necessary. Fails if it is not
-    /// writable.
+    /// Opens the folder with the files that begin with `prefix`, and creates it if necessary. Fails if it is
+    /// not writable.
     pub(super) fn open(path: PathBuf, prefix: &str, limit: u64) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
         let probe = path.join(format!("{prefix}probe"));
@@ -55,8 +56,8 @@ impl Folder {
         &self.path
     }
 
-    /// Appends the buffered records of a trace to its file, or to a new file if it has none or that file is full or
-    /// was removed.
+    /// Appends the buffered records of a trace to its file, or to a new file if it has none or that file is
+    /// full or was removed.
     pub(super) fn write(&mut self, trace: &mut Trace) -> io::Result<()> {
         let buffered = trace.buffered() as u64;
         if buffered == 0 {

@@ -1,7 +1,7 @@
 //! The trace of one connection as records of qlog 0.3, in JSON text sequences (RFC 7464).
 //!
-//! In: events. Out: the header records of a file, and the records that follow it. Always holds: the times of records,
-//! in milliseconds since the trace began, never decrease.
+//! In: events. Out: the header records of a file, and the records that follow it. Always holds: the times of
+//! records, in milliseconds since the trace began, never decrease.
 
 use std::{
     collections::BTreeMap,
@@ -159,8 +159,8 @@ impl Trace {
         self.buffer.extend(record);
     }
 
-    /// The record of an event. Each path is a group of its own, because each path has its own packet numbers, and
-    /// most tools show one path only.
+    /// The record of an event. Each path is a group of its own, because each path has its own packet numbers,
+    /// and most tools show one path only.
     fn event(&self, name: &str, path: Option<PathId>, mut data: Value) -> Vec<u8> {
         let time = millis(self.latest.saturating_duration_since(self.start));
         let mut group = format!("{:016x}", self.connection);

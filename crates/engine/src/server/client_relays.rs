@@ -1,4 +1,5 @@
-//! The clients' relay requests, as the egress sees them: streams for TCP connections, and flows of UDP payloads.
+//! The clients' relay requests, as the egress sees them: streams for TCP connections, and flows of UDP
+//! payloads.
 
 use std::time::Instant;
 

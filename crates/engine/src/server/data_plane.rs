@@ -1,5 +1,5 @@
-//! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN queues, the
-//! egress, the other shards and the tunnel's server.
+//! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN queues,
+//! the egress, the other shards and the tunnel's server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,8 +36,8 @@ use crate::{
     status,
 };
 
-/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations for
-/// streams. Chosen, as at the client.
+/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations
+/// for streams. Chosen, as at the client.
 const MAX_TRANSMIT_ROUNDS: usize = 16;
 
 /// Messages between the shards of a server.

@@ -1,7 +1,8 @@
 //! Converts changes of the clients' connections into events.
 //!
-//! Always holds: a client with several connections is reported as one client: shard 0's connection of the default
-//! class is the client, shard 0's other connections are its classes, and other shards' connections are not reported.
+//! Always holds: a client with several connections is reported as one client: shard 0's connection of the
+//! default class is the client, shard 0's other connections are its classes, and other shards' connections
+//! are not reported.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,14 @@ use crate::{
     status::{DEFAULT_CLASS, path_name},
 };
 
-/// Refused requests of each shard that are reported one by one in [`REFUSAL_INTERVAL`]. More: guesses of tokens fill the log;
-/// fewer: a client that is refused is missing there.
+/// Refused requests of each shard that are reported one by one in [`REFUSAL_INTERVAL`]. More: guesses of
+/// tokens fill the log; fewer: a client that is refused is missing there.
 pub(super) const MAX_REFUSALS: u32 = 10;
 /// The time after which refused requests are reported again.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Which refused requests are reported: some in each interval. The others are counted, for one line at its end.
+/// Which refused requests are reported: some in each interval. The others are counted, for one line at its
+/// end.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     /// When the interval began, if one is under way.

@@ -1,16 +1,16 @@
-//! Hands packets to another shard of the server, when one shard reads a packet from the TUN device for a client whose
-//! connection belongs to another.
+//! Hands packets to another shard of the server, when one shard reads a packet from the TUN device for a
+//! client whose connection belongs to another.
 //!
-//! Always holds: no shard waits for another; the ring of a shard is bounded, and packets that do not fit are dropped
-//! and counted.
+//! Always holds: no shard waits for another; the ring of a shard is bounded, and packets that do not fit are
+//! dropped and counted.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use mpvpn_os::poll::PollWaker;
 use mpvpn_packet::VnetHdr;
 
-/// Packets (of up to 64 KiB) in a shard's ring. Fewer: bursts are lost while that shard waits for a processor. More:
-/// old packets, and up to 16 MiB of memory, for a shard that does not run. Chosen.
+/// Packets (of up to 64 KiB) in a shard's ring. Fewer: bursts are lost while that shard waits for a
+/// processor. More: old packets, and up to 16 MiB of memory, for a shard that does not run. Chosen.
 const MAX_HANDED_PACKETS: usize = 256;
 
 /// A packet read by one shard for another.

@@ -1,9 +1,9 @@
 //! Keeps the leases of a server across restarts.
 //!
-//! In: the leases that an earlier process kept; those of the registry as they change; time. Out: sessions that clients resume, and
-//! the leases in the store. Always holds: they are written by a thread of their own, for which no packet waits, after a change and
-//! at most once in [`MIN_INTERVAL`]; if they cannot be written, that is said once, and tried again; leases that cannot be restored
-//! are said, and nothing else is lost.
+//! In: the leases that an earlier process kept; those of the registry as they change; time. Out: sessions
+//! that clients resume, and the leases in the store. Always holds: they are written by a thread of their own,
+//! for which no packet waits, after a change and at most once in [`MIN_INTERVAL`]; if they cannot be written,
+//! that is said once, and tried again; leases that cannot be restored are said, and nothing else is lost.
 
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -17,8 +17,8 @@ use mpvpn_tunnel::{LeaseRecord, Registry};
 use super::store::FileStore;
 use crate::EngineError;
 
-/// The shortest time between two writes. Longer: a crash forgets more new sessions; shorter: wear of flash memory while many clients
-/// come and go. Chosen.
+/// The shortest time between two writes. Longer: a crash forgets more new sessions; shorter: wear of flash
+/// memory while many clients come and go. Chosen.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// How soon a write that failed is tried again. Chosen.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! The changes of a server to its machine: the TUN device, addresses, forwarding, the filter of clients' packets and address
-//! translation.
+//! The changes of a server to its machine: the TUN device, addresses, forwarding, the filter of clients'
+//! packets and address translation.
 
 use ipnet::IpNet;
 use mpvpn_control::config::{Nat as NatOption, ServerConfig};
@@ -34,7 +34,8 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Opens one TUN queue per shard, and applies the configuration. `profiles`: the rules for packets of each user.
+    /// Opens one TUN queue per shard, and applies the configuration. `profiles`: the rules for packets of
+    /// each user.
     pub(super) fn up(
         config: &ServerConfig,
         profiles: &[Profile],
@@ -70,7 +71,8 @@ impl Machine {
         Ok((Self { filter: None, net, undo }, queues))
     }
 
-    /// Starts to filter sessions by the rules of their users. `shards`: the mailboxes of all shards, in order.
+    /// Starts to filter sessions by the rules of their users. `shards`: the mailboxes of all shards, in
+    /// order.
     pub(super) fn start_filter(
         &mut self,
         users: UserProfiles,

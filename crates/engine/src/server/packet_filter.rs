@@ -1,10 +1,11 @@
-//! The filter of clients' packets: the rules `[[access]]` as profiles of nftables, and the thread that keeps the profiles of
-//! sessions in force.
+//! The filter of clients' packets: the rules `[[access]]` as profiles of nftables, and the thread that keeps
+//! the profiles of sessions in force.
 //!
-//! In: the rules, and sessions that are about to use addresses. Out: the same requests, once the kernel filters packets from
-//! these addresses by the rules of the session's user. Always holds: requests are handled in the order in which they came, all
-//! that wait in one transaction; while nft fails, sessions wait without addresses. Sessions that end change nothing: their
-//! addresses keep the profile until another user gets them.
+//! In: the rules, and sessions that are about to use addresses. Out: the same requests, once the kernel
+//! filters packets from these addresses by the rules of the session's user. Always holds: requests are
+//! handled in the order in which they came, all that wait in one transaction; while nft fails, sessions wait
+//! without addresses. Sessions that end change nothing: their addresses keep the profile until another user
+//! gets them.
 
 use std::{collections::BTreeMap, thread::JoinHandle, time::Duration};
 
@@ -25,8 +26,8 @@ use crate::{
     shards::{Inbox, Outbox, mailbox},
 };
 
-/// How soon nft is tried again after it failed: sessions wait for it. Sooner: it fails more often for the same reason; later:
-/// sessions wait for longer.
+/// How soon nft is tried again after it failed: sessions wait for it. Sooner: it fails more often for the
+/// same reason; later: sessions wait for longer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MONITOR_TOKEN: u64 = 0;
 const WAKE_TOKEN: u64 = 1;
@@ -115,7 +116,8 @@ pub(super) struct FilterThread {
 }
 
 impl FilterThread {
-    /// `profiles` and `nat`: of the rules that are in the kernel. `registry`: the sessions. `shards`: the mailboxes of all shards, in order.
+    /// `profiles` and `nat`: of the rules that are in the kernel. `registry`: the sessions. `shards`: the
+    /// mailboxes of all shards, in order.
     pub(super) fn start(
         profiles: SessionProfiles,
         nat: Option<Rules>,

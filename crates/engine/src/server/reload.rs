@@ -1,8 +1,9 @@
 //! Changes of the configuration while a server runs.
 //!
-//! In: the configuration, read again on SIGHUP, by `mpvpn config reload`, or when a file changes. Out: the settings that count from
-//! now on, at all shards, and the names of the keys that need a restart. Always holds: everything that can fail is done before
-//! anything changes, so a reload that fails changes nothing; no connection is closed; reloads are done one after the other.
+//! In: the configuration, read again on SIGHUP, by `mpvpn config reload`, or when a file changes. Out: the
+//! settings that count from now on, at all shards, and the names of the keys that need a restart. Always
+//! holds: everything that can fail is done before anything changes, so a reload that fails changes nothing;
+//! no connection is closed; reloads are done one after the other.
 
 use std::{
     collections::BTreeSet,
@@ -419,7 +420,8 @@ pub(super) fn access(config: &ServerConfig, tunnel: Vec<ipnet::IpNet>) -> Access
     }
 }
 
-/// The setting needs a restart if it names a file that this process may not read, as a process that starts may.
+/// The setting needs a restart if it names a file that this process may not read, as a process that starts
+/// may.
 fn postpone_if_unreadable(
     changes: &mut ServerChanges,
     setting: ServerSetting,

@@ -12,8 +12,8 @@ use tokio::runtime::Handle;
 
 use crate::dns::{Forwarder, PORT};
 
-/// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns where it listens. A port that is
-/// taken is no reason not to serve: clients then keep their own resolvers.
+/// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns where it
+/// listens. A port that is taken is no reason not to serve: clients then keep their own resolvers.
 pub(super) fn start(config: &ServerDns, tunnel: &[IpNet], runtime: Option<&Handle>) -> Vec<IpAddr> {
     match (config, runtime) {
         (ServerDns::Own, Some(runtime)) => {

@@ -1,10 +1,10 @@
 //! The responder: the far end of `mpvpn measure`, at the server's addresses in the tunnel.
 //!
-//! In: orders by TCP and datagrams, of clients through the tunnel. Out: bytes, datagrams and figures. Always holds: only hosts of
-//! the tunnel's networks are served; datagrams are sent only to the address of an open TCP connection, an answer to a datagram
-//! is as long as that, and a host gets datagrams for one order at a time; connections and what is kept are bounded, for each
-//! host and in all; the load is made by a thread of its own, whose packets pass the server's data plane and the limits of the
-//! user like all others.
+//! In: orders by TCP and datagrams, of clients through the tunnel. Out: bytes, datagrams and figures. Always
+//! holds: only hosts of the tunnel's networks are served; datagrams are sent only to the address of an open
+//! TCP connection, an answer to a datagram is as long as that, and a host gets datagrams for one order at a
+//! time; connections and what is kept are bounded, for each host and in all; the load is made by a thread of
+//! its own, whose packets pass the server's data plane and the limits of the user like all others.
 
 mod connection;
 mod hosts;
@@ -28,7 +28,8 @@ use tokio::{
 
 use self::hosts::Hosts;
 
-/// Bytes of the receive buffer for datagrams: 0.1 s of 300 Mbit/s, for times in which the thread gets no processor.
+/// Bytes of the receive buffer for datagrams: 0.1 s of 300 Mbit/s, for times in which the thread gets no
+/// processor.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// How long the listener waits after a failure, mostly a lack of file descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,8 +47,8 @@ struct Sockets {
 }
 
 impl Responder {
-    /// Starts it at the addresses in `tunnel`, which have the prefix lengths of the clients' networks. A port that is taken is
-    /// no reason not to serve clients: it is said in the log.
+    /// Starts it at the addresses in `tunnel`, which have the prefix lengths of the clients' networks. A port
+    /// that is taken is no reason not to serve clients: it is said in the log.
     pub(super) fn start(device: &str, tunnel: &[IpNet]) -> Option<Self> {
         let bound = tunnel.iter().filter_map(|own| match Sockets::bind(device, own.addr()) {
             Ok(sockets) => Some(sockets),
@@ -99,7 +100,8 @@ impl Drop for Responder {
 impl Sockets {
     fn bind(device: &str, address: IpAddr) -> io::Result<Self> {
         let address = SocketAddr::new(address, RESPONDER_PORT);
-        // Connections that travel as streams come from this machine, so only datagrams are bound to the device.
+        // Connections that travel as streams come from this machine, so only datagrams are bound to the
+        // device.
         let options = UdpOptions {
             device: Some(device.to_owned()),
             recv_buffer: Some(RECEIVE_BUFFER_BYTES),
@@ -174,7 +176,8 @@ async fn answer_datagrams(udp: Rc<TokioUdpSocket>, hosts: Rc<Hosts>) {
             DatagramKind::EchoRequest => {
                 let answer = Datagram { kind: DatagramKind::EchoReply, ..header };
                 datagram[..Datagram::HEADER_BYTES].copy_from_slice(&answer.encode());
-                // An answer that does not fit into the queue of the socket is a loss, which the client counts.
+                // An answer that does not fit into the queue of the socket is a loss, which the client
+                // counts.
                 let _ = udp.try_send_to(datagram, from);
             }
             DatagramKind::Data => host.count(hosts.now_us(), &header, length),

@@ -44,8 +44,8 @@ impl Sockets {
         self.all.iter().map(|socket| socket.bound)
     }
 
-    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of each
-    /// batch. Returns when the first datagram arrived, if there was one.
+    /// Sends what was queued for a socket that is writable again, and receives. Calls `after` at the end of
+    /// each batch. Returns when the first datagram arrived, if there was one.
     pub(super) fn on_ready(
         &mut self,
         poller: &Poller,

@@ -1,5 +1,6 @@
-//! Where a server keeps users, what they have used, and leases: files in its state folder. Everything that the server looks up, keeps or watches of them
-//! goes through [`FileStore`], so that another store, as one that several servers share, can take its place.
+//! Where a server keeps users, what they have used, and leases: files in its state folder. Everything that
+//! the server looks up, keeps or watches of them goes through [`FileStore`], so that another store, as one
+//! that several servers share, can take its place.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
 //! The queues of a server's TUN device; each shard reads its own.
 //!
-//! In: packets that the kernel routes to clients. Out: packets of clients. Always holds: all packets of a flow are
-//! written to one queue, because the kernel delivers the flow's other direction to the queue that was written last.
+//! In: packets that the kernel routes to clients. Out: packets of clients. Always holds: all packets of a
+//! flow are written to one queue, because the kernel delivers the flow's other direction to the queue that
+//! was written last.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -52,10 +53,10 @@ impl TunQueues {
     }
 }
 
-/// The queue to which a packet is written: normally this shard's own, to which the kernel then delivers the other
-/// direction. Packets between two clients come back through the TUN device; if both clients' shards wrote to their
-/// own queues, the kernel would move the flow between them and reorder it. So both directions use the queue that the
-/// two addresses choose.
+/// The queue to which a packet is written: normally this shard's own, to which the kernel then delivers the
+/// other direction. Packets between two clients come back through the TUN device; if both clients' shards
+/// wrote to their own queues, the kernel would move the flow between them and reorder it. So both directions
+/// use the queue that the two addresses choose.
 fn queue_index(
     packet: &[u8],
     own_index: usize,

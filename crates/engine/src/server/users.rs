@@ -1,8 +1,8 @@
 //! The users of a running server.
 //!
-//! In: the users' file and the list of revoked certificates, read again when they change, what users have carried, and the time.
-//! Out: the users for all who check credentials, their rates, and who has no access any more. Always holds: a file with a mistake
-//! changes nothing.
+//! In: the users' file and the list of revoked certificates, read again when they change, what users have
+//! carried, and the time. Out: the users for all who check credentials, their rates, and who has no access
+//! any more. Always holds: a file with a mistake changes nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,14 +34,15 @@ use mpvpn_types::{BitRate, ByteSize, SessionId};
 use super::store::FileStore;
 use crate::EngineError;
 
-/// How often the clock is looked at while a user's access will end. Longer: sessions end late after the clock was set; shorter:
-/// wake-ups. The event loop wakes up as often.
+/// How often the clock is looked at while a user's access will end. Longer: sessions end late after the clock
+/// was set; shorter: wake-ups. The event loop wakes up as often.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The interval of counting what users with quotas have carried. Longer: a quota is exceeded by more. Shorter: wake-ups. As for the
-/// quotas of links.
+/// The interval of counting what users with quotas have carried. Longer: a quota is exceeded by more.
+/// Shorter: wake-ups. As for the quotas of links.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest interval of writing how much is used. Longer: a crash forgets more. Shorter: wear of flash memory. As for links.
+/// The shortest interval of writing how much is used. Longer: a crash forgets more. Shorter: wear of flash
+/// memory. As for links.
 const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a change of the file means.
@@ -136,7 +137,8 @@ impl UserList {
         Ok(is_new.then(|| UserChange { count, ended: users.ended_since(&before, clock), revoked }))
     }
 
-    /// Reads the revocations in `crl` from now on, of which these are the first; returns the certificates that are revoked since.
+    /// Reads the revocations in `crl` from now on, of which these are the first; returns the certificates
+    /// that are revoked since.
     pub(super) fn replace_revocations(
         &mut self,
         crl: Option<PathBuf>,
@@ -177,7 +179,8 @@ impl UserList {
         self.count_at.is_some_and(|at| at <= now)
     }
 
-    /// Counts what users have carried since the last call. Returns the users that have no access any more, if that changed.
+    /// Counts what users have carried since the last call. Returns the users that have no access any more, if
+    /// that changed.
     pub(super) fn count(
         &mut self,
         now: Instant,
@@ -249,8 +252,8 @@ impl UserList {
         users.iter().filter(has_any).map(|entry| (entry.name.clone(), rates(entry))).collect()
     }
 
-    /// The users for the status, with the number of sessions that each has, and what each has carried; `departed`: by
-    /// connections that are closed.
+    /// The users for the status, with the number of sessions that each has, and what each has carried;
+    /// `departed`: by connections that are closed.
     pub(super) fn status(
         &self,
         sessions: &[SessionReport],

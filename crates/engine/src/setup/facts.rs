@@ -1,4 +1,5 @@
-//! What the machine has: from netlink, `/proc`, files, and what systemctl, nft, ufw, firewalld and iptables say.
+//! What the machine has: from netlink, `/proc`, files, and what systemctl, nft, ufw, firewalld and iptables
+//! say.
 
 use std::{
     fs,
@@ -46,7 +47,8 @@ pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// What the machine has for an instance. `port` is the port that its server is going to have, if that is known.
+/// What the machine has for an instance. `port` is the port that its server is going to have, if that is
+/// known.
 ///
 /// # Errors
 /// If the kernel does not say, or the configuration file has mistakes.

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 /// Shorter: busy shards are missing. Chosen.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Requests for which each shard reports an `R`, and which are answered with an `A`. A request during a round joins
-/// that round.
+/// Requests for which each shard reports an `R`, and which are answered with an `A`. A request during a round
+/// joins that round.
 pub(super) struct ReportRounds<R, A> {
     last_number: u64,
     current: Option<Round<R, A>>,

@@ -1,10 +1,10 @@
 //! Chooses the kernel's congestion controller for the TCP transport.
 //!
-//! In: the connection's segment counters, once a second. Out: the controller to set. The kernel's BBR starts fast and
-//! tolerates random loss, but every ten seconds its ProbeRTT lets hardly anything through for 200 ms
-//! (draft-cardwell-iccrg-bbr-congestion-control-00 §4.3.5), which a call notices. Without losses CUBIC does not hold
-//! back what the link can carry, and the QUIC inside finds the rate. So it is BBR while little is sent or much is
-//! lost, else CUBIC.
+//! In: the connection's segment counters, once a second. Out: the controller to set. The kernel's BBR starts
+//! fast and tolerates random loss, but every ten seconds its ProbeRTT lets hardly anything through for 200 ms
+//! (draft-cardwell-iccrg-bbr-congestion-control-00 §4.3.5), which a call notices. Without losses CUBIC does
+//! not hold back what the link can carry, and the QUIC inside finds the rate. So it is BBR while little is
+//! sent or much is lost, else CUBIC.
 
 use std::{convert::Infallible, future::pending, os::fd::AsFd};
 
@@ -12,15 +12,16 @@ use mpvpn_os::tcp::{SegmentCounters, set_congestion_control};
 use tokio::time::{Duration, sleep};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// Segments in one sample that are more than a call sends. Larger: light downloads keep BBR with its pauses. Smaller:
-/// a call's few losses decide. Chosen.
+/// Segments in one sample that are more than a call sends. Larger: light downloads keep BBR with its pauses.
+/// Smaller: a call's few losses decide. Chosen.
 const MIN_BUSY_SEGMENTS: u32 = 64;
-/// A sample is clean with at most one loss in this many segments, or [`ALWAYS_TOLERATED_LOSSES`]: so few hardly slow
-/// CUBIC down. Larger: BBR more often, with its pauses. Smaller: CUBIC collapses under random loss. Chosen.
+/// A sample is clean with at most one loss in this many segments, or [`ALWAYS_TOLERATED_LOSSES`]: so few
+/// hardly slow CUBIC down. Larger: BBR more often, with its pauses. Smaller: CUBIC collapses under random
+/// loss. Chosen.
 const SEGMENTS_PER_TOLERATED_LOSS: u32 = 1000;
 const ALWAYS_TOLERATED_LOSSES: u32 = 2;
-/// Clean samples before the change to CUBIC. By then slow start is over, and BBR's first ProbeRTT has not come.
-/// Chosen.
+/// Clean samples before the change to CUBIC. By then slow start is over, and BBR's first ProbeRTT has not
+/// come. Chosen.
 const CLEAN_SAMPLES_BEFORE_CUBIC: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +75,8 @@ impl ControllerSelector {
     }
 }
 
-/// Adapts the congestion controller of `socket`, for ever. If the kernel lacks a controller or does not permit it,
-/// the connection keeps the other.
+/// Adapts the congestion controller of `socket`, for ever. If the kernel lacks a controller or does not
+/// permit it, the connection keeps the other.
 pub(crate) async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
     let set = |controller: KernelController| {
         if let Err(error) = set_congestion_control(&socket, controller.name()) {
@@ -98,7 +99,8 @@ pub(crate) async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
 mod tests {
     use super::*;
 
-    /// The decisions for these numbers of sent, retransmitted and spuriously retransmitted segments per sample.
+    /// The decisions for these numbers of sent, retransmitted and spuriously retransmitted segments per
+    /// sample.
     fn decisions(
         selector: &mut ControllerSelector,
         samples: &[(u32, u32, u32)],

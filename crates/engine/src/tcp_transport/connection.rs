@@ -1,9 +1,9 @@
 //! One TCP connection of a client to its server that carries QUIC packets.
 //!
-//! In: a link, and the data plane's loopback sockets, one per class. Out: events of the connection. Always holds:
-//! each socket has an HTTP/2 stream (extended CONNECT, RFC 8441; CONNECT-UDP, RFC 9298, to the server itself); the
-//! loopback sockets on this side stay the same from one TCP connection to the next, so that to QUIC a new connection
-//! is only a change of the client's address; the end of one stream ends the connection.
+//! In: a link, and the data plane's loopback sockets, one per class. Out: events of the connection. Always
+//! holds: each socket has an HTTP/2 stream (extended CONNECT, RFC 8441; CONNECT-UDP, RFC 9298, to the server
+//! itself); the loopback sockets on this side stay the same from one TCP connection to the next, so that to
+//! QUIC a new connection is only a change of the client's address; the end of one stream ends the connection.
 
 use std::{
     collections::BTreeMap,
@@ -50,33 +50,34 @@ use crate::{
     slow_thread::{Resolve, look_up},
 };
 
-/// The timeout of each step, which doubles with each failure up to the maximum. Short at first: after an interruption
-/// a new attempt gets through sooner than one whose SYN retransmissions back off. Shorter: slow networks fail.
-/// Longer: longer gaps.
+/// The timeout of each step, which doubles with each failure up to the maximum. Short at first: after an
+/// interruption a new attempt gets through sooner than one whose SYN retransmissions back off. Shorter: slow
+/// networks fail. Longer: longer gaps.
 const INITIAL_STEP_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The number of parallel sockets after a failed attempt or when a connection has gone silent, and the last attempt
-/// that uses them. More: load. Fewer: back later after an interruption.
+/// The number of parallel sockets after a failed attempt or when a connection has gone silent, and the last
+/// attempt that uses them. More: load. Fewer: back later after an interruption.
 const PARALLEL_CONNECTS: usize = 4;
 const LAST_PARALLEL_ATTEMPT: u32 = 6;
 /// How long the server may take to answer a request. Chosen (open question of docs/design/transport.md).
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The flow-control windows of a stream and of the connection (bytes): what a fast link with a long delay holds (8
-/// MiB are 640 Mbit/s at 100 ms). Smaller: slow. Larger: memory.
+/// The flow-control windows of a stream and of the connection (bytes): what a fast link with a long delay
+/// holds (8 MiB are 640 Mbit/s at 100 ms). Smaller: slow. Larger: memory.
 const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Bytes buffered in h2 for one stream. Larger: packets wait where no scheduler sees them. Smaller: TCP runs dry.
+/// Bytes buffered in h2 for one stream. Larger: packets wait where no scheduler sees them. Smaller: TCP runs
+/// dry.
 const MAX_SEND_BUFFER: usize = 128 << 10;
-/// TCP_NOTSENT_LOWAT: unsent bytes in the kernel. Larger: packets wait where no scheduler sees them. Smaller: TCP
-/// runs dry.
+/// TCP_NOTSENT_LOWAT: unsent bytes in the kernel. Larger: packets wait where no scheduler sees them. Smaller:
+/// TCP runs dry.
 const NOTSENT_LOWAT: u32 = 128 << 10;
-/// TCP_USER_TIMEOUT, and the keep-alives that fit it: a dead peer is detected within this time. Chosen (open question
-/// of docs/design/transport.md).
+/// TCP_USER_TIMEOUT, and the keep-alives that fit it: a dead peer is detected within this time. Chosen (open
+/// question of docs/design/transport.md).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: KeepAlive =
     KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(3), probes: 3 };
-/// The longest retransmission timeout (TCP_RTO_MAX_MS). Longer: lost segments wait. Shorter: load on dead links.
-/// Chosen (open question of docs/design/transport.md).
+/// The longest retransmission timeout (TCP_RTO_MAX_MS). Longer: lost segments wait. Shorter: load on dead
+/// links. Chosen (open question of docs/design/transport.md).
 const RTO_MAX: Duration = Duration::from_secs(1);
 /// How long the process waits at its end for the last packets to leave through TCP. Chosen (open question of
 /// docs/design/transport.md).
@@ -138,8 +139,8 @@ impl TcpTransportConfig {
     }
 }
 
-/// The loopback sockets on this side of a link's connections, by the address of the data plane's socket to which each
-/// is connected.
+/// The loopback sockets on this side of a link's connections, by the address of the data plane's socket to
+/// which each is connected.
 pub(crate) type LoopbackSockets = Arc<Mutex<BTreeMap<SocketAddr, Arc<LoopbackSocket>>>>;
 
 /// The parameters of a connection attempt.
@@ -258,7 +259,8 @@ impl EstablishedStreams {
 }
 
 impl TcpTransportConfig {
-    /// The options for connecting over a link. `to` are the server's addresses, `limit` is the timeout of each step.
+    /// The options for connecting over a link. `to` are the server's addresses, `limit` is the timeout of
+    /// each step.
     pub(super) async fn dial(
         &self,
         bind_options: BindOptions,
@@ -297,8 +299,8 @@ impl TcpTransportConfig {
 
 async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result<EstablishedStreams, String> {
     let limit = INITIAL_STEP_TIMEOUT.saturating_mul(1 << request.failures.min(4)).min(MAX_STEP_TIMEOUT);
-    // After a failure plain TCP, because some networks drop unknown TCP options, and because its retransmissions can
-    // be made frequent.
+    // After a failure plain TCP, because some networks drop unknown TCP options, and because its
+    // retransmissions can be made frequent.
     let protocol = if request.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp };
     let mut what = stable.dial(request.bind_options, request.to, protocol, request.dscp, limit).await?;
     if (1..=LAST_PARALLEL_ATTEMPT).contains(&request.failures) {
@@ -401,8 +403,8 @@ pub(super) enum RequestError {
     Http2(String),
 }
 
-/// Sends a CONNECT-UDP request to the server itself. The server marks its packets of this connection with `dscp`; 0
-/// asks for nothing.
+/// Sends a CONNECT-UDP request to the server itself. The server marks its packets of this connection with
+/// `dscp`; 0 asks for nothing.
 pub(super) async fn send_connect_udp(
     requests: &mut SendRequest<Bytes>,
     stable: &TcpTransportConfig,

@@ -1,10 +1,10 @@
-//! Moves UDP payloads between a loopback socket and a stream of DATAGRAM capsules (RFC 9297 §3.5) with context 0 (RFC
-//! 9298 §5).
+//! Moves UDP payloads between a loopback socket and a stream of DATAGRAM capsules (RFC 9297 §3.5) with
+//! context 0 (RFC 9298 §5).
 //!
-//! In: datagrams of one peer, and bytes of a stream. Out: the same in the other direction. Always holds: datagrams
-//! that wait are moved together; order is kept; what the stream does not accept waits in the socket's receive buffer,
-//! which holds [`MAX_QUEUE_DELAY`] of the stream's rate, so that the kernel drops the excess instead of delaying it
-//! for seconds; besides, one buffer per direction.
+//! In: datagrams of one peer, and bytes of a stream. Out: the same in the other direction. Always holds:
+//! datagrams that wait are moved together; order is kept; what the stream does not accept waits in the
+//! socket's receive buffer, which holds [`MAX_QUEUE_DELAY`] of the stream's rate, so that the kernel drops
+//! the excess instead of delaying it for seconds; besides, one buffer per direction.
 
 use std::{
     io,
@@ -26,15 +26,15 @@ use mpvpn_os::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 
-/// The bounds of the socket's receive buffer (bytes), the queueing delay that it holds at the stream's rate, and the
-/// time over which that rate is measured. At first a quarter of all packets overflowed the 256 KiB, which a fast
-/// stream takes in 0.7 ms (docs/design/transport.md). Smaller: losses. Larger: delay.
+/// The bounds of the socket's receive buffer (bytes), the queueing delay that it holds at the stream's rate,
+/// and the time over which that rate is measured. At first a quarter of all packets overflowed the 256 KiB,
+/// which a fast stream takes in 0.7 ms (docs/design/transport.md). Smaller: losses. Larger: delay.
 const MIN_RECV_BUFFER: usize = 256 << 10;
 const MAX_RECV_BUFFER: usize = 4 << 20;
 const MAX_QUEUE_DELAY: Duration = Duration::from_millis(50);
 const RATE_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// A slower stream lowers the buffer by at most this fraction (its inverse) per sample, so that a short pause does
-/// not cause losses. No measurement is recorded (open question of docs/design/transport.md).
+/// A slower stream lowers the buffer by at most this fraction (its inverse) per sample, so that a short pause
+/// does not cause losses. No measurement is recorded (open question of docs/design/transport.md).
 const SHRINK_DIVISOR: usize = 8;
 /// Messages of one receive call, each of up to 64 KiB (GRO). No measurement is recorded (open question of
 /// docs/design/transport.md).
@@ -42,7 +42,8 @@ const MAX_MESSAGES_PER_RECV: usize = 4;
 /// Received bytes that trigger a write even if more wait. No measurement is recorded (open question of
 /// docs/design/transport.md).
 const MAX_BATCH_BYTES: usize = 32 << 10;
-/// The size of one read from the stream. No measurement is recorded (open question of docs/design/transport.md).
+/// The size of one read from the stream. No measurement is recorded (open question of
+/// docs/design/transport.md).
 const STREAM_READ_BYTES: usize = 128 << 10;
 
 /// What a pump has moved: UDP payloads without headers.

@@ -1,16 +1,17 @@
 //! The erasure code: repair packets from the source packets of a group, and back.
 //!
-//! Each source packet is a vector: its length (2 bytes), its bytes, and zeros up to the longest of the group. Each byte of
-//! repair packet j is the sum, over the source packets i, of the byte at the same offset times 1 / (128 + j + i), in GF(2^8).
-//! These factors form a Cauchy matrix, so any n repair packets restore any n source packets, and a repair packet does not
-//! depend on the number of the others.
+//! Each source packet is a vector: its length (2 bytes), its bytes, and zeros up to the longest of the group.
+//! Each byte of repair packet j is the sum, over the source packets i, of the byte at the same offset times 1
+//! / (128 + j + i), in GF(2^8). These factors form a Cauchy matrix, so any n repair packets restore any n
+//! source packets, and a repair packet does not depend on the number of the others.
 
 use super::field::{add_multiples, inverse, product};
 
 /// Bytes of the length in front of each source packet.
 pub(super) const LENGTH: usize = 2;
 
-/// The factor of source packet `data` in repair packet `repair`. Both are below 64, so the divisor is never 0.
+/// The factor of source packet `data` in repair packet `repair`. Both are below 64, so the divisor is never
+/// 0.
 fn factor(repair: u8, data: u8) -> u8 {
     inverse(0x80 ^ repair ^ data)
 }
@@ -57,9 +58,9 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Restores the packets `missing` of a group from the `received` ones (index and bytes) and as many `repairs` (index and
-    /// bytes, all of one length) as packets are missing. Packets that do not belong together give arbitrary results; results
-    /// with an impossible length are left out.
+    /// Restores the packets `missing` of a group from the `received` ones (index and bytes) and as many
+    /// `repairs` (index and bytes, all of one length) as packets are missing. Packets that do not belong
+    /// together give arbitrary results; results with an impossible length are left out.
     pub(super) fn decode<T: AsRef<[u8]>>(
         &mut self,
         missing: &[u8],
@@ -97,8 +98,8 @@ impl Decoder {
     }
 }
 
-/// The inverse of the matrix of factors of the missing packets (columns) in the repair packets (rows), row by row. `None` if
-/// there are not as many repair packets as missing ones.
+/// The inverse of the matrix of factors of the missing packets (columns) in the repair packets (rows), row by
+/// row. `None` if there are not as many repair packets as missing ones.
 fn inverted<T>(missing: &[u8], repairs: &[(u8, T)]) -> Option<Vec<u8>> {
     let count = missing.len();
     if repairs.len() != count {

@@ -1,10 +1,10 @@
-//! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1: elements are bytes, addition is XOR, and every element
-//! but 0 has an inverse.
+//! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1: elements are bytes, addition is XOR,
+//! and every element but 0 has an inverse.
 
 /// x^8 as a sum of lower powers: the polynomial without its first term.
 const REDUCE: u8 = 0x1d;
-/// Bytes that are multiplied at a time: their eight multiples (2 KiB) stay in the first-level cache. Larger blocks leave it;
-/// smaller ones cost more loops.
+/// Bytes that are multiplied at a time: their eight multiples (2 KiB) stay in the first-level cache. Larger
+/// blocks leave it; smaller ones cost more loops.
 const BLOCK: usize = 256;
 
 const fn times_x(value: u8) -> u8 {
@@ -49,8 +49,8 @@ pub(super) fn inverse(a: u8) -> u8 {
 
 /// Adds `factor(n) × bytes` to `sums[n]` from byte `at` on, for all `n`; the sums must be long enough.
 ///
-/// The multiples of the bytes by powers of x are computed once for all sums, by shifts and XOR that compilers vectorise;
-/// tables would be slower without `unsafe`.
+/// The multiples of the bytes by powers of x are computed once for all sums, by shifts and XOR that compilers
+/// vectorise; tables would be slower without `unsafe`.
 pub(super) fn add_multiples(sums: &mut [Vec<u8>], at: usize, bytes: &[u8], factor: impl Fn(usize) -> u8) {
     let mut powers = [[0; BLOCK]; 8];
     let mut at = at;

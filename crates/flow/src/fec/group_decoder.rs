@@ -8,17 +8,19 @@ use rustc_hash::FxHashMap;
 
 use super::{GroupPosition, Symbol, code::Decoder};
 
-/// Groups that are kept at most: those of 0.2 s at 1 Gbit/s, of 20 packets each; a table of 1024 places takes no more. A group has
-/// about 0.4 KB of lists and places. Fewer: late packets cannot be restored; more: memory of hostile peers with tiny packets.
+/// Groups that are kept at most: those of 0.2 s at 1 Gbit/s, of 20 packets each; a table of 1024 places takes
+/// no more. A group has about 0.4 KB of lists and places. Fewer: late packets cannot be restored; more:
+/// memory of hostile peers with tiny packets.
 const MAX_GROUPS: usize = 896;
-/// Packets that are kept at most: [`MAX_KEPT_BYTES`] in packets of full size. Each takes about 60 bytes beside its own. Fewer: fast
-/// paths lose groups before they are complete; more: memory of hostile peers with tiny packets.
+/// Packets that are kept at most: [`MAX_KEPT_BYTES`] in packets of full size. Each takes about 60 bytes
+/// beside its own. Fewer: fast paths lose groups before they are complete; more: memory of hostile peers with
+/// tiny packets.
 const MAX_KEPT_PACKETS: usize = 3072;
-/// Bytes of source and repair packets that are kept at most. Fewer: fast paths lose groups before they are complete; more:
-/// memory.
+/// Bytes of source and repair packets that are kept at most. Fewer: fast paths lose groups before they are
+/// complete; more: memory.
 const MAX_KEPT_BYTES: usize = 4 << 20;
-/// The age at which a group is dropped: the reorder timeout of its packets (at most 500 ms) and retransmissions (600 ms) have
-/// ended.
+/// The age at which a group is dropped: the reorder timeout of its packets (at most 500 ms) and
+/// retransmissions (600 ms) have ended.
 const MAX_GROUP_AGE: Duration = Duration::from_secs(1);
 
 /// Counters of the receiver.

@@ -8,18 +8,20 @@ use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 
 use super::{GroupPosition, Load, RepairPlan, Symbol, code::Encoder};
 
-/// Packets up to this size (bytes) form groups of their own, because a repair packet is as long as the longest packet of its
-/// group. Larger: small packets pay for long repair; no measurement (docs/design/fec.md).
+/// Packets up to this size (bytes) form groups of their own, because a repair packet is as long as the
+/// longest packet of its group. Larger: small packets pay for long repair; no measurement
+/// (docs/design/fec.md).
 const MAX_SMALL_PACKET: usize = 300;
-/// Bytes of repair that may be saved up at most: about those of one group of large packets (11 packets of 1472 bytes).
-/// Smaller: groups go without repair; larger: bursts of repair.
+/// Bytes of repair that may be saved up at most: about those of one group of large packets (11 packets of
+/// 1472 bytes). Smaller: groups go without repair; larger: bursts of repair.
 const MAX_SAVED_BYTES: f64 = 16_384.0;
-/// How long a group waits to become full by default; [`GroupEncoder::set_wait`] sets a quarter of the round trip. Shorter:
-/// small groups with more repair; longer: late repair.
+/// How long a group waits to become full by default; [`GroupEncoder::set_wait`] sets a quarter of the round
+/// trip. Shorter: small groups with more repair; longer: late repair.
 const DEFAULT_WAIT: Duration = Duration::from_millis(5);
 /// On a full path a group waits this many times as long: its packets have waited for longer anyway.
 pub const FULL_PATH_WAIT_FACTOR: u32 = 3;
-/// Repair packets that could not leave for this long are dropped, because retransmissions have arrived by then on most paths.
+/// Repair packets that could not leave for this long are dropped, because retransmissions have arrived by
+/// then on most paths.
 const MAX_REPAIR_AGE: Duration = Duration::from_millis(100);
 
 /// Counters of the sender, of one path or of all.
@@ -83,12 +85,13 @@ struct OpenGroup {
 
 impl OpenGroup {
     fn load(&self) -> Load {
-        // An eighth may not have waited: packets of new flows go first, and a queue may be empty for a moment.
+        // An eighth may not have waited: packets of new flows go first, and a queue may be empty for a
+        // moment.
         if self.waited * 8 >= self.packets.len() * 7 { Load::Full } else { Load::Light }
     }
 
-    /// When the group is closed at the latest, if groups wait for `wait`: packets that waited in a queue may wait longer for
-    /// their repair, and a larger group needs less of it.
+    /// When the group is closed at the latest, if groups wait for `wait`: packets that waited in a queue may
+    /// wait longer for their repair, and a larger group needs less of it.
     fn closes_at(&self, wait: Duration) -> Instant {
         self.since + if self.load() == Load::Full { wait * FULL_PATH_WAIT_FACTOR } else { wait }
     }
@@ -161,8 +164,8 @@ impl GroupEncoder {
         Some(GroupPosition { group: open.group, symbol: Symbol::Source(open.packets.len() as u8) })
     }
 
-    /// Adds the packet of the last [`Self::assign_position`] to its group; `load`: whether the packet waited for the path.
-    /// Returns the group if that closes it.
+    /// Adds the packet of the last [`Self::assign_position`] to its group; `load`: whether the packet waited
+    /// for the path. Returns the group if that closes it.
     pub fn add_packet(
         &mut self,
         now: Instant,

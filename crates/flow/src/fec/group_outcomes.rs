@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 
 use super::group_encoder::ClosedGroup;
 
-/// Groups that are tracked at most: those of two seconds at 1 Gbit/s, of 20 packets each. Fewer: restorable losses are sent
-/// again; more: memory.
+/// Groups that are tracked at most: those of two seconds at 1 Gbit/s, of 20 packets each. Fewer: restorable
+/// losses are sent again; more: memory.
 const MAX_GROUPS: usize = 8192;
 
 /// What repair packets of a path were for.
@@ -95,8 +95,8 @@ impl<T> GroupOutcomes<T> {
         }
     }
 
-    /// A source packet of a group, or a repair packet (`None`), was lost; `wait` is how long the outcome of the other packets
-    /// may stay unknown.
+    /// A source packet of a group, or a repair packet (`None`), was lost; `wait` is how long the outcome of
+    /// the other packets may stay unknown.
     pub fn on_lost(
         &mut self,
         now: Instant,
@@ -213,8 +213,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const PATH: PathId = PathId(5);
 
-    /// A group of 4 source and 2 repair packets, of which `lost` are lost (0 is a repair packet) and `arrived` packets arrive;
-    /// returns the packets to be sent again.
+    /// A group of 4 source and 2 repair packets, of which `lost` are lost (0 is a repair packet) and
+    /// `arrived` packets arrive; returns the packets to be sent again.
     fn run(lost: &[u8], arrived: usize) -> (Vec<u8>, GroupOutcomes<u8>) {
         let now = Instant::now();
         let (mut outcomes, mut again) = (GroupOutcomes::new(), Vec::new());

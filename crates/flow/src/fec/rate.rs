@@ -2,27 +2,30 @@
 
 use mpvpn_types::Fec;
 
-/// The share of lost packets from which a path is protected. Lower: repair where retransmission is cheaper; higher: calls miss
-/// packets. Chosen (docs/design/fec.md).
+/// The share of lost packets from which a path is protected. Lower: repair where retransmission is cheaper;
+/// higher: calls miss packets. Chosen (docs/design/fec.md).
 const PROTECT_FROM_LOSS: f64 = 0.02;
-/// The share of lost packets below which protection ends; less than [`PROTECT_FROM_LOSS`], so that it does not flap. Chosen.
+/// The share of lost packets below which protection ends; less than [`PROTECT_FROM_LOSS`], so that it does
+/// not flap. Chosen.
 const PROTECT_DOWN_TO_LOSS: f64 = 0.01;
-/// The share of packets that may stay lost in spite of repair, and are sent again. Lower: more repair; higher: more packets
-/// arrive a round trip later.
+/// The share of packets that may stay lost in spite of repair, and are sent again. Lower: more repair;
+/// higher: more packets arrive a round trip later.
 const MAX_RESIDUAL: f64 = 0.003;
-/// On a full path this part of the losses may stay, if it is more than [`MAX_RESIDUAL`]. There each repair packet and each
-/// retransmission displaces a packet of data: at 12 % loss 40 % of repair leave 0.1 % missing, 19 % leave 3 %.
+/// On a full path this part of the losses may stay, if it is more than [`MAX_RESIDUAL`]. There each repair
+/// packet and each retransmission displaces a packet of data: at 12 % loss 40 % of repair leave 0.1 %
+/// missing, 19 % leave 3 %.
 const FULL_PATH_RESIDUAL_SHARE: f64 = 0.3;
-/// Source packets of a full group. Fewer: losses are spread unevenly over groups, so more repair; more: repair comes later.
+/// Source packets of a full group. Fewer: losses are spread unevenly over groups, so more repair; more:
+/// repair comes later.
 const AUTO_GROUP_SIZE: u8 = 20;
-/// Source packets of a full group on a full path, where the next packets wait already. More saves little, and each repair
-/// packet is computed from all of them.
+/// Source packets of a full group on a full path, where the next packets wait already. More saves little, and
+/// each repair packet is computed from all of them.
 const FULL_PATH_GROUP_SIZE: u8 = 32;
-/// The largest share of repair, of the bytes of the data. Smaller: less is restored at more than 15 % loss; larger: less data.
-/// Chosen.
+/// The largest share of repair, of the bytes of the data. Smaller: less is restored at more than 15 % loss;
+/// larger: less data. Chosen.
 const MAX_AUTO_SHARE: f64 = 0.3;
-/// Plans are made for multiples of this share of lost packets. Smaller: plans change all the time; larger: repair does not fit
-/// the loss.
+/// Plans are made for multiples of this share of lost packets. Smaller: plans change all the time; larger:
+/// repair does not fit the loss.
 const LOSS_STEP: f64 = 0.005;
 
 /// Whether packets wait for their path.
@@ -94,8 +97,8 @@ impl RepairPlan {
     }
 }
 
-/// How many repair packets `data` source packets need if the share `loss` of all packets is lost, and the share
-/// `max_residual` may stay lost.
+/// How many repair packets `data` source packets need if the share `loss` of all packets is lost, and the
+/// share `max_residual` may stay lost.
 fn required_repair_packets(data: u8, loss: f64, max_residual: f64) -> u8 {
     let enough = |repair: &u8| residual(data, *repair, loss) <= max_residual;
     (1..=Fec::MAX_REPAIR).find(enough).unwrap_or(Fec::MAX_REPAIR)
@@ -123,8 +126,8 @@ pub struct LossMonitor {
 }
 
 impl LossMonitor {
-    /// Takes the share of packets (0 to 1) that the path loses; returns the plan if it has changed: `Some(None)` ends the
-    /// protection.
+    /// Takes the share of packets (0 to 1) that the path loses; returns the plan if it has changed:
+    /// `Some(None)` ends the protection.
     pub fn update(&mut self, fec: Fec, loss: f64) -> Option<Option<&RepairPlan>> {
         let before = self.plan.as_ref().map(|(step, _)| *step);
         let step = match fec {

@@ -12,17 +12,17 @@ use super::{
     seq::Seq,
 };
 
-/// The window scale (RFC 7323) of this end: windows up to 1 MiB. Larger: more memory a connection; smaller: a fast local app
-/// stops and starts.
+/// The window scale (RFC 7323) of this end: windows up to 1 MiB. Larger: more memory a connection; smaller: a
+/// fast local app stops and starts.
 const WINDOW_SCALE: u8 = 4;
-/// The shortest time between two challenge ACKs, which the app's kernel might answer in turn (RFC 5961 §7). Shorter: loops of
-/// answers; longer: an app with a wrong state notices late.
+/// The shortest time between two challenge ACKs, which the app's kernel might answer in turn (RFC 5961 §7).
+/// Shorter: loops of answers; longer: an app with a wrong state notices late.
 const MIN_CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// The first retransmission timeout of a SYN-ACK, doubled each time (RFC 6298 §2.1).
 const SYN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_SYN_ACKS: u32 = 5;
-/// The TIME-WAIT of a connection that this end closed first, for an app whose FIN was not acknowledged. A local link keeps no
-/// old segments, so it may be far shorter than 2 MSL. Longer: memory.
+/// The TIME-WAIT of a connection that this end closed first, for an app whose FIN was not acknowledged. A
+/// local link keeps no old segments, so it may be far shorter than 2 MSL. Longer: memory.
 const TIME_WAIT: Duration = Duration::from_secs(3);
 /// The MSS of an app that sends no option (RFC 9293 §3.7.1).
 const DEFAULT_MSS_V4: u16 = 536;
@@ -83,8 +83,8 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// A connection that an app requests by the SYN in `packet`; `first` is the initial sequence number of this end, and
-    /// `limit` the bytes that may wait to be read.
+    /// A connection that an app requests by the SYN in `packet`; `first` is the initial sequence number of
+    /// this end, and `limit` the bytes that may wait to be read.
     pub(super) fn new(
         now: Instant,
         key: FlowKey,
@@ -145,8 +145,8 @@ impl Flow {
         }
     }
 
-    /// Whether `syn` opens a new connection with the same 5-tuple, because this one is over (RFC 9293 §3.6.1) or the app has
-    /// given it up before it was answered.
+    /// Whether `syn` opens a new connection with the same 5-tuple, because this one is over (RFC 9293 §3.6.1)
+    /// or the app has given it up before it was answered.
     pub(super) fn is_replaced_by(&self, syn: &Segment<'_>) -> bool {
         let seq = Seq(syn.seq());
         match self.phase {

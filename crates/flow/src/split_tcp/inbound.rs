@@ -4,16 +4,20 @@ use bytes::{Bytes, BytesMut};
 
 use super::seq::Seq;
 
-/// Out-of-order segments that are kept at most; gaps are rare on a local link. Fewer: retransmissions; more: memory.
+/// Out-of-order segments that are kept at most; gaps are rare on a local link. Fewer: retransmissions; more:
+/// memory.
 const MAX_OUT_OF_ORDER: usize = 64;
-/// The largest empty buffer that an idle connection keeps (bytes). Smaller: allocations; larger: memory of idle connections.
+/// The largest empty buffer that an idle connection keeps (bytes). Smaller: allocations; larger: memory of
+/// idle connections.
 const MAX_IDLE_BUFFER: usize = 1024;
-/// The largest buffer (bytes): one read of a TUN device. Larger: data that was partly read keeps more memory alive.
+/// The largest buffer (bytes): one read of a TUN device. Larger: data that was partly read keeps more memory
+/// alive.
 const MAX_CHUNK: usize = 64 << 10;
 
 /// The receiving side: bytes of the app in order, until they are read (RFC 9293 §3.10.7.4).
 ///
-/// Always holds: no byte is accepted twice, nor beyond the announced window, whose right edge never moves back.
+/// Always holds: no byte is accepted twice, nor beyond the announced window, whose right edge never moves
+/// back.
 #[derive(Debug)]
 pub(super) struct Inbound {
     /// The next expected byte (RCV.NXT).
@@ -22,8 +26,8 @@ pub(super) struct Inbound {
     edge: Seq,
     /// The shift of announced windows.
     scale: u8,
-    /// Bytes that wait to be read: these, then those of `tail`. Bytes that were read keep their chunk alive, so chunks are
-    /// small.
+    /// Bytes that wait to be read: these, then those of `tail`. Bytes that were read keep their chunk alive,
+    /// so chunks are small.
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     /// Bytes that wait to be read.
@@ -185,7 +189,8 @@ impl Inbound {
         bytes
     }
 
-    /// Whether a window update is worth a packet, where `limit` bytes may be held (silly window avoidance, RFC 9293 §3.8.6.2.2).
+    /// Whether a window update is worth a packet, where `limit` bytes may be held (silly window avoidance,
+    /// RFC 9293 §3.8.6.2.2).
     pub(super) fn needs_window_update(&self, limit: usize, mss: usize) -> bool {
         let gain = self.window_edge(limit).beyond(self.edge);
         let closed = self.edge.since(self.next) < mss as i32;

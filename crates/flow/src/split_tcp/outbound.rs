@@ -5,13 +5,13 @@ use mpvpn_types::{Duration, Instant};
 
 use super::seq::Seq;
 
-/// The first retransmission timeout: an app may delay its acknowledgement for 200 ms. Shorter: needless retransmissions;
-/// longer: a lost packet stops the app for longer.
+/// The first retransmission timeout: an app may delay its acknowledgement for 200 ms. Shorter: needless
+/// retransmissions; longer: a lost packet stops the app for longer.
 const INITIAL_RTO: Duration = Duration::from_millis(300);
 /// The longest retransmission timeout. Longer: an app that is back waits for its data.
 const MAX_RTO: Duration = Duration::from_secs(5);
-/// Consecutive timeouts without any segment of the app after which it is gone: about 50 s. Fewer: an app that was stopped loses
-/// its connection; more: memory.
+/// Consecutive timeouts without any segment of the app after which it is gone: about 50 s. Fewer: an app that
+/// was stopped loses its connection; more: memory.
 const MAX_TIMEOUTS: u32 = 12;
 /// Duplicate acknowledgements that indicate a loss (RFC 5681 §3.2).
 const DUPLICATE_ACK_THRESHOLD: u8 = 3;
@@ -36,8 +36,8 @@ pub(super) enum TimeoutResult {
 
 /// The sending side: bytes that the app has not acknowledged, and bytes that wait for its window.
 ///
-/// A local link loses packets only in a full device queue, so there is no congestion window; after a loss everything from
-/// there on is sent again (go-back-N).
+/// A local link loses packets only in a full device queue, so there is no congestion window; after a loss
+/// everything from there on is sent again (go-back-N).
 #[derive(Debug)]
 pub(super) struct Outbound {
     /// The first unacknowledged byte (SND.UNA).
@@ -68,8 +68,8 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    /// `first` is the initial sequence number of this end, `theirs` that of the app, `mss` the app's MSS (bytes), and `scale`
-    /// its window scale.
+    /// `first` is the initial sequence number of this end, `theirs` that of the app, `mss` the app's MSS
+    /// (bytes), and `scale` its window scale.
     pub(super) fn new(first: Seq, theirs: Seq, mss: usize, scale: u8) -> Self {
         let next = first.plus(1);
         Self {
@@ -145,8 +145,8 @@ impl Outbound {
         let repeated = ack == self.una && payload == 0 && window == self.window;
         let was_closed = self.window == 0;
         let fresh = ack.beyond(self.una);
-        // A window counts from its own acknowledgement number: the one with the newest acknowledgement is used, also from a
-        // retransmission; an older one is ignored.
+        // A window counts from its own acknowledgement number: the one with the newest acknowledgement is
+        // used, also from a retransmission; an older one is ignored.
         if fresh > 0 || ack == self.una && seq.since(self.window_from) >= 0 {
             (self.window, self.window_from) = (window, seq);
         }

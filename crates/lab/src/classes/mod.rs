@@ -1,7 +1,8 @@
-//! `mpvpn lab classes`: three classes over one link, packet loss in the connection of one of them, and the effect on each.
+//! `mpvpn lab classes`: three classes over one link, packet loss in the connection of one of them, and the
+//! effect on each.
 //!
-//! In: the options. Out: a live view, a summary, `classes.svg` and `classes.json`. Always holds: every figure was measured in
-//! this run, and the run ends a few seconds after the requested duration.
+//! In: the options. Out: a live view, a summary, `classes.svg` and `classes.json`. Always holds: every figure
+//! was measured in this run, and the run ends a few seconds after the requested duration.
 
 mod plot;
 mod report;
@@ -31,13 +32,14 @@ use crate::{
 
 /// The class whose connection loses packets.
 const LOSSY_CLASS: &str = "bulk";
-/// Time in which every class must have an active path. Connections come up within a second; longer delays an error, shorter
-/// fails on a busy machine.
+/// Time in which every class must have an active path. Connections come up within a second; longer delays an
+/// error, shorter fails on a busy machine.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Traffic before the measured time, in which path MTUs and rates are found. Shorter lets this show in the figures.
+/// Traffic before the measured time, in which path MTUs and rates are found. Shorter lets this show in the
+/// figures.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Time after an interval in which replies to its packets still count; later ones are shown as lost. Longer delays the live
-/// view, shorter counts slow replies as lost.
+/// Time after an interval in which replies to its packets still count; later ones are shown as lost. Longer
+/// delays the live view, shorter counts slow replies as lost.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval of the live view.
 const DISPLAY_INTERVAL: Duration = Duration::from_secs(1);

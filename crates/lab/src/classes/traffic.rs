@@ -20,8 +20,8 @@ use crate::{error::LabError, lab::Lab, vpn::TUNNEL_SERVER_V4};
 
 /// The port of the first echo; the others have the ports after it.
 const FIRST_PORT: u16 = 7001;
-/// Receive buffer of each socket, in bytes. In a smaller one datagrams are lost when this machine is busy, which would count as
-/// loss of the link.
+/// Receive buffer of each socket, in bytes. In a smaller one datagrams are lost when this machine is busy,
+/// which would count as loss of the link.
 const RECV_BUFFER_BYTES: usize = 4 << 20;
 /// How often a waiting thread checks whether to stop. Longer delays the end, shorter costs wake-ups.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);

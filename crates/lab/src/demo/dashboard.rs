@@ -1,7 +1,7 @@
 //! The dashboard of the demonstration's client, for a browser of this machine.
 //!
-//! In: the client, whose dashboard listens in its own namespace. Out: an address of this machine that leads there, and a link that
-//! logs in. Always holds: it listens on the loopback only; its threads end with it.
+//! In: the client, whose dashboard listens in its own namespace. Out: an address of this machine that leads
+//! there, and a link that logs in. Always holds: it listens on the loopback only; its threads end with it.
 
 use std::{
     io,

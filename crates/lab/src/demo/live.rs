@@ -25,7 +25,8 @@ pub(super) struct View {
     screen: Screen,
 }
 
-/// A link, with the state and figures of the path over it that has carried most bytes; each class has a path over it.
+/// A link, with the state and figures of the path over it that has carried most bytes; each class has a path
+/// over it.
 #[derive(Debug, PartialEq)]
 struct Link {
     name: String,
@@ -51,7 +52,8 @@ impl View {
         Instant::now() >= self.next_display
     }
 
-    /// Shows the state of the links. `events` has the texts of events and when they happened, the latest first.
+    /// Shows the state of the links. `events` has the texts of events and when they happened, the latest
+    /// first.
     pub(super) fn show(&mut self, status: &Value, goodput: &Goodput, events: [(&str, Option<Instant>); 2]) {
         let now = Instant::now();
         let links = links(&mut self.bytes, status, now - self.last_read);
@@ -69,7 +71,8 @@ impl View {
     }
 }
 
-/// The links in `status`. `bytes` has the bytes of each path at the last update, `elapsed` ago, and is updated.
+/// The links in `status`. `bytes` has the bytes of each path at the last update, `elapsed` ago, and is
+/// updated.
 fn links(bytes: &mut BTreeMap<String, u64>, status: &Value, elapsed: Duration) -> Vec<Link> {
     let mut links: BTreeMap<String, Link> = BTreeMap::new();
     for path in status["paths"].as_array().into_iter().flatten() {

@@ -1,7 +1,8 @@
 //! `mpvpn lab demo`: two links bonded, one of them cut and restored, and everything measured.
 //!
-//! In: the options. Out: a live view, a summary, `bonding.svg` and `summary.json`. Always holds: every figure shown was
-//! measured in this run, and the run ends within 90 s, after a browser has opened the dashboard if it is wanted.
+//! In: the options. Out: a live view, a summary, `bonding.svg` and `summary.json`. Always holds: every figure
+//! shown was measured in this run, and the run ends within 90 s, after a browser has opened the dashboard if
+//! it is wanted.
 
 mod dashboard;
 mod live;
@@ -39,15 +40,16 @@ const LINK_SPEC: &str = "100mbit,12.5ms,queue=60ms";
 const LINK_DESCRIPTION: &str = "100 Mbit/s, 12.5 ms one way, 60 ms of queue";
 /// Parallel TCP flows of iperf3.
 const FLOW_COUNT: &str = "8";
-/// Seconds for which each link is measured alone. Shorter lets slow start dominate, longer makes the demonstration longer.
+/// Seconds for which each link is measured alone. Shorter lets slow start dominate, longer makes the
+/// demonstration longer.
 const ALONE_SECONDS: u64 = 5;
-/// Time that TCP needs to find its rate; it is excluded from the means. Shorter lets slow start lower them, longer leaves less
-/// to measure.
+/// Time that TCP needs to find its rate; it is excluded from the means. Shorter lets slow start lower them,
+/// longer leaves less to measure.
 const TCP_START_UP: Duration = Duration::from_secs(2);
 /// How often the outputs of programs are read. Longer makes times less exact, shorter costs wake-ups.
 const TICK: Duration = Duration::from_millis(20);
-/// Time in which paths must follow a change of a link. They do within a second; longer delays an error, shorter fails on a
-/// busy machine.
+/// Time in which paths must follow a change of a link. They do within a second; longer delays an error,
+/// shorter fails on a busy machine.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time that iperf3 may run beyond its duration: connection setup and teardown. Longer delays an error.
 const PROGRAM_GRACE: Duration = Duration::from_secs(8);

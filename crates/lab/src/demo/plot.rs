@@ -14,7 +14,8 @@ const PICTURE_HEIGHT: f64 = 700.0;
 const RATES_PANEL: (f64, f64) = (104.0, 430.0);
 /// Top and bottom of the panel with the pings, in the picture's units.
 const PINGS_PANEL: (f64, f64) = (506.0, 630.0);
-/// The interval of a point in the curves of the links, in ms. Longer hides short gaps, shorter shows bursts of single packets.
+/// The interval of a point in the curves of the links, in ms. Longer hides short gaps, shorter shows bursts
+/// of single packets.
 const STEP_MS: u128 = 100;
 
 const PING_COLOUR: &str = "#2e8b6f";

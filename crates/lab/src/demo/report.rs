@@ -13,13 +13,14 @@ use super::{
 };
 use crate::{error::LabError, link::History, results};
 
-/// Bytes of IP packets after which a restored link "carries data again": more than heartbeats and handshakes need.
+/// Bytes of IP packets after which a restored link "carries data again": more than heartbeats and handshakes
+/// need.
 const CARRIES_AGAIN_BYTES: u64 = 100_000;
-/// Share of its earlier rate that a restored link must carry for 100 ms to be "back". Nearer to 1 measures the variation of the
-/// rate.
+/// Share of its earlier rate that a restored link must carry for 100 ms to be "back". Nearer to 1 measures
+/// the variation of the rate.
 const BACK_RATE_SHARE: f64 = 0.8;
-/// Time after a cut or repair in which gaps of pings count as its effect. Longer includes unrelated gaps, shorter may miss late
-/// ones.
+/// Time after a cut or repair in which gaps of pings count as its effect. Longer includes unrelated gaps,
+/// shorter may miss late ones.
 const EFFECT_DURATION: Duration = Duration::from_secs(3);
 
 /// One link measured while the other had no carrier.
@@ -52,8 +53,8 @@ pub(super) struct Summary {
     pub(super) bonding: Bonding,
 }
 
-/// The content of `summary.json`: times in ms, rates in Mbit/s of goodput, `null` where nothing was measured. The names of the
-/// fields are its keys.
+/// The content of `summary.json`: times in ms, rates in Mbit/s of goodput, `null` where nothing was measured.
+/// The names of the fields are its keys.
 #[derive(Debug, Serialize)]
 struct Figures<'a> {
     links: &'a str,
@@ -182,7 +183,8 @@ pub(super) mod tests {
     use super::*;
     use crate::emulation::HISTORY_STEP;
 
-    /// An artificial run of 9 s: link 1 (100 Mbit/s) is cut at 3 s, restored at 6 s, and carries data again 200 ms later.
+    /// An artificial run of 9 s: link 1 (100 Mbit/s) is cut at 3 s, restored at 6 s, and carries data again
+    /// 200 ms later.
     pub(in crate::demo) fn example() -> Summary {
         let start = Instant::now() + Duration::from_secs(100);
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);

@@ -46,7 +46,8 @@ pub(super) struct Interval {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Goodput {
     intervals: Vec<Interval>,
-    /// The start time of iperf3. A line is read after the end of its interval, so the earliest estimate is the best.
+    /// The start time of iperf3. A line is read after the end of its interval, so the earliest estimate is
+    /// the best.
     time_zero: Option<Instant>,
     /// The mean of the whole run, as iperf3 reports it, in Mbit/s.
     pub(super) whole_mbps: Option<f64>,
@@ -63,7 +64,8 @@ impl Goodput {
         }
     }
 
-    /// Parses lines such as `[SUM]   0.00-0.10   sec  2.27 MBytes  190000 Kbits/sec`; the last two end with `sender` and `receiver`.
+    /// Parses lines such as `[SUM]   0.00-0.10   sec  2.27 MBytes  190000 Kbits/sec`; the last two end with
+    /// `sender` and `receiver`.
     fn parse_line(&mut self, line: &str, now: Instant) {
         let Some(line) = line.strip_prefix("[SUM]") else { return };
         let words: Vec<&str> = line.split_whitespace().collect();

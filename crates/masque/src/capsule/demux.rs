@@ -1,7 +1,8 @@
-//! Demultiplexes a stream of capsules into DATAGRAM capsules and other bytes, for an intermediary that forwards them.
+//! Demultiplexes a stream of capsules into DATAGRAM capsules and other bytes, for an intermediary that
+//! forwards them.
 //!
-//! In: the bytes of a stream, in any pieces. Out: the values of DATAGRAM capsules, and all other bytes unchanged. Always
-//! holds: no more than one capsule header or one datagram is buffered.
+//! In: the bytes of a stream, in any pieces. Out: the values of DATAGRAM capsules, and all other bytes
+//! unchanged. Always holds: no more than one capsule header or one datagram is buffered.
 
 use super::{CapsuleError, DATAGRAM, MAX_DATAGRAM_LEN};
 use crate::varint;
@@ -19,11 +20,13 @@ pub enum CapsulePart {
     Other(Bytes),
 }
 
-/// Extracts DATAGRAM capsules from a stream of capsules and passes the others unchanged, whatever the pieces in which the
-/// stream arrives: "intermediaries ... SHOULD forward Capsules of unknown types unmodified" (RFC 9297 §3.2).
+/// Extracts DATAGRAM capsules from a stream of capsules and passes the others unchanged, whatever the pieces
+/// in which the stream arrives: "intermediaries ... SHOULD forward Capsules of unknown types unmodified" (RFC
+/// 9297 §3.2).
 ///
-/// Call [`push`](Self::push) with each piece, then [`next`](Self::next) until it returns nothing. It buffers the header of
-/// one capsule, or one datagram, and never the values of other capsules. After an error the stream must be aborted.
+/// Call [`push`](Self::push) with each piece, then [`next`](Self::next) until it returns nothing. It buffers
+/// the header of one capsule, or one datagram, and never the values of other capsules. After an error the
+/// stream must be aborted.
 #[derive(Debug, Default)]
 pub struct CapsuleDemux {
     /// Pushed bytes that were not returned yet.

@@ -1,7 +1,7 @@
 //! The LINK capsule: how a client wants the server to use the link under one of its paths (docs/protocol.md).
 //!
-//! In: a [`LinkNotice`], or the value of a received capsule. Out: the bytes, or the notice. Always holds: values out of
-//! range are refused; flags and fields of later versions are ignored.
+//! In: a [`LinkNotice`], or the value of a received capsule. Out: the bytes, or the notice. Always holds:
+//! values out of range are refused; flags and fields of later versions are ignored.
 
 use bytes::{BufMut, BytesMut};
 use mpvpn_types::{BitRate, PathId, Tier, Weight};
@@ -26,7 +26,8 @@ pub struct LinkPolicy {
     pub metered: bool,
     /// Rate limit of what this end sends over the link, counted as IP packets; on the wire in whole kbit/s.
     pub up: Option<BitRate>,
-    /// Rate limit of what the peer sends over the link. The peer gets a policy of its own, see [`Self::for_peer`].
+    /// Rate limit of what the peer sends over the link. The peer gets a policy of its own, see
+    /// [`Self::for_peer`].
     pub down: Option<BitRate>,
     /// Weight of the link under the scheduler `weighted`.
     pub weight: Weight,
@@ -47,13 +48,13 @@ impl LinkPolicy {
 pub struct LinkNotice {
     /// The path (draft-ietf-quic-multipath-21).
     pub path: PathId,
-    /// How the receiver uses the link. On the wire the tier `never` becomes `backup`, and `down`, which only concerns the
-    /// sender, is left out.
+    /// How the receiver uses the link. On the wire the tier `never` becomes `backup`, and `down`, which only
+    /// concerns the sender, is left out.
     pub policy: LinkPolicy,
     /// The first of several paths over the same link; `None` for the only path of a link.
     pub first_path: Option<PathId>,
-    /// The client's number of the link, which identifies paths of several connections over the same link; `None` if the
-    /// client has only one connection.
+    /// The client's number of the link, which identifies paths of several connections over the same link;
+    /// `None` if the client has only one connection.
     pub link: Option<u16>,
 }
 

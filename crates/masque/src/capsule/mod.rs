@@ -1,9 +1,9 @@
 //! Capsules on a request stream (RFC 9297 §3) and those of CONNECT-IP (RFC 9484 §4.7).
 //!
-//! In: bytes of a request stream, in any pieces. Out: capsules whose contents obey every rule of RFC 9484, or the reason
-//! why the stream must be aborted. Always holds: capsules of unknown types are skipped without buffering; known types have
-//! a maximum length ([`MAX_CAPSULE_LEN`], [`MAX_DATAGRAM_LEN`]), so that a reader that is drained after each push buffers no
-//! more than that.
+//! In: bytes of a request stream, in any pieces. Out: capsules whose contents obey every rule of RFC 9484, or
+//! the reason why the stream must be aborted. Always holds: capsules of unknown types are skipped without
+//! buffering; known types have a maximum length ([`MAX_CAPSULE_LEN`], [`MAX_DATAGRAM_LEN`]), so that a reader
+//! that is drained after each push buffers no more than that.
 
 mod demux;
 mod link;
@@ -21,11 +21,12 @@ use ipnet::IpNet;
 use reader::{Fields, HostBits};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Maximum length in bytes of the value of a capsule with addresses or routes: more than 1800 IPv6 ranges. A larger maximum
-/// lets a peer use more memory; a smaller one refuses long route lists.
+/// Maximum length in bytes of the value of a capsule with addresses or routes: more than 1800 IPv6 ranges. A
+/// larger maximum lets a peer use more memory; a smaller one refuses long route lists.
 pub const MAX_CAPSULE_LEN: usize = 64 * 1024;
 
-/// Maximum length in bytes of the value of a DATAGRAM capsule: the longest context ID and the largest IP packet.
+/// Maximum length in bytes of the value of a DATAGRAM capsule: the longest context ID and the largest IP
+/// packet.
 pub const MAX_DATAGRAM_LEN: usize = 8 + 65_535;
 
 /// DATAGRAM (RFC 9297 §3.5).
@@ -38,7 +39,8 @@ pub const ADDRESS_REQUEST: u64 = 0x02;
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 /// LINK, an extension of mpvpn: a client's policy for the link under a path (docs/protocol.md).
 pub const LINK: u64 = 0x2d70_766c;
-/// Maximum length in bytes of the value of a LINK capsule: its fields take up to 42, and the rest is for later versions.
+/// Maximum length in bytes of the value of a LINK capsule: its fields take up to 42, and the rest is for
+/// later versions.
 pub const MAX_LINK_LEN: usize = 64;
 
 /// One capsule.
@@ -71,7 +73,8 @@ pub struct AssignedAddress {
 }
 
 impl AssignedAddress {
-    /// The answer that refuses request `request_id`: the all-zero address with full prefix length (RFC 9484 §4.7.1).
+    /// The answer that refuses request `request_id`: the all-zero address with full prefix length (RFC 9484
+    /// §4.7.1).
     #[must_use]
     pub fn refusal(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
@@ -89,7 +92,8 @@ impl AssignedAddress {
 pub struct RequestedAddress {
     /// Identifies the request; not 0, and not reused on the stream.
     pub request_id: u64,
-    /// The requested address or prefix. An all-zero address means any address of the family, with this prefix length.
+    /// The requested address or prefix. An all-zero address means any address of the family, with this
+    /// prefix length.
     pub net: IpNet,
 }
 
@@ -253,8 +257,8 @@ impl Capsule {
         }
     }
 
-    /// Appends the encoded capsule. The caller provides legal contents: routes from [`routes_sorted`], request IDs other
-    /// than 0. Host bits are cleared here.
+    /// Appends the encoded capsule. The caller provides legal contents: routes from [`routes_sorted`],
+    /// request IDs other than 0. Host bits are cleared here.
     ///
     /// # Panics
     /// If a request ID is above 2^62 − 1.
@@ -284,8 +288,8 @@ impl Capsule {
     }
 }
 
-/// Appends the header of a DATAGRAM capsule whose value (context ID and payload) has `len` bytes, for senders that write
-/// the payload separately.
+/// Appends the header of a DATAGRAM capsule whose value (context ID and payload) has `len` bytes, for senders
+/// that write the payload separately.
 pub fn encode_datagram_header(len: usize, out: &mut BytesMut) {
     put_header(DATAGRAM, len, out);
 }

@@ -1,7 +1,8 @@
-//! Address ranges of ROUTE_ADVERTISEMENT capsules (RFC 9484 §4.7.3), their order, and conversion to CIDR prefixes.
+//! Address ranges of ROUTE_ADVERTISEMENT capsules (RFC 9484 §4.7.3), their order, and conversion to CIDR
+//! prefixes.
 //!
-//! In: ranges, prefixes, or received routes. Out: ranges in the order that the RFC requires, violations of that order, or
-//! prefixes. Always holds: both ends of a range are of one family, and start ≤ end.
+//! In: ranges, prefixes, or received routes. Out: ranges in the order that the RFC requires, violations of
+//! that order, or prefixes. Always holds: both ends of a range are of one family, and start ≤ end.
 
 use super::Family;
 use ipnet::IpNet;
@@ -135,8 +136,8 @@ impl fmt::Display for IpRange {
     }
 }
 
-/// `ranges` as ROUTE_ADVERTISEMENT requires them: sorted, adjacent and overlapping ranges of one protocol merged, and
-/// ranges for all protocols subtracted from ranges for single protocols.
+/// `ranges` as ROUTE_ADVERTISEMENT requires them: sorted, adjacent and overlapping ranges of one protocol
+/// merged, and ranges for all protocols subtracted from ranges for single protocols.
 #[must_use]
 pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
     ranges.sort_unstable_by_key(IpRange::order);
@@ -156,8 +157,8 @@ pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
 
 /// The first pair of `ranges` that breaks the rules of RFC 9484 §4.7.3, earlier entry first.
 ///
-/// The IP version never decreases, within a version the protocol never decreases, and "if the IP Version and IP
-/// Protocol of A and B are both equal, the End IP Address of A MUST be strictly less than the Start IP
+/// The IP version never decreases, within a version the protocol never decreases, and "if the IP Version and
+/// IP Protocol of A and B are both equal, the End IP Address of A MUST be strictly less than the Start IP
 /// Address of B".
 pub(super) fn order_violation(ranges: &[IpRange]) -> Option<(IpRange, IpRange)> {
     let mut pairs = ranges.iter().zip(ranges.iter().skip(1));

@@ -1,7 +1,7 @@
 //! Reads capsules from a stream of bytes.
 //!
-//! In: the bytes of a stream, in any pieces. Out: capsules, or an error. Always holds: at most one incomplete capsule of a
-//! known type is buffered.
+//! In: the bytes of a stream, in any pieces. Out: capsules, or an error. Always holds: at most one incomplete
+//! capsule of a known type is buffered.
 
 use super::{Capsule, CapsuleError, DATAGRAM};
 use crate::varint;
@@ -12,8 +12,8 @@ use std::net::IpAddr;
 /// Reads capsules from a stream, whatever the pieces in which it arrives.
 ///
 /// Call [`push`](Self::push) with each piece, then [`next`](Self::next) until it returns nothing, and
-/// [`finish`](Self::finish) when the stream ends cleanly. After an error the reader returns the same error and buffers
-/// nothing: the stream must be aborted.
+/// [`finish`](Self::finish) when the stream ends cleanly. After an error the reader returns the same error
+/// and buffers nothing: the stream must be aborted.
 #[derive(Debug, Default)]
 pub struct CapsuleReader {
     bytes: BytesMut,
@@ -47,8 +47,9 @@ impl CapsuleReader {
         Self { host_bits: HostBits::Mask, ..Self::default() }
     }
 
-    /// A reader of DATAGRAM capsules only, for CONNECT-UDP streams: all other types are unknown. A datagram with a value of
-    /// more than `max` bytes is skipped like an unknown capsule, because datagrams may be dropped (RFC 9297 §3.5).
+    /// A reader of DATAGRAM capsules only, for CONNECT-UDP streams: all other types are unknown. A datagram
+    /// with a value of more than `max` bytes is skipped like an unknown capsule, because datagrams may be
+    /// dropped (RFC 9297 §3.5).
     #[must_use]
     pub fn datagrams(max: usize) -> Self {
         Self { datagrams_only: Some(max), ..Self::default() }

@@ -1,7 +1,7 @@
 //! The peer's control stream (RFC 9114 §6.2.1).
 //!
-//! In: bytes of the stream, in any pieces. Out: events, or a connection error. Always holds: at most [`MAX_SETTINGS`] bytes
-//! are buffered.
+//! In: bytes of the stream, in any pieces. Out: events, or a connection error. Always holds: at most
+//! [`MAX_SETTINGS`] bytes are buffered.
 
 use super::{
     Event, H3Error, PeerSettings, Side, code,
@@ -9,8 +9,8 @@ use super::{
 };
 use bytes::{Bytes, BytesMut};
 
-/// Maximum length of a SETTINGS payload in bytes: more than 250 settings, where peers send about ten. A larger maximum lets
-/// a peer use more memory; a smaller one may refuse a peer with many grease settings.
+/// Maximum length of a SETTINGS payload in bytes: more than 250 settings, where peers send about ten. A
+/// larger maximum lets a peer use more memory; a smaller one may refuse a peer with many grease settings.
 const MAX_SETTINGS: u64 = 4096;
 
 /// Parses the frames of the control stream.

@@ -1,7 +1,7 @@
 //! HTTP/3 frames (RFC 9114 §7): types, headers, and encoders.
 //!
-//! In: bytes of a stream, in any pieces, or contents of a frame. Out: frame headers, or encoded frames. Always holds: at
-//! most 16 bytes of an incomplete frame header are buffered.
+//! In: bytes of a stream, in any pieces, or contents of a frame. Out: frame headers, or encoded frames.
+//! Always holds: at most 16 bytes of an incomplete frame header are buffered.
 
 use super::{H3Error, Settings, code};
 use crate::{headers::Headers, qpack, varint};
@@ -15,8 +15,8 @@ pub(super) const PUSH_PROMISE: u64 = 0x05;
 pub(super) const GOAWAY: u64 = 0x07;
 pub(super) const MAX_PUSH_ID: u64 = 0x0d;
 
-/// Whether a frame type is reserved because HTTP/2 used it: "their receipt MUST be treated as a connection error
-/// of type H3_FRAME_UNEXPECTED" (RFC 9114 §7.2.8).
+/// Whether a frame type is reserved because HTTP/2 used it: "their receipt MUST be treated as a connection
+/// error of type H3_FRAME_UNEXPECTED" (RFC 9114 §7.2.8).
 pub(super) fn is_http2_only(kind: u64) -> bool {
     matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
 }

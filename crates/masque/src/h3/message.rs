@@ -1,7 +1,7 @@
 //! The messages of one request stream (RFC 9114 §4.1): HEADERS, DATA, trailers.
 //!
-//! In: bytes of the stream, in any pieces. Out: events, or an error of the stream or of the connection. Always holds: at
-//! most one incomplete header section is buffered.
+//! In: bytes of the stream, in any pieces. Out: events, or an error of the stream or of the connection.
+//! Always holds: at most one incomplete header section is buffered.
 
 use super::{
     Event, H3Error, Side, code,
@@ -13,8 +13,8 @@ use crate::{
 };
 use bytes::{Bytes, BytesMut};
 
-/// Maximum number of interim responses (1xx) on one stream: each costs the peer few bytes and this end an event. Servers
-/// send one or two; a larger maximum helps an attacker.
+/// Maximum number of interim responses (1xx) on one stream: each costs the peer few bytes and this end an
+/// event. Servers send one or two; a larger maximum helps an attacker.
 const MAX_INTERIM: u8 = 8;
 
 /// Parses the frames of one request or response.

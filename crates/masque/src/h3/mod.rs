@@ -1,10 +1,10 @@
 //! HTTP/3 (RFC 9114): parses received streams and encodes frames.
 //!
-//! In: the bytes of every stream that the peer can write to, in any pieces, and resets. Out: [`Event`]s, or an [`H3Error`]
-//! with which to close the connection; the `encode_*` functions return frames to send. Always holds: unknown frames,
-//! unknown unidirectional streams and grease are skipped without buffering; at most one incomplete header section per stream
-//! is buffered, and [`Settings`] bounds each section, their sum and the number of streams. Every violation has the error
-//! code of its RFC.
+//! In: the bytes of every stream that the peer can write to, in any pieces, and resets. Out: [`Event`]s, or
+//! an [`H3Error`] with which to close the connection; the `encode_*` functions return frames to send. Always
+//! holds: unknown frames, unknown unidirectional streams and grease are skipped without buffering; at most
+//! one incomplete header section per stream is buffered, and [`Settings`] bounds each section, their sum and
+//! the number of streams. Every violation has the error code of its RFC.
 //!
 //! Sending order, flow control, and the meaning of requests belong to other modules.
 
@@ -207,8 +207,8 @@ impl H3 {
         [Bytes::from_static(&[0x02]), Bytes::from_static(&[0x03])]
     }
 
-    /// Takes the next bytes of stream `id`, which the peer can write to. `fin` marks the clean end of the stream. Take all
-    /// events by [`poll`](Self::poll) before the next call: they refer to `data`.
+    /// Takes the next bytes of stream `id`, which the peer can write to. `fin` marks the clean end of the
+    /// stream. Take all events by [`poll`](Self::poll) before the next call: they refer to `data`.
     ///
     /// # Errors
     /// The connection must be closed with the error; every later call returns it again.

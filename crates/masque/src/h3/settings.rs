@@ -1,7 +1,7 @@
 //! SETTINGS (RFC 9114 §7.2.4): encodes those of this end, and parses those of the peer.
 //!
-//! In: [`Settings`], or the payload of a received SETTINGS frame. Out: the payload to send, or [`PeerSettings`]. Always
-//! holds: unknown settings are ignored; repeated and HTTP/2 settings are errors.
+//! In: [`Settings`], or the payload of a received SETTINGS frame. Out: the payload to send, or
+//! [`PeerSettings`]. Always holds: unknown settings are ignored; repeated and HTTP/2 settings are errors.
 
 use super::{H3Error, code};
 use crate::varint;
@@ -13,8 +13,8 @@ const QPACK_BLOCKED_STREAMS: u64 = 0x07;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1): any identifier
-/// of the form 0x1f * N + 0x21.
+/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1):
+/// any identifier of the form 0x1f * N + 0x21.
 const GREASE: u64 = 0x1f * 0x0002_5a17 + 0x21;
 
 /// The SETTINGS and the limits of this end.
@@ -25,8 +25,8 @@ pub struct Settings {
     pub max_field_section_size: usize,
     /// Whether HTTP Datagrams are enabled.
     pub datagrams: Datagrams,
-    /// Maximum number of concurrent peer-writable streams with state; more are H3_EXCESSIVE_LOAD. The stream limits of the
-    /// transport should be lower.
+    /// Maximum number of concurrent peer-writable streams with state; more are H3_EXCESSIVE_LOAD. The stream
+    /// limits of the transport should be lower.
     pub max_streams: usize,
     /// Maximum number of bytes of incomplete header sections over all streams; more are H3_EXCESSIVE_LOAD.
     pub max_buffered: usize,
@@ -54,8 +54,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The payload of the SETTINGS frame to send. ENABLE_CONNECT_PROTOCOL has no meaning in the frame of a client
-    /// (RFC 9220 §3).
+    /// The payload of the SETTINGS frame to send. ENABLE_CONNECT_PROTOCOL has no meaning in the frame of a
+    /// client (RFC 9220 §3).
     pub(super) fn payload(&self) -> BytesMut {
         let settings = [
             (QPACK_MAX_TABLE_CAPACITY, 0),

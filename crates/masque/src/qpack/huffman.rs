@@ -1,10 +1,11 @@
 //! The Huffman code of HPACK and QPACK strings (RFC 7541 §5.2 and appendix B).
 //!
-//! In: strings, or coded bytes. Out: coded bytes, or strings up to a maximum length. Always holds: wrong padding and the
-//! end-of-string code are errors.
+//! In: strings, or coded bytes. Out: coded bytes, or strings up to a maximum length. Always holds: wrong
+//! padding and the end-of-string code are errors.
 //!
-//! The code is canonical: codes of one length increase with the symbol, and codes of the next length continue where the
-//! shorter ones ended. So the code lengths determine all codes, and the tables are computed from them at compile time.
+//! The code is canonical: codes of one length increase with the symbol, and codes of the next length continue
+//! where the shorter ones ended. So the code lengths determine all codes, and the tables are computed from
+//! them at compile time.
 
 /// Length of the longest code in bits.
 const MAX_CODE_BITS: usize = 30;

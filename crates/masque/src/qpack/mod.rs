@@ -1,11 +1,11 @@
 //! QPACK (RFC 9204) without a dynamic table.
 //!
-//! In: header sections to send, or received field sections. Out: bytes, or fields. Always holds: no state is kept between
-//! sections (SETTINGS_QPACK_MAX_TABLE_CAPACITY is 0), so sections never wait for each other; a decoded section is never
-//! larger than the given limit.
+//! In: header sections to send, or received field sections. Out: bytes, or fields. Always holds: no state is
+//! kept between sections (SETTINGS_QPACK_MAX_TABLE_CAPACITY is 0), so sections never wait for each other; a
+//! decoded section is never larger than the given limit.
 //!
-//! Most instructions on the peer's two QPACK streams are therefore errors: [`EncoderStream`] and [`DecoderStream`] check
-//! this.
+//! Most instructions on the peer's two QPACK streams are therefore errors: [`EncoderStream`] and
+//! [`DecoderStream`] check this.
 
 mod huffman;
 mod static_table;
@@ -33,7 +33,8 @@ pub enum QpackError {
         /// The received index.
         index: u64,
     },
-    /// The section is larger than SETTINGS_MAX_FIELD_SECTION_SIZE; the only error that does not close the connection.
+    /// The section is larger than SETTINGS_MAX_FIELD_SECTION_SIZE; the only error that does not close the
+    /// connection.
     #[error("field section is larger than {max} bytes")]
     TooLarge {
         /// The limit in bytes.
@@ -44,7 +45,8 @@ pub enum QpackError {
 /// Bytes that RFC 9114 §4.2.2 adds for each field when it counts the size of a section.
 const FIELD_OVERHEAD: usize = 32;
 
-/// Encodes a header section: with static table entries where possible, and with Huffman code where it is shorter.
+/// Encodes a header section: with static table entries where possible, and with Huffman code where it is
+/// shorter.
 #[must_use]
 pub fn encode(headers: &Headers) -> Vec<u8> {
     // Required Insert Count 0 and Base 0 (RFC 9204 §4.5.1).
@@ -93,7 +95,8 @@ fn encode_field(field: &Field, out: &mut Vec<u8>) {
     encode_string(0, 7, &field.value, out);
 }
 
-/// Appends a number with a prefix of `bits` bits in the first byte, below the bits of `first` (RFC 7541 §5.1).
+/// Appends a number with a prefix of `bits` bits in the first byte, below the bits of `first` (RFC 7541
+/// §5.1).
 fn encode_integer(first: u8, bits: u32, value: u64, out: &mut Vec<u8>) {
     let max_in_prefix = (1u64 << bits) - 1;
     if value < max_in_prefix {
@@ -276,7 +279,8 @@ mod tests {
             &[0, 0, 0x51],                    // no value
             &[0, 0, 0x51, 5, b'a'],           // value too short
             &[0, 0, 0x51, 0x81, 0b0000_0000], // Huffman padding of zeros
-            &[0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0], // endless number
+            // An endless number.
+            &[0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0],
         ];
         for section in sections {
             assert_eq!(decode(section, MAX), Err(QpackError::Malformed), "{section:?}");

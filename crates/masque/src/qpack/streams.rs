@@ -1,6 +1,7 @@
 //! Checks of the peer's encoder and decoder streams (RFC 9204 §4.3 and §4.4) without a dynamic table.
 //!
-//! In: bytes of the streams, in any pieces. Out: nothing, or an error. Always holds: no instruction has an effect.
+//! In: bytes of the streams, in any pieces. Out: nothing, or an error. Always holds: no instruction has an
+//! effect.
 
 /// Checks the peer's encoder stream: setting the capacity to 0 is the only legal instruction.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,8 +25,8 @@ impl EncoderStream {
     }
 }
 
-/// Checks the peer's decoder stream: stream cancellation is the only legal instruction, because no section refers to the
-/// dynamic table.
+/// Checks the peer's decoder stream: stream cancellation is the only legal instruction, because no section
+/// refers to the dynamic table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecoderStream {
     /// Continuation bytes still allowed in the number being read; 0 between instructions.

@@ -1,7 +1,8 @@
 //! Makes secrets and public addresses unreadable.
 //!
-//! In: text of any kind. Out: the text with `[address 1]`, `[key 1]`, `[mac 1]` and `[server]` in their places. Always holds:
-//! the same address or key has the same number in the whole report, so that a reader still sees what belongs together.
+//! In: text of any kind. Out: the text with `[address 1]`, `[key 1]`, `[mac 1]` and `[server]` in their
+//! places. Always holds: the same address or key has the same number in the whole report, so that a reader
+//! still sees what belongs together.
 
 use std::{
     collections::HashMap,
@@ -10,9 +11,11 @@ use std::{
 
 use mpvpn_packet::public::is_public;
 
-/// Length from which a word with a digit counts as a key (characters): tokens, pins and hashes are longer, names shorter.
+/// Length from which a word with a digit counts as a key (characters): tokens, pins and hashes are longer,
+/// names shorter.
 const MIN_KEY_LEN: usize = 32;
-/// Length from which a name is hidden everywhere (characters): a shorter one would be found inside of other words.
+/// Length from which a name is hidden everywhere (characters): a shorter one would be found inside of other
+/// words.
 const MIN_NAME_LEN: usize = 4;
 
 /// Hides what must not be published.
@@ -124,8 +127,8 @@ fn is_mac(text: &str) -> bool {
     text.split(':').count() == 6 && text.split(':').all(is_byte) && !is_same
 }
 
-/// Whether the address says who or where somebody is: a public one, or one made from a hardware address (RFC 4291,
-/// appendix A).
+/// Whether the address says who or where somebody is: a public one, or one made from a hardware address (RFC
+/// 4291, appendix A).
 fn is_identifying(address: IpAddr) -> bool {
     let is_for_documentation = match address.to_canonical() {
         IpAddr::V4(address) => address.is_documentation(),

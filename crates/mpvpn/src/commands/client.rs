@@ -37,8 +37,8 @@ Options on the command line override the file.";
 #[derive(Debug, Parser)]
 #[command(name = "client", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Client {
-    /// Join link, as `mpvpn user add` prints it: server, token and how to know the server in one; `-` reads it from standard input. The
-    /// token is hidden from `ps` at once
+    /// Join link, as `mpvpn user add` prints it: server, token and how to know the server in one; `-` reads
+    /// it from standard input. The token is hidden from `ps` at once
     #[arg(value_name = "JOIN-LINK", conflicts_with_all = ["server", "token", "token_file", "pin", "ca", "insecure"])]
     link: Option<String>,
     #[command(flatten)]

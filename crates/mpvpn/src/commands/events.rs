@@ -54,7 +54,8 @@ pub(crate) struct Events {
     /// Only events before this time
     #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "follow")]
     until: Option<OffsetDateTime>,
-    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, kill_switch, certificate, configuration, dashboard, log
+    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity,
+    /// session, kill_switch, certificate, configuration, dashboard, log
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     kind: Vec<EventKind>,
     #[command(flatten)]
@@ -154,7 +155,8 @@ fn parse_time_at(
         return now.checked_sub(ago).ok_or_else(|| format!("`{text}` is too long ago"));
     }
     let time_of_day = |text: &str| Time::parse(text, SECOND).or_else(|_| Time::parse(text, MINUTE)).ok();
-    // The offset of a local time is taken from a moment at most some hours away: it is wrong only while clocks change.
+    // The offset of a local time is taken from a moment at most some hours away: it is wrong only while
+    // clocks change.
     let local_time = |date: Date, time: Time| {
         let guess = PrimitiveDateTime::new(date, time).assume_offset(to_local(now).offset());
         PrimitiveDateTime::new(date, time).assume_offset(to_local(guess).offset())

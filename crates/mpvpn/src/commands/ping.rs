@@ -74,7 +74,8 @@ impl Command for Ping {
     fn run(self) -> Result<ExitCode, Failure> {
         let socket = self.target.socket(SUMMARY)?;
         let to = self.address()?;
-        // The identifier of requests is known once the socket is bound to the device, which this answer tells.
+        // The identifier of requests is known once the socket is bound to the device, which this answer
+        // tells.
         let device = echoes(&socket, 0)?.device;
         let plan = PingPlan {
             to,

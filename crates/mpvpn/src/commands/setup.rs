@@ -69,7 +69,8 @@ Examples:
 Over SSH, everything is taken back after 60 s unless you confirm that you can still reach the machine: by Enter, or with
 `mpvpn setup confirm` in another session. `--yes` skips that.";
 
-/// Make a server or client of this machine a service, with file, firewall, unit and first user; or take it away
+/// Make a server or client of this machine a service, with file, firewall, unit and first user; or take it
+/// away
 #[derive(Debug, Parser)]
 #[command(name = "setup", after_help = EXAMPLES)]
 pub(crate) struct Setup {
@@ -98,8 +99,8 @@ enum SetupCommand {
 #[derive(Args, Debug)]
 #[command(after_help = SERVER_EXAMPLES)]
 struct ServerArgs {
-    /// Name or address, and port, at which clients reach this machine; needed behind address translation [default: an
-    /// address of this machine, and the port of the server]
+    /// Name or address, and port, at which clients reach this machine; needed behind address translation
+    /// [default: an address of this machine, and the port of the server]
     #[arg(long, value_name = "HOST[:PORT]")]
     host: Option<HostOption>,
     /// Port of the server, UDP and TCP [default: 443]
@@ -114,7 +115,8 @@ struct ServerArgs {
     /// Address of the web server whose pages visitors without credentials see
     #[arg(long, value_name = "URL")]
     site: Option<String>,
-    /// PEM file with the CAs whose certificates clients show in place of tokens; the user mpvpn must be able to read it
+    /// PEM file with the CAs whose certificates clients show in place of tokens; the user mpvpn must be able
+    /// to read it
     #[arg(long, value_name = "PEM")]
     client_ca: Option<PathBuf>,
     #[command(flatten)]
@@ -126,7 +128,8 @@ struct ServerArgs {
 #[derive(Args, Debug)]
 #[command(after_help = CLIENT_EXAMPLES)]
 struct ClientArgs {
-    /// The link, as `mpvpn user add` or `mpvpn setup server` printed it on the server; `-` reads it from standard input
+    /// The link, as `mpvpn user add` or `mpvpn setup server` printed it on the server; `-` reads it from
+    /// standard input
     #[arg(value_name = "JOIN-LINK")]
     link: String,
     /// Block all packets past the tunnel, from boot on
@@ -140,7 +143,8 @@ struct ClientArgs {
 
 #[derive(Args, Debug)]
 struct Name {
-    /// Name of the instance, for machines with several: its file is server-NAME.toml or client-NAME.toml [default: none]
+    /// Name of the instance, for machines with several: its file is server-NAME.toml or client-NAME.toml
+    /// [default: none]
     #[arg(long, value_name = "NAME", id = "instance_name")]
     name: Option<String>,
 }

@@ -42,10 +42,12 @@ pub(crate) struct Status {
     /// List the flows inside the tunnel: how each travels, and why
     #[arg(long)]
     pub(crate) flows: bool,
-    /// Wait until the process runs and its tunnel is up, for so many seconds at most; exit code 1 if it is not up by then
+    /// Wait until the process runs and its tunnel is up, for so many seconds at most; exit code 1 if it is
+    /// not up by then
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
-    /// Print it again and again until Ctrl-C, every so many seconds, 1 unless you say otherwise; from 0.2 to 3600
+    /// Print it again and again until Ctrl-C, every so many seconds, 1 unless you say otherwise; from 0.2 to
+    /// 3600
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
     pub(crate) watch: Option<Duration>,
     /// Print JSON, the answer of the local API; with --watch one line each time

@@ -102,8 +102,8 @@ enum UserCommand {
         #[command(flatten)]
         files: ServerFiles,
     },
-    /// Give a user a new token, which replaces the old one, and print how a client joins with it. Where clients show
-    /// certificates (--auth mtls), give a revoked user the access back
+    /// Give a user a new token, which replaces the old one, and print how a client joins with it. Where
+    /// clients show certificates (--auth mtls), give a revoked user the access back
     Rotate {
         #[command(flatten)]
         user: Name,
@@ -138,8 +138,8 @@ struct Name {
 /// How a new token is shown.
 #[derive(Args, Debug)]
 struct Shown {
-    /// How clients reach the server, for the join link; without a port, at that of the server [default: the key `public` of
-    /// the server's file, else an address of this machine]
+    /// How clients reach the server, for the join link; without a port, at that of the server [default: the
+    /// key `public` of the server's file, else an address of this machine]
     #[arg(long, value_name = "HOST[:PORT]")]
     host: Option<HostOption>,
     /// Print JSON: user, token, link, command
@@ -156,8 +156,8 @@ pub(super) struct ServerFiles {
     /// File with the users [default: as the configuration file says, else users.toml in the state folder]
     #[arg(long, value_name = "FILE")]
     users: Option<PathBuf>,
-    /// State folder of the server [default: as the configuration file says, else /var/lib/mpvpn; without root
-    /// $XDG_STATE_HOME/mpvpn]
+    /// State folder of the server [default: as the configuration file says, else /var/lib/mpvpn; without
+    /// root $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }

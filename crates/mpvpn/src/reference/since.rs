@@ -1,4 +1,5 @@
-//! The version in which each item of the reference appeared: a record beside the pages, which the generator reads and updates.
+//! The version in which each item of the reference appeared: a record beside the pages, which the generator
+//! reads and updates.
 //!
 //! Always holds: a new item gets the current version; an item that no longer exists is removed.
 

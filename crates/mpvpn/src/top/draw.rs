@@ -1,7 +1,7 @@
 //! Draws a live screen.
 //!
-//! In: a [`Screen`]. Out: characters on a frame. Always holds: it works from 40 columns and 8 rows; colour repeats what words
-//! say; control characters of names never reach the terminal (ratatui leaves them out).
+//! In: a [`Screen`]. Out: characters on a frame. Always holds: it works from 40 columns and 8 rows; colour
+//! repeats what words say; control characters of names never reach the terminal (ratatui leaves them out).
 
 use mpvpn_control::{
     events::LoggedEvent,
@@ -185,7 +185,8 @@ fn draw_sheet(screen: &Screen, sheet: &Sheet, selected: Option<usize>, frame: &m
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
 }
 
-/// The columns that fit, from the left, with their widths: wider than the least where a cell needs it and room is left.
+/// The columns that fit, from the left, with their widths: wider than the least where a cell needs it and
+/// room is left.
 fn columns_that_fit(sheet: &Sheet, width: u16) -> Vec<(usize, u16)> {
     let mut room = width;
     let mut shown = Vec::new();

@@ -1,6 +1,7 @@
 //! The events of `mpvpn top`.
 //!
-//! In: lines of the event log. Out: the latest events, in the order of their times. Always holds: at most [`MAX_EVENTS`].
+//! In: lines of the event log. Out: the latest events, in the order of their times. Always holds: at most
+//! [`MAX_EVENTS`].
 
 use std::collections::VecDeque;
 
@@ -14,8 +15,8 @@ const MAX_EVENTS: usize = 500;
 pub(super) struct EventList(VecDeque<LoggedEvent>);
 
 impl EventList {
-    /// Takes a line of the log. A line about an event that is known, because it happened again or because the log is read
-    /// again, replaces it.
+    /// Takes a line of the log. A line about an event that is known, because it happened again or because the
+    /// log is read again, replaces it.
     pub(super) fn take(&mut self, line: &str) {
         let Some(event) = LoggedEvent::parse(line) else { return };
         self.0.retain(|known| (known.number, &known.first) != (event.number, &event.first));

@@ -90,8 +90,8 @@ pub(super) struct Sorting {
 }
 
 impl Sheet {
-    /// Keeps the rows in which a cell or the detail contains `filter`, in any case of letters, and sorts them: numbers
-    /// from high to low, texts from A to Z, unless reversed.
+    /// Keeps the rows in which a cell or the detail contains `filter`, in any case of letters, and sorts
+    /// them: numbers from high to low, texts from A to Z, unless reversed.
     pub(super) fn arrange(&mut self, filter: &str, sorting: Sorting) {
         if !filter.is_empty() {
             let filter = filter.to_lowercase();

@@ -13,10 +13,11 @@ use landlock::{
 
 use super::Needs;
 
-/// The version of Landlock whose rights this program knows: 5, of Linux 6.10, the first with ioctls of devices. An older kernel
-/// restricts what it can.
+/// The version of Landlock whose rights this program knows: 5, of Linux 6.10, the first with ioctls of
+/// devices. An older kernel restricts what it can.
 const ABI_VERSION: ABI = ABI::V5;
-/// Libraries, settings and state of the system, which the C library reads as well: names, time zones, processors.
+/// Libraries, settings and state of the system, which the C library reads as well: names, time zones,
+/// processors.
 const SYSTEM: [&str; 9] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/run"];
 /// Devices without state, and the one that makes TUN devices.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/urandom", "/dev/random", "/dev/net/tun"];
@@ -40,7 +41,8 @@ pub fn landlock_version() -> Option<u32> {
     u32::try_from(version).ok().filter(|version| *version > 0)
 }
 
-/// Allows the calling thread the files of `needs` only. Returns the version of Landlock, or `None` where there is none.
+/// Allows the calling thread the files of `needs` only. Returns the version of Landlock, or `None` where
+/// there is none.
 pub(super) fn restrict(needs: &Needs) -> io::Result<Option<u32>> {
     let Some(version) = landlock_version() else { return Ok(None) };
     let all = AccessFs::from_all(ABI_VERSION);

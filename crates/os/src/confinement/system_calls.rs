@@ -1,8 +1,9 @@
 //! System calls that this process may use, by seccomp(2).
 //!
-//! The filter is a list of what is allowed: files, memory, sockets, clocks, signals and threads. It leaves out what could change
-//! the machine beyond files and network (mounts, modules, clocks, other processes), what debugs, and, unless programs are
-//! needed, what starts programs. The kernel keeps the decision for each number, so an allowed call costs nothing more.
+//! The filter is a list of what is allowed: files, memory, sockets, clocks, signals and threads. It leaves
+//! out what could change the machine beyond files and network (mounts, modules, clocks, other processes),
+//! what debugs, and, unless programs are needed, what starts programs. The kernel keeps the decision for each
+//! number, so an allowed call costs nothing more.
 
 use std::{collections::BTreeMap, io};
 
@@ -218,7 +219,8 @@ pub(super) fn restrict(programs: bool) -> io::Result<()> {
     report_denied_calls()?;
     let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
     let arch = architecture().ok_or_else(unsupported)?;
-    // The arguments of `clone3` are in memory, where a filter cannot look. The C library uses `clone` where it is missing.
+    // The arguments of `clone3` are in memory, where a filter cannot look. The C library uses `clone` where
+    // it is missing.
     let missing = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let absent = SeccompAction::Errno(libc::ENOSYS as u32);
     apply(SeccompFilter::new(missing, SeccompAction::Allow, absent, arch))?;
@@ -235,7 +237,8 @@ fn apply(filter: Result<SeccompFilter, seccompiler::BackendError>) -> io::Result
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// The calls that the last filter lets pass. Those of programs were answered by another one where programs are not needed.
+/// The calls that the last filter lets pass. Those of programs were answered by another one where programs
+/// are not needed.
 fn allowed_calls() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
     let others = PROGRAMS.iter().chain(PROGRAMS_LEGACY).chain(&[libc::SYS_clone, libc::SYS_clone3]);
     let all = ALLOWED.iter().chain(ALLOWED_LEGACY).chain(others);
@@ -264,8 +267,8 @@ fn first_argument(operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule>
 /// Makes a call that is not allowed fail with EPERM, after a line on standard error.
 fn report_denied_calls() -> io::Result<()> {
     let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = on_denied_call;
-    // SAFETY: a zeroed sigaction is valid, and is filled with a handler for SA_SIGINFO and an empty mask before it is used.
-    // The handler only calls what signal-safety(7) allows.
+    // SAFETY: a zeroed sigaction is valid, and is filled with a handler for SA_SIGINFO and an empty mask
+    // before it is used. The handler only calls what signal-safety(7) allows.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;
@@ -279,8 +282,9 @@ fn report_denied_calls() -> io::Result<()> {
 const LINE_BYTES: usize = 160;
 
 extern "C" fn on_denied_call(_signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel calls the handler with pointers to structures of these types, valid until it returns. For SIGSYS the
-    // number of the call follows the address of the call and three integers (sigaction(2), `si_syscall`).
+    // SAFETY: the kernel calls the handler with pointers to structures of these types, valid until it
+    // returns. For SIGSYS the number of the call follows the address of the call and three integers
+    // (sigaction(2), `si_syscall`).
     let number = unsafe { &*info.cast::<SigsysInfo>() }.number;
     let mut line = [0; LINE_BYTES];
     let length = denied_line(number, &mut line);

@@ -1,9 +1,10 @@
 //! Rewrites a small text file (`/etc/resolv.conf`) while a tunnel is up, and restores it.
 //!
-//! In: the path and the new text. Out: a [`FileRewrite`] for the journal, which is applied and reverted. Always holds: a symbolic
-//! link is replaced by a regular file, because its target belongs to another program; a regular file is written in
-//! place, because a file that is a mount of its own (as `ip netns exec` and containers make it) cannot be replaced, and
-//! because it keeps its owner, mode and security label this way.
+//! In: the path and the new text. Out: a [`FileRewrite`] for the journal, which is applied and reverted.
+//! Always holds: a symbolic link is replaced by a regular file, because its target belongs to another
+//! program; a regular file is written in place, because a file that is a mount of its own (as `ip netns exec`
+//! and containers make it) cannot be replaced, and because it keeps its owner, mode and security label this
+//! way.
 
 use std::{
     fs,
@@ -22,8 +23,8 @@ use crate::{
 
 /// The folder of named network namespaces (ip-netns(8)).
 const NETNS_FOLDER: &str = "/run/netns";
-/// Longest file that is read, in bytes. Real files have less than 1 KiB; the journal stores the whole text, so a larger limit
-/// lets the journal grow, and a smaller one might refuse a file with many comments.
+/// Longest file that is read, in bytes. Real files have less than 1 KiB; the journal stores the whole text,
+/// so a larger limit lets the journal grow, and a smaller one might refuse a file with many comments.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// The content of a path before the rewrite. Journals on disk have the names of the variants.
@@ -69,8 +70,8 @@ pub(crate) fn apply(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsErro
     owners.claim(&rewrite.key(), &rewrite.before, &set, || helper::write_name_servers(rewrite, Change::Write))
 }
 
-/// Puts back the text of another instance that still runs, or else what was there before all of them; nothing where a later
-/// instance, or another program, has changed the file since.
+/// Puts back the text of another instance that still runs, or else what was there before all of them; nothing
+/// where a later instance, or another program, has changed the file since.
 pub(crate) fn revert(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
     let set = PreviousContent::Text(rewrite.set.clone());
     owners.release(&rewrite.key(), &rewrite.before, &set, |before| {
@@ -172,8 +173,8 @@ pub(super) fn text_before_instances(base: &Path, path: &Path) -> Option<String> 
     }
 }
 
-/// Whether `now` is an incomplete rewrite: `new` written over the beginning of `old` without the truncation that follows. A
-/// process that is killed between the two system calls leaves this.
+/// Whether `now` is an incomplete rewrite: `new` written over the beginning of `old` without the truncation
+/// that follows. A process that is killed between the two system calls leaves this.
 fn is_torn(now: &str, old: &str, new: &str) -> bool {
     now.strip_prefix(new).is_some_and(|rest| old.get(new.len()..) == Some(rest))
 }
@@ -197,7 +198,8 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Overwrites the file with one write and one truncation, so that a concurrent reader never sees an empty file.
+/// Overwrites the file with one write and one truncation, so that a concurrent reader never sees an empty
+/// file.
 fn write_in_place(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all(text.as_bytes())?;
@@ -230,14 +232,16 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = String> {
     mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape)
 }
 
-/// Whether this thread is in another network namespace than the machine's first process, but sees the same files.
+/// Whether this thread is in another network namespace than the machine's first process, but sees the same
+/// files.
 fn is_in_namespace_of_machine() -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let own = id(Path::new("/proc/thread-self/ns/net"));
     match id(Path::new("/proc/1/ns/net")) {
         // In a container process 1, or its root folder, differs from the machine's.
         first @ Some(_) => own != first && id(Path::new("/")) == id(Path::new("/proc/1/root/")),
-        // Without privilege /proc/1/ns cannot be read; the named namespaces are known all the same (ip-netns(8)).
+        // Without privilege /proc/1/ns cannot be read; the named namespaces are known all the same
+        // (ip-netns(8)).
         None => {
             let mut named = fs::read_dir(NETNS_FOLDER).into_iter().flatten().flatten();
             named.any(|entry| id(&entry.path()) == own)

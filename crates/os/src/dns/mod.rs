@@ -1,9 +1,10 @@
 //! The name servers that the programs of this machine ask.
 //!
-//! In: the name servers to use while a tunnel is up. Out: a machine that uses them: through systemd-resolved if programs ask
-//! that, otherwise by `/etc/resolv.conf`. Always holds: the rewrite of the file, with its previous content, is in the journal
-//! before the file is written; the file is restored only if no other program has changed it; a process in a network
-//! namespace never changes the file of the whole machine. A client of an ordinary user has a service of root do it.
+//! In: the name servers to use while a tunnel is up. Out: a machine that uses them: through systemd-resolved
+//! if programs ask that, otherwise by `/etc/resolv.conf`. Always holds: the rewrite of the file, with its
+//! previous content, is in the journal before the file is written; the file is restored only if no other
+//! program has changed it; a process in a network namespace never changes the file of the whole machine. A
+//! client of an ordinary user has a service of root do it.
 
 mod file;
 mod resolved;
@@ -55,8 +56,8 @@ impl ResolverConfig {
         Self { tun: tun.to_owned(), servers: Vec::new(), applied: None }
     }
 
-    /// Makes programs ask `servers`; with an empty list restores the previous configuration. Does nothing if the last call had
-    /// the same list, even if that call failed.
+    /// Makes programs ask `servers`; with an empty list restores the previous configuration. Does nothing if
+    /// the last call had the same list, even if that call failed.
     ///
     /// # Errors
     /// If neither systemd-resolved nor the file can be changed. The previous configuration is in force then.
@@ -98,8 +99,8 @@ impl ResolverConfig {
         Ok(())
     }
 
-    /// The name servers that are reached outside of the tunnel although the default route leads into it: those on a link's own
-    /// network, and those that systemd-resolved asks over their link.
+    /// The name servers that are reached outside of the tunnel although the default route leads into it:
+    /// those on a link's own network, and those that systemd-resolved asks over their link.
     ///
     /// # Errors
     /// If the addresses of this machine cannot be listed.
@@ -135,7 +136,8 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// The name servers that programs of this machine ask; its own address where the file names none (resolv.conf(5)).
+/// The name servers that programs of this machine ask; its own address where the file names none
+/// (resolv.conf(5)).
 pub fn system_resolvers() -> Vec<IpAddr> {
     let listed = nameservers(Path::new(RESOLV_CONF));
     if listed.is_empty() { vec![IpAddr::from([127, 0, 0, 1])] } else { listed }
@@ -146,8 +148,9 @@ pub fn uses_systemd_resolved() -> bool {
     resolved::is_asked(&nameservers(Path::new(RESOLV_CONF)))
 }
 
-/// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of systemd-resolved
-/// where programs ask that, else those of `/etc/resolv.conf`, as it was before instances of mpvpn rewrote it.
+/// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of
+/// systemd-resolved where programs ask that, else those of `/etc/resolv.conf`, as it was before instances of
+/// mpvpn rewrote it.
 ///
 /// `base` is the folder for state, [`DEFAULT_FOLDER`](crate::undo::DEFAULT_FOLDER) but in tests.
 pub fn link_resolvers(base: &Path) -> Vec<IpAddr> {
@@ -164,7 +167,8 @@ fn nameservers(path: &Path) -> Vec<IpAddr> {
     file::read(path).map(|text| parse(&text)).unwrap_or_default()
 }
 
-/// The addresses on `nameserver` lines, at most [`MAX_NAME_SERVERS`]; a zone (`%eth0` of `fe80::1%eth0`) is ignored.
+/// The addresses on `nameserver` lines, at most [`MAX_NAME_SERVERS`]; a zone (`%eth0` of `fe80::1%eth0`) is
+/// ignored.
 fn parse(text: &str) -> Vec<IpAddr> {
     let address = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -174,7 +178,8 @@ fn parse(text: &str) -> Vec<IpAddr> {
     text.lines().filter_map(address).take(MAX_NAME_SERVERS).collect()
 }
 
-/// A file with these name servers only: previous search lists and options belong to the previous name servers.
+/// A file with these name servers only: previous search lists and options belong to the previous name
+/// servers.
 fn text(servers: &[IpAddr]) -> String {
     let mut text = format!("{HEADER}\n");
     servers.iter().for_each(|server| text += &format!("nameserver {server}\n"));

@@ -9,8 +9,9 @@ use crate::helper::{self, Ended, Program, Run};
 
 /// The addresses of its stub resolver (systemd-resolved.service(8)).
 const STUB_ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(127, 0, 0, 54)];
-/// Time that one call of resolvectl may take. Chosen: a longer one keeps the event loop waiting if the service hangs, a shorter
-/// one makes a busy machine rewrite `/etc/resolv.conf` instead (`docs/design/machine.md`, open questions).
+/// Time that one call of resolvectl may take. Chosen: a longer one keeps the event loop waiting if the
+/// service hangs, a shorter one makes a busy machine rewrite `/etc/resolv.conf` instead
+/// (`docs/design/machine.md`, open questions).
 const RESOLVECTL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Whether programs that use these name servers ask systemd-resolved.

@@ -1,12 +1,13 @@
-//! The service of root that changes the name servers of this machine for clients of an ordinary user: neither `/etc/resolv.conf`
-//! nor systemd-resolved may be changed by that user.
+//! The service of root that changes the name servers of this machine for clients of an ordinary user: neither
+//! `/etc/resolv.conf` nor systemd-resolved may be changed by that user.
 //!
-//! In: one request on a connection: name servers for the file, the end of them, or settings of a TUN device for systemd-resolved.
-//! Out: whether it was done. Always holds: the file gets lines with at most three addresses and nothing else, or back what root
-//! found in it, also after a power failure; systemd-resolved is told about TUN devices only; a request is bounded in size and time.
+//! In: one request on a connection: name servers for the file, the end of them, or settings of a TUN device
+//! for systemd-resolved. Out: whether it was done. Always holds: the file gets lines with at most three
+//! addresses and nothing else, or back what root found in it, also after a power failure; systemd-resolved is
+//! told about TUN devices only; a request is bounded in size and time.
 //!
-//! The service starts before the clients and ends after them, and listens itself: a service manager that shuts down takes no
-//! connections for others.
+//! The service starts before the clients and ends after them, and listens itself: a service manager that
+//! shuts down takes no connections for others.
 
 use std::{
     fs,
@@ -42,7 +43,8 @@ const SOCKET: &str = "/run/mpvpn-dns/socket";
 const CHANGED: &str = "/run/mpvpn-dns/changed";
 /// Where it keeps what root found in the file, which a power failure must not lose.
 const STATE: &str = "/var/lib/mpvpn-dns";
-/// How long either end waits for the other. Longer than systemd-resolved may take; a longer time keeps a broken connection.
+/// How long either end waits for the other. Longer than systemd-resolved may take; a longer time keeps a
+/// broken connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long resolvectl may take, as the client itself would wait.
 const RESOLVECTL_TIMEOUT: Duration = Duration::from_secs(3);

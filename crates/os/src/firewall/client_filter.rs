@@ -1,10 +1,11 @@
 //! What clients of a server reach by packets, and who reaches them.
 //!
-//! In: the rules of kinds of users as [`Profile`]s, the server's networks, and which profile each session's addresses have. Out:
-//! the table `inet mpvpn_<tun>_clients`. Always holds: it judges the address that a packet is sent to, before any
-//! destination translation; the first rule of a profile that fits decides, and where none fits, the defaults of
-//! [`ClientFilter`] do; replies of clients always pass; refusals are ICMP "administratively prohibited". An address that the maps do not
-//! have gets the first profile, so most sessions need no change of the table.
+//! In: the rules of kinds of users as [`Profile`]s, the server's networks, and which profile each session's
+//! addresses have. Out: the table `inet mpvpn_<tun>_clients`. Always holds: it judges the address that a
+//! packet is sent to, before any destination translation; the first rule of a profile that fits decides, and
+//! where none fits, the defaults of [`ClientFilter`] do; replies of clients always pass; refusals are ICMP
+//! "administratively prohibited". An address that the maps do not have gets the first profile, so most
+//! sessions need no change of the table.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -24,8 +25,8 @@ use super::{
 };
 use crate::error::OsError;
 
-/// After connection tracking (-200), before destination translation (`dstnat` of nft(8), -100): rules are about the address
-/// that the client uses. It is `mangle` of nft(8).
+/// After connection tracking (-200), before destination translation (`dstnat` of nft(8), -100): rules are
+/// about the address that the client uses. It is `mangle` of nft(8).
 const PRIORITY: i32 = -150;
 
 /// One rule.
@@ -44,8 +45,8 @@ pub type Profile = Vec<FilterRule>;
 
 /// The filter of one server.
 ///
-/// Where no rule fits, packets of clients reach the server's addresses in the tunnel, and everything else but `blocked` networks
-/// and the other addresses of the server's machine.
+/// Where no rule fits, packets of clients reach the server's addresses in the tunnel, and everything else but
+/// `blocked` networks and the other addresses of the server's machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClientFilter {
     /// The TUN device.
@@ -63,7 +64,8 @@ pub struct ClientFilter {
 }
 
 impl ClientFilter {
-    /// Installs the table in place of the one before, in one transaction. No session has a profile of its own.
+    /// Installs the table in place of the one before, in one transaction. No session has a profile of its
+    /// own.
     ///
     /// # Errors
     /// If nft is missing or refuses it.
@@ -181,8 +183,8 @@ impl SessionProfiles {
         Self { filter, assigned: BTreeMap::new() }
     }
 
-    /// Gives addresses their profiles, in one transaction. The later entry for an address counts. Without a difference nothing
-    /// is done.
+    /// Gives addresses their profiles, in one transaction. The later entry for an address counts. Without a
+    /// difference nothing is done.
     ///
     /// # Errors
     /// If nft is missing or refuses; then nothing has changed.
@@ -218,8 +220,8 @@ impl SessionProfiles {
         Ok(())
     }
 
-    /// Replaces the rules of all users, in one transaction. `sessions`: the addresses of all sessions with their profiles among the
-    /// new ones; all others have the first.
+    /// Replaces the rules of all users, in one transaction. `sessions`: the addresses of all sessions with
+    /// their profiles among the new ones; all others have the first.
     ///
     /// # Errors
     /// If nft is missing or refuses the rules; then nothing has changed.

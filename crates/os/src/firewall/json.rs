@@ -3,8 +3,8 @@
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-/// Numbers of protocols (IANA, Assigned Internet Protocol Numbers) for conditions on `l4proto`. nft looks names up in
-/// /etc/protocols, which small systems do not have.
+/// Numbers of protocols (IANA, Assigned Internet Protocol Numbers) for conditions on `l4proto`. nft looks
+/// names up in /etc/protocols, which small systems do not have.
 pub(crate) const ICMP: u8 = 1;
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
@@ -20,8 +20,8 @@ pub(crate) fn add_table(table: &str) -> Value {
     json!({"add": {"table": {"family": "inet", "name": table}}})
 }
 
-/// A chain at a hook of netfilter, named like the hook, with its rules; `kind` is `filter`, or `route` to route packets again after
-/// a change of their mark.
+/// A chain at a hook of netfilter, named like the hook, with its rules; `kind` is `filter`, or `route` to
+/// route packets again after a change of their mark.
 pub(crate) fn hook_chain(
     (table, hook, kind): (&str, &str, &str),
     priority: i32,
@@ -126,8 +126,8 @@ pub(crate) fn goto(chain: &str) -> Value {
     json!({"goto": {"target": chain}})
 }
 
-/// Drops, and tells the sender by ICMP: communication administratively prohibited (RFC 1812, section 5.2.7.1; RFC 4443,
-/// section 3.1).
+/// Drops, and tells the sender by ICMP: communication administratively prohibited (RFC 1812, section 5.2.7.1;
+/// RFC 4443, section 3.1).
 pub(crate) fn reject() -> Value {
     json!({"reject": {"type": "icmpx", "expr": "admin-prohibited"}})
 }

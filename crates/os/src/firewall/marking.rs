@@ -1,8 +1,9 @@
 //! Rules that set bits of the firewall mark, for policy routing (`ip rule fwmark`) to match.
 //!
-//! In: [`MarkRule`]s. Out: statements of nft. Always holds: packets are marked before the routing decision; rules with an
-//! incoming interface apply to received packets only, the others also to packets that this machine sends; only the bits in
-//! the mask of [`MarkRule::set`] change, because other programs use the other bits.
+//! In: [`MarkRule`]s. Out: statements of nft. Always holds: packets are marked before the routing decision;
+//! rules with an incoming interface apply to received packets only, the others also to packets that this
+//! machine sends; only the bits in the mask of [`MarkRule::set`] change, because other programs use the other
+//! bits.
 
 use std::{collections::BTreeSet, ops::RangeInclusive};
 
@@ -16,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::{comparison, field, meta, prefix, text};
 use crate::netlink::Family;
 
-/// Protocols whose headers begin with ports: TCP, UDP, DCCP, SCTP and UDP-Lite (IANA, Assigned Internet Protocol Numbers).
+/// Protocols whose headers begin with ports: TCP, UDP, DCCP, SCTP and UDP-Lite (IANA, Assigned Internet
+/// Protocol Numbers).
 pub(super) const PROTOCOLS_WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
 /// Some bits of a firewall mark.
@@ -37,7 +39,8 @@ pub struct MarkRule {
     pub set: MarkBits,
 }
 
-/// Conditions on a packet, all of which must hold. A list holds if one of its entries matches, or if it is empty.
+/// Conditions on a packet, all of which must hold. A list holds if one of its entries matches, or if it is
+/// empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PacketMatch {
     /// The mark that the packet has already.

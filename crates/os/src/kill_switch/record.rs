@@ -1,7 +1,7 @@
 //! The exceptions of each client on disk.
 //!
-//! Always holds: who has [`Records`] is the only one who reads or changes them, and the table; a file is whole, as it is
-//! replaced by rename.
+//! Always holds: who has [`Records`] is the only one who reads or changes them, and the table; a file is
+//! whole, as it is replaced by rename.
 
 use std::{
     fs::{self, File},
@@ -50,7 +50,8 @@ impl Records {
         Ok(Self { folder: folder.to_owned(), _lock: lock })
     }
 
-    /// All that can be read, in the order of their names. One that cannot be read, of another version, holds nothing open.
+    /// All that can be read, in the order of their names. One that cannot be read, of another version, holds
+    /// nothing open.
     pub(super) fn all(&self) -> Vec<(String, Record)> {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(|entry| {
             entry.file_name().to_str().and_then(|name| name.strip_suffix(".json")).map(ToOwned::to_owned)

@@ -17,16 +17,17 @@ use crate::{
 
 /// The table's name; its family is `inet`.
 pub const TABLE: &str = "mpvpn_kill_switch";
-/// Packets whose mark has these bits, and no others of its mask, belong to connections that came in over a link, and leave by it
-/// ([`InboundNet`](crate::tunnel_net::InboundNet)).
+/// Packets whose mark has these bits, and no others of its mask, belong to connections that came in over a
+/// link, and leave by it ([`InboundNet`](crate::tunnel_net::InboundNet)).
 const INBOUND: MarkBits = MarkBits { value: OWN_PACKETS.value | LINK_BIT, mask: OWN_PACKETS.mask | LINK_BIT };
 
-/// Rules see addresses as they leave: behind steering (-140) and destination translation (-100); `filter` of nft(8).
+/// Rules see addresses as they leave: behind steering (-140) and destination translation (-100); `filter` of
+/// nft(8).
 const PRIORITY: i32 = 0;
 /// Ports of resolvers: DNS (RFC 1035) and DNS over TLS and QUIC (RFC 7858, RFC 9250).
 const DNS_PORTS: [u16; 2] = [53, 853];
-/// Router and neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810), without which
-/// the links themselves do not work. No router forwards these packets.
+/// Router and neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810), without
+/// which the links themselves do not work. No router forwards these packets.
 const ICMPV6_TYPES: [u8; 8] = [130, 131, 132, 133, 134, 135, 136, 143];
 
 /// A transaction that replaces the table; without exceptions it is removed.

@@ -1,8 +1,8 @@
 //! Interfaces, addresses, routes and policy rules, by rtnetlink (RFC 3549) without an async runtime.
 //!
-//! In: typed requests. Out: typed lists, or an [`OsError`] with operation, object and the kernel's explanation. Always holds:
-//! a [`Netlink`] belongs to the network namespace it was opened in, whichever thread uses it; a message of the kernel that
-//! cannot be parsed is skipped and logged.
+//! In: typed requests. Out: typed lists, or an [`OsError`] with operation, object and the kernel's
+//! explanation. Always holds: a [`Netlink`] belongs to the network namespace it was opened in, whichever
+//! thread uses it; a message of the kernel that cannot be parsed is skipped and logged.
 
 mod address;
 mod link;
@@ -94,8 +94,8 @@ impl Netlink {
         self.socket.change(Change::Set, "set the queue length", object, link::queue_request(index, packets))
     }
 
-    /// Adds an address. An IPv6 address is usable at once (no duplicate address detection). No error if the interface has the
-    /// address already.
+    /// Adds an address. An IPv6 address is usable at once (no duplicate address detection). No error if the
+    /// interface has the address already.
     pub fn add_address(&mut self, index: u32, address: IpNet) -> Result<(), OsError> {
         let object = format!("{address} to interface {index}");
         let request = address::add_request(index, address);
@@ -110,9 +110,10 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the address", object, request)
     }
 
-    /// Removes the unresolved entries of an interface from the neighbour table, so that the next packet starts a new
-    /// resolution at once. Call it when a link gets its carrier back: packets sent without a carrier have started resolutions
-    /// that the kernel repeats only once a second (`retrans_time_ms`, arp(7)), and meanwhile it holds packets back.
+    /// Removes the unresolved entries of an interface from the neighbour table, so that the next packet
+    /// starts a new resolution at once. Call it when a link gets its carrier back: packets sent without a
+    /// carrier have started resolutions that the kernel repeats only once a second (`retrans_time_ms`,
+    /// arp(7)), and meanwhile it holds packets back.
     pub fn flush_unresolved_neighbours(&mut self, index: u32) -> Result<(), OsError> {
         let messages = self.socket.dump("list", "neighbours", neighbour::list_request())?;
         let unresolved = messages.iter().filter_map(UnresolvedNeighbour::parse);
@@ -150,8 +151,9 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
     }
 
-    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table but those of mpvpn's instances) and are
-    /// not in `excluded`, each once, ordered by the metric of the route, smallest first.
+    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table but those of mpvpn's
+    /// instances) and are not in `excluded`, each once, ordered by the metric of the route, smallest
+    /// first.
     pub fn default_route_interfaces(&mut self, excluded: &[&str]) -> Result<Vec<String>, OsError> {
         let links = self.links()?;
         let mut defaults: Vec<_> = self

@@ -1,6 +1,7 @@
 //! Notifications of changes of interfaces, addresses and routes (rtnetlink multicast groups).
 //!
-//! In: messages of the kernel. Out: [`Event`]s. Always holds: if notifications are lost, [`Event::Overrun`] says so.
+//! In: messages of the kernel. Out: [`Event`]s. Always holds: if notifications are lost, [`Event::Overrun`]
+//! says so.
 
 use std::{
     collections::VecDeque,
@@ -20,8 +21,8 @@ use super::{
 };
 use crate::error::OsError;
 
-/// Bytes of the receive buffer: a burst of some thousand routes fits. In a smaller one notifications are lost sooner, and
-/// everything is listed again; a larger one may take kernel memory.
+/// Bytes of the receive buffer: a burst of some thousand routes fits. In a smaller one notifications are lost
+/// sooner, and everything is listed again; a larger one may take kernel memory.
 const RECV_BUFFER_BYTES: libc::c_int = 1024 * 1024;
 
 /// A change of the network configuration.
@@ -40,8 +41,8 @@ pub enum Event {
         /// Whether it was removed.
         removed: bool,
     },
-    /// An address was added to an interface, or removed. During duplicate address detection (RFC 4862 §5.4) an address is not
-    /// reported yet.
+    /// An address was added to an interface, or removed. During duplicate address detection (RFC 4862 §5.4)
+    /// an address is not reported yet.
     Address {
         /// The interface index.
         index: u32,

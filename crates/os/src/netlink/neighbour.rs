@@ -12,7 +12,8 @@ pub(super) fn list_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
 }
 
-/// An entry whose link-layer address the kernel is asking for without an answer so far (state NUD_INCOMPLETE).
+/// An entry whose link-layer address the kernel is asking for without an answer so far (state
+/// NUD_INCOMPLETE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnresolvedNeighbour {
     pub(super) index: u32,

@@ -22,8 +22,8 @@ pub struct Route {
     pub destination: IpNet,
     /// The routing table.
     pub table: u32,
-    /// The metric: among routes with the same destination the smallest wins. `None` is the kernel's choice (0 for IPv4, 1024
-    /// for IPv6).
+    /// The metric: among routes with the same destination the smallest wins. `None` is the kernel's choice
+    /// (0 for IPv4, 1024 for IPv6).
     pub metric: Option<u32>,
     /// The index of the outgoing interface.
     pub interface: Option<u32>,
@@ -46,7 +46,8 @@ pub enum RouteKind {
     Blackhole,
     /// Rejects them with ICMP "communication administratively prohibited".
     Prohibit,
-    /// Another type of route (`RTN_*` of linux/rtnetlink.h), as local; read from the kernel, never added here.
+    /// Another type of route (`RTN_*` of linux/rtnetlink.h), as local; read from the kernel, never added
+    /// here.
     Other(u8),
 }
 
@@ -57,7 +58,8 @@ impl Route {
         Self { destination, table, metric: None, interface: Some(index), gateway: None, source: None, kind }
     }
 
-    /// A route in `table` that makes `destination` unreachable; any other route to it in `table` takes precedence.
+    /// A route in `table` that makes `destination` unreachable; any other route to it in `table` takes
+    /// precedence.
     pub fn unreachable(destination: IpNet, table: u32) -> Self {
         let (metric, kind) = (Some(u32::MAX), RouteKind::Unreachable);
         Self { destination, table, metric, interface: None, gateway: None, source: None, kind }

@@ -1,7 +1,7 @@
 //! Requests and answers on one netlink socket (RFC 3549).
 //!
-//! In: requests. Out: the kernel's answers, or its error with an explanation. Always holds: an answer belongs to the request
-//! with the same sequence number; others are skipped.
+//! In: requests. Out: the kernel's answers, or its error with an explanation. Always holds: an answer belongs
+//! to the request with the same sequence number; others are skipped.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -14,15 +14,15 @@ use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::error::OsError;
 
-/// Bytes of the buffer for one datagram of the kernel, which puts at most 32 KiB of a list into one (af_netlink.c). The part of
-/// a longer datagram would be lost.
+/// Bytes of the buffer for one datagram of the kernel, which puts at most 32 KiB of a list into one
+/// (af_netlink.c). The part of a longer datagram would be lost.
 pub(super) const MAX_DATAGRAM_BYTES: usize = 64 * 1024;
 /// Bytes of a message header (struct nlmsghdr).
 const HEADER_LEN: usize = 16;
 /// The attribute of an acknowledgement that explains an error in words (linux/netlink.h).
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// How often a list is read that changes while it is read (NLM_F_DUMP_INTR). After that the caller gets an inconsistent list;
-/// more attempts would keep it waiting while routes change all the time.
+/// How often a list is read that changes while it is read (NLM_F_DUMP_INTR). After that the caller gets an
+/// inconsistent list; more attempts would keep it waiting while routes change all the time.
 const MAX_DUMP_ATTEMPTS: usize = 4;
 
 /// The kind of a change: it sets the flags of the request.

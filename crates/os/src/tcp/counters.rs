@@ -11,16 +11,16 @@ const TOTAL_RETRANS_OFFSET: usize = 100;
 const DATA_SEGS_OUT_OFFSET: usize = 156;
 const DSACK_DUPS_OFFSET: usize = 216;
 
-/// Segments sent since a connection began. The counters wrap around. On a Multipath TCP connection they are those of its first
-/// subflow.
+/// Segments sent since a connection began. The counters wrap around. On a Multipath TCP connection they are
+/// those of its first subflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentCounters {
     /// Segments with data, retransmissions included.
     pub segments: u32,
     /// Retransmitted segments.
     pub retransmitted: u32,
-    /// Segments that the peer reports as duplicates (D-SACK, RFC 2883): spurious retransmissions, and packets that the network
-    /// duplicated.
+    /// Segments that the peer reports as duplicates (D-SACK, RFC 2883): spurious retransmissions, and
+    /// packets that the network duplicated.
     pub spurious: u32,
 }
 

@@ -17,17 +17,20 @@ const MPTCP_INFO_FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
 /// Whether a connection uses Multipath TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MptcpState {
-    /// The socket did not ask for Multipath TCP, this kernel has none, or the connection is not established yet.
+    /// The socket did not ask for Multipath TCP, this kernel has none, or the connection is not established
+    /// yet.
     NotUsed,
-    /// The connection fell back to TCP: the peer does not support Multipath TCP, or a middlebox removed its options.
+    /// The connection fell back to TCP: the peer does not support Multipath TCP, or a middlebox removed its
+    /// options.
     Fallback,
     /// The connection uses Multipath TCP.
     Active,
 }
 
 impl MptcpState {
-    /// The present state of the connection behind `fd`. If a middlebox removes options only after the handshake, the
-    /// connection falls back with the first bytes, so read the state again once bytes have arrived.
+    /// The present state of the connection behind `fd`. If a middlebox removes options only after the
+    /// handshake, the connection falls back with the first bytes, so read the state again once bytes have
+    /// arrived.
     ///
     /// # Errors
     /// If `fd` is no socket.
@@ -49,7 +52,8 @@ impl MptcpState {
     }
 }
 
-/// Whether the protocol of the socket is Multipath TCP. A listener for both accepts plain connections as TCP sockets.
+/// Whether the protocol of the socket is Multipath TCP. A listener for both accepts plain connections as TCP
+/// sockets.
 fn is_mptcp_socket(fd: impl AsFd) -> bool {
     let mut room = [0; 4];
     let protocol = read_bytes(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut room);

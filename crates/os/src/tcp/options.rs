@@ -39,8 +39,8 @@ pub struct ListenOptions {
 pub struct TcpOptions {
     /// The address to send from; the kernel chooses the port, and without it the address.
     pub local: Option<IpAddr>,
-    /// The device to bind to (SO_BINDTODEVICE): packets leave and arrive only there. Further subflows of a Multipath TCP
-    /// connection use interfaces of their own.
+    /// The device to bind to (SO_BINDTODEVICE): packets leave and arrive only there. Further subflows of a
+    /// Multipath TCP connection use interfaces of their own.
     pub device: Option<String>,
     /// The firewall mark of all packets sent (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
@@ -53,7 +53,8 @@ pub struct TcpOptions {
 /// Keep-alive probes: how a peer that has disappeared is detected (tcp(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Time without received segments after which the first probe is sent (TCP_KEEPIDLE; whole seconds, at least one).
+    /// Time without received segments after which the first probe is sent (TCP_KEEPIDLE; whole seconds, at
+    /// least one).
     pub idle: Duration,
     /// Time between unanswered probes (TCP_KEEPINTVL; whole seconds, at least one).
     pub interval: Duration,
@@ -61,8 +62,9 @@ pub struct KeepAlive {
     pub probes: u32,
 }
 
-/// Detects a lost peer after 60 s + 5 · 15 s = 135 s. Chosen: longer keeps dead connections, shorter costs packets on idle ones
-/// and closes connections after a short outage (`docs/design/machine.md`, open questions).
+/// Detects a lost peer after 60 s + 5 · 15 s = 135 s. Chosen: longer keeps dead connections, shorter costs
+/// packets on idle ones and closes connections after a short outage (`docs/design/machine.md`, open
+/// questions).
 impl Default for KeepAlive {
     fn default() -> Self {
         Self { idle: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 5 }
@@ -71,20 +73,22 @@ impl Default for KeepAlive {
 
 /// Options of an established connection. Nagle's algorithm is always off (TCP_NODELAY).
 ///
-/// On a Multipath TCP socket Linux (6.18) applies these to every subflow, also after connecting, except `user_timeout`,
-/// `rto_max` and, over IPv6, `dscp`, which it ignores there.
+/// On a Multipath TCP socket Linux (6.18) applies these to every subflow, also after connecting, except
+/// `user_timeout`, `rto_max` and, over IPv6, `dscp`, which it ignores there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuning {
     /// Keep-alive probes.
     pub keep_alive: KeepAlive,
-    /// The socket is writable only while fewer than this many bytes wait unsent in it (TCP_NOTSENT_LOWAT), so that packets
-    /// wait in the queues of this process, which schedule them, and not in the socket. `None`: the kernel's default.
+    /// The socket is writable only while fewer than this many bytes wait unsent in it (TCP_NOTSENT_LOWAT),
+    /// so that packets wait in the queues of this process, which schedule them, and not in the socket.
+    /// `None`: the kernel's default.
     pub notsent_lowat: Option<u32>,
-    /// Time without acknowledgement of sent data after which the connection is closed (TCP_USER_TIMEOUT, RFC 5482). `None`: the
-    /// kernel's default, about a quarter of an hour. Ignored on a Multipath TCP socket.
+    /// Time without acknowledgement of sent data after which the connection is closed (TCP_USER_TIMEOUT, RFC
+    /// 5482). `None`: the kernel's default, about a quarter of an hour. Ignored on a Multipath TCP
+    /// socket.
     pub user_timeout: Option<Duration>,
-    /// Longest retransmission timeout (TCP_RTO_MAX_MS; 1 to 120 s): a shorter one lets a connection continue sooner after an
-    /// outage. Ignored on a Multipath TCP socket, and before Linux 6.15.
+    /// Longest retransmission timeout (TCP_RTO_MAX_MS; 1 to 120 s): a shorter one lets a connection continue
+    /// sooner after an outage. Ignored on a Multipath TCP socket, and before Linux 6.15.
     pub rto_max: Option<Duration>,
     /// The DSCP of all packets sent (RFC 2474), 0 to 63. Ignored on a Multipath TCP socket over IPv6.
     pub dscp: u8,

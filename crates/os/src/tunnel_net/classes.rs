@@ -2,11 +2,12 @@
 //!
 //! Each device has a routing table with a default route to it. Policy rules look up this table
 //! 1. for packets of sockets that are bound to the device, or to an address that only this device has;
-//! 2. for packets with the device's bits in the firewall mark, unless they go to a kept network ([`KeptNetworks`]) to which
-//!    the main table has a route. Rules of nftables set these bits on the packets that [`ClassSteering`] matches.
+//! 2. for packets with the device's bits in the firewall mark, unless they go to a kept network
+//!    ([`KeptNetworks`]) to which the main table has a route. Rules of nftables set these bits on the packets
+//!    that [`ClassSteering`] matches.
 //!
-//! Routes that users add to the device lead there as well. Packets that leave by it get its address (source NAT), because
-//! the server accepts packets from no other address.
+//! Routes that users add to the device lead there as well. Packets that leave by it get its address (source
+//! NAT), because the server accepts packets from no other address.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +36,8 @@ pub struct ClassTun {
     pub interface: Interface,
     /// The number of the device: that of its class, 0 to 14.
     pub number: u8,
-    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](super::CLASS_MARKS); `None` if no rule
-    /// steers packets there.
+    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](super::CLASS_MARKS); `None`
+    /// if no rule steers packets there.
     pub mark: Option<u8>,
 }
 
@@ -47,8 +48,9 @@ pub struct ClassSteering {
     pub number: u8,
     /// The packets.
     pub packets: PacketMatch,
-    /// VLAN IDs (IEEE 802.1Q): packets match only if they arrive by a VLAN interface with one of these; an empty list sets no
-    /// condition. If [`PacketMatch::ingress`] is not empty, the VLAN interface is one of those, or above one of those.
+    /// VLAN IDs (IEEE 802.1Q): packets match only if they arrive by a VLAN interface with one of these; an
+    /// empty list sets no condition. If [`PacketMatch::ingress`] is not empty, the VLAN interface is one
+    /// of those, or above one of those.
     pub vlans: Vec<u16>,
 }
 
@@ -87,8 +89,9 @@ impl ClassNet {
         let mut netlink = Netlink::open()?;
         for ClassTun { interface, .. } in &tuns {
             prepare_device(&interface.name);
-            // The route back to the sender of a reply leads into the main device, so a strict reverse path filter would drop the
-            // reply. The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst).
+            // The route back to the sender of a reply leads into the main device, so a strict reverse path
+            // filter would drop the reply. The larger of the values for all interfaces and for
+            // this one is in force (the kernel's ip-sysctl.rst).
             if sysctl::read("net/ipv4/conf/all/rp_filter").is_ok_and(|value| value == "1") {
                 let _ = sysctl::write(&sysctl::interface_key("ipv4", &interface.name, "rp_filter"), "2");
             }
@@ -109,7 +112,8 @@ impl ClassNet {
         enable_forwarding(undo, &mut self.netlink, Families { v4: true, v6: sysctl::has_ipv6() })
     }
 
-    /// Changes the machine to these addresses, one entry for each device in the order of the devices, and this MTU (bytes).
+    /// Changes the machine to these addresses, one entry for each device in the order of the devices, and
+    /// this MTU (bytes).
     pub fn apply(
         &mut self,
         undo: &mut UndoJournal,
@@ -127,7 +131,8 @@ impl ClassNet {
         let kernel_has_v6 = sysctl::exists("net/ipv6/conf/all/disable_ipv6") && mtu >= MIN_V6_MTU_BYTES;
         let is_carried = |address: &&IpNet| family_of(**address) == Family::V4 || kernel_has_v6;
         let grows = self.wanted.as_ref().is_none_or(|last| mtu > last.1);
-        // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it last.
+        // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it
+        // last.
         if grows {
             self.set_mtu(mtu)?;
         }
@@ -166,7 +171,8 @@ impl ClassNet {
         if self.firewall.0 == steps {
             return Ok(());
         }
-        // Both tables have the same name: reverting the old step after applying the new one would remove the new table.
+        // Both tables have the same name: reverting the old step after applying the new one would remove the
+        // new table.
         self.firewall.change_to(undo, Vec::new())?;
         self.firewall.change_to(undo, steps)
     }
@@ -219,7 +225,8 @@ impl ClassNet {
                 true => steering.packets.clone(),
                 false => PacketMatch { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
             };
-            // Without an interface of the VLAN no packet can match, but an empty list would match all packets.
+            // Without an interface of the VLAN no packet can match, but an empty list would match all
+            // packets.
             let can_match = steering.vlans.is_empty() || !packets.ingress.is_empty();
             can_match.then_some(MarkRule { packets, set })
         });

@@ -1,26 +1,30 @@
 //! The network configuration of a client.
 //!
-//! The tunnel's routes are in a table of their own. Policy rules for each IP version lead to it, in this order, each between those of
-//! the other instances on the machine ([`identity`](super::identity)):
-//! 1. `to NETWORK lookup main suppress_prefixlength LENGTH`: destinations in a kept network ([`KeptNetworks`], LANs above all) use
-//!    their route of the main table, if that is specific. So a server cannot attract the traffic of a LAN into the tunnel,
-//!    and a link cannot attract other traffic past it.
-//! 2. `not fwmark MPVPN lookup TABLE suppress_prefixlength 0`: destinations with a specific route into this tunnel.
+//! The tunnel's routes are in a table of their own. Policy rules for each IP version lead to it, in this
+//! order, each between those of the other instances on the machine ([`identity`](super::identity)):
+//! 1. `to NETWORK lookup main suppress_prefixlength LENGTH`: destinations in a kept network
+//!    ([`KeptNetworks`], LANs above all) use their route of the main table, if that is specific. So a server
+//!    cannot attract the traffic of a LAN into the tunnel, and a link cannot attract other traffic past it.
+//! 2. `not fwmark MPVPN lookup TABLE suppress_prefixlength 0`: destinations with a specific route into this
+//!    tunnel.
 //! 3. `from ADDRESS lookup TABLE`: packets with an address of this tunnel.
-//! 4. `not fwmark MPVPN lookup TABLE`: all other packets go into the tunnel, of several that of the instance with the smallest number.
+//! 4. `not fwmark MPVPN lookup TABLE`: all other packets go into the tunnel, of several that of the instance
+//!    with the smallest number.
 //!
 //! Packets of mpvpn's own instances have its mark and therefore never loop, through this tunnel or another.
 //!
-//! Routes that users add to a TUN device of a class are copied to the tunnel's table, where the rules find them.
+//! Routes that users add to a TUN device of a class are copied to the tunnel's table, where the rules find
+//! them.
 //!
-//! Packets to the tunnel's addresses that arrive by another interface are dropped, so that a host on a link cannot find out what
-//! the tunnel carries (CVE-2019-14899). The TUN device has host addresses without routes of the kernel. The networks of the addresses are routes of the tunnel's
-//! table as well, so that a server cannot claim a link's network as its own.
+//! Packets to the tunnel's addresses that arrive by another interface are dropped, so that a host on a link
+//! cannot find out what the tunnel carries (CVE-2019-14899). The TUN device has host addresses without routes
+//! of the kernel. The networks of the addresses are routes of the tunnel's table as well, so that a server
+//! cannot claim a link's network as its own.
 //!
-//! With [`Routes::All`], an IP version in which the server assigned no address is made unreachable, so that it does not
-//! leak past the tunnel; applications get an error at once and try the other version. For IPv6 this is done only if the
-//! machine has IPv6. Below an MTU of 1280 bytes the tunnel carries no IPv6 (RFC 8200, section 5): IPv6 addresses count as
-//! not assigned then.
+//! With [`Routes::All`], an IP version in which the server assigned no address is made unreachable, so that
+//! it does not leak past the tunnel; applications get an error at once and try the other version. For IPv6
+//! this is done only if the machine has IPv6. Below an MTU of 1280 bytes the tunnel carries no IPv6 (RFC
+//! 8200, section 5): IPv6 addresses count as not assigned then.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -44,11 +48,12 @@ use crate::{
 /// The smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).
 pub(super) const MIN_V6_MTU_BYTES: u32 = 1280;
 
-/// How many ignored routes are named in the log. Fewer: the user misses one; more: a log that nobody reads, of a machine that has a
-/// routing table of the internet.
+/// How many ignored routes are named in the log. Fewer: the user misses one; more: a log that nobody reads,
+/// of a machine that has a routing table of the internet.
 const MAX_NAMED_ROUTES: usize = 16;
 
-/// The configuration that the client's machine shall have now: what the server assigned, limited to what the user wants.
+/// The configuration that the client's machine shall have now: what the server assigned, limited to what the
+/// user wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientNetState {
     /// The addresses of the TUN device.
@@ -79,10 +84,12 @@ pub struct ClientNet {
     mtu: Option<u32>,
     /// The configuration that was applied last.
     wanted: Option<ClientNetState>,
-    /// The firewall table that guards the addresses of the TUN device, and the addresses for which it was tried last.
+    /// The firewall table that guards the addresses of the TUN device, and the addresses for which it was
+    /// tried last.
     guard: AppliedSteps,
     guarded: Vec<IpNet>,
-    /// Networks of the tunnel that overlap others, and routes of the main table that are ignored, of which a warning was logged.
+    /// Networks of the tunnel that overlap others, and routes of the main table that are ignored, of which a
+    /// warning was logged.
     overlaps: BTreeSet<IpNet>,
     ignored: BTreeSet<IpNet>,
 }
@@ -113,12 +120,13 @@ impl ClientNet {
         Self { config, netlink, applied, mtu: None, wanted: None, guard, guarded, overlaps, ignored }
     }
 
-    /// Changes the machine from the previous configuration to `wanted`. After an error the previous addresses, routes and rules
-    /// are in force; the call can be repeated.
+    /// Changes the machine from the previous configuration to `wanted`. After an error the previous
+    /// addresses, routes and rules are in force; the call can be repeated.
     pub fn apply(&mut self, undo: &mut UndoJournal, wanted: &ClientNetState) -> Result<(), OsError> {
         let around = self.surroundings(&wanted.routes)?;
         let steps = self.steps(wanted, &around);
-        // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it last.
+        // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it
+        // last.
         if self.mtu.is_none_or(|now| wanted.mtu > now) {
             self.set_mtu(wanted.mtu)?;
         }
@@ -168,8 +176,8 @@ impl ClientNet {
         Ok(())
     }
 
-    /// Drops packets to the tunnel's addresses that arrive by other interfaces. A machine without nftables has no such rule, and
-    /// a warning says so.
+    /// Drops packets to the tunnel's addresses that arrive by other interfaces. A machine without nftables
+    /// has no such rule, and a warning says so.
     fn guard_addresses(&mut self, undo: &mut UndoJournal, addresses: &[IpNet]) {
         if self.guarded == addresses {
             return;
@@ -178,7 +186,8 @@ impl ClientNet {
         let name = format!("{} addresses", self.config.tun.name);
         let guards = vec![AddressGuard::new(&self.config.tun.name, addresses)];
         let steps = vec![Step::Firewall { rules: Rules { name, guards, ..Rules::default() } }];
-        // Both tables have the same name: reverting the old step after applying the new one would remove the new table.
+        // Both tables have the same name: reverting the old step after applying the new one would remove the
+        // new table.
         let changed = self.guard.change_to(undo, Vec::new()).and_then(|()| self.guard.change_to(undo, steps));
         if let Err(error) = changed {
             tracing::warn!(
@@ -243,8 +252,8 @@ impl ClientNet {
         self.ignored.extend(fresh);
     }
 
-    /// The destinations to route for the network of an assigned address: the network, or only the server's address in it if the
-    /// network overlaps one of `others`.
+    /// The destinations to route for the network of an assigned address: the network, or only the server's
+    /// address in it if the network overlaps one of `others`.
     fn network_route(&mut self, address: IpNet, others: &[IpNet]) -> IpNet {
         let network = address.trunc();
         let overlapped = others.iter().find(|other| other.contains(&network) || network.contains(*other));
@@ -269,7 +278,8 @@ impl ClientNet {
         let addresses: Vec<IpNet> = wanted.addresses.iter().copied().filter(is_carried).collect();
         let tun = self.config.tun.clone();
         let interface = || tun.clone();
-        // Host addresses: the kernel adds neither a route nor a broadcast address for the network, which the server chooses.
+        // Host addresses: the kernel adds neither a route nor a broadcast address for the network, which the
+        // server chooses.
         let address_step =
             |address: &IpNet| Step::Address { interface: interface(), address: IpNet::from(address.addr()) };
         let mut steps: Vec<Step> = addresses.iter().map(address_step).collect();

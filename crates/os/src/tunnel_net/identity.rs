@@ -1,8 +1,9 @@
 //! The firewall marks, routing tables and rule priorities of the instances of mpvpn on one machine.
 //!
-//! In: the number of an instance, of a link or of a class's device, each held in a [`NumberPool`]. Out: marks, tables and priorities
-//! that no other has. Always holds: bits 0 to 15 of a mark say that it is mpvpn's, bits 16 to 23 whose it is (below 0x80 an
-//! instance, from there a link), bits 24 to 27 the device of a class; other bits are never set.
+//! In: the number of an instance, of a link or of a class's device, each held in a [`NumberPool`]. Out:
+//! marks, tables and priorities that no other has. Always holds: bits 0 to 15 of a mark say that it is
+//! mpvpn's, bits 16 to 23 whose it is (below 0x80 an instance, from there a link), bits 24 to 27 the device
+//! of a class; other bits are never set.
 
 use ipnet::IpNet;
 
@@ -11,23 +12,26 @@ use crate::{
     undo::{Interface, NumberPool},
 };
 
-/// "mp" in ASCII: any number that other programs do not use. It is the low half of marks and tables, and the first priority of
-/// rules, which have to be below 32766, that of the main table.
+/// "mp" in ASCII: any number that other programs do not use. It is the low half of marks and tables, and the
+/// first priority of rules, which have to be below 32766, that of the main table.
 const MPVPN_ID: u32 = 0x6d70;
-/// The bits of a mark that say that it is mpvpn's: packets of all its instances, and replies that leave by a link.
+/// The bits of a mark that say that it is mpvpn's: packets of all its instances, and replies that leave by a
+/// link.
 pub(crate) const OWN_PACKETS: MarkBits = MarkBits { value: MPVPN_ID, mask: 0xffff };
 /// The bits of a mark that say whose it is.
 pub(crate) const NUMBER_MASK: u32 = 0x00ff_0000;
 /// The bit that the numbers of links have, and those of instances have not.
 pub(crate) const LINK_BIT: u32 = 0x0080_0000;
-/// The bits of the mark that hold the number of a class's device (0: no device). More would take bits from other programs.
+/// The bits of the mark that hold the number of a class's device (0: no device). More would take bits from
+/// other programs.
 const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
 /// Tables of one instance follow each other: its own, and one for each of the 15 devices of classes.
 const TABLES_OF_INSTANCE: u32 = 16;
 /// Priorities of a layer of rules: one for each instance.
 const PRIORITIES_OF_LAYER: u32 = 0x80;
 
-/// The numbers of clients. Each has rules in each layer, so more would need priorities beyond that of the main table.
+/// The numbers of clients. Each has rules in each layer, so more would need priorities beyond that of the
+/// main table.
 pub const INSTANCE_NUMBERS: NumberPool =
     NumberPool { folder: "instances", purpose: "numbers of clients on one machine", first: 0, last: 0x7f };
 /// The numbers of links, the same at all clients: a connection mark keeps its meaning when one of them ends.
@@ -45,8 +49,8 @@ pub const CLASS_MARKS: NumberPool = NumberPool {
     last: 15,
 };
 
-/// Rules that come first have smaller priorities. In each layer there are rules of all instances, so the more specific route wins,
-/// whichever instance has it.
+/// Rules that come first have smaller priorities. In each layer there are rules of all instances, so the more
+/// specific route wins, whichever instance has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layer {
     /// Replies to connections that came in by a link: they leave by it.
@@ -99,7 +103,8 @@ impl ClientNetConfig {
         self.table() + 1 + u32::from(device)
     }
 
-    /// The routing table for replies that leave by a link. Each instance has its own, so that it can end without the others.
+    /// The routing table for replies that leave by a link. Each instance has its own, so that it can end
+    /// without the others.
     pub(super) fn link_table(&self, link: u8) -> u32 {
         link_mark(link).value | u32::from(self.number) << 24
     }

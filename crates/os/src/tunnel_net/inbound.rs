@@ -1,17 +1,20 @@
 //! Replies to connections that came in over a link leave by that link, whatever is routed into the tunnel.
 //!
-//! In: the links, which are the interfaces with a default route. Out: a table of nftables, and a routing table with a policy rule for
-//! each link. Always holds: a connection keeps its link as long as the kernel tracks it, whichever instances end meanwhile; only
-//! bits 16 to 23 of connection marks change, and only where they are 0; packets that have a mark keep it.
+//! In: the links, which are the interfaces with a default route. Out: a table of nftables, and a routing
+//! table with a policy rule for each link. Always holds: a connection keeps its link as long as the kernel
+//! tracks it, whichever instances end meanwhile; only bits 16 to 23 of connection marks change, and only
+//! where they are 0; packets that have a mark keep it.
 //!
-//! 1. The first packet of a connection that comes in by a link gives the connection mark the number of the link: packets of TCP
-//!    with SYN alone, because others may belong to older connections that began here.
-//! 2. Later packets of this machine and of hosts behind it, as with forwarded ports, get the mark of that link.
-//! 3. The policy rule of this mark looks up the link's routing table: its routes of the main table, and its default route.
+//! 1. The first packet of a connection that comes in by a link gives the connection mark the number of the
+//!    link: packets of TCP with SYN alone, because others may belong to older connections that began here.
+//! 2. Later packets of this machine and of hosts behind it, as with forwarded ports, get the mark of that
+//!    link.
+//! 3. The policy rule of this mark looks up the link's routing table: its routes of the main table, and its
+//!    default route.
 //!
-//! Of connections that are older than the table, the kernel may know nothing. TCP connections of this machine with a local port that
-//! it listens at are read from `/proc` and marked by their addresses and ports; forwarded ones if destination NAT was applied to
-//! them.
+//! Of connections that are older than the table, the kernel may know nothing. TCP connections of this machine
+//! with a local port that it listens at are read from `/proc` and marked by their addresses and ports;
+//! forwarded ones if destination NAT was applied to them.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -36,16 +39,16 @@ use crate::{
     undo::{Interface, Step, UndoJournal},
 };
 
-/// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and before steering into
-/// the devices of classes (-140).
+/// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and
+/// before steering into the devices of classes (-140).
 const PRIORITY: i32 = -145;
 /// Flags of TCP headers (RFC 9293, section 3.1).
 const TCP_FIN: u32 = 0x01;
 const TCP_SYN: u32 = 0x02;
 const TCP_RST: u32 = 0x04;
 const TCP_ACK: u32 = 0x10;
-/// Older connections that are marked, at most. Each takes some 200 bytes in the kernel; those beyond are cut as they were without
-/// this table. A server that is a client at the same time has some ten thousand.
+/// Older connections that are marked, at most. Each takes some 200 bytes in the kernel; those beyond are cut
+/// as they were without this table. A server that is a client at the same time has some ten thousand.
 const MAX_OLDER_CONNECTIONS: usize = 32_768;
 
 /// The links of a machine, prepared for replies.
@@ -139,7 +142,8 @@ impl InboundNet {
         steps
     }
 
-    /// Replaces the table of nftables, then adds the older connections: those that begin in between are marked by the rules.
+    /// Replaces the table of nftables, then adds the older connections: those that begin in between are
+    /// marked by the rules.
     fn install(&self, undo: &mut UndoJournal, links: &BTreeMap<String, u8>) -> Result<(), OsError> {
         let rules = Rules { name: format!("{} inbound", self.config.tun.name), ..Rules::default() };
         let table = firewall::table_name(&rules.name);

@@ -1,9 +1,10 @@
 //! The destinations for which routes of the main table count while a client routes packets into its tunnel.
 //!
-//! In: the addresses of links, networks that the user names, routes of the main table. Out: policy rules, and the routes
-//! that the rules ignore. Always holds: a route counts only for a kept network, and only if it is as specific as that network
-//! or more so. So a DHCP server on a link cannot send packets to the internet past the tunnel by more specific routes
-//! (CVE-2024-3661), nor by a public network of the link's own that is large (CVE-2023-36672).
+//! In: the addresses of links, networks that the user names, routes of the main table. Out: policy rules, and
+//! the routes that the rules ignore. Always holds: a route counts only for a kept network, and only if it is
+//! as specific as that network or more so. So a DHCP server on a link cannot send packets to the internet
+//! past the tunnel by more specific routes (CVE-2024-3661), nor by a public network of the link's own that is
+//! large (CVE-2023-36672).
 //!
 //! Kept are all private networks, the networks of links if they are small enough, and what the user names.
 
@@ -12,15 +13,16 @@ use ipnet::IpNet;
 use super::family_of;
 use crate::netlink::{AddressInfo, Family, MAIN_TABLE, Rule};
 
-/// Networks that no router of the internet forwards to: private (RFC 1918, RFC 4193) and link-local (RFC 3927, RFC 4291).
+/// Networks that no router of the internet forwards to: private (RFC 1918, RFC 4193) and link-local (RFC
+/// 3927, RFC 4291).
 const PRIVATE_NETWORKS: [&str; 6] =
     ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10"];
 /// Multicast (RFC 5771), which routers do not forward by these routes. For IPv6 it is in another table.
 const MULTICAST: &str = "224.0.0.0/4";
-/// The shortest prefixes of public networks of links that are kept (bits), for IPv4 and IPv6. A link says its network itself, by
-/// DHCP or router advertisements. Shorter: a rogue link takes more of the internet. Longer: neighbours in larger networks of
-/// internet providers are reached through the tunnel. Most such networks are of 18 to 24 bits; those of router
-/// advertisements are of 64 (RFC 4862).
+/// The shortest prefixes of public networks of links that are kept (bits), for IPv4 and IPv6. A link says its
+/// network itself, by DHCP or router advertisements. Shorter: a rogue link takes more of the internet.
+/// Longer: neighbours in larger networks of internet providers are reached through the tunnel. Most such
+/// networks are of 18 to 24 bits; those of router advertisements are of 64 (RFC 4862).
 const MIN_LINK_PREFIX: (u8, u8) = (16, 64);
 
 /// Whether a network lies in a range that only a LAN uses.

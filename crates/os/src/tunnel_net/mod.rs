@@ -1,10 +1,10 @@
-//! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of its classes
-//! ([`ClassNet`]), of a LAN behind it ([`ShareNet`]), and of a server ([`ServerNet`]).
+//! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of
+//! its classes ([`ClassNet`]), of a LAN behind it ([`ShareNet`]), and of a server ([`ServerNet`]).
 //!
-//! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that are applied
-//! through the journal. Always holds: every step is in the journal before it is applied; steps that the old and the new
-//! configuration have in common are not touched, so connections survive the change; new steps are applied before old ones
-//! are reverted.
+//! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that
+//! are applied through the journal. Always holds: every step is in the journal before it is applied; steps
+//! that the old and the new configuration have in common are not touched, so connections survive the change;
+//! new steps are applied before old ones are reverted.
 
 mod classes;
 mod client;
@@ -40,8 +40,9 @@ use crate::{
 struct AppliedSteps(Vec<Step>);
 
 impl AppliedSteps {
-    /// Applies the steps in `wanted` that are missing, in order, each once, then reverts the steps that `wanted` does not have, in
-    /// reverse order. If a step fails, the steps of before the call stay in force.
+    /// Applies the steps in `wanted` that are missing, in order, each once, then reverts the steps that
+    /// `wanted` does not have, in reverse order. If a step fails, the steps of before the call stay in
+    /// force.
     fn change_to(&mut self, undo: &mut UndoJournal, wanted: Vec<Step>) -> Result<(), OsError> {
         let mut now: BTreeSet<&Step> = self.0.iter().collect();
         let missing: Vec<Step> = wanted.iter().filter(|step| now.insert(step)).cloned().collect();
@@ -61,8 +62,8 @@ fn log_errors(errors: Vec<OsError>) {
     }
 }
 
-/// Sets the kernel parameters of a TUN device before it comes up. They disappear with the device, so they are not in the
-/// journal; a parameter that does not exist (no IPv6) is skipped.
+/// Sets the kernel parameters of a TUN device before it comes up. They disappear with the device, so they are
+/// not in the journal; a parameter that does not exist (no IPv6) is skipped.
 fn prepare_device(name: &str) {
     let settings = [
         // No IPv6 link-local address: the peer would not answer neighbour discovery.
@@ -73,7 +74,8 @@ fn prepare_device(name: &str) {
         // The tunnel itself answers with ICMP errors, whose source address is one of this machine.
         ("ipv4", "accept_local", "1"),
         ("ipv4", "rp_filter", "0"),
-        // Clients reach each other through this device only: there is no better next hop for an ICMP redirect.
+        // Clients reach each other through this device only: there is no better next hop for an ICMP
+        // redirect.
         ("ipv4", "send_redirects", "0"),
         // A source route would lead past filters, which see the next hop only.
         ("ipv4", "accept_source_route", "0"),
@@ -85,16 +87,16 @@ fn prepare_device(name: &str) {
 
 /// Enables forwarding of packets between interfaces.
 ///
-/// A router ignores router advertisements, so an interface that learns its IPv6 routes from them would lose them; accept_ra = 2
-/// (the kernel's ip-sysctl.rst) is set first on such interfaces.
+/// A router ignores router advertisements, so an interface that learns its IPv6 routes from them would lose
+/// them; accept_ra = 2 (the kernel's ip-sysctl.rst) is set first on such interfaces.
 fn enable_forwarding(
     undo: &mut UndoJournal,
     netlink: &mut Netlink,
     families: Families,
 ) -> Result<(), OsError> {
     if families.v4 {
-        // When forwarding ends, the kernel accepts redirects, whatever was set before (inet_forward_change). Journalled as if
-        // mpvpn had set that, the value from before is put back afterwards.
+        // When forwarding ends, the kernel accepts redirects, whatever was set before (inet_forward_change).
+        // Journalled as if mpvpn had set that, the value from before is put back afterwards.
         const FORWARD: &str = "net/ipv4/ip_forward";
         const REDIRECTS: &str = "net/ipv4/conf/all/accept_redirects";
         if sysctl::read(FORWARD)? == "0" && sysctl::read(REDIRECTS)? == "0" {
@@ -115,14 +117,14 @@ fn enable_forwarding(
     sysctl::set(undo, ALL_V6, "1")
 }
 
-/// Sets the reverse path filter of link `name` from strict to loose (RFC 3704, section 2.4). A strict filter drops packets from
-/// the server, and of connections from outside: for packets without a mark the route back leads into the tunnel, or over another
-/// link.
+/// Sets the reverse path filter of link `name` from strict to loose (RFC 3704, section 2.4). A strict filter
+/// drops packets from the server, and of connections from outside: for packets without a mark the route back
+/// leads into the tunnel, or over another link.
 fn loosen_reverse_path_filter(undo: &mut UndoJournal, name: &str) -> Result<(), OsError> {
     let key = sysctl::interface_key("ipv4", name, "rp_filter");
     let value = |key: &str| sysctl::read(key).ok().and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
-    // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst). It is 2 where
-    // another instance has set it, which then keeps it until both have ended.
+    // The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst).
+    // It is 2 where another instance has set it, which then keeps it until both have ended.
     match value(&key).max(value("net/ipv4/conf/all/rp_filter")) {
         0 => Ok(()),
         2 if value(&key) != 2 => Ok(()),

@@ -1,5 +1,5 @@
-//! The network configuration of a server: its addresses, forwarding, the filter of its clients' packets, and source NAT for those
-//! to other networks.
+//! The network configuration of a server: its addresses, forwarding, the filter of its clients' packets, and
+//! source NAT for those to other networks.
 
 use ipnet::IpNet;
 
@@ -16,7 +16,8 @@ use crate::{
 pub struct ServerNetConfig {
     /// The TUN device.
     pub tun: Interface,
-    /// The networks of the clients, at most one for each IP version. The server gets the first address of each.
+    /// The networks of the clients, at most one for each IP version. The server gets the first address of
+    /// each.
     pub subnets: Vec<IpNet>,
     /// The MTU of the TUN device, in bytes.
     pub mtu: u32,
@@ -113,8 +114,8 @@ impl ServerNet {
     }
 }
 
-/// The first address of a subnet that a host can have: for IPv4 the one after the network address, for IPv6 the one after
-/// the subnet-router anycast address (RFC 4291, section 2.6.1).
+/// The first address of a subnet that a host can have: for IPv4 the one after the network address, for IPv6
+/// the one after the subnet-router anycast address (RFC 4291, section 2.6.1).
 pub fn first_address(subnet: IpNet) -> IpNet {
     let first = match subnet {
         IpNet::V4(v4) if v4.prefix_len() <= 30 => {
@@ -128,8 +129,8 @@ pub fn first_address(subnet: IpNet) -> IpNet {
     first.unwrap_or(subnet)
 }
 
-/// Fails if another interface has an address in one of the subnets: of two interfaces in one network the kernel would use the
-/// one that was configured first.
+/// Fails if another interface has an address in one of the subnets: of two interfaces in one network the
+/// kernel would use the one that was configured first.
 fn check_subnets_are_free(netlink: &mut Netlink, config: &ServerNetConfig) -> Result<(), OsError> {
     for info in netlink.addresses()? {
         let inside = config.subnets.iter().find(|subnet| subnet.contains(&info.address.addr()));

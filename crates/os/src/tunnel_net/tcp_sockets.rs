@@ -1,12 +1,13 @@
-//! The TCP connections of this network namespace that came in, from `/proc/net/tcp` and `/proc/net/tcp6` (proc(5)).
+//! The TCP connections of this network namespace that came in, from `/proc/net/tcp` and `/proc/net/tcp6`
+//! (proc(5)).
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// The states in which a socket has a connection that both ends may still send by: ESTABLISHED, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
-/// CLOSE_WAIT, LAST_ACK and CLOSING of linux/net/tcp_states.h.
+/// The states in which a socket has a connection that both ends may still send by: ESTABLISHED, SYN_RECV,
+/// FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK and CLOSING of linux/net/tcp_states.h.
 const CONNECTED: [u8; 7] = [1, 3, 4, 5, 8, 9, 11];
 /// The state LISTEN.
 const LISTEN: u8 = 10;
@@ -18,7 +19,8 @@ pub(super) struct Connection {
     pub(super) remote: SocketAddr,
 }
 
-/// Connections at a local address and port that a socket listens at: others have made them. Empty if the kernel does not say.
+/// Connections at a local address and port that a socket listens at: others have made them. Empty if the
+/// kernel does not say.
 pub(super) fn inbound_connections() -> Vec<Connection> {
     let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     inbound_of(&[read("tcp"), read("tcp6")])
@@ -31,7 +33,8 @@ fn inbound_of(tables: &[String]) -> Vec<Connection> {
         sockets.iter().filter(|(state, _)| *state == LISTEN).map(|(_, socket)| socket.local).collect();
     let is_inbound = |connection: &Connection| {
         listening.iter().any(|listener| {
-            // `::` also stands for IPv4, unless the socket is for IPv6 only, and then nothing of IPv4 is at that port.
+            // `::` also stands for IPv4, unless the socket is for IPv6 only, and then nothing of IPv4 is at
+            // that port.
             listener.port() == connection.local.port()
                 && (listener.ip().is_unspecified() || listener.ip() == connection.local.ip())
         })
@@ -48,7 +51,8 @@ fn parse(line: &str) -> Option<(u8, Connection)> {
     Some((state, Connection { local, remote }))
 }
 
-/// Parses `IP:PORT` in hexadecimal. The address is printed as words of 32 bits in the byte order of the machine.
+/// Parses `IP:PORT` in hexadecimal. The address is printed as words of 32 bits in the byte order of the
+/// machine.
 pub(crate) fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

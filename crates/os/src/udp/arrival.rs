@@ -1,15 +1,17 @@
-//! When datagrams have arrived: the kernel's times, which are by the wall clock (SO_TIMESTAMPNS), by the clock of the process.
+//! When datagrams have arrived: the kernel's times, which are by the wall clock (SO_TIMESTAMPNS), by the
+//! clock of the process.
 //!
-//! In: both clocks at each receive call, the kernel's times. Out: times of the process's clock. Always holds: none is later than the
-//! call; while the wall clock is set, it is the time of the call.
+//! In: both clocks at each receive call, the kernel's times. Out: times of the process's clock. Always holds:
+//! none is later than the call; while the wall clock is set, it is the time of the call.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The wall clock was set if it has moved by this much against the other clock since the last call. Adjustments of its speed stay
-/// below, at most 0.05 %, for calls up to 2 s apart. Larger: a smaller step counts as time in which a datagram waited. Chosen.
+/// The wall clock was set if it has moved by this much against the other clock since the last call.
+/// Adjustments of its speed stay below, at most 0.05 %, for calls up to 2 s apart. Larger: a smaller step
+/// counts as time in which a datagram waited. Chosen.
 const MAX_DRIFT: Duration = Duration::from_millis(1);
-/// A datagram cannot have waited for longer: the wall clock was set while nothing was received. Smaller: datagrams that waited
-/// while the process had no processor count as younger. Chosen.
+/// A datagram cannot have waited for longer: the wall clock was set while nothing was received. Smaller:
+/// datagrams that waited while the process had no processor count as younger. Chosen.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Both clocks, as last read.
@@ -43,7 +45,8 @@ impl ArrivalClock {
         self.last = Some(clocks);
     }
 
-    /// When a datagram has arrived that the last call returned, with the kernel's time since 1970 if there is one.
+    /// When a datagram has arrived that the last call returned, with the kernel's time since 1970 if there is
+    /// one.
     pub(super) fn arrival(&self, kernel: Option<Duration>) -> Instant {
         let Some(Clocks { now, wall }) = self.last else { return Instant::now() };
         let age = kernel.filter(|_| !self.was_set).map_or(Duration::ZERO, |time| wall.saturating_sub(time));

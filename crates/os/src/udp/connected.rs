@@ -13,8 +13,9 @@ use super::{
 };
 use crate::option::{check, set_int};
 
-/// Bytes of the receive buffer, for datagrams that arrive while the event loop serves other sockets. Chosen: in a smaller one
-/// bursts are lost, larger ones take kernel memory for each flow (`docs/design/machine.md`, open questions).
+/// Bytes of the receive buffer, for datagrams that arrive while the event loop serves other sockets. Chosen:
+/// in a smaller one bursts are lost, larger ones take kernel memory for each flow (`docs/design/machine.md`,
+/// open questions).
 const RECV_BUFFER_BYTES: usize = 512 << 10;
 
 /// A UDP socket that sends to one address and receives from that address only.
@@ -22,8 +23,8 @@ const RECV_BUFFER_BYTES: usize = 512 << 10;
 pub struct ConnectedUdp(OwnedFd);
 
 impl ConnectedUdp {
-    /// Creates a socket connected to `to`. The kernel chooses the local address and port, and never fragments datagrams
-    /// (IP_PMTUDISC_DO): it refuses a datagram larger than the path MTU.
+    /// Creates a socket connected to `to`. The kernel chooses the local address and port, and never fragments
+    /// datagrams (IP_PMTUDISC_DO): it refuses a datagram larger than the path MTU.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let local: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,15 +1,15 @@
 //! Control messages (cmsg(3)) of sendmsg(2) and recvmmsg(2), in a buffer on the stack.
 //!
-//! The kernel's layout: `size_t length, int level, int type`, then the data, padded to a multiple of the size of a `size_t`;
-//! `length` counts header and data without the padding after the data.
+//! The kernel's layout: `size_t length, int level, int type`, then the data, padded to a multiple of the size
+//! of a `size_t`; `length` counts header and data without the padding after the data.
 
 /// Alignment of headers and data, in bytes.
 const CMSG_ALIGN: usize = size_of::<usize>();
 /// Bytes of a header (struct cmsghdr).
 const CMSG_HEADER_LEN: usize = size_of::<usize>() + 2 * size_of::<libc::c_int>();
 
-/// Bytes for all messages that one datagram can have: packet info, TOS or traffic class, segment size and time take at most 112. In a
-/// smaller buffer the kernel drops messages; a larger one is copied for nothing.
+/// Bytes for all messages that one datagram can have: packet info, TOS or traffic class, segment size and
+/// time take at most 112. In a smaller buffer the kernel drops messages; a larger one is copied for nothing.
 pub(super) const CAPACITY: usize = 128;
 
 /// A buffer of control messages with the kernel's alignment, and the number of bytes used.
@@ -27,7 +27,8 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Appends a message. All messages that are ever sent together fit; a message that does not fit is dropped.
+    /// Appends a message. All messages that are ever sent together fit; a message that does not fit is
+    /// dropped.
     pub(super) fn push(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
         let end = self.used + CMSG_HEADER_LEN + data.len();
         if padded(end) > CAPACITY {
@@ -51,7 +52,8 @@ impl Control {
         self.bytes.as_mut_ptr().cast()
     }
 
-    /// The messages in the first `length` bytes, a length that the kernel reported; stops at the first malformed message.
+    /// The messages in the first `length` bytes, a length that the kernel reported; stops at the first
+    /// malformed message.
     pub(super) fn messages(&self, length: usize) -> Messages<'_> {
         Messages(&self.bytes[..length.min(CAPACITY)])
     }

@@ -1,10 +1,11 @@
 //! UDP sockets for QUIC, with segmentation offload (GSO, GRO).
 //!
-//! In: datagrams to send, alone or as a train: several datagrams of the same size to one receiver, which the kernel or the
-//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address, ECN bits and time of arrival. Always
-//! holds: sockets are nonblocking; datagrams are never fragmented, and the kernel's path MTU is ignored (IP_PMTUDISC_PROBE),
-//! because QUIC discovers it (RFC 9000, 14.3); once buffers exist, receiving neither allocates nor zero-fills memory for each
-//! datagram; IPv4-mapped addresses never leave this module.
+//! In: datagrams to send, alone or as a train: several datagrams of the same size to one receiver, which the
+//! kernel or the device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address, ECN
+//! bits and time of arrival. Always holds: sockets are nonblocking; datagrams are never fragmented, and the
+//! kernel's path MTU is ignored (IP_PMTUDISC_PROBE), because QUIC discovers it (RFC 9000, 14.3); once buffers
+//! exist, receiving neither allocates nor zero-fills memory for each datagram; IPv4-mapped addresses never
+//! leave this module.
 
 pub(crate) mod address;
 mod arrival;
@@ -106,20 +107,22 @@ impl UdpSocket {
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
-    /// The socket as the standard library has it, which waits in its calls and receives one datagram at a time.
+    /// The socket as the standard library has it, which waits in its calls and receives one datagram at a
+    /// time.
     ///
     /// # Errors
     /// If the kernel does not make it wait.
     pub fn into_blocking(self) -> io::Result<std::net::UdpSocket> {
-        // Of joined datagrams the standard library does not tell the boundaries. A kernel without the option joins none.
+        // Of joined datagrams the standard library does not tell the boundaries. A kernel without the option
+        // joins none.
         let _ = set_int(&self.fd, libc::SOL_UDP, libc::UDP_GRO, 0);
         let socket = std::net::UdpSocket::from(self.fd);
         socket.set_nonblocking(false)?;
         Ok(socket)
     }
 
-    /// Connects the socket to `to`: from now on it receives from that address only. Datagrams of other senders that wait
-    /// already are still received.
+    /// Connects the socket to `to`: from now on it receives from that address only. Datagrams of other
+    /// senders that wait already are still received.
     ///
     /// # Errors
     /// If the kernel has no route to `to`.
@@ -129,8 +132,8 @@ impl UdpSocket {
         check(unsafe { libc::connect(self.fd.as_raw_fd(), address.pointer(), address.length()) })
     }
 
-    /// Sets the size of the receive buffer in bytes; with its own overhead the kernel uses about twice as many. Without
-    /// CAP_NET_ADMIN at most net.core.rmem_max. Datagrams that wait already stay.
+    /// Sets the size of the receive buffer in bytes; with its own overhead the kernel uses about twice as
+    /// many. Without CAP_NET_ADMIN at most net.core.rmem_max. Datagrams that wait already stay.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -138,14 +141,14 @@ impl UdpSocket {
         set_buffer(&self.fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
     }
 
-    /// Receives the messages that wait, at most one batch, and returns their number; 0 if none waits. Take them with
-    /// [`RecvBatch::drain`].
+    /// Receives the messages that wait, at most one batch, and returns their number; 0 if none waits. Take
+    /// them with [`RecvBatch::drain`].
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
         receive_batch(self.fd.as_fd(), batch)
     }
 
-    /// Sends one message. If the device does not support segmentation offload, the datagrams of a train are sent one by one.
-    /// [`SendFailure::of`] classifies errors.
+    /// Sends one message. If the device does not support segmentation offload, the datagrams of a train are
+    /// sent one by one. [`SendFailure::of`] classifies errors.
     pub fn send(&self, out: &Outgoing<'_>) -> io::Result<()> {
         self.sender.send(self.fd.as_fd(), out)
     }
@@ -168,8 +171,8 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// How many transient errors of earlier datagrams one receive call skips. Each wakes the poller again, so a limit only bounds the
-/// time that one socket takes from the others.
+/// How many transient errors of earlier datagrams one receive call skips. Each wakes the poller again, so a
+/// limit only bounds the time that one socket takes from the others.
 const MAX_TRANSIENT_ERRORS: usize = 8;
 
 fn receive_batch(fd: BorrowedFd<'_>, batch: &mut RecvBatch) -> io::Result<usize> {

@@ -16,18 +16,19 @@ use super::{
     control::{self, Control},
 };
 
-/// Bytes of the largest datagram, or of the largest train of datagrams that the kernel joins (UDP_GRO): the limit of IP.
+/// Bytes of the largest datagram, or of the largest train of datagrams that the kernel joins (UDP_GRO): the
+/// limit of IP.
 const MAX_DATAGRAM_BYTES: usize = 65_535;
-/// Bytes of a new buffer. Datagrams are split off its front; when less than [`MAX_DATAGRAM_BYTES`] is left, the whole buffer is
-/// reclaimed, provided that all parts handed out have been dropped. A smaller buffer is reclaimed more often; a larger one
-/// holds more memory while one of its parts is in use.
+/// Bytes of a new buffer. Datagrams are split off its front; when less than [`MAX_DATAGRAM_BYTES`] is left,
+/// the whole buffer is reclaimed, provided that all parts handed out have been dropped. A smaller buffer is
+/// reclaimed more often; a larger one holds more memory while one of its parts is in use.
 const BUFFER_BYTES: usize = 128 * 1024;
-/// Full buffers of which parts are still in use, at most, before datagrams are copied out of their buffer: a few bytes in use
-/// retain the whole buffer. Chosen (`docs/design/memory.md`): fewer copy sooner, more let a peer retain more memory
-/// (2 MiB here).
+/// Full buffers of which parts are still in use, at most, before datagrams are copied out of their buffer: a
+/// few bytes in use retain the whole buffer. Chosen (`docs/design/memory.md`): fewer copy sooner, more let a
+/// peer retain more memory (2 MiB here).
 const MAX_RETAINED_BUFFERS: usize = 16;
-/// Retained buffers that are checked for one that is free again before a new one is allocated. More cost time for each buffer,
-/// fewer allocate although a buffer is free.
+/// Retained buffers that are checked for one that is free again before a new one is allocated. More cost time
+/// for each buffer, fewer allocate although a buffer is free.
 const RECLAIM_ATTEMPTS: usize = 4;
 
 /// One datagram, or a train: several datagrams of the same sender that the kernel joined (UDP_GRO).
@@ -41,15 +42,18 @@ pub struct Received {
     pub local_ip: Option<IpAddr>,
     /// The two ECN bits (RFC 3168).
     pub ecn: u8,
-    /// When it arrived at this machine, or the first one of the train. It may have waited in the socket since.
+    /// When it arrived at this machine, or the first one of the train. It may have waited in the socket
+    /// since.
     pub arrived: Instant,
-    /// Bytes of each datagram in `data`, of which the last may be shorter; the length of `data` if it is a single datagram.
+    /// Bytes of each datagram in `data`, of which the last may be shorter; the length of `data` if it is a
+    /// single datagram.
     pub segment_size: usize,
     copies_datagrams: bool,
 }
 
 impl Received {
-    /// The datagrams one by one. They share the memory of the receive buffer, unless too many buffers are retained already.
+    /// The datagrams one by one. They share the memory of the receive buffer, unless too many buffers are
+    /// retained already.
     pub fn datagrams(mut self) -> impl Iterator<Item = BytesMut> {
         let empty = self.data.is_empty().then(BytesMut::new);
         let pieces = std::iter::from_fn(move || {
@@ -135,8 +139,8 @@ struct Slot {
 }
 
 impl RecvBatch {
-    /// Buffers for `slots` datagrams or trains a call (1 to 64), each of up to 64 KiB. Memory is allocated at the first use,
-    /// 128 KiB a slot.
+    /// Buffers for `slots` datagrams or trains a call (1 to 64), each of up to 64 KiB. Memory is allocated at
+    /// the first use, 128 KiB a slot.
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, 64);
         // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
@@ -151,7 +155,8 @@ impl RecvBatch {
         }
     }
 
-    /// The messages of the last receive call, in order. Those that are not taken before the next call are lost.
+    /// The messages of the last receive call, in order. Those that are not taken before the next call are
+    /// lost.
     pub fn drain(&mut self) -> impl Iterator<Item = Received> + '_ {
         let filled = std::mem::take(&mut self.filled);
         let (copies_datagrams, clock) = (self.retained.exceed_limit(), &self.clock);

@@ -12,13 +12,16 @@ use super::{
     control::Control,
 };
 
-/// Most datagrams in a train: UDP_MAX_SEGMENTS of Linux before 6.9, which refuses longer ones. Shorter ones cost system calls.
+/// Most datagrams in a train: UDP_MAX_SEGMENTS of Linux before 6.9, which refuses longer ones. Shorter ones
+/// cost system calls.
 pub const MAX_GSO_SEGMENTS: usize = 64;
-/// Most bytes in a train: 65,535 of an IPv4 packet without IPv4 and UDP header (20 + 8). The kernel refuses longer ones.
+/// Most bytes in a train: 65,535 of an IPv4 packet without IPv4 and UDP header (20 + 8). The kernel refuses
+/// longer ones.
 pub const MAX_GSO_BYTES: usize = 65_507;
 
-/// Errors of earlier datagrams that one send skips. The kernel keeps one pending error of a socket, so more come only if ICMP
-/// errors arrive meanwhile; with fewer a message would be lost, and without a limit the loop could run on.
+/// Errors of earlier datagrams that one send skips. The kernel keeps one pending error of a socket, so more
+/// come only if ICMP errors arrive meanwhile; with fewer a message would be lost, and without a limit the
+/// loop could run on.
 const MAX_STALE_ERRORS: usize = 3;
 
 /// One message to send.
@@ -61,7 +64,8 @@ impl Outgoing<'_> {
             }
             None => {}
         }
-        // The kernel takes DSCP and ECN as one byte: a message with ECN only would reset the DSCP of the socket.
+        // The kernel takes DSCP and ECN as one byte: a message with ECN only would reset the DSCP of the
+        // socket.
         if self.ecn.is_some() || dscp != 0 {
             let value = libc::c_int::from(dscp << 2 | self.ecn.unwrap_or(0) & 0b11).to_ne_bytes();
             match self.to {
@@ -146,8 +150,9 @@ impl Sender {
         self.send_one_by_one(fd, out)
     }
 
-    /// Whether an error means that this train has to be sent one datagram at a time. EIO: the device cannot compute checksums,
-    /// so no train is tried again. EINVAL, EMSGSIZE: this train is too long, or its datagrams exceed the MTU.
+    /// Whether an error means that this train has to be sent one datagram at a time. EIO: the device cannot
+    /// compute checksums, so no train is tried again. EINVAL, EMSGSIZE: this train is too long, or its
+    /// datagrams exceed the MTU.
     fn refuses_trains(&self, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(libc::EIO) => {
@@ -159,8 +164,9 @@ impl Sender {
         }
     }
 
-    /// Sends the datagrams of a train one by one and returns the first error. If the send buffer is full for the first datagram,
-    /// that error is returned and nothing was sent; if it is full for a later one, the rest of the train is lost.
+    /// Sends the datagrams of a train one by one and returns the first error. If the send buffer is full for
+    /// the first datagram, that error is returned and nothing was sent; if it is full for a later one,
+    /// the rest of the train is lost.
     fn send_one_by_one(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
         let size = out.segment_size.map_or(out.data.len(), usize::from).max(1);
         let mut first_error = None;
@@ -176,8 +182,8 @@ impl Sender {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Sends with one sendmsg(2), repeated after errors of earlier datagrams (as ECONNREFUSED), each of which the kernel reports
-    /// once in place of sending.
+    /// Sends with one sendmsg(2), repeated after errors of earlier datagrams (as ECONNREFUSED), each of which
+    /// the kernel reports once in place of sending.
     fn send_message(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
         for _ in 0..MAX_STALE_ERRORS {
             match send_once(fd, out, self.family, self.dscp) {
@@ -207,8 +213,8 @@ fn send_once(fd: BorrowedFd<'_>, out: &Outgoing<'_>, family: Family, dscp: u8) -
         message.msg_control = control.pointer_mut();
         message.msg_controllen = control.used() as _;
     }
-    // SAFETY: the header points to the address, the piece and the control messages in this frame, and to the bytes of `out`,
-    // none of which moves before the call returns; the kernel only reads them.
+    // SAFETY: the header points to the address, the piece and the control messages in this frame, and to the
+    // bytes of `out`, none of which moves before the call returns; the kernel only reads them.
     let result = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

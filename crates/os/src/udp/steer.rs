@@ -1,9 +1,10 @@
-//! Several sockets on one port (SO_REUSEPORT), one for each shard, and a BPF program that steers datagrams to them.
+//! Several sockets on one port (SO_REUSEPORT), one for each shard, and a BPF program that steers datagrams to
+//! them.
 //!
-//! In: an address and a number of sockets. Out: the sockets, in order. Always holds: a datagram goes to the socket whose index
-//! is the low four bits of the first byte of its QUIC destination connection ID, modulo the number of sockets, whatever its
-//! source. The kernel's own choice, by a hash of the addresses, would spread a connection with several paths over several
-//! sockets.
+//! In: an address and a number of sockets. Out: the sockets, in order. Always holds: a datagram goes to the
+//! socket whose index is the low four bits of the first byte of its QUIC destination connection ID, modulo
+//! the number of sockets, whatever its source. The kernel's own choice, by a hash of the addresses, would
+//! spread a connection with several paths over several sockets.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -35,9 +36,10 @@ pub fn bind_reuseport_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSo
         return Ok(vec![UdpSocket::bind(options)?]);
     }
     let failed = |source| OsError::Bind { local: options.local, device: options.device.clone(), source };
-    // The first socket is bound without SO_REUSEPORT, because otherwise another process that shares the port would silently get
-    // a part of the packets. The option is set on this socket afterwards instead of binding another one: a child process
-    // that another thread is just starting may keep a closed socket open.
+    // The first socket is bound without SO_REUSEPORT, because otherwise another process that shares the port
+    // would silently get a part of the packets. The option is set on this socket afterwards instead of
+    // binding another one: a child process that another thread is just starting may keep a closed socket
+    // open.
     let first = UdpSocket::bind(&UdpOptions { reuse: PortReuse::Exclusive, ..options.clone() })?;
     let local = first.local_addr().map_err(failed)?;
     set_int(&first.fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(failed)?;
@@ -70,8 +72,8 @@ fn attach(socket: &UdpSocket, count: u8) -> io::Result<()> {
     })
 }
 
-/// The BPF program. Offset 0 is the first byte of the UDP payload. A load beyond the end makes the program return 0, so a
-/// datagram that is too short goes to the first socket.
+/// The BPF program. Offset 0 is the first byte of the UDP payload. A load beyond the end makes the program
+/// return 0, so a datagram that is too short goes to the first socket.
 fn program(count: u8) -> [libc::sock_filter; PROGRAM_LEN] {
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     [

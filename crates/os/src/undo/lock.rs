@@ -9,8 +9,8 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Attempts at a lock file that other processes keep removing. Each needs another process that ends at that moment, so more
-/// would only hide a mistake; fewer could fail where many processes start and end at once.
+/// Attempts at a lock file that other processes keep removing. Each needs another process that ends at that
+/// moment, so more would only hide a mistake; fewer could fail where many processes start and end at once.
 const MAX_ATTEMPTS: usize = 100;
 
 /// A held lock. Dropping it removes the file, and the folder if it is empty.
@@ -22,8 +22,8 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock `<folder>/<name>.lock` and creates the folder if it does not exist; `None` if another process holds the
-    /// lock.
+    /// Takes the lock `<folder>/<name>.lock` and creates the folder if it does not exist; `None` if another
+    /// process holds the lock.
     pub(super) fn take(folder: &Path, name: &str) -> io::Result<Option<Self>> {
         let path = folder.join(format!("{name}.lock"));
         let file = open_locked(&path, FlockOperation::NonBlockingLockExclusive)?;
@@ -31,8 +31,8 @@ impl Lock {
     }
 }
 
-/// Opens the file at `path`, creating it and its folder if they do not exist, and locks it; `None` if `operation` does not wait
-/// and another process holds the lock. The kernel releases it with the file.
+/// Opens the file at `path`, creating it and its folder if they do not exist, and locks it; `None` if
+/// `operation` does not wait and another process holds the lock. The kernel releases it with the file.
 pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<Option<File>> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     // A previous owner that ends may remove the file or the folder between any two of these steps.
@@ -74,8 +74,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What root makes in the folder of a service's user belongs to that user, whose processes must be able to change it. Does nothing
-/// for other users, and where root has given up that right.
+/// What root makes in the folder of a service's user belongs to that user, whose processes must be able to
+/// change it. Does nothing for other users, and where root has given up that right.
 pub(crate) fn give_to_owner_of_folder(path: &Path) {
     let Some(Ok(folder)) = path.parent().map(fs::metadata) else { return };
     let is_other = || fs::symlink_metadata(path).is_ok_and(|own| own.uid() != folder.uid());

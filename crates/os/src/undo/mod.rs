@@ -1,14 +1,15 @@
 //! The journal of changes to the system (an undo log).
 //!
-//! In: [`Step`]s, each written to disk *before* it is applied. Out: the previous state of the machine, when the owner ends
-//! ([`UndoJournal::revert_all_steps`], or dropping), or after a kill when the next process opens the journal of the same name
-//! ([`UndoJournal::open`]).
+//! In: [`Step`]s, each written to disk *before* it is applied. Out: the previous state of the machine, when
+//! the owner ends ([`UndoJournal::revert_all_steps`], or dropping), or after a kill when the next process
+//! opens the journal of the same name ([`UndoJournal::open`]).
 //!
 //! What always holds:
-//! - At most one living process owns a journal name in a network namespace: it holds a lock on `<name>.lock`, which the kernel
-//!   releases however the process ends; `<name>.json` has its process ID and its steps.
+//! - At most one living process owns a journal name in a network namespace: it holds a lock on `<name>.lock`,
+//!   which the kernel releases however the process ends; `<name>.json` has its process ID and its steps.
 //! - The record on disk is complete: it is replaced by rename, after fsync.
-//! - Reverting is idempotent: objects that are gone already, or that another program has changed since, are left alone.
+//! - Reverting is idempotent: objects that are gone already, or that another program has changed since, are
+//!   left alone.
 //!
 //! The folder is `<base>/netns-<inode of the network namespace>`, because namespaces share `/run`.
 
@@ -70,17 +71,19 @@ pub enum Leftover {
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     pid: u32,
-    /// When the process started, in clock ticks since boot (proc(5), `starttime`): tells a reused process ID from the owner.
+    /// When the process started, in clock ticks since boot (proc(5), `starttime`): tells a reused process ID
+    /// from the owner.
     start_time: u64,
     steps: Vec<Step>,
 }
 
 impl UndoJournal {
-    /// Opens the journal `name` under `base` for this network namespace. The steps that a killed process left in it are
-    /// reverted first.
+    /// Opens the journal `name` under `base` for this network namespace. The steps that a killed process left
+    /// in it are reverted first.
     ///
     /// # Errors
-    /// [`OsError::AlreadyRunning`] if the owner of the journal is alive, or why the journal cannot be written.
+    /// [`OsError::AlreadyRunning`] if the owner of the journal is alive, or why the journal cannot be
+    /// written.
     pub fn open(base: &Path, name: &str) -> Result<Self, OsError> {
         let folder = namespace_folder(base)?;
         let file = file_name(name);
@@ -113,8 +116,8 @@ impl UndoJournal {
         Ok(undo)
     }
 
-    /// Reverts the steps of all processes in this network namespace that have ended without doing it. Returns the names of the
-    /// journals and what was found.
+    /// Reverts the steps of all processes in this network namespace that have ended without doing it. Returns
+    /// the names of the journals and what was found.
     ///
     /// # Errors
     /// If the folder cannot be read, or the kernel cannot be asked.
@@ -165,8 +168,8 @@ impl UndoJournal {
     /// Records `steps` with one write, then applies them in order.
     ///
     /// # Errors
-    /// If a step cannot be applied: then those before it are reverted. What exists already belongs to another instance or program,
-    /// and stays.
+    /// If a step cannot be applied: then those before it are reverted. What exists already belongs to another
+    /// instance or program, and stays.
     pub fn apply(&mut self, steps: &[Step]) -> Result<(), OsError> {
         if steps.is_empty() {
             return Ok(());
@@ -184,8 +187,8 @@ impl UndoJournal {
         Ok(())
     }
 
-    /// Takes a number that no other instance of this network namespace has, `preferred` if it is free. It is given back when
-    /// the journal ends; a killed process holds it until its steps are reverted.
+    /// Takes a number that no other instance of this network namespace has, `preferred` if it is free. It is
+    /// given back when the journal ends; a killed process holds it until its steps are reverted.
     ///
     /// # Errors
     /// [`OsError::NumbersInUse`] if none is left.
@@ -197,7 +200,8 @@ impl UndoJournal {
         Ok(number)
     }
 
-    /// The number that stands for `label` at all instances of this network namespace, until the last that uses it ends.
+    /// The number that stands for `label` at all instances of this network namespace, until the last that
+    /// uses it ends.
     ///
     /// # Errors
     /// [`OsError::NumbersInUse`] if none is left.
@@ -248,8 +252,8 @@ impl UndoJournal {
         &self.record.steps
     }
 
-    /// Reverts all steps, the last first, and continues after errors; returns the errors. The journal is empty afterwards and
-    /// can be used again.
+    /// Reverts all steps, the last first, and continues after errors; returns the errors. The journal is
+    /// empty afterwards and can be used again.
     pub fn revert_all_steps(&mut self) -> Vec<OsError> {
         let steps = std::mem::take(&mut self.record.steps);
         let mut errors = revert_all(&mut self.netlink, &self.owners, &steps);
@@ -276,7 +280,8 @@ impl Drop for UndoJournal {
 }
 
 impl Record {
-    /// Whether another living process owns the journal. Needed where locks do not work, as on some network file systems.
+    /// Whether another living process owns the journal. Needed where locks do not work, as on some network
+    /// file systems.
     fn is_alive_elsewhere(&self) -> bool {
         self.pid != std::process::id() && start_time(self.pid) == Some(self.start_time)
     }
@@ -346,7 +351,8 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Parses field 22. The second field is a name in parentheses that may contain any characters, so fields count from its end.
+/// Parses field 22. The second field is a name in parentheses that may contain any characters, so fields
+/// count from its end.
 fn parse_start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }

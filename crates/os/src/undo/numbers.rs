@@ -1,10 +1,13 @@
-//! Numbers that are divided between the instances of a network namespace, as firewall marks and routing tables need them.
+//! Numbers that are divided between the instances of a network namespace, as firewall marks and routing
+//! tables need them.
 //!
-//! In: a pool, and who wants a number of it. Out: a number, until its holder ends in whatever way. Always holds: a number that is
-//! held exclusively has one holder; one that is shared has the same label for all its holders; what a killed process held stays
-//! reserved until its changes are reverted, because they are still in force.
+//! In: a pool, and who wants a number of it. Out: a number, until its holder ends in whatever way. Always
+//! holds: a number that is held exclusively has one holder; one that is shared has the same label for all its
+//! holders; what a killed process held stays reserved until its changes are reverted, because they are still
+//! in force.
 //!
-//! A number is a locked file in `<folder of the network namespace>/<pool>/`, whose text says who holds it, or what it stands for.
+//! A number is a locked file in `<folder of the network namespace>/<pool>/`, whose text says who holds it, or
+//! what it stands for.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +48,8 @@ pub(super) struct TakenNumber {
     file: File,
 }
 
-/// Takes a number that nobody else has, `preferred` if it is free. `namespace` is the folder with the journals.
+/// Takes a number that nobody else has, `preferred` if it is free. `namespace` is the folder with the
+/// journals.
 pub(super) fn take(
     namespace: &Path,
     pool: &'static NumberPool,
@@ -72,7 +76,8 @@ pub(super) fn share(
     let used = used_numbers(&folder);
     let known = used.iter().filter(|(_, other)| *other == label).map(|(number, _)| *number);
     let free = (pool.first..=pool.last).filter(|number| !used.contains_key(number));
-    // What ended processes have left keeps its meaning as long as there are others, because connections may remember it.
+    // What ended processes have left keeps its meaning as long as there are others, because connections may
+    // remember it.
     let lock = FlockOperation::NonBlockingLockShared;
     let stale = used.keys().copied().filter(|number| is_lockable(&folder.join(number.to_string())));
     let found = first_lockable(&folder, pool, known.chain(free).chain(stale), lock, label)?;

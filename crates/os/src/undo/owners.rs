@@ -1,8 +1,10 @@
-//! Settings of the machine that several instances change: kernel parameters, and the file with the name servers.
+//! Settings of the machine that several instances change: kernel parameters, and the file with the name
+//! servers.
 //!
-//! In: who changes a setting to what, and who ends. Out: the value to put back. Always holds: the value of the instance that came
-//! last is in force; one that ends puts back that of the instance that came before it and still runs, or what was there before all
-//! of them; one that ends while a later one runs changes nothing. The record of a setting is on disk before the setting changes.
+//! In: who changes a setting to what, and who ends. Out: the value to put back. Always holds: the value of
+//! the instance that came last is in force; one that ends puts back that of the instance that came before it
+//! and still runs, or what was there before all of them; one that ends while a later one runs changes
+//! nothing. The record of a setting is on disk before the setting changes.
 //!
 //! A record is a file in `<folder of the network namespace>/settings/`.
 
@@ -77,8 +79,8 @@ impl Owners {
         write()
     }
 
-    /// Ends this instance's change of the setting `key` to `set`: calls `restore` with the value to put back, if there is any.
-    /// `before` is what this instance found, for records of earlier versions.
+    /// Ends this instance's change of the setting `key` to `set`: calls `restore` with the value to put back,
+    /// if there is any. `before` is what this instance found, for records of earlier versions.
     pub(crate) fn release<T: Clone + PartialEq + Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -138,8 +140,8 @@ impl Owners {
     }
 }
 
-/// What was there before all instances that have changed the setting `key`, in the network namespace with this folder; `None`
-/// if none has.
+/// What was there before all instances that have changed the setting `key`, in the network namespace with
+/// this folder; `None` if none has.
 pub(crate) fn original<T: DeserializeOwned>(namespace: &Path, key: &str) -> Option<T> {
     read::<T>(&Owners::new(namespace, "").path(key)).map(|record| record.before)
 }

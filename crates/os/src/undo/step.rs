@@ -14,8 +14,8 @@ use crate::{
     sysctl,
 };
 
-/// An interface, identified by index and name together: a later interface with the same name is another one, and its
-/// addresses and routes are not reverted.
+/// An interface, identified by index and name together: a later interface with the same name is another one,
+/// and its addresses and routes are not reverted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Interface {
     /// The interface index.
@@ -59,7 +59,8 @@ pub enum Step {
     },
     /// Installs the table that filters packets of a server's clients.
     ClientFilter(firewall::ClientFilter),
-    /// Changes a kernel parameter; it is restored only if it still has the value `set`, and no other instance needs it.
+    /// Changes a kernel parameter; it is restored only if it still has the value `set`, and no other instance
+    /// needs it.
     Sysctl {
         /// The parameter, as a path below `/proc/sys`.
         key: String,
@@ -68,8 +69,8 @@ pub enum Step {
         /// The value after the change.
         set: String,
     },
-    /// Rewrites the file with the name servers; it is restored only if no other program has changed it, and to what another
-    /// instance that still runs has written.
+    /// Rewrites the file with the name servers; it is restored only if no other program has changed it, and
+    /// to what another instance that still runs has written.
     Resolver(dns::FileRewrite),
     /// The caller creates a file; reverting removes it.
     File {

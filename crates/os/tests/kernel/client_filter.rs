@@ -190,7 +190,8 @@ fn without_rules_everything_is_reached_but_metadata_and_the_machine() {
     });
 }
 
-/// Docker publishes ports in this way: without a look at the address before translation they would be reached.
+/// Docker publishes ports in this way: without a look at the address before translation they would be
+/// reached.
 #[test]
 fn an_address_of_the_machine_is_not_reached_through_its_own_translation() {
     in_namespace(|| {

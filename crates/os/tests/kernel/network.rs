@@ -533,7 +533,8 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         classes.update_vlan_interfaces(&mut undo).unwrap();
         assert_eq!(table(), shown);
 
-        // Without an address of its own the device gets no packets by source address; below an MTU of 1280 it has no IPv6.
+        // Without an address of its own the device gets no packets by source address; below an MTU of 1280 it
+        // has no IPv6.
         classes.apply(&mut undo, vec![given(false)], 1279).unwrap();
         assert!(!ip("rule").contains("from 10.9.0.3"));
         assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));

@@ -116,8 +116,8 @@ fn a_train_of_udp_datagrams_is_read_as_one_packet() {
     });
 }
 
-/// Two network namespaces, each with a TUN device, and a loop that copies packets between them: TCP only works
-/// if both reading and writing of unsegmented packets with unfinished checksums are right.
+/// Two network namespaces, each with a TUN device, and a loop that copies packets between them: TCP only
+/// works if both reading and writing of unsegmented packets with unfinished checksums are right.
 #[test]
 fn tcp_runs_over_two_devices_in_packets_of_64_kib() {
     const BYTES: usize = 32 << 20;

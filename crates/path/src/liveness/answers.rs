@@ -1,16 +1,18 @@
 //! Whether the only path of a connection works, judged by answers.
 //!
-//! Each ack-eliciting packet asks the peer for an acknowledgement (RFC 9000 §13.2.1), which can come over no other path. So data
-//! needs no heartbeats beside it, and only an end that sends nothing asks with one now and then.
+//! Each ack-eliciting packet asks the peer for an acknowledgement (RFC 9000 §13.2.1), which can come over no
+//! other path. So data needs no heartbeats beside it, and only an end that sends nothing asks with one now
+//! and then.
 //!
-//! In: ack-eliciting packets that were sent, arrivals. Out: since when nothing has arrived although something was asked. Always
-//! holds: silence counts only from a question on.
+//! In: ack-eliciting packets that were sent, arrivals. Out: since when nothing has arrived although something
+//! was asked. Always holds: silence counts only from a question on.
 
 use mpvpn_types::{Duration, Instant};
 
-/// How long after its last question an end asks with a heartbeat, while data moves and everything is answered. Shorter: thousands
-/// of clients with one link each cost a server more for heartbeats than for their packets, as programs that send once a second
-/// get one beside each; longer: an end that only receives notices later that nothing comes any more.
+/// How long after its last question an end asks with a heartbeat, while data moves and everything is
+/// answered. Shorter: thousands of clients with one link each cost a server more for heartbeats than for
+/// their packets, as programs that send once a second get one beside each; longer: an end that only receives
+/// notices later that nothing comes any more.
 pub(super) const CALM_INTERVAL: Duration = Duration::from_millis(1200);
 /// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
@@ -39,7 +41,8 @@ pub(super) struct AnswerLimits {
 }
 
 impl AnswerLimits {
-    /// `interval` is that of heartbeats while an answer is late, `misses` the number of answers that must be missing.
+    /// `interval` is that of heartbeats while an answer is late, `misses` the number of answers that must be
+    /// missing.
     pub(super) fn new(rtt: Duration, rtt_var: Duration, interval: Duration, misses: u32) -> Self {
         let late = rtt + rtt_var.min(interval) + MAX_ACK_DELAY;
         // The last of them is asked for after the first one was late, and may take as long.

@@ -6,15 +6,17 @@ use super::Policy;
 use crate::selector::{PathCandidate, Selection, Work, first_to_arrive};
 use mpvpn_types::Duration;
 
-/// Packets do not take a path that delivers later than the best one by more than this, because the peer would have to hold
-/// what the best path delivers in between. Smaller: slower paths stay unused sooner; larger: the peer holds more. Chosen
-/// (docs/design/scheduler.md).
+/// Packets do not take a path that delivers later than the best one by more than this, because the peer would
+/// have to hold what the best path delivers in between. Smaller: slower paths stay unused sooner; larger: the
+/// peer holds more. Chosen (docs/design/scheduler.md).
 const MAX_DELAY_DIFFERENCE: Duration = Duration::from_millis(60);
-/// The accuracy of arrival estimates. Smaller: paths alternate on noise; larger: packets leave on a slower path.
+/// The accuracy of arrival estimates. Smaller: paths alternate on noise; larger: packets leave on a slower
+/// path.
 const ARRIVAL_ACCURACY: Duration = Duration::from_millis(1);
 
-/// The path on which the next packet arrives first. A slower path is used only if waiting for the best one would take longer
-/// (ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous Paths", CoNEXT 2017).
+/// The path on which the next packet arrives first. A slower path is used only if waiting for the best one
+/// would take longer (ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous Paths", CoNEXT
+/// 2017).
 #[derive(Debug)]
 pub(super) struct Auto;
 

@@ -247,15 +247,16 @@ impl SimulatedPath {
     }
 }
 
-/// Runs in front of a TCP for a minute; returns the used share of the capacity and the longest queue of the second half.
+/// Runs in front of a TCP for a minute; returns the used share of the capacity and the longest queue of the
+/// second half.
 fn in_front_of_tcp(capacity: u64, mtu: u16, later: Duration) -> (f64, Duration) {
     let path = SimulatedPath { capacity, mtu, inside_tcp: true, marks_after: None, later };
     let seen = path.run(60, 30);
     (seen.used, seen.longest_queue)
 }
 
-/// Runs in front of a bottleneck of 5 MB/s that marks packets which have waited for 3 ms, if `marks`; returns the used share and
-/// the mean queue.
+/// Runs in front of a bottleneck of 5 MB/s that marks packets which have waited for 3 ms, if `marks`; returns
+/// the used share and the mean queue.
 fn at_a_bottleneck(marks: bool) -> (f64, Duration) {
     let marks_after = marks.then_some(3 * MS);
     let path =

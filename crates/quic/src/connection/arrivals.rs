@@ -1,13 +1,15 @@
 //! When the datagrams have arrived that noq holds: it forgets the time.
 //!
-//! In: the time of each packet before noq takes it, and what noq holds. Out: datagrams with their times, in order of arrival. Always
-//! holds: at most [`MAX_BYTES`] wait here; what arrives beyond that has the time of the last packet.
+//! In: the time of each packet before noq takes it, and what noq holds. Out: datagrams with their times, in
+//! order of arrival. Always holds: at most [`MAX_BYTES`] wait here; what arrives beyond that has the time of
+//! the last packet.
 
 use bytes::Bytes;
 use mpvpn_types::Instant;
 
-/// Bytes that wait here at most. Fewer: of a batch with many times of arrival the last datagrams seem younger. More: memory, for a
-/// peer that sends datagrams before anybody takes them. A batch has at most 16 messages of 64 KiB.
+/// Bytes that wait here at most. Fewer: of a batch with many times of arrival the last datagrams seem
+/// younger. More: memory, for a peer that sends datagrams before anybody takes them. A batch has at most 16
+/// messages of 64 KiB.
 const MAX_BYTES: usize = 1 << 20;
 
 /// The times of datagrams that nobody has taken yet.
@@ -22,8 +24,8 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// A packet has arrived at `at`, which noq has not taken yet. Returns the time of what noq holds if that has to be told first,
-    /// by [`Self::push`].
+    /// A packet has arrived at `at`, which noq has not taken yet. Returns the time of what noq holds if that
+    /// has to be told first, by [`Self::push`].
     pub(super) fn on_packet(&mut self, at: Instant) -> Option<Instant> {
         let before = self.last.replace(at);
         before.filter(|before| *before != at && self.bytes < MAX_BYTES)

@@ -1,12 +1,13 @@
-//! Limits a panic inside noq to the connection in which it happens, or to the received packet that belongs to no connection.
+//! Limits a panic inside noq to the connection in which it happens, or to the received packet that belongs to
+//! no connection.
 
 use std::{cell::OnceCell, collections::VecDeque};
 
 use super::{Connection, Event, LostReason};
 use crate::ConnectionHandle;
 
-/// Calls noq; `Err` is the message of a panic inside it. noq has no unsafe code, so a panic leaves memory valid, and at most an
-/// entry in a table that is never used again.
+/// Calls noq; `Err` is the message of a panic inside it. noq has no unsafe code, so a panic leaves memory
+/// valid, and at most an entry in a table that is never used again.
 pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     mpvpn_types::catch_panic(work).map_err(|reason| format!("a fault in the QUIC library: {reason}"))
 }
@@ -36,7 +37,8 @@ impl PanicGuard {
         done
     }
 
-    /// Asks noq about the connection `id`, as [`Connection::ask`] does, while other parts of the connection are in use.
+    /// Asks noq about the connection `id`, as [`Connection::ask`] does, while other parts of the connection
+    /// are in use.
     pub(super) fn ask<T>(&self, id: ConnectionHandle, work: impl FnOnce() -> T) -> Option<T> {
         if self.has_panicked() {
             return None;
@@ -76,8 +78,9 @@ impl PanicGuard {
 }
 
 impl Connection {
-    /// Calls noq, which may have more to send afterwards. A server has thousands of peers, and none of them may end the
-    /// connections of others by making noq panic: if it does, this connection is lost, and `None` is returned from then on.
+    /// Calls noq, which may have more to send afterwards. A server has thousands of peers, and none of them
+    /// may end the connections of others by making noq panic: if it does, this connection is lost, and
+    /// `None` is returned from then on.
     pub(crate) fn guarded<T>(&mut self, work: impl FnOnce(&mut noq_proto::Connection) -> T) -> Option<T> {
         self.note_change();
         self.guarded_read(work)
@@ -116,8 +119,9 @@ impl Connection {
         self.guard.has_panicked()
     }
 
-    /// Records that what handles this connection panicked with this message: noq is not called any more, and the connection
-    /// is lost without a CONNECTION_CLOSE frame. Its peer learns it by a stateless reset (RFC 9000 §10.3).
+    /// Records that what handles this connection panicked with this message: noq is not called any more, and
+    /// the connection is lost without a CONNECTION_CLOSE frame. Its peer learns it by a stateless reset
+    /// (RFC 9000 §10.3).
     pub fn on_panic(&mut self, reason: String) {
         self.guard.note(self.id, reason);
         self.guard.report(&mut self.events);

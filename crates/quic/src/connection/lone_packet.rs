@@ -1,12 +1,13 @@
 //! Acknowledgements that leave together with an answer.
 //!
-//! noq acknowledges once enough packets have arrived, or its timer has run out: in a packet of its own, as it writes no
-//! acknowledgement into data that leaves before. Where a packet comes now and then and is answered at once, both ends send and
-//! receive twice as much. So this end lets the timer run out when the answer leaves.
+//! noq acknowledges once enough packets have arrived, or its timer has run out: in a packet of its own, as it
+//! writes no acknowledgement into data that leaves before. Where a packet comes now and then and is answered
+//! at once, both ends send and receive twice as much. So this end lets the timer run out when the answer
+//! leaves.
 //!
-//! In: when packets arrive. Out: when noq's timer runs out, if it runs for one packet alone. Always holds: where packets follow one
-//! another within the time of the timer, nothing is said: one acknowledgement is for many of them then, and is no more expensive
-//! in a packet of its own than in each packet that leaves.
+//! In: when packets arrive. Out: when noq's timer runs out, if it runs for one packet alone. Always holds:
+//! where packets follow one another within the time of the timer, nothing is said: one acknowledgement is for
+//! many of them then, and is no more expensive in a packet of its own than in each packet that leaves.
 
 use mpvpn_types::Instant;
 

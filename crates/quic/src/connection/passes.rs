@@ -1,11 +1,13 @@
 //! Which path sends next: a data pass for each path, then a control pass for all, then the reports.
 //!
-//! noq sends on the path with the lowest number whose gate is open. So a data pass opens the gate of one path, with credit for
-//! the bytes in that path's queue; the control pass opens all gates a little, for acknowledgements, heartbeats, path
-//! challenges and MTU probes. Reports (datagrams about the path) leave last, each on its path.
+//! noq sends on the path with the lowest number whose gate is open. So a data pass opens the gate of one
+//! path, with credit for the bytes in that path's queue; the control pass opens all gates a little, for
+//! acknowledgements, heartbeats, path challenges and MTU probes. Reports (datagrams about the path) leave
+//! last, each on its path.
 //!
-//! noq looks at every path at each call, so it is called only for what it may have to send: a pass ends when its datagrams have
-//! left, and there is a control pass only if something has reached noq since the last one, else it has nothing to say.
+//! noq looks at every path at each call, so it is called only for what it may have to send: a pass ends when
+//! its datagrams have left, and there is a control pass only if something has reached noq since the last one,
+//! else it has nothing to say.
 //!
 //! In: queued datagrams and send quotas. Out: UDP payloads. Always holds: a data pass sends on one path only.
 
@@ -16,19 +18,20 @@ use mpvpn_types::{Duration, Instant};
 use super::Connection;
 use crate::{DATAGRAM_OVERHEAD, LocalAddress, Transmit};
 
-/// The credit of a control pass for each path, in packets: an acknowledgement, a heartbeat, a path challenge and an MTU probe.
-/// Fewer: one of them waits; more: the path exceeds its window by more.
+/// The credit of a control pass for each path, in packets: an acknowledgement, a heartbeat, a path challenge
+/// and an MTU probe. Fewer: one of them waits; more: the path exceeds its window by more.
 const CONTROL_PACKETS: u64 = 4;
-/// Extra credit of a pass for acknowledgements in the same packets (bytes). Smaller: the last data needs a second pass.
+/// Extra credit of a pass for acknowledgements in the same packets (bytes). Smaller: the last data needs a
+/// second pass.
 const ACK_CREDIT: u64 = 1500;
 /// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
 const MAX_SEGMENTS: usize = 64;
 const MAX_BATCH_BYTES: usize = 65_000;
-/// A path on which nothing arrived for this long, while something did on others, sends its data pass last, because
-/// acknowledgements leave with the first. Shorter: they leave on slow paths; longer: on dead ones.
+/// A path on which nothing arrived for this long, while something did on others, sends its data pass last,
+/// because acknowledgements leave with the first. Shorter: they leave on slow paths; longer: on dead ones.
 const SILENT_PATH: Duration = Duration::from_millis(30);
-/// The same for control frames such as flow control credit; on a path that carries data something arrives far more often.
-/// Shorter: they leave on slow paths; longer: on dead ones.
+/// The same for control frames such as flow control credit; on a path that carries data something arrives far
+/// more often. Shorter: they leave on slow paths; longer: on dead ones.
 const QUIET_PATH: Duration = Duration::from_millis(8);
 
 /// The current pass.
@@ -97,8 +100,9 @@ impl Passes {
             };
     }
 
-    /// How many packets of `mtu` bytes may leave as one GSO batch; none is larger than the first. Only data passes batch: if the
-    /// first packet is only a PING, noq does not check that retransmitted frames fit into the second.
+    /// How many packets of `mtu` bytes may leave as one GSO batch; none is larger than the first. Only data
+    /// passes batch: if the first packet is only a PING, noq does not check that retransmitted frames fit
+    /// into the second.
     fn max_segments(&self, mtu: u16) -> NonZeroUsize {
         if !matches!(self.pass, Pass::Data(_)) {
             return NonZeroUsize::MIN;
@@ -189,7 +193,8 @@ impl Connection {
         if self.passes.is_done { 0 } else { self.datagram_bytes_left() }
     }
 
-    /// Shuts the gate of a data pass, of whose datagrams noq still holds `bytes_left`; returns whether the pass is extended.
+    /// Shuts the gate of a data pass, of whose datagrams noq still holds `bytes_left`; returns whether the
+    /// pass is extended.
     fn end_data_pass(&mut self, now: Instant, index: usize, bytes_left: usize) -> bool {
         let Some(path) = self.paths.at(index) else { return false };
         let (head, left) = (path.head, path.gate.take_credit());
@@ -211,8 +216,8 @@ impl Connection {
         true
     }
 
-    /// Starts the data pass of the next path that has data, else the control pass, else that of a report. Returns whether there is
-    /// one.
+    /// Starts the data pass of the next path that has data, else the control pass, else that of a report.
+    /// Returns whether there is one.
     fn begin_pass(&mut self, now: Instant) -> bool {
         while let Some(index) = self.paths.next_with_work(SILENT_PATH) {
             self.acknowledge_along(now);
@@ -262,8 +267,9 @@ impl Connection {
         }
     }
 
-    /// Starts the control pass. Frames for the whole connection, such as flow control credit, leave on the first open path, and
-    /// if that is dead they are missing until it is closed: so silent paths come last.
+    /// Starts the control pass. Frames for the whole connection, such as flow control credit, leave on the
+    /// first open path, and if that is dead they are missing until it is closed: so silent paths come
+    /// last.
     fn begin_control(&mut self, now: Instant, active_first: bool) {
         let credit = u64::from(self.mtu()) * CONTROL_PACKETS;
         let latest = self.paths.latest_activity().filter(|_| active_first);
@@ -278,8 +284,8 @@ impl Connection {
         self.note_retransmissions(now);
     }
 
-    /// Starts the pass of the first path from `from` on that has a report. It is after the control pass so that pending
-    /// acknowledgements do not leave with a report on a slow path.
+    /// Starts the pass of the first path from `from` on that has a report. It is after the control pass so
+    /// that pending acknowledgements do not leave with a report on a slow path.
     fn begin_report(&mut self, from: usize) -> bool {
         let mut index = from;
         while let Some(path) = self.paths.at_mut(index) {

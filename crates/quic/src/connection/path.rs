@@ -1,8 +1,8 @@
 //! The paths of a connection.
 //!
-//! Each path has a queue for its next pass, send limits, stream data in flight, receive activity, losses, and a detector of
-//! stalled datagrams. Paths over one link form a path group, which the scheduler sees as one path under the path ID of the
-//! first.
+//! Each path has a queue for its next pass, send limits, stream data in flight, receive activity, losses, and
+//! a detector of stalled datagrams. Paths over one link form a path group, which the scheduler sees as one
+//! path under the path ID of the first.
 
 mod activity;
 mod in_flight;
@@ -28,7 +28,8 @@ use crate::{
     gate::GateState,
 };
 
-/// Paths that are allowed beyond those in use, so that a new one need not wait a round trip. More: memory of unused paths.
+/// Paths that are allowed beyond those in use, so that a new one need not wait a round trip. More: memory of
+/// unused paths.
 const SPARE_PATHS: u32 = 2;
 
 /// One path.
@@ -155,8 +156,8 @@ impl Paths {
         self.paths.iter_mut().filter(move |path| path.head == head)
     }
 
-    /// Makes each list of paths a group, under the path ID of the first in it; all other paths are alone. Controllers that were
-    /// joined stay joined.
+    /// Makes each list of paths a group, under the path ID of the first in it; all other paths are alone.
+    /// Controllers that were joined stay joined.
     pub(crate) fn set_groups(&mut self, lists: &[Vec<PathId>]) {
         for at in 0..self.paths.len() {
             let id = self.paths[at].id;
@@ -205,8 +206,9 @@ impl Paths {
         self.paths.iter().filter_map(|path| path.activity.latest()).max()
     }
 
-    /// The index of the path whose data pass is next. Acknowledgements for all paths leave with the first pass, so quick paths
-    /// come first, and those on which nothing arrived for `silent`, while something did on others, come last.
+    /// The index of the path whose data pass is next. Acknowledgements for all paths leave with the first
+    /// pass, so quick paths come first, and those on which nothing arrived for `silent`, while something
+    /// did on others, come last.
     pub(crate) fn next_with_work(&self, silent: Duration) -> Option<usize> {
         let latest = self.latest_activity();
         let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.queue.has_work());

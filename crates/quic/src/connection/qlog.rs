@@ -26,7 +26,8 @@ impl GateDefaults {
 }
 
 impl Connection {
-    /// Starts recording, if it is configured, when the handshake is complete: spoofed addresses cause no records.
+    /// Starts recording, if it is configured, when the handshake is complete: spoofed addresses cause no
+    /// records.
     pub(super) fn start_qlog(&mut self, now: Instant) {
         let Some(sink) = self.qlog.take() else { return };
         let mut id = [0; 8];

@@ -1,7 +1,8 @@
-//! Send quotas: how many bytes of bulk streams each path may send in its next pass. They leave the streams when the pass begins.
+//! Send quotas: how many bytes of bulk streams each path may send in its next pass. They leave the streams
+//! when the pass begins.
 //!
-//! In: quotas from the scheduler, losses, streams with data. Out: stream data for noq on each path. Always holds: what noq has
-//! to retransmit counts against the quotas first.
+//! In: quotas from the scheduler, losses, streams with data. Out: stream data for noq on each path. Always
+//! holds: what noq has to retransmit counts against the quotas first.
 
 use mpvpn_types::{Instant, PathId, varint_len};
 
@@ -10,20 +11,21 @@ use super::{
 };
 use crate::StreamId;
 
-/// The overhead of a packet (bytes): flags, connection ID, packet number of two bytes (up to 32,768 packets in flight) and AEAD
-/// tag (RFC 9000 §17.3.1).
+/// The overhead of a packet (bytes): flags, connection ID, packet number of two bytes (up to 32,768 packets
+/// in flight) and AEAD tag (RFC 9000 §17.3.1).
 const PACKET_OVERHEAD: u64 = 1 + 8 + 2 + 16;
-/// The overhead of a STREAM frame (bytes) beside stream ID, offset and data: its type, and the 8 bytes that noq reserves for the
-/// length (RFC 9000 §19.8).
+/// The overhead of a STREAM frame (bytes) beside stream ID, offset and data: its type, and the 8 bytes that
+/// noq reserves for the length (RFC 9000 §19.8).
 const STREAM_FRAME_OVERHEAD: u64 = 1 + 8;
-/// A pass is extended by this many packets, at most [`MAX_PASS_EXTENSIONS`] times, when noq had more to retransmit than was known.
-/// Fewer: data of the pass leaves on another path; more: one path sends too much.
+/// A pass is extended by this many packets, at most [`MAX_PASS_EXTENSIONS`] times, when noq had more to
+/// retransmit than was known. Fewer: data of the pass leaves on another path; more: one path sends too much.
 const PASS_EXTENSION_PACKETS: u64 = 2;
 const MAX_PASS_EXTENSIONS: u32 = 16;
 
 /// The bytes of bulk streams that paths may send in their next passes.
 ///
-/// noq retransmits lost data before anything else, on whatever path sends next; so it counts against the quotas first.
+/// noq retransmits lost data before anything else, on whatever path sends next; so it counts against the
+/// quotas first.
 #[derive(Debug, Default)]
 pub(super) struct StreamQuotas {
     /// Lost bytes that noq will retransmit as soon as it may; not all are stream data.
@@ -69,8 +71,9 @@ impl StreamQuotas {
         again
     }
 
-    /// A pass has ended with `left` bytes of credit; returns more credit (bytes) if its data did not fit, because noq has
-    /// retransmitted more than was known. Without it, the data would leave with the next packets, on any path.
+    /// A pass has ended with `left` bytes of credit; returns more credit (bytes) if its data did not fit,
+    /// because noq has retransmitted more than was known. Without it, the data would leave with the next
+    /// packets, on any path.
     pub(super) fn extend_pass(&mut self, left: u64, packet: u64) -> Option<u64> {
         if left >= packet || self.extend_pass == 0 {
             return None;
@@ -93,8 +96,8 @@ pub(super) struct Withdrawal {
 }
 
 impl Streams {
-    /// Passes the quota of a path to noq, and records it as in flight on that path. Calls `writable` for every stream that
-    /// can be written again.
+    /// Passes the quota of a path to noq, and records it as in flight on that path. Calls `writable` for
+    /// every stream that can be written again.
     pub(super) fn withdraw(
         &mut self,
         now: Instant,
@@ -135,15 +138,15 @@ impl Connection {
         self.streams.quotas.backlog(self.streams.send.waiting())
     }
 
-    /// Grants a path a send quota of up to `max` bytes of bulk streams, framing included, but at least one packet if data
-    /// waits; returns the bytes of available window that this takes.
+    /// Grants a path a send quota of up to `max` bytes of bulk streams, framing included, but at least one
+    /// packet if data waits; returns the bytes of available window that this takes.
     pub fn grant_quota(&mut self, id: PathId, max: u64) -> u64 {
         self.grant(id, max, self.stream_backlog(), None)
     }
 
-    /// As [`Self::grant_quota`], for a path with a large delay difference, from which only long transfers profit: only streams
-    /// that always had more data than fitted since `since`. Nothing is granted while noq has data to retransmit, which would
-    /// leave there.
+    /// As [`Self::grant_quota`], for a path with a large delay difference, from which only long transfers
+    /// profit: only streams that always had more data than fitted since `since`. Nothing is granted while
+    /// noq has data to retransmit, which would leave there.
     pub fn grant_quota_to_long_transfers(&mut self, id: PathId, max: u64, since: Instant) -> u64 {
         if self.streams.quotas.has_lost() {
             return 0;
@@ -167,8 +170,8 @@ impl Connection {
         cost
     }
 
-    /// The overhead of a packet (bytes) for the stream whose turn is next. If it is estimated too high, packets are shorter
-    /// than possible; if too low, a second packet carries a few bytes.
+    /// The overhead of a packet (bytes) for the stream whose turn is next. If it is estimated too high,
+    /// packets are shorter than possible; if too low, a second packet carries a few bytes.
     fn packet_overhead(&self, max: u64) -> u64 {
         let front = self.streams.send.front();
         let place = front.map_or(4 + 8, |(id, at)| varint_len(id) + varint_len(at + max));

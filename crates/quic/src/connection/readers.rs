@@ -1,29 +1,31 @@
 //! How far ahead of its reader a stream may be sent, because unread data takes memory at the peer.
 //!
-//! In: DataAck reports of how many bytes the reader has taken. Out: the offset up to which the stream may be sent. Always
-//! holds: the unread bytes of readers that are not known to read are bounded, and many such readers share the bound.
+//! In: DataAck reports of how many bytes the reader has taken. Out: the offset up to which the stream may be
+//! sent. Always holds: the unread bytes of readers that are not known to read are bounded, and many such
+//! readers share the bound.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-/// Unread bytes of a stream whose reader is not known to read: more than the socket buffers of such a reader take. Smaller: slow
-/// start of readers; larger: memory at the peer.
+/// Unread bytes of a stream whose reader is not known to read: more than the socket buffers of such a reader
+/// take. Smaller: slow start of readers; larger: memory at the peer.
 const MAX_UNREAD_PER_STREAM: u64 = 896 << 10;
-/// The unread bytes of all such streams together, while each can have [`MIN_UNREAD_PER_STREAM`]. Smaller: slow start of many
-/// readers; larger: memory at the peer.
+/// The unread bytes of all such streams together, while each can have [`MIN_UNREAD_PER_STREAM`]. Smaller:
+/// slow start of many readers; larger: memory at the peer.
 const MAX_UNREAD_IN_ALL: u64 = 8 << 20;
 const MIN_UNREAD_PER_STREAM: u64 = 256 << 10;
-/// Bytes after which a reader is known to read: more than the socket buffers of one that does not. Smaller: false readers;
-/// larger: slow start.
+/// Bytes after which a reader is known to read: more than the socket buffers of one that does not. Smaller:
+/// false readers; larger: slow start.
 const KNOWN_READER_BYTES: u64 = MAX_UNREAD_PER_STREAM;
-/// Read bytes after which a DataAck report is urgent: half of what may be unread. Smaller: more reports; larger: readers wait.
+/// Read bytes after which a DataAck report is urgent: half of what may be unread. Smaller: more reports;
+/// larger: readers wait.
 pub(super) const URGENT_REPORT_BYTES: u64 = MAX_UNREAD_PER_STREAM / 2;
 /// Processing time of a report at both ends together.
 const REPORT_PROCESSING_TIME: Duration = Duration::from_millis(5);
-/// A reader is sent what it reads in this many round trips, so that it can become quicker. Fewer: readers stay slow; more:
-/// memory. No measurement (docs/design/streams.md).
+/// A reader is sent what it reads in this many round trips, so that it can become quicker. Fewer: readers
+/// stay slow; more: memory. No measurement (docs/design/streams.md).
 const READ_AHEAD_ROUNDS: u32 = 3;
-/// The measured rate of a reader falls by at most this fraction (one over it) per report. Smaller: rates jump; larger: memory for
-/// readers that have become slow.
+/// The measured rate of a reader falls by at most this fraction (one over it) per report. Smaller: rates
+/// jump; larger: memory for readers that have become slow.
 const RATE_DECAY_DIVISOR: u64 = 16;
 /// The least time over which the rate of a reader is measured. Shorter: noise; longer: slow to follow.
 const MIN_MEASURING_TIME: Duration = Duration::from_millis(20);

@@ -1,7 +1,8 @@
 //! The receiving side of bulk streams: puts their data in order.
 //!
-//! In: chunks from noq in any order, and reinjected data from datagrams. Out: the data in order, and a [`DataAck`] for each
-//! stream. Always holds: every byte is delivered once; out-of-order data of all streams together is bounded.
+//! In: chunks from noq in any order, and reinjected data from datagrams. Out: the data in order, and a
+//! [`DataAck`] for each stream. Always holds: every byte is delivered once; out-of-order data of all streams
+//! together is bounded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,20 +12,21 @@ use rustc_hash::FxHashMap;
 use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT_REPORT_BYTES};
 use crate::StreamId;
 
-/// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round trip, but not what
-/// arrives while a packet is lost repeatedly. Smaller: reinjected data is dropped; larger: memory.
+/// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round
+/// trip, but not what arrives while a packet is lost repeatedly. Smaller: reinjected data is dropped; larger:
+/// memory.
 const MAX_OUT_OF_ORDER_BYTES: usize = 8 << 20;
-/// Out-of-order chunks of all bulk streams together: 6 MB in packets of full size. Each takes about 80 bytes beside its own, and 16
-/// in noq, which compares each new chunk with all of its stream. Fewer: as above; more: memory and processor time of hostile peers
-/// with tiny chunks.
+/// Out-of-order chunks of all bulk streams together: 6 MB in packets of full size. Each takes about 80 bytes
+/// beside its own, and 16 in noq, which compares each new chunk with all of its stream. Fewer: as above;
+/// more: memory and processor time of hostile peers with tiny chunks.
 const MAX_OUT_OF_ORDER_CHUNKS: usize = 5 << 10;
-/// Streams whose first bytes may be reinjected before noq has opened the stream. Fewer: requests wait for retransmissions; more:
-/// memory of hostile peers.
+/// Streams whose first bytes may be reinjected before noq has opened the stream. Fewer: requests wait for
+/// retransmissions; more: memory of hostile peers.
 const MAX_EARLY_STREAMS: usize = 256;
 /// The memory of an out-of-order chunk beside its bytes.
 const CHUNK_OVERHEAD: usize = 128;
-/// Gaps of a stream in one DataAck (more do not fit an entry), and the out-of-order chunks that are searched for them. Fewer: gaps
-/// are reported late; more: processor time.
+/// Gaps of a stream in one DataAck (more do not fit an entry), and the out-of-order chunks that are searched
+/// for them. Fewer: gaps are reported late; more: processor time.
 const MAX_GAPS: usize = 16;
 const MAX_SEARCHED_CHUNKS: usize = 512;
 
@@ -74,7 +76,8 @@ impl ReceiveStream {
 
     /// Keeps out-of-order data, if it is new.
     fn hold(&mut self, at: u64, bytes: &Bytes) {
-        // Without what was delivered, so that pieces which begin before the next byte take one place and not each their own.
+        // Without what was delivered, so that pieces which begin before the next byte take one place and not
+        // each their own.
         let known = usize::try_from(self.next.saturating_sub(at)).unwrap_or(usize::MAX);
         let Some(bytes) = bytes.get(known..).filter(|bytes| !bytes.is_empty()) else { return };
         let at = at.max(self.next);
@@ -166,8 +169,8 @@ impl ReceiveStreams {
         self.read_in_order.remove(&id);
     }
 
-    /// Ends the reading of a bulk stream; returns whether to send STOP_SENDING: everything was read, but noq does not know the
-    /// end of the stream, as reinjected data may still arrive a second time.
+    /// Ends the reading of a bulk stream; returns whether to send STOP_SENDING: everything was read, but noq
+    /// does not know the end of the stream, as reinjected data may still arrive a second time.
     pub(super) fn end_bulk(&mut self, id: StreamId) -> bool {
         self.forget(id).is_some_and(|stream| stream.end == Some(stream.next))
     }
@@ -214,8 +217,9 @@ impl ReceiveStreams {
         }
     }
 
-    /// Takes reinjected data of a stream; returns whether it may be readable. It is dropped if too much is kept, because noq
-    /// delivers it as well. `own`: this end opened the stream; `read`: how many of its bytes were read in order.
+    /// Takes reinjected data of a stream; returns whether it may be readable. It is dropped if too much is
+    /// kept, because noq delivers it as well. `own`: this end opened the stream; `read`: how many of its
+    /// bytes were read in order.
     pub(super) fn take_reinjected(
         &mut self,
         piece: &StreamChunk,
@@ -242,7 +246,8 @@ impl ReceiveStreams {
         true
     }
 
-    /// Whether a stream of the peer is not opened yet, or still read in order, so that its beginning may be reinjected.
+    /// Whether a stream of the peer is not opened yet, or still read in order, so that its beginning may be
+    /// reinjected.
     fn is_beginning(&self, id: StreamId) -> bool {
         if !is_bidirectional(id) || self.early.len() >= MAX_EARLY_STREAMS {
             return false;
@@ -328,7 +333,8 @@ impl ReceiveStreams {
         self.pending_acks.len()
     }
 
-    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the stream is gone.
+    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the
+    /// stream is gone.
     pub(super) fn next_data_ack(&mut self) -> Option<DataAck> {
         let id = self.pending_acks.pop_front()?;
         let stream = self.streams.get_mut(&id)?;

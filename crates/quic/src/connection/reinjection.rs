@@ -1,8 +1,8 @@
-//! The sent but unconfirmed data of bulk streams, for reinjection on another path. noq keeps it as well, but does not report
-//! which data was acknowledged.
+//! The sent but unconfirmed data of bulk streams, for reinjection on another path. noq keeps it as well, but
+//! does not report which data was acknowledged.
 //!
-//! In: stream chunks as they leave, and the peer's DataAcks. Out: overdue chunks: missing at the peer, though they should have
-//! arrived. Always holds: the kept data is bounded.
+//! In: stream chunks as they leave, and the peer's DataAcks. Out: overdue chunks: missing at the peer, though
+//! they should have arrived. Always holds: the kept data is bounded.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,8 +12,8 @@ use rustc_hash::FxHashMap;
 use super::StreamChunk;
 use crate::StreamId;
 
-/// Bytes that are kept at most; further data cannot be reinjected. Larger: memory; smaller: nothing is left to reinject on links
-/// with a large bandwidth-delay product.
+/// Bytes that are kept at most; further data cannot be reinjected. Larger: memory; smaller: nothing is left
+/// to reinject on links with a large bandwidth-delay product.
 const MAX_KEPT_BYTES: usize = 16 << 20;
 /// The memory of a kept chunk beside its bytes.
 const CHUNK_OVERHEAD: usize = 128;
@@ -66,8 +66,8 @@ struct SentStream {
     next: u64,
     reader_has_data: bool,
     gaps: Vec<(u64, u64)>,
-    /// Whether data was reinjected: then the peer's noq learns the end of the stream only by its own retransmissions, and the
-    /// FIN has to be reinjected as well.
+    /// Whether data was reinjected: then the peer's noq learns the end of the stream only by its own
+    /// retransmissions, and the FIN has to be reinjected as well.
     reinjected: bool,
 }
 
@@ -80,8 +80,9 @@ impl SentStream {
         }
     }
 
-    /// Calls `each` for missing data that was sent longer ago than `timeout` of its path, up to about `max` bytes; returns how
-    /// many of those are left. `stalls`: whether nothing that was sent on a path since an instant was acknowledged.
+    /// Calls `each` for missing data that was sent longer ago than `timeout` of its path, up to about `max`
+    /// bytes; returns how many of those are left. `stalls`: whether nothing that was sent on a path since
+    /// an instant was acknowledged.
     fn take_overdue(
         &mut self,
         now: Instant,
@@ -204,9 +205,9 @@ impl ReinjectionLog {
             (progress.next_offset, !progress.reader_waits, progress.gaps);
     }
 
-    /// Calls `each` for missing data that was sent longer ago than the timeout of its path (for unknown paths, the shortest
-    /// timeout), up to about `max` bytes; it counts as sent now. `stalls`: whether nothing that was sent on a path at an instant
-    /// or later was acknowledged.
+    /// Calls `each` for missing data that was sent longer ago than the timeout of its path (for unknown
+    /// paths, the shortest timeout), up to about `max` bytes; it counts as sent now. `stalls`: whether
+    /// nothing that was sent on a path at an instant or later was acknowledged.
     pub(super) fn take_overdue(
         &mut self,
         now: Instant,

@@ -1,10 +1,12 @@
 //! The sending side of streams.
 //!
-//! In: written data, flow control credit, send quotas. Out: data for noq. Data of ordinary streams leaves at once, on any
-//! path. Data of bulk streams waits here, and leaves by the send quotas of paths, in turns, when a path's pass begins; not
-//! when the quota is granted, because passes have another order than grants, and the bytes of a stream must leave in order.
+//! In: written data, flow control credit, send quotas. Out: data for noq. Data of ordinary streams leaves at
+//! once, on any path. Data of bulk streams waits here, and leaves by the send quotas of paths, in turns, when
+//! a path's pass begins; not when the quota is granted, because passes have another order than grants, and
+//! the bytes of a stream must leave in order.
 //!
-//! Always holds: a bulk stream is in `ready` if it has data and flow control credit, and `waiting` is the data of these streams.
+//! Always holds: a bulk stream is in `ready` if it has data and flow control credit, and `waiting` is the
+//! data of these streams.
 
 use std::collections::VecDeque;
 
@@ -18,20 +20,23 @@ use super::{
 };
 use crate::StreamId;
 
-/// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger: memory of readers that
-/// stop. No measurement (docs/design/streams.md).
+/// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger:
+/// memory of readers that stop. No measurement (docs/design/streams.md).
 const MAX_BULK_QUEUE: usize = 256 << 10;
-/// The queues of all bulk streams (bytes). Each takes at most an eighth of what is left of it (dynamic thresholds, Choudhury and Hahne
-/// 1998), so 40 streams may have full queues, and what thousands that stand leave is shared. Smaller: slow transfers beside many that
-/// stand; larger: memory that a peer can demand by reading nothing.
+/// The queues of all bulk streams (bytes). Each takes at most an eighth of what is left of it (dynamic
+/// thresholds, Choudhury and Hahne 1998), so 40 streams may have full queues, and what thousands that stand
+/// leave is shared. Smaller: slow transfers beside many that stand; larger: memory that a peer can demand by
+/// reading nothing.
 const MAX_BULK_QUEUES: usize = 12 << 20;
 const BULK_QUEUE_SHARE: usize = 8;
-/// What the queue of each bulk stream takes in any case (bytes), so that no stream starves: a few packets. Smaller: such streams are
-/// slow; larger: memory of thousands of them.
+/// What the queue of each bulk stream takes in any case (bytes), so that no stream starves: a few packets.
+/// Smaller: such streams are slow; larger: memory of thousands of them.
 const MIN_BULK_QUEUE: usize = 4 << 10;
-/// Bytes that a bulk stream may send before the next one has its turn. Smaller: overhead; larger: others wait. No measurement.
+/// Bytes that a bulk stream may send before the next one has its turn. Smaller: overhead; larger: others
+/// wait. No measurement.
 const TURN_BYTES: u64 = 16 << 10;
-/// Streams that are searched for long transfers. More: processor time; fewer: paths with a large delay difference stay unused.
+/// Streams that are searched for long transfers. More: processor time; fewer: paths with a large delay
+/// difference stay unused.
 const MAX_SEARCHED: usize = 64;
 
 /// The sending side of streams inside noq.
@@ -156,8 +161,8 @@ impl SendStreams {
         Some((id, self.streams.get(&id)?.at))
     }
 
-    /// The waiting bytes of long transfers, whose queues have always been full since then, among the first [`MAX_SEARCHED`]
-    /// streams.
+    /// The waiting bytes of long transfers, whose queues have always been full since then, among the first
+    /// [`MAX_SEARCHED`] streams.
     pub(super) fn long_transfer_bytes(&self, since: Instant) -> u64 {
         let streams = self.ready.iter().take(MAX_SEARCHED).filter_map(|id| self.streams.get(id));
         streams.filter(|stream| stream.is_full_since(since)).map(|stream| stream.bytes as u64).sum()
@@ -264,7 +269,8 @@ impl SendStreams {
         self.streams.get(&id).map_or(0, |stream| stream.bytes)
     }
 
-    /// Bytes that can be written to a bulk stream now; after 0, [`Self::end_turn`] reports when it is writable again.
+    /// Bytes that can be written to a bulk stream now; after 0, [`Self::end_turn`] reports when it is
+    /// writable again.
     pub(super) fn writable_bytes(&mut self, id: StreamId) -> usize {
         let Some(stream) = self.streams.get_mut(&id) else { return 0 };
         let left = MAX_BULK_QUEUES.saturating_sub(self.queued);
@@ -366,8 +372,8 @@ impl SendStreams {
         done
     }
 
-    /// The bulk stream whose turn is next in a pass with `left` bytes; only a long transfer, if `long_since` is set. Other
-    /// streams are added to `skipped`, for [`Self::return_skipped`].
+    /// The bulk stream whose turn is next in a pass with `left` bytes; only a long transfer, if `long_since`
+    /// is set. Other streams are added to `skipped`, for [`Self::return_skipped`].
     pub(super) fn next_turn(
         &mut self,
         now: Instant,
@@ -399,8 +405,8 @@ impl SendStreams {
         None
     }
 
-    /// Ends the turn of a stream that has sent `done` bytes; `is_read`: this end reads the stream, too. Returns whether its
-    /// writer may go on.
+    /// Ends the turn of a stream that has sent `done` bytes; `is_read`: this end reads the stream, too.
+    /// Returns whether its writer may go on.
     pub(super) fn end_turn(&mut self, turn: Turn, done: u64, is_read: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&turn.id) else {
             self.waiting = self.waiting.saturating_sub(done);

@@ -1,8 +1,9 @@
 //! The available window of paths, and their queues.
 //!
-//! A path group is several paths over one link that the scheduler sees as one, under the path ID of the first: they share a
-//! controller, a pacer and a rate cap, and data for the group goes to the path where it waits least. With separate
-//! controllers, each path would take the packets of the others for a queue, and the link's rate for its own.
+//! A path group is several paths over one link that the scheduler sees as one, under the path ID of the
+//! first: they share a controller, a pacer and a rate cap, and data for the group goes to the path where it
+//! waits least. With separate controllers, each path would take the packets of the others for a queue, and
+//! the link's rate for its own.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,8 +19,8 @@ use super::{
 use crate::sent_datagrams::TrackedDatagram;
 
 impl Connection {
-    /// Makes each list of paths a path group, under the path ID of the first in it; all other paths are alone. Controllers that
-    /// were joined stay joined.
+    /// Makes each list of paths a path group, under the path ID of the first in it; all other paths are
+    /// alone. Controllers that were joined stay joined.
     pub fn set_path_groups(&mut self, lists: &[Vec<PathId>]) {
         self.paths.set_groups(lists);
     }
@@ -29,15 +30,17 @@ impl Connection {
         self.paths.get(id).map_or(0, Path::rate)
     }
 
-    /// Sets the rate cap of a path, in bits of IP packets; a path group shares it. Only data waits for it; acknowledgements and
-    /// other frames count, but do not wait. A path with a shaper ([`Self::set_shaper`]) is limited by that instead.
+    /// Sets the rate cap of a path, in bits of IP packets; a path group shares it. Only data waits for it;
+    /// acknowledgements and other frames count, but do not wait. A path with a shaper
+    /// ([`Self::set_shaper`]) is limited by that instead.
     pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
         if self.paths.get_mut(id).is_some_and(|path| path.limits.set_rate(rate)) {
             self.apply_rate_cap(now, id);
         }
     }
 
-    /// Sets or removes the shaper of a path's link. All paths of a connection over a link have the same handle.
+    /// Sets or removes the shaper of a path's link. All paths of a connection over a link have the same
+    /// handle.
     pub fn set_shaper(&mut self, now: Instant, id: PathId, handle: Option<ShaperHandle>) {
         let Some(path) = self.paths.get(id) else { return };
         let Some(handle) = handle else {
@@ -134,8 +137,8 @@ impl Connection {
         }
     }
 
-    /// Sets whether more data waited for a path's group than its available window. Congestion controllers learn the capacity
-    /// only while that is so.
+    /// Sets whether more data waited for a path's group than its available window. Congestion controllers
+    /// learn the capacity only while that is so.
     pub fn set_backlogged(&mut self, id: PathId, limited: bool) {
         let Some(first) = self.paths.get(id) else { return };
         let (capped, paced) = (first.limits.is_capped(), first.limits.is_paced());
@@ -205,8 +208,9 @@ impl Connection {
         paths.next_of_group(head, |id| rtt(id).unwrap_or_default())
     }
 
-    /// Takes the bytes that a path group has sent out of its pacer. Small datagrams share packets, so this is less than was
-    /// queued; a pacer that counted more than is acknowledged would lower the rate more and more.
+    /// Takes the bytes that a path group has sent out of its pacer. Small datagrams share packets, so this is
+    /// less than was queued; a pacer that counted more than is acknowledged would lower the rate more and
+    /// more.
     pub(super) fn spend(&mut self, head: PathId, bytes: u64) {
         if let Some(path) = self.paths.get_mut(head) {
             path.limits.spend(bytes);

@@ -1,9 +1,9 @@
-//! The streams of a connection: ordinary ones (control and requests), whose data leaves at once on any path and is read in
-//! order by noq; and bulk streams, whose data leaves by the send quotas of paths, is put in order here, and is kept for
-//! reinjection until it has arrived.
+//! The streams of a connection: ordinary ones (control and requests), whose data leaves at once on any path
+//! and is read in order by noq; and bulk streams, whose data leaves by the send quotas of paths, is put in
+//! order here, and is kept for reinjection until it has arrived.
 //!
-//! This module connects sending ([`SendStreams`]), receiving ([`ReceiveStreams`]), quotas ([`StreamQuotas`]) and reinjection
-//! ([`ReinjectionLog`]) with noq.
+//! This module connects sending ([`SendStreams`]), receiving ([`ReceiveStreams`]), quotas ([`StreamQuotas`])
+//! and reinjection ([`ReinjectionLog`]) with noq.
 
 use bytes::Bytes;
 use mpvpn_types::{Duration, Instant, PathId};
@@ -108,8 +108,9 @@ impl Connection {
         opened.map(from_noq).ok_or(StreamError::Limit)
     }
 
-    /// Allows the peer a number of bidirectional streams beside the `granted` ones that it has open: at least 512,
-    /// and a quarter of the granted ones, because noq announces a new limit only when an eighth of it is new.
+    /// Allows the peer a number of bidirectional streams beside the `granted` ones that it has open: at least
+    /// 512, and a quarter of the granted ones, because noq announces a new limit only when an eighth of
+    /// it is new.
     pub fn set_granted_requests(&mut self, granted: usize) {
         let granted = u32::try_from(granted).unwrap_or(u32::MAX).min(MAX_REQUESTS);
         let max = (granted + granted / 4 + SPARE_REQUESTS).min(MAX_REQUESTS);
@@ -119,8 +120,8 @@ impl Connection {
         }
     }
 
-    /// Makes a stream a bulk stream until [`Self::end_bulk`]: its data leaves by send quotas ([`Self::grant_quota`]), and is read
-    /// by [`Self::read_bulk`].
+    /// Makes a stream a bulk stream until [`Self::end_bulk`]: its data leaves by send quotas
+    /// ([`Self::grant_quota`]), and is read by [`Self::read_bulk`].
     pub fn make_bulk(&mut self, id: StreamId) {
         self.streams.open_bulk += usize::from(self.streams.send.make_bulk(id));
         // Until now noq delivered the stream in order.
@@ -182,8 +183,8 @@ impl Connection {
         self.streams.receive.end_ordered(id);
     }
 
-    /// Writes to a stream of this end without a quota. The first bytes of the stream were reinjected, and this data lets the
-    /// peer's noq open the stream.
+    /// Writes to a stream of this end without a quota. The first bytes of the stream were reinjected, and
+    /// this data lets the peer's noq open the stream.
     pub fn write_past_quota(&mut self, id: StreamId, data: Bytes) {
         let write = |it: &mut Self| it.streams.send.write_past_quota(&mut it.inner, id, data);
         if self.contained(write).is_some_and(|written| written.dropped) {
@@ -210,7 +211,8 @@ impl Connection {
         ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams())
     }
 
-    /// Bytes that were written to streams other than bulk streams, and for which the peer has granted no credit yet.
+    /// Bytes that were written to streams other than bulk streams, and for which the peer has granted no
+    /// credit yet.
     pub fn unsent_replies(&self) -> usize {
         self.streams.send.ordinary_bytes()
     }
@@ -225,8 +227,8 @@ impl Connection {
         self.streams.send.writable_bytes(id)
     }
 
-    /// Takes the unacknowledged data of bulk streams on a path, because the path is dead. Data that noq had retransmitted there
-    /// is not included.
+    /// Takes the unacknowledged data of bulk streams on a path, because the path is dead. Data that noq had
+    /// retransmitted there is not included.
     pub fn take_unacked_chunks(&mut self, now: Instant, id: PathId) -> Vec<StreamChunk> {
         let Some(path) = self.paths.get_mut(id) else { return Vec::new() };
         path.drop_acked_streams();
@@ -235,8 +237,8 @@ impl Connection {
         pieces
     }
 
-    /// Whether noq may have retransmitted data on a path that is still unacknowledged: it is not among the unacknowledged
-    /// chunks, and noq retransmits it only when it is lost again or the path is closed.
+    /// Whether noq may have retransmitted data on a path that is still unacknowledged: it is not among the
+    /// unacknowledged chunks, and noq retransmits it only when it is lost again or the path is closed.
     pub fn may_hold_retransmissions(&self, id: PathId) -> bool {
         self.paths.get(id).is_some_and(|path| path.streams.may_hold_retransmissions(path.gate.acked_sent()))
     }
@@ -256,7 +258,8 @@ impl Connection {
         });
     }
 
-    /// Takes reinjected data of a bulk stream. It is dropped if too much is kept, because noq delivers it as well.
+    /// Takes reinjected data of a bulk stream. It is dropped if too much is kept, because noq delivers it as
+    /// well.
     pub fn receive_reinjected(&mut self, piece: StreamChunk) {
         self.contained(|connection| connection.take_reinjected(&piece));
     }
@@ -315,8 +318,8 @@ impl Connection {
         end
     }
 
-    /// Enables DataAck reports of bulk streams in both directions: [`Self::next_data_ack`] makes them, [`Self::on_data_ack`]
-    /// takes them.
+    /// Enables DataAck reports of bulk streams in both directions: [`Self::next_data_ack`] makes them,
+    /// [`Self::on_data_ack`] takes them.
     pub fn enable_data_acks(&mut self) {
         self.streams.limits_read_ahead = true;
         self.streams.receive.enable_data_acks();
@@ -347,7 +350,8 @@ impl Connection {
         self.streams.receive.clear_urgent();
     }
 
-    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the stream is gone.
+    /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the
+    /// stream is gone.
     pub fn next_data_ack(&mut self) -> Option<DataAck> {
         self.streams.receive.next_data_ack()
     }
@@ -360,8 +364,8 @@ impl Connection {
         self.streams.reinjection.on_data_ack(progress);
     }
 
-    /// Calls `each` for data that the peer misses, and that was sent longer ago than the timeout of its path, up to about `max`
-    /// bytes. It counts as sent now.
+    /// Calls `each` for data that the peer misses, and that was sent longer ago than the timeout of its path,
+    /// up to about `max` bytes. It counts as sent now.
     pub fn take_overdue_chunks(
         &mut self,
         now: Instant,

@@ -32,8 +32,8 @@ impl Connection {
         }
     }
 
-    /// Sets whether FEC restores the constant loss of a path; then it does not count as congestion for controllers that take
-    /// every loss for congestion.
+    /// Sets whether FEC restores the constant loss of a path; then it does not count as congestion for
+    /// controllers that take every loss for congestion.
     pub fn set_losses_repaired(&mut self, id: PathId, made_good: bool) {
         if let Some(path) = self.paths.get_mut(id) {
             path.losses.set_repaired(made_good);
@@ -91,8 +91,8 @@ impl Connection {
         }
     }
 
-    /// Queues a report for a path: a datagram that leaves after everything else, whatever the path's window. One that still waits
-    /// is replaced.
+    /// Queues a report for a path: a datagram that leaves after everything else, whatever the path's window.
+    /// One that still waits is replaced.
     pub fn queue_report(&mut self, id: PathId, datagram: Bytes) {
         if let Some(path) = self.paths.get_mut(id) {
             path.queue.set_report(datagram);
@@ -113,8 +113,9 @@ impl Connection {
         }
     }
 
-    /// Since when noq has not sent the path's datagrams; `None` if it sends them. After a change of the client's address noq
-    /// sends none until the new address is validated, for which it tries only three probe timeouts.
+    /// Since when noq has not sent the path's datagrams; `None` if it sends them. After a change of the
+    /// client's address noq sends none until the new address is validated, for which it tries only three
+    /// probe timeouts.
     pub fn stalled_since(&self, id: PathId) -> Option<Instant> {
         self.paths.get(id).and_then(|path| path.stall.since())
     }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::{GateState, Model};
 
-/// Paths that share one controller, because separate ones would take the packets of the other paths for a queue.
+/// Paths that share one controller, because separate ones would take the packets of the other paths for a
+/// queue.
 pub(super) struct Group {
     /// The controller; that of the first path, from its first event on.
     pub(super) model: Mutex<Option<Model>>,

@@ -8,7 +8,8 @@ use tracing::{Level, debug, enabled, trace};
 use super::{GateState, Inner, Model};
 use crate::{ConnectionHandle, bbr::Decisions, delivery::Window, random_loss::RandomLoss};
 
-/// A rate that differs from the last logged one by this factor is logged. Smaller: more log lines; larger: changes are missed.
+/// A rate that differs from the last logged one by this factor is logged. Smaller: more log lines; larger:
+/// changes are missed.
 const LOGGED_RATE_RATIO: f64 = 1.25;
 
 /// The connection and path of a gate.

@@ -1,5 +1,5 @@
-//! Connections of several classes share one link in both directions, each with controllers of its own, behind a shaper at
-//! either end.
+//! Connections of several classes share one link in both directions, each with controllers of its own, behind
+//! a shaper at either end.
 
 use std::{
     collections::VecDeque,
@@ -66,7 +66,8 @@ struct World {
     wires: [Channel<Packet>; 2],
     carried: [u64; 2],
     shapers: [Arc<Mutex<Shaper>>; 2],
-    /// Whether the ends tell each other what their clocks say, and by how much what came was later than told.
+    /// Whether the ends tell each other what their clocks say, and by how much what came was later than
+    /// told.
     tells: bool,
     found: [Option<u32>; 2],
     classes: Vec<Class>,
@@ -245,7 +246,8 @@ impl World {
         })
     }
 
-    /// How many packets of calls were lost on a way, and the 99th percentile of the others' delays, in a time from now on.
+    /// How many packets of calls were lost on a way, and the 99th percentile of the others' delays, in a time
+    /// from now on.
     fn calls(&mut self, class: usize, time: Duration) -> [(usize, Duration); 2] {
         self.run(SECOND / 10);
         let made = [0, 1].map(|way| {
@@ -339,8 +341,8 @@ const OTHER: usize = 0;
 const CALLS: usize = 1;
 const BULK: usize = 2;
 
-/// Calls beside bulk on a link of 50 Mbit/s that is full `ways` ways, then beside two classes; and then bulk again. They
-/// take longer than on an idle link by no more than `most`.
+/// Calls beside bulk on a link of 50 Mbit/s that is full `ways` ways, then beside two classes; and then bulk
+/// again. They take longer than on an idle link by no more than `most`.
 fn compete(capacity: Option<BitRate>, tells: bool, ways: usize, least: f64, most: Duration) {
     let what = format!("{capacity:?}, told {tells}, {ways} ways full");
     let mut world = three(&link(50, 6500 * MS / 1000), capacity);

@@ -11,8 +11,8 @@ const MS: Duration = Duration::from_millis(1);
 const ETHERNET: u16 = 1472;
 const INSIDE_TCP: u16 = 4096;
 
-/// What the ends of a connection over `link` may put in a datagram after some time, and the largest packet that each sent
-/// (bytes). The way takes up to `largest`.
+/// What the ends of a connection over `link` may put in a datagram after some time, and the largest packet
+/// that each sent (bytes). The way takes up to `largest`.
 fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, usize); 2] {
     let options = |udp, tcp| TransportOptions {
         max_udp_payload: udp,

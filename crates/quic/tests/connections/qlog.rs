@@ -21,7 +21,8 @@ const LINKS: [(&str, Duration); 2] =
     [("198.51.100.1:5000", Duration::from_millis(10)), ("203.0.113.1:5000", Duration::from_millis(25))];
 /// Of the packets that the client sends over the second link one in so many is lost.
 const LOST: usize = 40;
-/// What a link carries in a millisecond (bytes): 20 Mbit/s. A packet that would wait for longer than this is lost.
+/// What a link carries in a millisecond (bytes): 20 Mbit/s. A packet that would wait for longer than this is
+/// lost.
 const RATE: u32 = 2500;
 const QUEUE: Duration = Duration::from_millis(40);
 

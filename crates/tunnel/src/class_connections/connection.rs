@@ -1,10 +1,11 @@
 //! The connection of one traffic class, which exists only while the class is used.
 //!
-//! In: packets that the rules put into the class, events of its client, and the time. Out: whether its own connection
-//! carries a packet, the default class does, or the packet waits. Always holds: a class that was unused for
-//! [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has no connection, unless it is
-//! the default class or flows would end with the connection. A class other than the default one has none before its first
-//! use. While a connection is being made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
+//! In: packets that the rules put into the class, events of its client, and the time. Out: whether its own
+//! connection carries a packet, the default class does, or the packet waits. Always holds: a class that was
+//! unused for [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has
+//! no connection, unless it is the default class or flows would end with the connection. A class other than
+//! the default one has none before its first use. While a connection is being made, only TCP SYN packets of
+//! streams wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -15,30 +16,32 @@ use tracing::debug;
 
 use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
 
-/// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a handshake more
-/// often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost grows"). Value: chosen.
+/// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a
+/// handshake more often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost
+/// grows"). Value: chosen.
 const IDLE_BEFORE_CLOSE: Duration = Duration::from_secs(600);
-/// The same where no class of the session has moved data: nobody who would wait for a handshake is there. Smaller: a call
-/// that begins after a short pause is carried by the default class for a moment. Larger: idle clients cost memory at both
-/// ends, and heartbeats.
+/// The same where no class of the session has moved data: nobody who would wait for a handshake is there.
+/// Smaller: a call that begins after a short pause is carried by the default class for a moment. Larger: idle
+/// clients cost memory at both ends, and heartbeats.
 const SESSION_IDLE_BEFORE_CLOSE: Duration = Duration::from_secs(60);
-/// How long a SYN waits for the connection of its class, since a proxied TCP connection stays where it begins: less than
-/// the initial retransmission timeout of TCP of 1 s (RFC 6298 §2). Smaller: connections over slow links use the default
-/// class. Larger: the SYN is retransmitted meanwhile.
+/// How long a SYN waits for the connection of its class, since a proxied TCP connection stays where it
+/// begins: less than the initial retransmission timeout of TCP of 1 s (RFC 6298 §2). Smaller: connections
+/// over slow links use the default class. Larger: the SYN is retransmitted meanwhile.
 const MAX_SYN_WAIT: Duration = Duration::from_millis(900);
-/// Maximum number of SYNs that wait. Larger: more memory. Smaller: bursts of new connections use the default class.
-/// Value: chosen.
+/// Maximum number of SYNs that wait. Larger: more memory. Smaller: bursts of new connections use the default
+/// class. Value: chosen.
 const MAX_WAITING_SYNS: usize = 64;
-/// Flows that use the default class when their own class becomes ready move to it after at most this time, or earlier in
-/// a pause. Smaller: packets of a flow overtake each other. Larger: the flow keeps the wrong class. Value: chosen.
+/// Flows that use the default class when their own class becomes ready move to it after at most this time, or
+/// earlier in a pause. Smaller: packets of a flow overtake each other. Larger: the flow keeps the wrong
+/// class. Value: chosen.
 const MAX_FLOW_MIGRATION: Duration = Duration::from_secs(1);
-/// A new connection searches its path MTU. If the MTU did not change for this time plus [`MTU_SEARCH_ROUND_TRIPS`] round
-/// trips, the search counts as finished. Smaller: the tunnel's MTU falls for a moment. Larger: the class uses the default
-/// class's connection for longer. Values: chosen.
+/// A new connection searches its path MTU. If the MTU did not change for this time plus
+/// [`MTU_SEARCH_ROUND_TRIPS`] round trips, the search counts as finished. Smaller: the tunnel's MTU falls for
+/// a moment. Larger: the class uses the default class's connection for longer. Values: chosen.
 const MTU_SEARCH_BASE: Duration = Duration::from_millis(500);
 const MTU_SEARCH_ROUND_TRIPS: u32 = 4;
-/// Minimum time between two records of the last use of a class, which cost a check of the packet. Larger: the idle time
-/// is less exact.
+/// Minimum time between two records of the last use of a class, which cost a check of the packet. Larger: the
+/// idle time is less exact.
 const USE_NOTE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the connection of a class.
@@ -101,8 +104,8 @@ pub(super) struct ClassConnection {
     state: ConnectionState,
     /// When a packet last belonged to the class; at first, when the class was created.
     last_used: Instant,
-    /// The MTU of the connection (bytes), and the MTU that counts for the tunnel. They differ while a new connection
-    /// searches its path MTU; a closed connection keeps the latter.
+    /// The MTU of the connection (bytes), and the MTU that counts for the tunnel. They differ while a new
+    /// connection searches its path MTU; a closed connection keeps the latter.
     own_mtu: Option<usize>,
     pub(super) mtu: Option<usize>,
     /// SYN packets that wait, as read from the TUN device.
@@ -193,7 +196,8 @@ impl ClassConnection {
         self.client_mut().wake(now);
     }
 
-    /// Records that a packet belongs to the class, if `default_client` would carry it. The class wakes if it sleeps.
+    /// Records that a packet belongs to the class, if `default_client` would carry it. The class wakes if it
+    /// sleeps.
     pub(super) fn note_use(&mut self, now: Instant, default_client: &Client, packet: &ip::IpPacket<'_>) {
         let is_asleep = self.state == ConnectionState::Asleep;
         let is_due = is_asleep || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
@@ -234,7 +238,8 @@ impl ClassConnection {
         }
     }
 
-    /// Whether a packet begins a connection that may travel as a stream, which stays in the connection in which it begins.
+    /// Whether a packet begins a connection that may travel as a stream, which stays in the connection in
+    /// which it begins.
     fn begins_stream(&self, default_client: &Client, packet: &ip::IpPacket<'_>) -> bool {
         begins_connection(packet)
             && [&self.client, default_client].iter().any(|client| client.wants_stream(default_client, packet))
@@ -297,7 +302,8 @@ impl ClassConnection {
         }
     }
 
-    /// Marks the connection as ready when it carries packets of the tunnel's MTU `mtu`, or its MTU no longer grows.
+    /// Marks the connection as ready when it carries packets of the tunnel's MTU `mtu`, or its MTU no longer
+    /// grows.
     pub(super) fn update_readiness(&mut self, now: Instant, mtu: Option<usize>) {
         if let ConnectionState::Up(since) = self.state
             && (self.own_mtu >= mtu || now >= since + self.mtu_search_duration())
@@ -335,7 +341,8 @@ impl ClassConnection {
         may.then(|| (self.last_use() + IDLE_BEFORE_CLOSE).min(session_last_use + SESSION_IDLE_BEFORE_CLOSE))
     }
 
-    /// Returns when a timer of the client or of this state expires. `session_last_use`: when data last moved in any class.
+    /// Returns when a timer of the client or of this state expires. `session_last_use`: when data last moved
+    /// in any class.
     pub(super) fn poll_timeout(&mut self, now: Instant, session_last_use: Instant) -> Option<Instant> {
         if let Attention::AtRestUntil(at) = self.attention {
             return at;

@@ -11,8 +11,8 @@ use super::{Assignment, session::Session};
 /// Request IDs that are set aside for each further request: more than a server can assign.
 const MAX_PER_REQUEST: u64 = 1 << 20;
 
-/// The addresses to request: the previous ones, or any (RFC 9484 §4.7.2: all zero means "no preference"), and `more`
-/// additional ones of each family.
+/// The addresses to request: the previous ones, or any (RFC 9484 §4.7.2: all zero means "no preference"), and
+/// `more` additional ones of each family.
 pub(super) fn requested_addresses(known: Option<&Assignment>, more: usize) -> Vec<RequestedAddress> {
     let place = |place: usize| {
         let before = match place.checked_sub(1) {
@@ -46,9 +46,9 @@ pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
     Assignment { addresses, additional: beyond, routes, dns }
 }
 
-/// The address with the prefix length of its network, if the client may route that network: one of the server's
-/// `networks`, or the prefix in the ADDRESS_ASSIGN capsule. Networks with public addresses are not routed: a server could
-/// capture any part of the internet with them.
+/// The address with the prefix length of its network, if the client may route that network: one of the
+/// server's `networks`, or the prefix in the ADDRESS_ASSIGN capsule. Networks with public addresses are not
+/// routed: a server could capture any part of the internet with them.
 fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
     let ip = assigned.addr();
     let network = networks.iter().find(|network| network.contains(&ip)).unwrap_or(&assigned);
@@ -56,8 +56,8 @@ fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
     routed.flatten().unwrap_or(IpNet::from(ip))
 }
 
-/// Whether the network lies in one of the private blocks, of which the largest are 10.0.0.0/8 (RFC 1918) and fc00::/7
-/// (RFC 4193).
+/// Whether the network lies in one of the private blocks, of which the largest are 10.0.0.0/8 (RFC 1918) and
+/// fc00::/7 (RFC 4193).
 fn is_private_network(network: &IpNet) -> bool {
     let largest = if network.addr().is_ipv4() { 8 } else { 7 };
     network.prefix_len() >= largest && !is_public(network.network()) && !is_public(network.broadcast())
@@ -68,14 +68,15 @@ fn request_id(place: usize, family: Family) -> u64 {
     2 * place as u64 + if family == Family::V4 { 1 } else { 2 }
 }
 
-/// The first request ID of a further request, of at most [`MAX_PER_REQUEST`] addresses; the first request is number 0.
+/// The first request ID of a further request, of at most [`MAX_PER_REQUEST`] addresses; the first request is
+/// number 0.
 pub(super) fn further_request_id(more: usize, number: u32) -> u64 {
     request_id(more, Family::V6) + 1 + u64::from(number - 1) * MAX_PER_REQUEST
 }
 
-/// The index of each assigned address, if `more` additional ones of each family were requested. An address that answers
-/// a request has the index of the request, any other the next free one: servers list the addresses of a session in the
-/// same order each time. Without a free index it counts as a first address.
+/// The index of each assigned address, if `more` additional ones of each family were requested. An address
+/// that answers a request has the index of the request, any other the next free one: servers list the
+/// addresses of a session in the same order each time. Without a free index it counts as a first address.
 fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
     let family = |entry: &AssignedAddress| Family::of(entry.net.addr());
     let answered = |entry: &AssignedAddress| {

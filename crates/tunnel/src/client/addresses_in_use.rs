@@ -1,8 +1,8 @@
 //! Addresses that the server assigns and that this machine has already, and the requests for others.
 //!
-//! In: the addresses of the machine, what the server assigns. Out: which addresses are refused, further ADDRESS_REQUEST
-//! capsules (RFC 9484 §4.7.2). Always holds: a refused address is not used in either direction; further requests and the time
-//! for their answers are bounded.
+//! In: the addresses of the machine, what the server assigns. Out: which addresses are refused, further
+//! ADDRESS_REQUEST capsules (RFC 9484 §4.7.2). Always holds: a refused address is not used in either
+//! direction; further requests and the time for their answers are bounded.
 
 use std::{
     collections::BTreeSet,
@@ -20,11 +20,13 @@ use mpvpn_types::Instant;
 
 use super::{Client, ClientError, RESPONSE_TIMEOUT, addresses, in_use};
 
-/// Further requests on one connection. More: a server keeps a client that cannot work from saying so; fewer: one that assigns the
-/// lowest free address is given up although a later one is usable. A session has at most eight addresses.
+/// Further requests on one connection. More: a server keeps a client that cannot work from saying so; fewer:
+/// one that assigns the lowest free address is given up although a later one is usable. A session has at most
+/// eight addresses.
 const MAX_FURTHER_REQUESTS: u32 = 3;
 
-/// The addresses of the machine outside of the tunnel, shared by all connections of a client: its edge keeps them up to date.
+/// The addresses of the machine outside of the tunnel, shared by all connections of a client: its edge keeps
+/// them up to date.
 #[derive(Clone, Debug, Default)]
 pub struct AddressesInUse(Arc<Mutex<BTreeSet<IpAddr>>>);
 

@@ -1,7 +1,8 @@
 //! TCP connections of apps that travel as streams.
 //!
-//! In: TCP packets of apps, events of streams. Out: CONNECT requests, stream bytes, TCP packets for apps. Always holds:
-//! a connection has at most one stream; bytes are read from either side only if the other has room for them.
+//! In: TCP packets of apps, events of streams. Out: CONNECT requests, stream bytes, TCP packets for apps.
+//! Always holds: a connection has at most one stream; bytes are read from either side only if the other has
+//! room for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -36,11 +37,11 @@ use crate::{
     relay::Relays,
 };
 
-/// Bytes read from a connection of an app at a time. Chosen: the size of a GSO packet. Larger: others wait longer;
-/// smaller: more calls.
+/// Bytes read from a connection of an app at a time. Chosen: the size of a GSO packet. Larger: others wait
+/// longer; smaller: more calls.
 const UPLOAD_CHUNK: usize = 64 << 10;
-/// Destinations kept for which the server refused a stream, so that packets are used; when full, the set is cleared.
-/// Chosen. Larger: memory; smaller: connections to forbidden targets are refused again first.
+/// Destinations kept for which the server refused a stream, so that packets are used; when full, the set is
+/// cleared. Chosen. Larger: memory; smaller: connections to forbidden targets are refused again first.
 const MAX_FORBIDDEN_TARGETS: usize = 1024;
 /// The MTU of packets for apps until the tunnel's is known (bytes): what IPv6 requires (RFC 8200 §5).
 const INITIAL_MTU: usize = 1280;
@@ -48,7 +49,8 @@ const INITIAL_MTU: usize = 1280;
 /// The targets of TCP connections that the server opens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTargets<'a> {
-    /// The server opens connections to every target for which it would translate addresses (extension `mpvpn-streams`).
+    /// The server opens connections to every target for which it would translate addresses (extension
+    /// `mpvpn-streams`).
     pub(super) is_supported: bool,
     /// The networks of the server, into which it does not translate addresses.
     pub(super) networks: &'a [IpNet],
@@ -162,8 +164,8 @@ impl AppTcp {
         self.may_open = true;
     }
 
-    /// The server stopped reading a stream (STOP_SENDING). Returns whether the stream is one of these. Before the
-    /// response nothing is done: the response says why the request was refused.
+    /// The server stopped reading a stream (STOP_SENDING). Returns whether the stream is one of these. Before
+    /// the response nothing is done: the response says why the request was refused.
     pub(super) fn on_stopped(&mut self, relays: &Relays, stream: StreamId) -> bool {
         let Some(flow) = self.flows.get(&stream).copied() else { return false };
         if flow.opened && relays.breaks_when_stopped(stream) {
@@ -254,7 +256,8 @@ impl AppTcp {
             || self.may_open && !self.waiting.is_empty()
     }
 
-    /// Refuses new connections while there is no session: their SYN stays unanswered, and the app retransmits it.
+    /// Refuses new connections while there is no session: their SYN stays unanswered, and the app retransmits
+    /// it.
     pub(super) fn refuse_new(&mut self) {
         while let Some(event) = self.split_tcp.poll_event() {
             if let Event::ConnectRequested { id, .. } = event {
@@ -423,8 +426,8 @@ impl AppTcp {
             None => Refusal::Reset,
         };
         let refusal = match failure {
-            // The server may still carry packets to this target: the app retransmits its SYN, which then travels as a
-            // packet.
+            // The server may still carry packets to this target: the app retransmits its SYN, which then
+            // travels as a packet.
             ProxyError::Prohibited if context.packets && self.rules.mode == FlowMode::Auto => {
                 if self.forbidden.len() >= MAX_FORBIDDEN_TARGETS {
                     self.forbidden.clear();

@@ -1,7 +1,7 @@
 //! UDP flows of apps that travel by CONNECT-UDP.
 //!
-//! In: UDP packets of apps, UDP payloads of the server. Out: the other of the two, and ICMP errors. Always holds: the
-//! number of flows is bounded; the flow that was idle longest is closed for a new one.
+//! In: UDP packets of apps, UDP payloads of the server. Out: the other of the two, and ICMP errors. Always
+//! holds: the number of flows is bounded; the flow that was idle longest is closed for a new one.
 
 use bytes::Bytes;
 use mpvpn_flow::udp::{MAX_UDP_FLOWS, UdpFlowState, UdpFlowSummary, UdpFlows};
@@ -61,8 +61,8 @@ impl AppUdp {
 }
 
 impl Client {
-    /// Takes a UDP packet of an app. Fragments are dropped: a packet that is too large for the TUN fits no datagram
-    /// either.
+    /// Takes a UDP packet of an app. Fragments are dropped: a packet that is too large for the TUN fits no
+    /// datagram either.
     pub(super) fn take_udp(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
         let mut payloads = udp::payloads(hdr, packet).peekable();
         if payloads.peek().is_none() {
@@ -90,8 +90,8 @@ impl Client {
                 let mtu = self.session.as_ref().map_or(0, |session| session.multipath.announced_mtu());
                 let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
-                    // A payload that is too large only for the moment is dropped without an error: kernels keep a path
-                    // MTU for minutes.
+                    // A payload that is too large only for the moment is dropped without an error: kernels
+                    // keep a path MTU for minutes.
                     if payload.len() + headers > mtu {
                         return self.send_icmp_error(packet.bytes(), |packet, from| {
                             icmp::packet_too_big(packet, mtu as u32, from)

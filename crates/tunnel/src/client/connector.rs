@@ -1,7 +1,7 @@
-//! The connections of a client that are not in use: handshakes, and connections that are closing. In: links to the
-//! server, results of handshakes, the time. Out: connections, and when to try again. Always holds: a link has at most
-//! [`MAX_HANDSHAKES_PER_LINK`] handshakes, the oldest among them; the pause grows with each failure; a closed
-//! connection is kept until its CONNECTION_CLOSE was sent.
+//! The connections of a client that are not in use: handshakes, and connections that are closing. In: links
+//! to the server, results of handshakes, the time. Out: connections, and when to try again. Always holds: a
+//! link has at most [`MAX_HANDSHAKES_PER_LINK`] handshakes, the oldest among them; the pause grows with each
+//! failure; a closed connection is kept until its CONNECTION_CLOSE was sent.
 
 use std::net::SocketAddr;
 
@@ -12,13 +12,13 @@ use super::{ClientConfig, links::Links};
 use crate::handshake::{Backoff, HANDSHAKE_TIMEOUT, Handshake, REPLACEMENT_DELAY};
 
 /// A handshake without an answer for this long gets another one beside it on its link: the pause between
-/// retransmissions doubles (RFC 9002 §6.2), and a link may work again at any moment. Chosen. Larger: slower after an
-/// outage; smaller: more packets over dead links.
+/// retransmissions doubles (RFC 9002 §6.2), and a link may work again at any moment. Chosen. Larger: slower
+/// after an outage; smaller: more packets over dead links.
 const ADDITIONAL_HANDSHAKE_AFTER: Duration = Duration::from_secs(1);
 /// The same on a metered link, where each packet costs money. Chosen.
 const ADDITIONAL_HANDSHAKE_AFTER_METERED: Duration = Duration::from_secs(4);
-/// Handshakes on a link at a time: the oldest, for links with round trips of seconds, and the newest. Larger: state and
-/// packets for each link; smaller: one of these two is missing.
+/// Handshakes on a link at a time: the oldest, for links with round trips of seconds, and the newest. Larger:
+/// state and packets for each link; smaller: one of these two is missing.
 const MAX_HANDSHAKES_PER_LINK: usize = 3;
 
 /// Whether the client shall have a connection.
@@ -87,7 +87,8 @@ impl Connector {
         self.handshakes.extract_if(.., |handshake| handshake.connection == id).next()
     }
 
-    /// Begins a handshake over a link with the server at `remote`, unless the link has one that may still be answered.
+    /// Begins a handshake over a link with the server at `remote`, unless the link has one that may still be
+    /// answered.
     pub(super) fn connect(
         &mut self,
         now: Instant,

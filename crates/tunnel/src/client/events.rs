@@ -49,8 +49,8 @@ pub enum ClientEvent {
         /// Whether connections of other classes may join, too.
         other_classes: bool,
     },
-    /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) returned
-    /// `None`, and may succeed now.
+    /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open)
+    /// returned `None`, and may succeed now.
     RelaysAllowed,
     /// The server has connected to the target of a relay: bytes may be read and written.
     RelayOpened(RelayId),

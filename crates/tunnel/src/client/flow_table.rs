@@ -1,16 +1,17 @@
-//! The recent flows that travel as packets, for `mpvpn flows`. In: for each TUN packet, or several of a flow at once,
-//! the hash of the flow and the bytes. Out: the flows of the last two minutes. Always holds: a packet costs one lookup
-//! in a set-associative table of fixed size; in a full set, the flow that was idle longest is replaced.
+//! The recent flows that travel as packets, for `mpvpn flows`. In: for each TUN packet, or several of a flow
+//! at once, the hash of the flow and the bytes. Out: the flows of the last two minutes. Always holds: a
+//! packet costs one lookup in a set-associative table of fixed size; in a full set, the flow that was idle
+//! longest is replaced.
 
 use mpvpn_packet::FlowKey;
 use mpvpn_types::{Duration, Instant};
 
-/// Sets of the table, and flows in each: 2048 flows a direction. Chosen. Larger: memory, 64 bytes a flow and direction;
-/// smaller: flows are missing in `mpvpn flows`.
+/// Sets of the table, and flows in each: 2048 flows a direction. Chosen. Larger: memory, 64 bytes a flow and
+/// direction; smaller: flows are missing in `mpvpn flows`.
 const SETS: usize = 256;
 const ASSOCIATIVITY: usize = 8;
-/// A flow that was idle for longer is not listed: NATs drop UDP flows after two minutes, too (RFC 4787 §4.3). Larger:
-/// ended flows are listed; smaller: idle ones are missing.
+/// A flow that was idle for longer is not listed: NATs drop UDP flows after two minutes, too (RFC 4787 §4.3).
+/// Larger: ended flows are listed; smaller: idle ones are missing.
 const RECENT: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug)]

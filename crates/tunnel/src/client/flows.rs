@@ -37,9 +37,9 @@ pub struct FlowReport {
 }
 
 impl Client {
-    /// All flows that travel as streams, and the flows that travel as packets and were active in the last two minutes;
-    /// none while there is no tunnel. The reasons are those of the current rules and extensions, not those of the first
-    /// packet.
+    /// All flows that travel as streams, and the flows that travel as packets and were active in the last two
+    /// minutes; none while there is no tunnel. The reasons are those of the current rules and extensions,
+    /// not those of the first packet.
     pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
         let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
         let (targets, apps) = (session.stream_targets(), &self.apps);

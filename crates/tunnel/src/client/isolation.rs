@@ -1,14 +1,16 @@
 //! Limits a panic to the connection to the server.
 //!
-//! In: work for the connection in use or for handshakes. Out: its result, or nothing if it panicked. Always holds: after
-//! a panic no state of a connection is used again; streams and UDP flows of apps end, and the client connects anew.
+//! In: work for the connection in use or for handshakes. Out: its result, or nothing if it panicked. Always
+//! holds: after a panic no state of a connection is used again; streams and UDP flows of apps end, and the
+//! client connects anew.
 
 use mpvpn_types::{Instant, catch_panic};
 
 use super::Client;
 
 impl Client {
-    /// Calls `work`, which handles what the server sent or what it gets. If it panics, all connections are lost.
+    /// Calls `work`, which handles what the server sent or what it gets. If it panics, all connections are
+    /// lost.
     pub(super) fn isolated<T: Default>(&mut self, now: Instant, work: impl FnOnce(&mut Self) -> T) -> T {
         catch_panic(|| work(self)).unwrap_or_else(|reason| {
             self.on_panic(now, &reason);

@@ -1,9 +1,9 @@
-//! Several connections of one session, each driven by a [`Client`] of its own: the initial connection makes the
-//! session, the others join it.
+//! Several connections of one session, each driven by a [`Client`] of its own: the initial connection makes
+//! the session, the others join it.
 //!
-//! In: the secret of the session, responses of the server. Out: the role of a client in its session. Always holds: a
-//! joined connection does not connect before it knows the secret, and is accepted only with the session and number it
-//! asked for.
+//! In: the secret of the session, responses of the server. Out: the role of a client in its session. Always
+//! holds: a joined connection does not connect before it knows the secret, and is accepted only with the
+//! session and number it asked for.
 
 use mpvpn_types::{ClassId, Instant};
 
@@ -15,8 +15,8 @@ use crate::{ConnectionNumber, multipath::extensions::NegotiatedExtensions, shape
 pub(super) enum SessionRole {
     /// The only connection of the session.
     Only,
-    /// The initial connection, which makes the session. `agreed`: the server lets others join; `classes`: also those of
-    /// other classes.
+    /// The initial connection, which makes the session. `agreed`: the server lets others join; `classes`:
+    /// also those of other classes.
     Initial { agreed: bool, classes: bool },
     /// Joins the session as the connection with this number.
     Joined(ConnectionNumber),
@@ -52,8 +52,8 @@ impl SessionRole {
         }
     }
 
-    /// Takes the response. Returns whether the connection can be used: a joined one needs the number and session that
-    /// it asked for.
+    /// Takes the response. Returns whether the connection can be used: a joined one needs the number and
+    /// session that it asked for.
     fn agreed(&mut self, server: &NegotiatedExtensions, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
         match self {
             Self::Only => true,
@@ -73,7 +73,8 @@ pub(super) struct Membership {
     pub(super) role: SessionRole,
     /// The secret of the session, from the server or the initial connection.
     pub(super) secret: Option<Vec<u8>>,
-    /// The addresses that a process before had in the session, to be asked for until the server has assigned some.
+    /// The addresses that a process before had in the session, to be asked for until the server has assigned
+    /// some.
     pub(super) wanted: Option<Assignment>,
     /// The shapers of the links, shared by all connections of the session.
     pub(super) shapers: Shapers,
@@ -89,9 +90,9 @@ impl Membership {
         !self.role.is_joined() || self.secret.is_some()
     }
 
-    /// The server has accepted the request; `got` is the secret of the session if the server keeps sessions. Returns
-    /// whether the session was resumed; `None` if a joined connection did not get the session and number that it asked
-    /// for.
+    /// The server has accepted the request; `got` is the secret of the session if the server keeps sessions.
+    /// Returns whether the session was resumed; `None` if a joined connection did not get the session and
+    /// number that it asked for.
     pub(super) fn accepted(&mut self, server: &NegotiatedExtensions, got: Option<Vec<u8>>) -> Option<bool> {
         if !self.role.agreed(server, got.as_deref(), self.secret.as_deref()) {
             return None;
@@ -101,8 +102,8 @@ impl Membership {
         Some(resumed)
     }
 
-    /// The initial connection is in the session with this secret. Returns whether this joined connection has to change
-    /// its session.
+    /// The initial connection is in the session with this secret. Returns whether this joined connection has
+    /// to change its session.
     fn join(&mut self, secret: Vec<u8>) -> bool {
         if !self.role.is_joined() || self.secret.as_ref() == Some(&secret) {
             return false;
@@ -113,14 +114,15 @@ impl Membership {
 }
 
 impl Client {
-    /// Asks the server to let others join: [`super::ClientEvent::JoinsAllowed`] reports when they may. Must be called
-    /// before the first link is up.
+    /// Asks the server to let others join: [`super::ClientEvent::JoinsAllowed`] reports when they may. Must
+    /// be called before the first link is up.
     pub fn allow_joins(&mut self) {
         self.membership.role = SessionRole::Initial { agreed: false, classes: false };
     }
 
-    /// Resumes the session that a process before had, if the server knows it still, and asks for its addresses. Must be called
-    /// before the first link is up. Does nothing for a client that joins a session.
+    /// Resumes the session that a process before had, if the server knows it still, and asks for its
+    /// addresses. Must be called before the first link is up. Does nothing for a client that joins a
+    /// session.
     pub fn resume(&mut self, secret: Vec<u8>, wanted: Assignment) {
         if !self.membership.role.is_joined() {
             self.membership.secret = Some(secret);
@@ -133,8 +135,8 @@ impl Client {
         self.membership.secret.as_deref()
     }
 
-    /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures are never fatal:
-    /// it retries.
+    /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures are
+    /// never fatal: it retries.
     pub fn joining(now: Instant, config: ClientConfig, member: ConnectionNumber) -> Self {
         Self { membership: Membership::new(SessionRole::Joined(member)), ..Self::new(now, config) }
     }
@@ -144,8 +146,8 @@ impl Client {
         self.membership.shapers = shapers;
     }
 
-    /// Joins the session with this secret, and leaves any other. Does nothing for a client that does not join, or that
-    /// is in this session already.
+    /// Joins the session with this secret, and leaves any other. Does nothing for a client that does not
+    /// join, or that is in this session already.
     pub fn join(&mut self, now: Instant, secret: Vec<u8>) {
         if self.membership.join(secret) {
             self.close_all(now, "the session is another one");

@@ -1,7 +1,7 @@
-//! The links of a client: the server's address over each, whether the server answers there, its policy, and the path
-//! that is being opened. In: links, policies, answers to probes, paths that open and close. Out: probes, and paths of
-//! the connection in use. Always holds: no path is opened over a link on which the server has not answered, or whose
-//! tier is `never`; a policy may come before its link.
+//! The links of a client: the server's address over each, whether the server answers there, its policy, and
+//! the path that is being opened. In: links, policies, answers to probes, paths that open and close. Out:
+//! probes, and paths of the connection in use. Always holds: no path is opened over a link on which the
+//! server has not answered, or whose tier is `never`; a policy may come before its link.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,15 +14,15 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{handshake::VersionProbe, multipath::MultipathConnection};
 
-/// A path that is not validated after this time is closed and opened anew. Chosen. Larger: a link stays unused after a
-/// lost validation; smaller: path IDs are used up.
+/// A path that is not validated after this time is closed and opened anew. Chosen. Larger: a link stays
+/// unused after a lost validation; smaller: path IDs are used up.
 const PATH_VALIDATION_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause after a path could not be opened, because path IDs or connection IDs are missing. Chosen. Larger: paths are
-/// late; smaller: idle wake-ups.
+/// Pause after a path could not be opened, because path IDs or connection IDs are missing. Chosen. Larger:
+/// paths are late; smaller: idle wake-ups.
 const OPEN_PATH_RETRY: Duration = Duration::from_millis(30);
 
-/// The policy that this end applies: the socket sets the DSCP, and a link counts as metered only if the server agreed
-/// to send fewer heartbeats, too (`agreed`).
+/// The policy that this end applies: the socket sets the DSCP, and a link counts as metered only if the
+/// server agreed to send fewer heartbeats, too (`agreed`).
 pub(super) fn local_policy(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
     LinkPolicy { metered: policy.metered && agreed, dscp: 0, ..*policy }
 }
@@ -132,8 +132,8 @@ impl Links {
         }
     }
 
-    /// The path over a link was closed, or the link may be used again: probes it anew. Returns whether the link is
-    /// known.
+    /// The path over a link was closed, or the link may be used again: probes it anew. Returns whether the
+    /// link is known.
     pub(super) fn probe_again(&mut self, now: Instant, id: LinkId) -> bool {
         let Some(link) = self.links.get_mut(&id) else { return false };
         link.probe.restart(now);

@@ -1,7 +1,7 @@
 //! The packets of the TUN: from apps into the tunnel, and from datagrams to apps.
 //!
-//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors to apps. Always holds: only packets with
-//! an assigned source are sent, and only packets for an assigned address are delivered.
+//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors to apps. Always holds: only
+//! packets with an assigned source are sent, and only packets for an assigned address are delivered.
 
 use std::net::IpAddr;
 
@@ -18,9 +18,10 @@ use crate::{
     multipath::{DecodedDatagram, MultipathConnection},
 };
 
-/// Time without data after which a connection rests. Shorter: classes that share a link are not measured between their packets,
-/// and take more of it than they should (the simulated world `no_class_feels_that_another_wants_more_than_there_is`); longer: idle
-/// classes cost time in each iteration for longer.
+/// Time without data after which a connection rests. Shorter: classes that share a link are not measured
+/// between their packets, and take more of it than they should (the simulated world
+/// `no_class_feels_that_another_wants_more_than_there_is`); longer: idle classes cost time in each iteration
+/// for longer.
 const IDLE_BEFORE_REST: Duration = Duration::from_secs(1);
 
 /// The traffic of apps: flows that the client terminates, and packets for the TUN.
@@ -90,7 +91,8 @@ impl Client {
                 Err(error) => return malformed = Some(error),
             };
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
-                // A packet for another address was misrouted, or tries to get past the firewall of this machine.
+                // A packet for another address was misrouted, or tries to get past the firewall of this
+                // machine.
                 if !ip::dst_of(&arrived.packet).is_some_and(|dst| is_own(addresses, dst)) {
                     continue;
                 }
@@ -167,7 +169,8 @@ impl Client {
         session.is_some_and(|session| session.may_send(packet) && session.has_route_to(packet.dst()))
     }
 
-    /// Whether a connection that `packet` begins would travel as a stream of this client, at the server that `peer` has reached.
+    /// Whether a connection that `packet` begins would travel as a stream of this client, at the server that
+    /// `peer` has reached.
     pub(crate) fn wants_stream(&self, peer: &Self, packet: &ip::IpPacket<'_>) -> bool {
         let Some(session) = &peer.session else { return false };
         session.per_flow
@@ -199,8 +202,8 @@ impl Client {
         self.apps.tcp.flows() + self.edge_relays.len() + udp > 0
     }
 
-    /// Whether a packet of this flow passed so recently that the next one, over another connection on the same links,
-    /// could overtake it.
+    /// Whether a packet of this flow passed so recently that the next one, over another connection on the
+    /// same links, could overtake it.
     pub(crate) fn may_be_overtaken(&mut self, now: Instant, flow: &FlowKey) -> bool {
         let Some(last) = self.apps.flow_table.last_packet(flow) else { return false };
         let Some(session) = &self.session else { return false };
@@ -237,8 +240,8 @@ impl Client {
         self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
     }
 
-    /// Whether the connection rests: the tunnel is up, and for [`IDLE_BEFORE_REST`] there was no packet and no byte of a stream; or
-    /// there is no connection and none is wanted.
+    /// Whether the connection rests: the tunnel is up, and for [`IDLE_BEFORE_REST`] there was no packet and
+    /// no byte of a stream; or there is no connection and none is wanted.
     pub(crate) fn is_at_rest(&mut self, now: Instant) -> bool {
         let Some(session) = &self.session else {
             return !self.may_connect() && self.connector.handshakes().is_empty();
@@ -261,15 +264,16 @@ impl Client {
     }
 }
 
-/// Whether `ip` is one of the client's own addresses. The other addresses of an assigned prefix are not: the server
-/// chooses the prefix, which may contain hosts of a LAN.
+/// Whether `ip` is one of the client's own addresses. The other addresses of an assigned prefix are not: the
+/// server chooses the prefix, which may contain hosts of a LAN.
 fn is_own(assigned: &[AssignedAddress], ip: IpAddr) -> bool {
     assigned.iter().any(|entry| entry.net.addr() == ip)
 }
 
 /// Lowers the MSS of a received SYN to the MTU of the tunnel; other packets stay unchanged.
 pub(crate) fn clamp_received(packet: Bytes, mtu: usize) -> Bytes {
-    // A SYN is at most 120 bytes of headers plus a small TCP Fast Open cookie; longer packets are not inspected.
+    // A SYN is at most 120 bytes of headers plus a small TCP Fast Open cookie; longer packets are not
+    // inspected.
     if packet.len() > 160 || !mss::is_syn(&packet) {
         return packet;
     }

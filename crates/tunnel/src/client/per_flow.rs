@@ -1,7 +1,8 @@
-//! A client with a TUN at a server without CONNECT-IP: TCP connections travel as streams, UDP flows by CONNECT-UDP.
+//! A client with a TUN at a server without CONNECT-IP: TCP connections travel as streams, UDP flows by
+//! CONNECT-UDP.
 //!
-//! In: packets of the TUN. Out: streams and UDP flows; ICMP errors for other protocols. Always holds: the addresses of
-//! the TUN are made up here and do not leave this machine.
+//! In: packets of the TUN. Out: streams and UDP flows; ICMP errors for other protocols. Always holds: the
+//! addresses of the TUN are made up here and do not leave this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,8 +27,8 @@ use crate::multipath::extensions;
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
 
 impl Client {
-    /// Whether a server without CONNECT-IP is acceptable: the flow mode is `stream`, or `auto` and the server announces
-    /// that it opens connections.
+    /// Whether a server without CONNECT-IP is acceptable: the flow mode is `stream`, or `auto` and the server
+    /// announces that it opens connections.
     pub(super) fn may_run_per_flow(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
         let will_do = match (error, self.config.flow_rules.mode) {
             (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => {
@@ -71,7 +72,8 @@ impl Client {
     }
 }
 
-/// Source addresses for the apps of this machine. The IPv6 address is of a random unique local network (RFC 4193 §3.2).
+/// Source addresses for the apps of this machine. The IPv6 address is of a random unique local network (RFC
+/// 4193 §3.2).
 fn local_addresses(secret: u64) -> [IpNet; 2] {
     let [a, b, c, d, e, ..] = secret.to_be_bytes();
     let word = |high, low| u16::from_be_bytes([high, low]);

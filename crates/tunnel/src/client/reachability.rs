@@ -1,8 +1,9 @@
-//! How a client reaches the server: handshakes over all links while no connection works, and new paths over links
-//! without one.
+//! How a client reaches the server: handshakes over all links while no connection works, and new paths over
+//! links without one.
 //!
-//! In: links, their policies, events of handshakes, the time. Out: handshakes, paths, the connection in use. Always
-//! holds: a connection with silent paths is kept until a new one is established (docs/design/liveness.md).
+//! In: links, their policies, events of handshakes, the time. Out: handshakes, paths, the connection in use.
+//! Always holds: a connection with silent paths is kept until a new one is established
+//! (docs/design/liveness.md).
 
 use std::net::SocketAddr;
 
@@ -19,17 +20,19 @@ use super::{
 };
 use crate::{events::ClientChange, handshake::HANDSHAKE_TIMEOUT};
 
-/// A new connection is tried beside the old one if every path was silent for this long while data moves, or if a
-/// request has no response: longer than the silence after which a path is dead (docs/design/liveness.md). Larger: a
-/// longer outage when the server restarted; smaller: handshakes during short outages.
+/// A new connection is tried beside the old one if every path was silent for this long while data moves, or
+/// if a request has no response: longer than the silence after which a path is dead
+/// (docs/design/liveness.md). Larger: a longer outage when the server restarted; smaller: handshakes during
+/// short outages.
 pub(super) const RECONNECT_AFTER: Duration = Duration::from_millis(1200);
-/// The same if packets of the server arrive without heartbeat reports: the server may be unable to validate a changed
-/// address. Chosen (docs/design/liveness.md). Larger: a longer outage after a NAT rebinding; smaller: handshakes while
-/// reports are late.
+/// The same if packets of the server arrive without heartbeat reports: the server may be unable to validate a
+/// changed address. Chosen (docs/design/liveness.md). Larger: a longer outage after a NAT rebinding; smaller:
+/// handshakes while reports are late.
 const RECONNECT_AFTER_NO_REPORTS: Duration = Duration::from_millis(200);
 
 impl Client {
-    /// A link can reach the server at `remote`. Must also be called when the address of the link or the server changes.
+    /// A link can reach the server at `remote`. Must also be called when the address of the link or the
+    /// server changes.
     pub fn link_up(&mut self, now: Instant, id: LinkId, remote: SocketAddr) {
         if self.links.up(now, id, remote) {
             self.abandon_handshakes_on(now, id, "the server has another address");
@@ -56,7 +59,8 @@ impl Client {
     }
 
     /// Sets the policy of a link, which need not exist yet.
-    /// A link of the tier `never` loses its path. If no other path works, the client reconnects over other links.
+    /// A link of the tier `never` loses its path. If no other path works, the client reconnects over other
+    /// links.
     pub fn set_link(&mut self, now: Instant, id: LinkId, policy: LinkPolicy) {
         let before = self.links.set_policy(id, policy);
         if before == policy {
@@ -85,7 +89,8 @@ impl Client {
             Some(true) => TransportHealth::Working,
             Some(false) => TransportHealth::Dead,
             None if self.links.has_answered(id) || tried() => TransportHealth::Answering,
-            // A TCP link counts as answered once it is connected; it was probed again, so its path was closed.
+            // A TCP link counts as answered once it is connected; it was probed again, so its path was
+            // closed.
             None if id.is_tcp() && self.session.is_some() && self.links.usable(id).is_some() => {
                 TransportHealth::Dead
             }
@@ -126,7 +131,8 @@ impl Client {
     }
 
     fn try_link(&mut self, now: Instant, id: LinkId) {
-        // One path of each transport is enough to find out whether a link reaches the server; the others join as paths.
+        // One path of each transport is enough to find out whether a link reaches the server; the others join
+        // as paths.
         if id.path_index() > 0 && !id.is_tcp() || !self.may_connect() {
             return;
         }
@@ -249,8 +255,8 @@ impl Client {
         let session = self.session.as_ref()?;
         if session.up {
             let since = session.multipath.all_paths_dead_since(now)?;
-            // Heartbeats arrive without reports: the server may be unable to send data on any path, because it could
-            // not validate a changed address of this client, and does not retry.
+            // Heartbeats arrive without reports: the server may be unable to send data on any path, because
+            // it could not validate a changed address of this client, and does not retry.
             let mute = session.multipath.any_path_works();
             return Some(if mute {
                 since.checked_sub(RECONNECT_AFTER - RECONNECT_AFTER_NO_REPORTS).unwrap_or(since)
@@ -263,8 +269,8 @@ impl Client {
         Some(session.since + (rtt.unwrap_or_default() * 4).saturating_sub(RECONNECT_AFTER))
     }
 
-    /// Tries a new connection when all paths are silent: the server may have restarted or moved. The old connection is
-    /// kept until the new one is established.
+    /// Tries a new connection when all paths are silent: the server may have restarted or moved. The old
+    /// connection is kept until the new one is established.
     pub(super) fn reconnect_if_unusable(&mut self, now: Instant) {
         if self.session.is_none() {
             return;

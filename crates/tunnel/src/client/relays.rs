@@ -1,7 +1,7 @@
 //! Relays of the edge: TCP connections that the server opens for it by CONNECT.
 //!
-//! In: requests and bytes of the edge, events of streams. Out: CONNECT requests, bytes, [`ClientEvent`]s of relays.
-//! Always holds: a relay is closed with its connection; after an abort no event follows.
+//! In: requests and bytes of the edge, events of streams. Out: CONNECT requests, bytes, [`ClientEvent`]s of
+//! relays. Always holds: a relay is closed with its connection; after an abort no event follows.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -115,8 +115,8 @@ impl Client {
         Some(RelayId::new(session.connection, stream))
     }
 
-    /// The next bytes from the target. Must be called until [`RelayRead::Blocked`] once the relay is open, and after
-    /// each [`ClientEvent::RelayReadable`].
+    /// The next bytes from the target. Must be called until [`RelayRead::Blocked`] once the relay is open,
+    /// and after each [`ClientEvent::RelayReadable`].
     pub fn relay_read(&mut self, now: Instant, relay: RelayId) -> RelayRead {
         let Some((session, connection)) =
             open_relay(&self.edge_relays, &mut self.session, &mut self.endpoint, relay)

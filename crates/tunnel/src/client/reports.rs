@@ -1,7 +1,8 @@
 //! Events, changes and counters of a client for its edge.
 //!
-//! In: events of the tunnel, counters of connections that were closed. Out: [`ClientEvent`]s, [`ClientChange`]s and the
-//! [`ClientReport`]. Always holds: an assignment is reported once, until it changes; counters go on after a reconnect.
+//! In: events of the tunnel, counters of connections that were closed. Out: [`ClientEvent`]s,
+//! [`ClientChange`]s and the [`ClientReport`]. Always holds: an assignment is reported once, until it
+//! changes; counters go on after a reconnect.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! The HTTP/3 requests of a client: CONNECT-IP, or `connect-mpvpn` without packets.
 //!
-//! In: HTTP/3 events. Out: requests, the negotiated extensions, addresses and routes; the tunnel is up when all of
-//! these are known. Always holds: one request for a tunnel a connection.
+//! In: HTTP/3 events. Out: requests, the negotiated extensions, addresses and routes; the tunnel is up when
+//! all of these are known. Always holds: one request for a tunnel a connection.
 
 use bytes::BytesMut;
 use mpvpn_flow::rules::FlowMode;
@@ -158,8 +158,8 @@ impl Client {
         session.agreed = client.agree(of, headers);
     }
 
-    /// Starts a tunnel without packets: relays need no more than HTTP/3. `has_extensions`: sends a `connect-mpvpn`
-    /// request, which also shows the credentials before the first relay.
+    /// Starts a tunnel without packets: relays need no more than HTTP/3. `has_extensions`: sends a
+    /// `connect-mpvpn` request, which also shows the credentials before the first relay.
     pub(super) fn start_without_packets(&mut self, now: Instant, has_extensions: bool) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;

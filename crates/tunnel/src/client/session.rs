@@ -1,7 +1,7 @@
 //! The connection of a client that is in use, and what was negotiated on it.
 //!
-//! In: capsules of the server, policies of links. Out: addresses, routes, LINK capsules. Always holds: a session
-//! belongs to one connection; the next connection has another one.
+//! In: capsules of the server, policies of links. Out: addresses, routes, LINK capsules. Always holds: a
+//! session belongs to one connection; the next connection has another one.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -27,8 +27,8 @@ use crate::{
     relay::Relays,
 };
 
-/// The MTU of the TUN where the server accepts no datagrams (bytes): that of Ethernet. Only streams work there, so the
-/// value does not matter.
+/// The MTU of the TUN where the server accepts no datagrams (bytes): that of Ethernet. Only streams work
+/// there, so the value does not matter.
 const MTU_WITHOUT_DATAGRAMS: usize = 1500;
 
 #[derive(Debug)]
@@ -54,7 +54,8 @@ pub(super) struct Session {
     pub(super) routes: Vec<IpRange>,
     /// Extensions that the server agreed to.
     pub(super) agreed: NegotiatedExtensions,
-    /// Whether the server has no CONNECT-IP: the addresses are made up, and each flow has a request of its own.
+    /// Whether the server has no CONNECT-IP: the addresses are made up, and each flow has a request of its
+    /// own.
     pub(super) per_flow: bool,
     /// The LINK capsule sent last for each path.
     sent_notices: BTreeMap<PathId, LinkNotice>,
@@ -93,7 +94,8 @@ impl Session {
         }
     }
 
-    /// Whether a packet of the TUN may enter the tunnel: its source is assigned, and its destination is not link-local.
+    /// Whether a packet of the TUN may enter the tunnel: its source is assigned, and its destination is not
+    /// link-local.
     pub(super) fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
         let src = packet.src();
         self.addresses.iter().any(|entry| entry.net.contains(&src)) && !is_link_local(packet.dst())
@@ -117,7 +119,8 @@ impl Session {
         Gateway { v4: first(true), v6: first(false) }
     }
 
-    /// The parts of the session that streams of apps need; `credentials` are the value of `proxy-authorization`.
+    /// The parts of the session that streams of apps need; `credentials` are the value of
+    /// `proxy-authorization`.
     pub(super) fn stream_context<'a>(
         &'a mut self,
         connection: &'a mut Connection,

@@ -1,7 +1,7 @@
 //! CONNECT-UDP flows of a client (RFC 9298), for the edge and for apps.
 //!
-//! In: payloads to send, responses and payloads of the server. Out: [`UdpFlowEvent`]s and payloads. Always holds: at
-//! most [`MAX_UNANSWERED_BYTES`] are sent or kept for a flow before the server has responded.
+//! In: payloads to send, responses and payloads of the server. Out: [`UdpFlowEvent`]s and payloads. Always
+//! holds: at most [`MAX_UNANSWERED_BYTES`] are sent or kept for a flow before the server has responded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,10 +20,10 @@ use crate::{
     udp::{PayloadInbox, UdpFlows},
 };
 
-/// Bytes of a flow before the server has responded. "Clients MAY optimistically start sending UDP packets in HTTP
-/// Datagrams before receiving the response" (RFC 9298 §5), but a server may drop them. A server with the extension
-/// `mpvpn-udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory; smaller: first packets are
-/// lost.
+/// Bytes of a flow before the server has responded. "Clients MAY optimistically start sending UDP packets in
+/// HTTP Datagrams before receiving the response" (RFC 9298 §5), but a server may drop them. A server with the
+/// extension `mpvpn-udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory;
+/// smaller: first packets are lost.
 const MAX_UNANSWERED_BYTES: usize = 32 << 10;
 
 /// An event of a CONNECT-UDP flow.
@@ -39,7 +39,8 @@ pub enum UdpFlowEvent {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// The server has not responded yet: bytes that may still be sent until it does, and payloads that wait for it.
+    /// The server has not responded yet: bytes that may still be sent until it does, and payloads that wait
+    /// for it.
     Requested(usize, Vec<Bytes>),
     Open,
 }
@@ -73,13 +74,14 @@ impl ConnectionUdp {
 }
 
 impl Client {
-    /// Whether CONNECT-UDP is possible: the server accepts extended CONNECT (RFC 9220) and HTTP datagrams (RFC 9297).
+    /// Whether CONNECT-UDP is possible: the server accepts extended CONNECT (RFC 9220) and HTTP datagrams
+    /// (RFC 9297).
     pub fn udp_possible(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.up && session.http.masque_allowed())
     }
 
-    /// Whether the server agreed to the extension `mpvpn-udp`: it accepts CONNECT-UDP for every target for which it
-    /// would translate addresses.
+    /// Whether the server agreed to the extension `mpvpn-udp`: it accepts CONNECT-UDP for every target for
+    /// which it would translate addresses.
     pub fn has_udp_extension(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.agreed.udp)
     }

@@ -1,8 +1,9 @@
-//! Clock reports: both ends send their clock readings over links that classes share. One-way delays show in which
-//! direction of a link packets queue, so a shaper does not slow down for a queue in the opposite direction.
+//! Clock reports: both ends send their clock readings over links that classes share. One-way delays show in
+//! which direction of a link packets queue, so a shaper does not slow down for a queue in the opposite
+//! direction.
 //!
-//! In: bytes that paths have carried, reports of the peer. Out: reports to send. Always holds: no report is sent
-//! while no data moves, and reports are a small share of the data (less than 0.5 % for bulk data).
+//! In: bytes that paths have carried, reports of the peer. Out: reports to send. Always holds: no report is
+//! sent while no data moves, and reports are a small share of the data (less than 0.5 % for bulk data).
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_class::ShaperHandle;
@@ -14,17 +15,19 @@ use mpvpn_types::{Duration, Instant, PathId};
 
 use super::path_table::PathTable;
 
-/// Time between checks whether reports are due. Smaller: more processor time. Larger: reports are sent late by as
-/// much.
+/// Time between checks whether reports are due. Smaller: more processor time. Larger: reports are sent late
+/// by as much.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Minimum time between two reports of a path. Smaller: more reports. Larger: queues are noticed later. Value: chosen.
+/// Minimum time between two reports of a path. Smaller: more reports. Larger: queues are noticed later.
+/// Value: chosen.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(10);
 /// The same while one class has the link to itself, where nobody else suffers from its queue. Value: chosen.
 const MIN_REPORT_INTERVAL_ALONE: Duration = Duration::from_millis(50);
-/// Bytes that a path carries in both directions for each report. A report takes less than 70 bytes, so reports are
-/// less than 0.5 % of the data. Smaller: more overhead. Larger: slow links are measured seldom.
+/// Bytes that a path carries in both directions for each report. A report takes less than 70 bytes, so
+/// reports are less than 0.5 % of the data. Smaller: more overhead. Larger: slow links are measured seldom.
 const BYTES_PER_REPORT: u64 = 14_000;
-/// Time after the last report from which on [`MIN_BYTES_PER_LATE_REPORT`] suffice for the next one. Value: chosen.
+/// Time after the last report from which on [`MIN_BYTES_PER_LATE_REPORT`] suffice for the next one. Value:
+/// chosen.
 const LATE_REPORT_AFTER: Duration = Duration::from_secs(1);
 /// Bytes that a path carries for a report after [`LATE_REPORT_AFTER`]. Smaller: reports on nearly idle paths.
 /// Larger: slow links send no reports. Value: chosen.
@@ -41,8 +44,8 @@ pub(super) struct ClockReports {
 }
 
 impl ClockReports {
-    /// Creates the reports of the datagram context `context` of a request stream. Connections of a session that
-    /// read the same clock at the peer have the same `peer_clock`.
+    /// Creates the reports of the datagram context `context` of a request stream. Connections of a session
+    /// that read the same clock at the peer have the same `peer_clock`.
     pub(super) fn new(stream: u64, context: u64, peer_clock: u8) -> Self {
         Self { prefix: datagram::prefix(stream, context), peer_clock, checked_at: None }
     }
@@ -51,8 +54,8 @@ impl ClockReports {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Takes a report of the peer that arrived at `at`: how long it waited here since is no delay of the link. Malformed reports
-    /// and reports of unknown paths are ignored.
+    /// Takes a report of the peer that arrived at `at`: how long it waited here since is no delay of the
+    /// link. Malformed reports and reports of unknown paths are ignored.
     pub(super) fn take_report(&self, at: Instant, datagram: &[u8], paths: &mut PathTable) {
         let Some(report) = Report::decode(&datagram[self.prefix.as_ref().len()..]) else { return };
         let Some(path) = paths.get_mut(report.path) else { return };
@@ -76,8 +79,8 @@ impl ClockReports {
         true
     }
 
-    /// Returns the report to send on a path, if one is due. `carried` returns the bytes that the path has carried in
-    /// both directions.
+    /// Returns the report to send on a path, if one is due. `carried` returns the bytes that the path has
+    /// carried in both directions.
     pub(super) fn report(
         &self,
         now: Instant,

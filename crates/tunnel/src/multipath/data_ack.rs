@@ -1,9 +1,10 @@
-//! DataAcks (like DATA_ACK of MPTCP, RFC 8684 §3.3.2): the reader of a stream reports which bytes have arrived, and
-//! the writer reinjects bytes that are overdue. Bytes are overdue if their path stalled or lost them repeatedly.
+//! DataAcks (like DATA_ACK of MPTCP, RFC 8684 §3.3.2): the reader of a stream reports which bytes have
+//! arrived, and the writer reinjects bytes that are overdue. Bytes are overdue if their path stalled or lost
+//! them repeatedly.
 //!
-//! In: reports of the peer, the receive offsets of local streams, round-trip times. Out: reports to send, and the
-//! time after which bytes sent on a path are overdue. Always holds: bytes reinjected because they are overdue are a
-//! small share of all stream bytes (see [`BUDGET_DIVISOR`]).
+//! In: reports of the peer, the receive offsets of local streams, round-trip times. Out: reports to send, and
+//! the time after which bytes sent on a path are overdue. Always holds: bytes reinjected because they are
+//! overdue are a small share of all stream bytes (see [`BUDGET_DIVISOR`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{
@@ -13,33 +14,33 @@ use mpvpn_masque::{
 use mpvpn_quic::{DataAck, StreamId};
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// Time between reports, and between searches for overdue bytes: a fraction of most round trips. Smaller: more
-/// reports. Larger: overdue bytes are reinjected later.
+/// Time between reports, and between searches for overdue bytes: a fraction of most round trips. Smaller:
+/// more reports. Larger: overdue bytes are reinjected later.
 const REPORT_INTERVAL: Duration = Duration::from_millis(20);
 /// Delay that is added to the expected arrival of a report: reports are sent every [`REPORT_INTERVAL`], and
 /// processors are busy. Smaller: bytes that are merely late are sent twice. Larger: stalls last longer.
 const OVERDUE_SLACK: Duration = Duration::from_millis(50);
-/// The typical round-trip time of a path grows by at most 1/360 in each [`REPORT_INTERVAL`], so it doubles in 5 s.
-/// Smaller (faster growth): a queue that builds up hides a stall. Larger: after a real increase of the delay,
-/// bytes count as overdue for longer.
+/// The typical round-trip time of a path grows by at most 1/360 in each [`REPORT_INTERVAL`], so it doubles in
+/// 5 s. Smaller (faster growth): a queue that builds up hides a stall. Larger: after a real increase of the
+/// delay, bytes count as overdue for longer.
 const RTT_GROWTH_DIVISOR: u32 = 360;
 /// Maximum size of a report in bytes: fits one datagram of every path. A stream with all its gaps
 /// ([`MAX_ENTRY_BYTES`]) always fits.
 const MAX_REPORT_BYTES: usize = 1000;
 /// Maximum number of streams in a report. Larger: a hostile peer costs more time for each datagram.
 const MAX_STREAMS_PER_REPORT: usize = 128;
-/// Maximum number of gaps reported for a stream. Smaller: bytes behind further gaps are reinjected later. Larger:
-/// fewer streams fit a report.
+/// Maximum number of gaps reported for a stream. Smaller: bytes behind further gaps are reinjected later.
+/// Larger: fewer streams fit a report.
 const MAX_GAPS_PER_STREAM: usize = 16;
 /// Maximum encoded size of a stream's entry in bytes: three varints, and two for each gap, of 8 bytes each.
 const MAX_ENTRY_BYTES: usize = 8 * (3 + 2 * MAX_GAPS_PER_STREAM);
-/// The budget for reinjection grows by one byte for each 20 stream bytes sent (5 %). Smaller: more bandwidth for
-/// bytes that may have arrived. Larger: stalls last longer. Value: chosen (docs/design/reinjection.md).
+/// The budget for reinjection grows by one byte for each 20 stream bytes sent (5 %). Smaller: more bandwidth
+/// for bytes that may have arrived. Larger: stalls last longer. Value: chosen (docs/design/reinjection.md).
 const BUDGET_DIVISOR: u64 = 20;
 /// Bytes per second by which the budget grows in addition, for streams that send little.
 const BASE_BUDGET_BYTES_PER_SECOND: u64 = 64 << 10;
-/// Upper bound of the budget in bytes. Larger: longer bursts of reinjected data. Smaller: a stall of a fast path
-/// takes several report intervals to repair.
+/// Upper bound of the budget in bytes. Larger: longer bursts of reinjected data. Smaller: a stall of a fast
+/// path takes several report intervals to repair.
 const MAX_BUDGET_BYTES: u64 = 256 << 10;
 
 /// Sends and receives the DataAck reports of one connection.
@@ -122,8 +123,8 @@ impl DataAcks {
         self.waiting = Some(out.freeze());
     }
 
-    /// Returns when the next report is due: at once if `urgent` and no report waits to be sent, else after the
-    /// report interval.
+    /// Returns when the next report is due: at once if `urgent` and no report waits to be sent, else after
+    /// the report interval.
     pub(super) fn next_due(&self, urgent: bool) -> Instant {
         self.period_start + if urgent && self.waiting.is_none() { Duration::ZERO } else { REPORT_INTERVAL }
     }
@@ -137,8 +138,8 @@ impl DataAcks {
         })
     }
 
-    /// Increases the budget after an interval of `passed`, with `sent` stream bytes sent since the start of the
-    /// connection; returns the bytes that may be reinjected now.
+    /// Increases the budget after an interval of `passed`, with `sent` stream bytes sent since the start of
+    /// the connection; returns the bytes that may be reinjected now.
     pub(super) fn refill_budget(&mut self, passed: Duration, sent: u64) -> u64 {
         self.budget.refill(passed, sent);
         self.budget.bytes
@@ -182,8 +183,8 @@ impl TypicalRtt {
         self.0
     }
 
-    /// Returns how long after being sent on this path bytes are overdue. `slowest` is the typical round-trip time of
-    /// the slowest working path: noq may have retransmitted lost bytes there.
+    /// Returns how long after being sent on this path bytes are overdue. `slowest` is the typical round-trip
+    /// time of the slowest working path: noq may have retransmitted lost bytes there.
     pub(super) fn overdue_after(&self, slowest: Duration) -> Duration {
         self.0 * 2 + slowest / 2 + OVERDUE_SLACK
     }
@@ -195,9 +196,9 @@ impl TypicalRtt {
 pub(super) struct Stall(Option<Instant>);
 
 impl Stall {
-    /// Delay that the scheduler adds to a stalled path, and how long it does so. Smaller: the path gets new data
-    /// before it works again. Larger: a path that stalled once carries little for longer. Value: chosen, not
-    /// measured (docs/design/reinjection.md, open questions).
+    /// Delay that the scheduler adds to a stalled path, and how long it does so. Smaller: the path gets new
+    /// data before it works again. Larger: a path that stalled once carries little for longer. Value:
+    /// chosen, not measured (docs/design/reinjection.md, open questions).
     const PENALTY: Duration = Duration::from_millis(500);
 
     pub(super) fn note(&mut self, now: Instant) {

@@ -11,8 +11,9 @@ use mpvpn_types::{Instant, PathId};
 use super::{path::PathEntry, path_table::PathTable};
 use crate::{FailureReason, PathChange, PathEvent, PathFailure, Reinjected};
 
-/// Maximum number of events that wait. The owner of a connection takes events after each batch of packets; the limit
-/// bounds memory for owners that take none, such as [`crate::Forwarder`]. Smaller: events of a batch are dropped.
+/// Maximum number of events that wait. The owner of a connection takes events after each batch of packets;
+/// the limit bounds memory for owners that take none, such as [`crate::Forwarder`]. Smaller: events of a
+/// batch are dropped.
 const MAX_WAITING_EVENTS: usize = 64;
 
 /// The events of the paths of one connection.
@@ -68,8 +69,8 @@ impl PathEvents {
         }
     }
 
-    /// Reports changes of the measured capacity of links. Connections of other classes share the shapers; only the
-    /// first connection that asks reports a change.
+    /// Reports changes of the measured capacity of links. Connections of other classes share the shapers;
+    /// only the first connection that asks reports a change.
     pub(super) fn on_measured(&mut self, paths: &PathTable) {
         for (id, path) in paths.iter() {
             let change = path.policy.shaper().and_then(|seat| seat.shaper().take_capacity_change());

@@ -1,11 +1,11 @@
-//! Negotiation of the extensions beyond the RFCs (docs/protocol.md, "Extensions"). The tables [`PACKET_EXTENSIONS`]
-//! and [`COMMON_EXTENSIONS`] define for each extension what a client offers, what a server answers, and what either
-//! end switches on.
+//! Negotiation of the extensions beyond the RFCs (docs/protocol.md, "Extensions"). The tables
+//! [`PACKET_EXTENSIONS`] and [`COMMON_EXTENSIONS`] define for each extension what a client offers, what a
+//! server answers, and what either end switches on.
 //!
-//! In: the configurations of both ends, the header sections of a request and of its response. Out: the header fields
-//! to send; negotiated extensions are switched on in the [`MultipathConnection`] or noted in
-//! [`NegotiatedExtensions`]. Always holds: a field that is repeated or malformed counts as absent; a context ID
-//! belongs to at most one extension of a connection.
+//! In: the configurations of both ends, the header sections of a request and of its response. Out: the header
+//! fields to send; negotiated extensions are switched on in the [`MultipathConnection`] or noted in
+//! [`NegotiatedExtensions`]. Always holds: a field that is repeated or malformed counts as absent; a context
+//! ID belongs to at most one extension of a connection.
 
 use std::net::IpAddr;
 
@@ -35,7 +35,8 @@ const KEPT: &str = "kept";
 const MOVED: &str = "moved";
 const STREAMS_FIELD: &str = "mpvpn-streams";
 const UDP_FIELD: &str = "mpvpn-udp";
-/// Maximum number of DNS resolvers taken from a server: the C library asks no more (`MAXNS` of resolv.conf(5)).
+/// Maximum number of DNS resolvers taken from a server: the C library asks no more (`MAXNS` of
+/// resolv.conf(5)).
 const MAX_RESOLVERS: usize = 3;
 /// Maximum number of networks taken from a server, which bounds memory. A server of this project sends two.
 const MAX_NETWORKS: usize = 8;
@@ -163,7 +164,8 @@ const PACKET_EXTENSIONS: &[Extension] = &[
         |config, _| config.instance.as_ref().and_then(|instance| session_header::encode(instance)),
         |_, _| None,
     ),
-    // Whether another machine shows the secret of the session (a Token); only to clients that say which process they are.
+    // Whether another machine shows the secret of the session (a Token); only to clients that say which
+    // process they are.
     response_only(
         SHARED_FIELD,
         |server, _| match server.admitted.as_ref()?.sharing {
@@ -173,7 +175,8 @@ const PACKET_EXTENSIONS: &[Extension] = &[
         },
         |client, answer| client.agreed.sharing = sharing_of(answer).unwrap_or_default(),
     ),
-    // The prefixes of the server's tunnel network, in which other clients are, as in `10.0.0.0/24, fd00::/64`.
+    // The prefixes of the server's tunnel network, in which other clients are, as in `10.0.0.0/24,
+    // fd00::/64`.
     response_only(
         "mpvpn-networks",
         |server, _| {
@@ -255,8 +258,9 @@ const COMMON_EXTENSIONS: &[Extension] = &[
             }
         },
     ),
-    // The server opens TCP connections by CONNECT to all destinations outside its own networks, where it would
-    // translate addresses of packets (a Boolean). In a 501 response: CONNECT works, CONNECT-IP does not.
+    // The server opens TCP connections by CONNECT to all destinations outside its own networks, where it
+    // would translate addresses of packets (a Boolean). In a 501 response: CONNECT works, CONNECT-IP
+    // does not.
     response_only(
         STREAMS_FIELD,
         |server, _| server.config.offers_streams.then(|| SF_TRUE.to_owned()),
@@ -322,7 +326,8 @@ impl<'a> LocalEnd<'a> {
         multipath: &'a mut MultipathConnection,
         stream: StreamId,
     ) -> Self {
-        // All classes of a client thread are served by the same thread of the server, so its clock is number 0.
+        // All classes of a client thread are served by the same thread of the server, so its clock is number
+        // 0.
         Self { multipath, stream, copies: config.copies, fec: config.fec, classes: false, peer_clock: 0 }
     }
 
@@ -418,7 +423,8 @@ pub(crate) fn request_fields(
 }
 
 impl<'a> ClientNegotiation<'a> {
-    /// Switches on the extensions that the client offered and the server accepts; `of` is what the request was for.
+    /// Switches on the extensions that the client offered and the server accepts; `of` is what the request
+    /// was for.
     pub(crate) fn agree(mut self, of: TunnelMode, headers: &Headers) -> NegotiatedExtensions {
         for extension in all(of) {
             let Some(answer) = headers.single(extension.field) else { continue };
@@ -436,8 +442,8 @@ impl<'a> ClientNegotiation<'a> {
 }
 
 impl ServerNegotiation<'_> {
-    /// Switches on the extensions that the client offers and adds their fields to the response. Returns the class
-    /// of the connection, if the client sent one.
+    /// Switches on the extensions that the client offers and adds their fields to the response. Returns the
+    /// class of the connection, if the client sent one.
     pub(crate) fn agree(mut self, headers: &Headers, answer: &mut Headers) -> Option<ClassProfile> {
         let of = if self.admitted.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly };
         let mut contexts = Vec::new();
@@ -461,8 +467,8 @@ impl ServerNegotiation<'_> {
     }
 }
 
-/// Returns the number of a connection within its session; `None` if the field is malformed. A malformed field must
-/// not count as absent, or the connection would replace the session's initial connection.
+/// Returns the number of a connection within its session; `None` if the field is malformed. A malformed field
+/// must not count as absent, or the connection would replace the session's initial connection.
 pub(crate) fn member_of(headers: &Headers) -> Option<ConnectionNumber> {
     if headers.value(MEMBER_FIELD).is_none() {
         return Some(ConnectionNumber::INITIAL);
@@ -500,7 +506,8 @@ pub(crate) fn announces_flow_requests(headers: &Headers) -> bool {
     headers.single(STREAMS_FIELD).is_some_and(is_true)
 }
 
-/// Parses a context ID that a client may allocate: even (RFC 9484 §6), and not 0, the context of plain packets.
+/// Parses a context ID that a client may allocate: even (RFC 9484 §6), and not 0, the context of plain
+/// packets.
 fn client_context_id(value: &[u8]) -> Option<u64> {
     structured::integer(value).filter(|context| *context > 0 && context.is_multiple_of(2))
 }
@@ -543,8 +550,8 @@ fn join_list(values: impl Iterator<Item = impl ToString>) -> String {
     values.map(|value| value.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Parses a list of resolvers and keeps those that can be behind a server: no loopback, link-local, multicast or
-/// unspecified addresses.
+/// Parses a list of resolvers and keeps those that can be behind a server: no loopback, link-local, multicast
+/// or unspecified addresses.
 fn plausible_resolvers(list: &str) -> Vec<IpAddr> {
     let may_be = |ip: &IpAddr| {
         let is_on_link = match ip {

@@ -1,21 +1,22 @@
-//! Decides which flows are resequenced: TCP and QUIC, which take reordering for loss, and UDP flows of high rate.
+//! Decides which flows are resequenced: TCP and QUIC, which take reordering for loss, and UDP flows of high
+//! rate.
 //!
-//! In: packets of flows and the time. Out: whether reordering harms the flow. Always holds: memory is bounded by the
-//! number of buckets, and the state of a silent flow expires.
+//! In: packets of flows and the time. Out: whether reordering harms the flow. Always holds: memory is bounded
+//! by the number of buckets, and the state of a silent flow expires.
 
 use mpvpn_packet::{ip, protocol};
 use mpvpn_types::{Duration, Instant};
 
-/// A UDP flow is resequenced from this many bytes in about 200 ms on (halved every [`METER_STEP`]), which is about
-/// 8 Mbit/s: downloads reach it, calls do not. Smaller: packets of calls wait for each other. Larger: downloads
-/// lose throughput to reordering.
+/// A UDP flow is resequenced from this many bytes in about 200 ms on (halved every [`METER_STEP`]), which is
+/// about 8 Mbit/s: downloads reach it, calls do not. Smaller: packets of calls wait for each other. Larger:
+/// downloads lose throughput to reordering.
 const MIN_BULK_BYTES: u32 = 200_000;
-/// Time in which the byte count of a flow is halved: with it, a flow is recognised within about 200 ms. Value:
-/// chosen.
+/// Time in which the byte count of a flow is halved: with it, a flow is recognised within about 200 ms.
+/// Value: chosen.
 const METER_STEP: Duration = Duration::from_millis(100);
-/// Steps of [`METER_STEP`] without a packet after which a flow no longer counts as QUIC: one minute, twice the
-/// usual idle timeout of QUIC connections. Smaller: a connection loses order in a pause. Larger: a later flow of
-/// the same bucket is resequenced without need.
+/// Steps of [`METER_STEP`] without a packet after which a flow no longer counts as QUIC: one minute, twice
+/// the usual idle timeout of QUIC connections. Smaller: a connection loses order in a pause. Larger: a later
+/// flow of the same bucket is resequenced without need.
 const QUIC_IDLE_STEPS: u32 = 600;
 /// QUIC versions 1 (RFC 9000) and 2 (RFC 9369).
 const QUIC_VERSIONS: [u32; 2] = [1, 0x6b33_43cf];
@@ -59,9 +60,9 @@ struct FlowRate {
 }
 
 impl FlowOrder {
-    /// Whether reordering harms the flow of a packet that is not TCP. QUIC declares a packet lost if three later
-    /// ones are acknowledged (RFC 9002 §6.1.1); a reordered QUIC flow would never reach the rate that identifies
-    /// downloads.
+    /// Whether reordering harms the flow of a packet that is not TCP. QUIC declares a packet lost if three
+    /// later ones are acknowledged (RFC 9002 §6.1.1); a reordered QUIC flow would never reach the rate
+    /// that identifies downloads.
     pub(super) fn wants_order(&mut self, now: Instant, bucket: u16, packet: &[u8]) -> bool {
         if self.buckets.is_empty() {
             self.buckets = vec![FlowRate::default(); mpvpn_flow::BUCKETS as usize];
@@ -110,7 +111,8 @@ impl FlowMeter {
     }
 }
 
-/// Whether an IP packet carries a QUIC packet with a long header, which connections begin with (RFC 9000 §17.2).
+/// Whether an IP packet carries a QUIC packet with a long header, which connections begin with (RFC 9000
+/// §17.2).
 fn begins_quic(packet: &[u8]) -> bool {
     const UDP_HEADER: usize = 8;
     let Ok(view) = ip::parse(packet) else { return false };

@@ -1,9 +1,9 @@
-//! Groups the paths over one link (option `pipes`). The scheduler sees a group as one path: its head, the path with
-//! the lowest ID.
+//! Groups the paths over one link (option `pipes`). The scheduler sees a group as one path: its head, the
+//! path with the lowest ID.
 //!
-//! In: the link and the state of each path. Out: groups of paths that share a link and a state. Always holds: a path
-//! is in at most one group, a group is not empty, and a path in a worse state than the best one of its link is in no
-//! group.
+//! In: the link and the state of each path. Out: groups of paths that share a link and a state. Always holds:
+//! a path is in at most one group, a group is not empty, and a path in a worse state than the best one of its
+//! link is in no group.
 
 use mpvpn_path::PathState;
 use mpvpn_types::PathId;

@@ -1,14 +1,15 @@
 //! Heartbeats: PING frames, or reports of the paths on which this end receives.
 //!
-//! A PING proves to the peer that one direction of a path works. An end cannot see which of its own packets arrive:
-//! acknowledgements and path status frames come over any path that the peer believes to work, which may be one that
-//! delivers nothing. So where both ends negotiated the extension, heartbeats are reports about all paths, sent on
-//! every path that this end trusts with data. One path that works in both directions suffices for both ends to know
-//! the state of all paths, within a heartbeat interval and half a round trip.
+//! A PING proves to the peer that one direction of a path works. An end cannot see which of its own packets
+//! arrive: acknowledgements and path status frames come over any path that the peer believes to work, which
+//! may be one that delivers nothing. So where both ends negotiated the extension, heartbeats are reports
+//! about all paths, sent on every path that this end trusts with data. One path that works in both directions
+//! suffices for both ends to know the state of all paths, within a heartbeat interval and half a round trip.
 //!
-//! In: the paths whose own heartbeats are due, reports of the peer, the time. Out: PINGs and reports to send, and the
-//! time since when reports of the peer are missing. Always holds: a report makes this end's heartbeats dense while
-//! data moves at the peer, but never counts as data itself, so two ends cannot keep each other's heartbeats dense.
+//! In: the paths whose own heartbeats are due, reports of the peer, the time. Out: PINGs and reports to send,
+//! and the time since when reports of the peer are missing. Always holds: a report makes this end's
+//! heartbeats dense while data moves at the peer, but never counts as data itself, so two ends cannot keep
+//! each other's heartbeats dense.
 
 mod report;
 
@@ -26,20 +27,20 @@ const fn heartbeats(count: u32) -> Duration {
     LivenessConfig::MAX_DENSE_INTERVAL.saturating_mul(count)
 }
 
-/// Reports say "active" while data moved at this end within this time (1.5 s). It is five heartbeats shorter than
-/// `LivenessConfig::DENSE_DURATION`, so the last dense heartbeats say that no data moves any more. Larger: both ends stay dense for longer.
-/// Smaller: heartbeats of the peer become sparse in short pauses.
+/// Reports say "active" while data moved at this end within this time (1.5 s). It is five heartbeats shorter
+/// than `LivenessConfig::DENSE_DURATION`, so the last dense heartbeats say that no data moves any more.
+/// Larger: both ends stay dense for longer. Smaller: heartbeats of the peer become sparse in short pauses.
 const ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
-/// How long a report that says "active" keeps this end's heartbeats dense: six heartbeats (0.6 s). Smaller: a few
-/// lost reports make heartbeats sparse. Larger: heartbeats stay dense for longer than needed.
+/// How long a report that says "active" keeps this end's heartbeats dense: six heartbeats (0.6 s). Smaller: a
+/// few lost reports make heartbeats sparse. Larger: heartbeats stay dense for longer than needed.
 const PEER_ACTIVE_FOR: Duration = heartbeats(6);
-/// Bounds of the time without a report, while data moves, after which it is unknown which packets reach the peer
-/// (0.4 to 1 s; between them the timeout of the slowest path decides). Smaller: false alarms. Larger: data is sent
-/// on paths that do not deliver for longer.
+/// Bounds of the time without a report, while data moves, after which it is unknown which packets reach the
+/// peer (0.4 to 1 s; between them the timeout of the slowest path decides). Smaller: false alarms. Larger:
+/// data is sent on paths that do not deliver for longer.
 const MIN_REPORT_TIMEOUT: Duration = heartbeats(4);
 const MAX_REPORT_TIMEOUT: Duration = heartbeats(10);
-/// While reports of the peer are missing, this end sends reports on all paths at this interval: one heartbeat.
-/// Smaller: more packets. Larger: the peer is found again later.
+/// While reports of the peer are missing, this end sends reports on all paths at this interval: one
+/// heartbeat. Smaller: more packets. Larger: the peer is found again later.
 const ALL_PATHS_INTERVAL: Duration = heartbeats(1);
 /// While no data moves, a path that is down is probed at this interval for [`EARLY_PROBE_PERIOD`], since most
 /// outages are short. Smaller: more packets while idle. Larger: its return is found later. Value: chosen.
@@ -51,11 +52,11 @@ const LATE_PROBE_INTERVAL: Duration = Duration::from_secs(5);
 const METERED_PROBE_INTERVAL: Duration = Duration::from_secs(25);
 /// How long after a failure [`EARLY_PROBE_INTERVAL`] applies. Value: chosen.
 const EARLY_PROBE_PERIOD: Duration = Duration::from_secs(20);
-/// Interval of the probes of a path on which a packet has just arrived, since a single arrival is not enough to use
-/// it. Larger: the path is used later.
+/// Interval of the probes of a path on which a packet has just arrived, since a single arrival is not enough
+/// to use it. Larger: the path is used later.
 const CONFIRM_PROBE_INTERVAL: Duration = Duration::from_millis(40);
-/// Minimum time between two reports whose purpose is to carry acknowledgements over another path. Smaller: a report
-/// for each packet. Larger: acknowledgements are late.
+/// Minimum time between two reports whose purpose is to carry acknowledgements over another path. Smaller: a
+/// report for each packet. Larger: acknowledgements are late.
 const MIN_STEER_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A heartbeat to send.
@@ -158,8 +159,8 @@ impl Heartbeats {
         }
     }
 
-    /// Takes a report of the peer; malformed and outdated reports are ignored. Returns whether paths have to be
-    /// judged again.
+    /// Takes a report of the peer; malformed and outdated reports are ignored. Returns whether paths have to
+    /// be judged again.
     pub(super) fn take_report(&mut self, now: Instant, datagram: &[u8], paths: &mut PathTable) -> bool {
         let Some(reports) = &mut self.reports else { return false };
         let Some(report) = HeartbeatReport::decode(&datagram[reports.prefix.as_ref().len()..]) else {
@@ -205,8 +206,8 @@ impl Heartbeats {
         changed
     }
 
-    /// Data is about to move. If heartbeats were sparse, reports that did not arrive meanwhile do not count as
-    /// missing. Returns whether heartbeats were sparse.
+    /// Data is about to move. If heartbeats were sparse, reports that did not arrive meanwhile do not count
+    /// as missing. Returns whether heartbeats were sparse.
     #[inline]
     pub(super) fn on_data_resumed(&mut self, now: Instant, paths: &PathTable) -> bool {
         let Some(reports) = &mut self.reports else { return false };
@@ -217,8 +218,8 @@ impl Heartbeats {
         true
     }
 
-    /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path there is nothing to report,
-    /// and they are seldom.
+    /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path there is
+    /// nothing to report, and they are seldom.
     fn report_overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         let reports = self.reports.as_ref().filter(|_| paths.len() > 1)?;
         let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
@@ -228,8 +229,8 @@ impl Heartbeats {
         Some(since + timeout.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT))
     }
 
-    /// Returns since when reports of the peer are missing although data moves; it is then unknown which packets of
-    /// this end arrive.
+    /// Returns since when reports of the peer are missing although data moves; it is then unknown which
+    /// packets of this end arrive.
     pub(super) fn unanswered_since(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         let newest = self.reports.as_ref()?.newest_received;
         if newest.is_some_and(|(_, at)| now < at + MIN_REPORT_TIMEOUT) {
@@ -246,10 +247,11 @@ impl Heartbeats {
         }
     }
 
-    /// Chooses a path for acknowledgements; to be called when packets have arrived. noq sends acknowledgements for
-    /// all paths with the first datagram or, without one, on the first path. If that path has been silent for too
-    /// long, they are sent with a report on a path on which a packet has just arrived, or the peer could not use
-    /// that path either. Returns the path and the report; `fits` returns whether the connection takes a report.
+    /// Chooses a path for acknowledgements; to be called when packets have arrived. noq sends
+    /// acknowledgements for all paths with the first datagram or, without one, on the first path. If that
+    /// path has been silent for too long, they are sent with a report on a path on which a packet has
+    /// just arrived, or the peer could not use that path either. Returns the path and the report; `fits`
+    /// returns whether the connection takes a report.
     pub(super) fn steer_acks(
         &mut self,
         now: Instant,
@@ -297,7 +299,8 @@ impl Heartbeats {
         Some(HeartbeatReport { active, ask, number: reports.sent, paths }.encode(&reports.prefix))
     }
 
-    /// Returns the heartbeat for a path: a report on a trusted path (or any, if none is trusted), else a PING.
+    /// Returns the heartbeat for a path: a report on a trusted path (or any, if none is trusted), else a
+    /// PING.
     fn heartbeat(
         &mut self,
         now: Instant,
@@ -316,8 +319,8 @@ impl Heartbeats {
         report.map_or(Heartbeat::Ping(id), |report| Heartbeat::Report(id, report))
     }
 
-    /// Returns the heartbeats to send now: on the paths `due`, whose liveness asks for one, and those that reports
-    /// and probes need.
+    /// Returns the heartbeats to send now: on the paths `due`, whose liveness asks for one, and those that
+    /// reports and probes need.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -425,8 +428,8 @@ impl Heartbeats {
 }
 
 impl ReportState {
-    /// Enters or leaves the mode in which reports are sent on all paths, because reports of the peer are missing.
-    /// Returns whether to send them now, and whether paths have to be judged again.
+    /// Enters or leaves the mode in which reports are sent on all paths, because reports of the peer are
+    /// missing. Returns whether to send them now, and whether paths have to be judged again.
     fn update_all_paths_mode(&mut self, now: Instant, unanswered: bool) -> (bool, bool) {
         match self.all_paths_sent_at {
             None if unanswered => {

@@ -1,9 +1,9 @@
-//! Decides which paths carry data: takes over measurements, determines the state of each path, and passes changes
-//! to the peer, the QUIC connection and the scheduler.
+//! Decides which paths carry data: takes over measurements, determines the state of each path, and passes
+//! changes to the peer, the QUIC connection and the scheduler.
 //!
-//! In: measurements of the QUIC connection, liveness, reports of the peer, tiers. Out: the state of each path and
-//! everything that follows from it. Always holds: every [`MeasurementTimer`](super::MeasurementTimer) task leaves
-//! scheduler, groups and connection with the same set of usable paths.
+//! In: measurements of the QUIC connection, liveness, reports of the peer, tiers. Out: the state of each path
+//! and everything that follows from it. Always holds: every [`MeasurementTimer`](super::MeasurementTimer)
+//! task leaves scheduler, groups and connection with the same set of usable paths.
 
 use mpvpn_path::{PathInfo, PathState, TieredPath};
 use mpvpn_quic::{Connection, PathStats};
@@ -74,8 +74,8 @@ impl MultipathConnection {
             let utilization = path.load.measure(measuring, connection.is_backlogged(id));
             candidates.push(TieredPath {
                 id,
-                // Under the scheduler `failover` the client chooses the path within a tier, so the server puts a path
-                // that the client refuses last.
+                // Under the scheduler `failover` the client chooses the path within a tier, so the server
+                // puts a path that the client refuses last.
                 link: if role == Role::Server && path.peer.refuses_data() {
                     LinkId(u16::MAX)
                 } else {
@@ -183,8 +183,8 @@ impl MultipathConnection {
         Reinjected { packets: reinjected.packets, stream_bytes: reinjected.bytes }
     }
 
-    /// Groups the paths over one link. If the peer does not resequence, each path forms its own group, so that each
-    /// flow can stay on one path.
+    /// Groups the paths over one link. If the peer does not resequence, each path forms its own group, so
+    /// that each flow can stay on one path.
     fn form_groups(&mut self, connection: &mut Connection) {
         let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
         self.groups.set(self.paths.iter().map(|(id, path)| Member {

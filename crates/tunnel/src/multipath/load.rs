@@ -1,12 +1,14 @@
 //! Measures the load of a path by whether packets wait for it.
 //!
-//! In: at every measurement, whether more data waited for the path than its available window. Out: whether the path
-//! is full, has capacity to spare, or neither. Always holds: a single measurement never changes the result.
+//! In: at every measurement, whether more data waited for the path than its available window. Out: whether
+//! the path is full, has capacity to spare, or neither. Always holds: a single measurement never changes the
+//! result.
 
 use mpvpn_path::Utilization;
 
-/// Consecutive measurements (20 ms apart) with the same result after which a path counts as full or spare. Smaller:
-/// a burst counts as a full path, and overflow links are used without need. Larger: a full path gets help later.
+/// Consecutive measurements (20 ms apart) with the same result after which a path counts as full or spare.
+/// Smaller: a burst counts as a full path, and overflow links are used without need. Larger: a full path gets
+/// help later.
 const CONSECUTIVE_MEASUREMENTS: i32 = 8;
 
 /// The load of one path.
@@ -27,8 +29,8 @@ impl PathLoad {
         self.now
     }
 
-    /// Takes a measurement if one is `due`, else returns [`Utilization::Partial`]. `limited`: more data waited than the path
-    /// could take.
+    /// Takes a measurement if one is `due`, else returns [`Utilization::Partial`]. `limited`: more data
+    /// waited than the path could take.
     pub(super) fn measure(&mut self, due: bool, limited: bool) -> Utilization {
         self.now = if due { self.step(limited) } else { Utilization::Partial };
         self.now
@@ -41,7 +43,8 @@ impl PathLoad {
         };
         match self.run {
             run if run <= -CONSECUTIVE_MEASUREMENTS => Utilization::Spare,
-            // The next result "full" takes half as many measurements: moving traffic takes time to show an effect.
+            // The next result "full" takes half as many measurements: moving traffic takes time to show an
+            // effect.
             CONSECUTIVE_MEASUREMENTS.. => {
                 self.run = CONSECUTIVE_MEASUREMENTS / 2;
                 Utilization::Full

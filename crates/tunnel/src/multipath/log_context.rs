@@ -1,9 +1,9 @@
 //! Log spans of a connection, its session and its paths.
 //!
-//! In: the role, session and class of a connection. Out: `tracing` spans around its decisions. A span has the target
-//! of the decisions in it, so a filter that shows a decision also shows the connection and path it is about. A span
-//! costs one comparison while its target is filtered out. Always holds: no span is entered for each packet, unless
-//! every event-loop iteration is traced.
+//! In: the role, session and class of a connection. Out: `tracing` spans around its decisions. A span has the
+//! target of the decisions in it, so a filter that shows a decision also shows the connection and path it is
+//! about. A span costs one comparison while its target is filtered out. Always holds: no span is entered for
+//! each packet, unless every event-loop iteration is traced.
 
 use mpvpn_types::{LinkId, SessionId};
 use tracing::span::EnteredSpan;

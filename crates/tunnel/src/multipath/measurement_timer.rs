@@ -1,15 +1,15 @@
 //! Schedules measurements of the paths, and decisions about their use.
 //!
-//! In: the time, and notices that something has changed. Out: whether to measure and judge, or only to judge. Always
-//! holds: paths are measured at most once each [`INTERVAL`], unless a measurement is asked for.
+//! In: the time, and notices that something has changed. Out: whether to measure and judge, or only to judge.
+//! Always holds: paths are measured at most once each [`INTERVAL`], unless a measurement is asked for.
 
 use mpvpn_types::{Duration, Instant};
 
-/// Interval at which measurements of paths are taken over. Smaller: more processor time for each connection. Larger:
-/// a path that becomes slow is noticed later.
+/// Interval at which measurements of paths are taken over. Smaller: more processor time for each connection.
+/// Larger: a path that becomes slow is noticed later.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Interval of measurements while overflow links are in use and no packets move, to stop using links that are not
-/// needed. Smaller: more processor time. Larger: overflow links are used for longer.
+/// Interval of measurements while overflow links are in use and no packets move, to stop using links that are
+/// not needed. Smaller: more processor time. Larger: overflow links are used for longer.
 const OVERFLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A task that is due according to [`MeasurementTimer::poll`].

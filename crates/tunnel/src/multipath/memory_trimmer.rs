@@ -1,12 +1,13 @@
 //! Decides when a connection releases its packet memory: after it had nothing to send for some time.
 //!
-//! In: uses of packet memory, and the time. Out: when to release the memory. Always holds: memory is released once
-//! after each use, and never while packets wait.
+//! In: uses of packet memory, and the time. Out: when to release the memory. Always holds: memory is released
+//! once after each use, and never while packets wait.
 
 use mpvpn_types::{Duration, Instant};
 
-/// Time without packets to send after which packet memory is released. Smaller: pauses within a page load, and clients that send a
-/// packet a second, cost allocations and timers. Larger: thousands of idle clients keep megabytes for longer.
+/// Time without packets to send after which packet memory is released. Smaller: pauses within a page load,
+/// and clients that send a packet a second, cost allocations and timers. Larger: thousands of idle clients
+/// keep megabytes for longer.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(2);
 
 /// Holds when packet memory was last used; `None` once it was released.

@@ -1,7 +1,9 @@
-//! Numbers the packets that are sent, so that a flow can use several paths and lost packets can be retransmitted.
+//! Numbers the packets that are sent, so that a flow can use several paths and lost packets can be
+//! retransmitted.
 //!
-//! In: packets to send, and measurements of the paths in use. Out: whether packets are numbered now, their labels and
-//! datagrams. Always holds: the reorder timeout that the peer is asked to apply is at most [`MAX_REORDER_TIMEOUT`].
+//! In: packets to send, and measurements of the paths in use. Out: whether packets are numbered now, their
+//! labels and datagrams. Always holds: the reorder timeout that the peer is asked to apply is at most
+//! [`MAX_REORDER_TIMEOUT`].
 
 use bytes::Bytes;
 use mpvpn_class::QueuedPacket;
@@ -13,23 +15,25 @@ use mpvpn_types::{Duration, Instant, target::REORDER};
 
 use super::{flow_order::FlowOrder, resequencer::split_label, retransmissions::MAX_RETRANSMISSIONS};
 
-/// How long packets are numbered after loss on a path, even with a single path: loss comes in bursts. Smaller: the
-/// next burst reaches TCP and costs it a round trip. Larger: more overhead (6 bytes a packet).
+/// How long packets are numbered after loss on a path, even with a single path: loss comes in bursts.
+/// Smaller: the next burst reaches TCP and costs it a round trip. Larger: more overhead (6 bytes a packet).
 const NUMBERED_AFTER_LOSS: Duration = Duration::from_secs(30);
-/// Loss ratio (0 to 1) from which on packets are numbered: 0.3 %. Lower loss costs TCP little throughput (Mathis et
-/// al., CCR 1997), about as much as the 6 bytes of a label. Smaller: overhead. Larger: TCP loses throughput.
+/// Loss ratio (0 to 1) from which on packets are numbered: 0.3 %. Lower loss costs TCP little throughput
+/// (Mathis et al., CCR 1997), about as much as the 6 bytes of a label. Smaller: overhead. Larger: TCP loses
+/// throughput.
 const MIN_LOSS_FOR_NUMBERS: f64 = 0.003;
-/// Natural logarithm of the share of packets that may stay missing after all retransmissions: ln(1e-4). Smaller:
-/// the peer waits for longer. Larger: more gaps reach TCP. Value: chosen (docs/design/reordering.md).
+/// Natural logarithm of the share of packets that may stay missing after all retransmissions: ln(1e-4).
+/// Smaller: the peer waits for longer. Larger: more gaps reach TCP. Value: chosen
+/// (docs/design/reordering.md).
 const LN_RESIDUAL_LOSS: f64 = -9.2;
 /// Time that a retransmission takes beyond a round trip: 5 ms of acknowledgement delay, and busy processors.
 /// Smaller: the peer gives up on packets that are on their way. Larger: longer waits for lost packets.
 const RETRANSMISSION_OVERHEAD: Duration = Duration::from_millis(8);
-/// Delay difference of packets of one path without loss: scheduling latency of the operating system. Smaller: the
-/// peer gives up on packets that are on their way. Larger: longer waits for lost packets.
+/// Delay difference of packets of one path without loss: scheduling latency of the operating system. Smaller:
+/// the peer gives up on packets that are on their way. Larger: longer waits for lost packets.
 const JITTER_SLACK: Duration = Duration::from_millis(4);
-/// Maximum reorder timeout. Beyond it the retransmission timer of TCP ends the wait anyway. Larger: later packets
-/// wait without use. Smaller: links with long round trips reorder.
+/// Maximum reorder timeout. Beyond it the retransmission timer of TCP ends the wait anyway. Larger: later
+/// packets wait without use. Smaller: links with long round trips reorder.
 const MAX_REORDER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Gives packets their numbers.
@@ -87,8 +91,8 @@ impl Numbering {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Decides whether packets are numbered: if a flow may use `several` paths, if a path loses packets, or if
-    /// packets are `protected` by FEC. `views` are the measurements of the paths in use.
+    /// Decides whether packets are numbered: if a flow may use `several` paths, if a path loses packets, or
+    /// if packets are `protected` by FEC. `views` are the measurements of the paths in use.
     pub(super) fn measure(&mut self, now: Instant, several: bool, protected: bool, views: &[PathStats]) {
         let loss = views.iter().map(|view| view.loss).fold(0.0, f64::max);
         if loss >= MIN_LOSS_FOR_NUMBERS {
@@ -121,7 +125,8 @@ impl Numbering {
         }
     }
 
-    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue entry.
+    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue
+    /// entry.
     pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         let bucket = SequenceNumbers::bucket(packet.flow);
         self.numbered += 1;
@@ -153,8 +158,8 @@ impl Numbering {
         TrackedDatagram { data: self.arena.take(), ..labelled }
     }
 
-    /// Splits a numbered datagram into parts of at most `max` bytes; returns none if the datagram is itself a part
-    /// or needs too many parts.
+    /// Splits a numbered datagram into parts of at most `max` bytes; returns none if the datagram is itself a
+    /// part or needs too many parts.
     #[cold]
     pub(super) fn split_into_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
         let labelled = datagram.slice(self.prefix.as_ref().len()..);
@@ -182,9 +187,9 @@ impl Numbering {
     }
 }
 
-/// Computes how long the peer waits for a packet that others overtook: the path delay difference between the slowest
-/// and the quickest path, plus as many retransmissions as leave one packet in 10,000 missing at a loss ratio of
-/// `loss` (0 to 1).
+/// Computes how long the peer waits for a packet that others overtook: the path delay difference between the
+/// slowest and the quickest path, plus as many retransmissions as leave one packet in 10,000 missing at a
+/// loss ratio of `loss` (0 to 1).
 fn reorder_timeout(loss: f64, views: &[PathStats]) -> Duration {
     let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
     let quickest = views.iter().filter_map(|view| view.min_rtt).min().unwrap_or_default();

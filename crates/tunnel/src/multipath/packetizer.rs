@@ -1,8 +1,8 @@
 //! Turns packets from the TUN device, and UDP payloads, into the payloads of datagrams.
 //!
-//! In: a packet of up to 64 KiB with its virtio header, and the sizes that fit. Out: IP packets that fit a datagram,
-//! each after the datagram prefix of the tunnel. Always holds: a packet that does not fit and must not be split is
-//! refused as a whole.
+//! In: a packet of up to 64 KiB with its virtio header, and the sizes that fit. Out: IP packets that fit a
+//! datagram, each after the datagram prefix of the tunnel. Always holds: a packet that does not fit and must
+//! not be split is refused as a whole.
 
 use std::ops::Range;
 
@@ -30,7 +30,8 @@ pub(super) struct Packetizer {
     /// The prefix of each packet of the tunnel.
     prefix: DatagramPrefix,
     arena: Arena,
-    /// The positions of the pieces of the last packet that was split; a field so that its allocation is reused.
+    /// The positions of the pieces of the last packet that was split; a field so that its allocation is
+    /// reused.
     ranges: Vec<Range<usize>>,
 }
 
@@ -64,8 +65,8 @@ impl Packetizer {
         &self.prefix
     }
 
-    /// Splits a packet from the TUN device into packets that fit; `protocol` is its transport protocol. The MSS
-    /// option of TCP handshakes is clamped to the announced MTU.
+    /// Splits a packet from the TUN device into packets that fit; `protocol` is its transport protocol. The
+    /// MSS option of TCP handshakes is clamped to the announced MTU.
     ///
     /// # Errors
     /// If the packet is malformed, or does not fit and must not be split.
@@ -125,8 +126,8 @@ impl Packetizer {
         ip::parse(self.behind_prefix(packet)).is_ok_and(|view| view.protocol() == protocol::TCP)
     }
 
-    /// Splits a queued packet into smaller TCP packets or IP fragments, after the limit of a datagram fell to `max`
-    /// bytes. Each new path lowers the limit for a moment, as it searches for its MTU.
+    /// Splits a queued packet into smaller TCP packets or IP fragments, after the limit of a datagram fell to
+    /// `max` bytes. Each new path lowers the limit for a moment, as it searches for its MTU.
     ///
     /// # Errors
     /// If the packet must not be split.

@@ -1,9 +1,9 @@
-//! One pass over the paths: assigns waiting data to paths with an available window, until no window or no data is
-//! left.
+//! One pass over the paths: assigns waiting data to paths with an available window, until no window or no
+//! data is left.
 //!
-//! In: queues, lost packets, and the available window of each path. Out: datagrams queued at the QUIC connection for
-//! their paths, and send quotas for stream data. Always holds: FEC repair packets go before retransmissions, those
-//! before new data, and paths of later tiers get only what is left.
+//! In: queues, lost packets, and the available window of each path. Out: datagrams queued at the QUIC
+//! connection for their paths, and send quotas for stream data. Always holds: FEC repair packets go before
+//! retransmissions, those before new data, and paths of later tiers get only what is left.
 
 use bytes::Bytes;
 use mpvpn_class::{QueuedPacket, RateLimitMember};
@@ -18,14 +18,14 @@ use super::{
 };
 use crate::{EchoWatch, accounts::counted_bytes};
 
-/// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more passes.
-/// Larger: one path delays the others.
+/// Maximum bytes that a pass assigns to a path, so that paths take turns on a fast machine. Smaller: more
+/// passes. Larger: one path delays the others.
 const MAX_PASS_BYTES: u64 = 256 * 1024;
-/// Maximum number of links on which one packet and its copies are sent. Smaller: the scheduler `redundant` does not use
-/// all links. Larger: an array on the stack grows.
+/// Maximum number of links on which one packet and its copies are sent. Smaller: the scheduler `redundant`
+/// does not use all links. Larger: an array on the stack grows.
 const MAX_LINKS_PER_PACKET: usize = 16;
-/// Waiting time in the queue from which on the paths count as full for FEC; below it, a burst waits. Smaller: bursts
-/// get the FEC of full paths. Larger: full paths get too much FEC.
+/// Waiting time in the queue from which on the paths count as full for FEC; below it, a burst waits. Smaller:
+/// bursts get the FEC of full paths. Larger: full paths get too much FEC.
 const FULL_LOAD_SOJOURN: Duration = Duration::from_millis(5);
 
 /// The state on which a pass operates.
@@ -60,7 +60,8 @@ struct Handover {
 }
 
 impl Pass<'_> {
-    /// Runs the pass; `candidates` is empty, and passed for its allocation. Returns whether any data was assigned.
+    /// Runs the pass; `candidates` is empty, and passed for its allocation. Returns whether any data was
+    /// assigned.
     pub(super) fn run(mut self, candidates: &mut Vec<PathCandidate>) -> bool {
         let repairing = self.recovery.has_waiting();
         if let Some(limit) = &self.rate_limit {
@@ -105,8 +106,8 @@ impl Pass<'_> {
         moved
     }
 
-    /// Moves packets and stream data to the paths of `candidates` until no window or no data is left, or waiting for a
-    /// better path is preferable.
+    /// Moves packets and stream data to the paths of `candidates` until no window or no data is left, or
+    /// waiting for a better path is preferable.
     fn fill_paths(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let mut moved = false;
         while let Some(pick) = self.scheduler.pick(self.now, candidates, self.connection.stream_backlog()) {
@@ -185,7 +186,8 @@ impl Pass<'_> {
         self.taken += bytes;
     }
 
-    /// Queues a packet for a path, split if it does not fit a datagram; returns the bytes that it takes on the path.
+    /// Queues a packet for a path, split if it does not fit a datagram; returns the bytes that it takes on
+    /// the path.
     fn queue_packet(&mut self, packet: QueuedPacket, id: PathId, candidates: &mut [PathCandidate]) -> u64 {
         let max = self.max;
         if packet.unnumbered {
@@ -248,8 +250,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Queues a numbered packet for a path, and its copies for other paths. `make` encodes the datagram for a path.
-    /// Returns the bytes that the packet takes on the first path.
+    /// Queues a numbered packet for a path, and its copies for other paths. `make` encodes the datagram for a
+    /// path. Returns the bytes that the packet takes on the first path.
     fn queue_numbered(
         &mut self,
         id: PathId,
@@ -329,8 +331,8 @@ impl Pass<'_> {
         moved
     }
 
-    /// Sends FEC repair packets on the paths of the group of `head`. Stops after `window` bytes, which the last
-    /// datagram may exceed. Returns the bytes sent.
+    /// Sends FEC repair packets on the paths of the group of `head`. Stops after `window` bytes, which the
+    /// last datagram may exceed. Returns the bytes sent.
     fn send_repair(&mut self, head: PathId, window: u64) -> u64 {
         let sequencer = self.recovery.sequencer.as_mut();
         let protection = sequencer.and_then(|sequencer| sequencer.protection());

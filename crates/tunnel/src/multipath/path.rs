@@ -1,7 +1,7 @@
 //! The state of one path: liveness, the peer's view, load, policy and timers.
 //!
-//! In: measurements and events, through the parts. Out: whether the path works and is trusted. Always holds: each part
-//! owns its state.
+//! In: measurements and events, through the parts. Out: whether the path works and is trusted. Always holds:
+//! each part owns its state.
 
 use mpvpn_path::Liveness;
 use mpvpn_quic::PathStatus;
@@ -38,8 +38,8 @@ pub(super) struct PathEntry {
 }
 
 impl PathEntry {
-    /// Creates the state of a path that was just opened over a link. At a server, which does not number links, `link`
-    /// has the number of the path.
+    /// Creates the state of a path that was just opened over a link. At a server, which does not number
+    /// links, `link` has the number of the path.
     pub(super) fn new(
         now: Instant,
         role: Role,
@@ -79,8 +79,8 @@ impl PathEntry {
         self.policy.get().metered
     }
 
-    /// Returns a key that is equal for all paths over one link. A path inside TCP has a key of its own, since it needs
-    /// its own congestion controller.
+    /// Returns a key that is equal for all paths over one link. A path inside TCP has a key of its own, since
+    /// it needs its own congestion controller.
     pub(super) fn link_key(&self, role: Role, id: PathId) -> u32 {
         match role {
             Role::Client if self.link.is_tcp() => self.link.0.into(),

@@ -1,7 +1,7 @@
 //! The paths of a connection by path ID.
 //!
-//! In: opened and closed paths. Out: the paths, and which of them work. Always holds: a path ID is never used again
-//! (draft-ietf-quic-multipath-21), and iteration is in the order of IDs.
+//! In: opened and closed paths. Out: the paths, and which of them work. Always holds: a path ID is never used
+//! again (draft-ietf-quic-multipath-21), and iteration is in the order of IDs.
 
 use mpvpn_types::{Instant, LinkId, PathId};
 
@@ -10,7 +10,8 @@ use super::path::PathEntry;
 /// All validated paths of a connection.
 #[derive(Debug)]
 pub(super) struct PathTable {
-    /// In the order of path IDs. Boxed, because each packet walks along the IDs; an entry has several hundred bytes.
+    /// In the order of path IDs. Boxed, because each packet walks along the IDs; an entry has several
+    /// hundred bytes.
     paths: Vec<(PathId, Box<PathEntry>)>,
     /// When the last path was removed; the time of creation before that.
     empty_since: Instant,

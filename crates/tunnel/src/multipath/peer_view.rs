@@ -1,7 +1,7 @@
 //! The peer's view of a path: whether it receives packets of this end there, and whether it wants data there.
 //!
-//! In: heartbeat reports, or path status frames of peers that send no reports. Out: whether packets sent on the path
-//! arrive, as far as is known. Always holds: a later report replaces an earlier one.
+//! In: heartbeat reports, or path status frames of peers that send no reports. Out: whether packets sent on
+//! the path arrive, as far as is known. Always holds: a later report replaces an earlier one.
 
 use mpvpn_quic::PathStatus;
 use mpvpn_types::Instant;
@@ -13,8 +13,8 @@ use super::heartbeats::{Reception, ReportedPath};
 pub(super) enum Reporting {
     /// By reports about several paths: the last one counts.
     Often,
-    /// By reports that leave only while no data is answered, as there is one path: the last one counts until a packet that was
-    /// sent since then is acknowledged.
+    /// By reports that leave only while no data is answered, as there is one path: the last one counts until
+    /// a packet that was sent since then is acknowledged.
     Seldom,
     /// By the status "backup" of a path, likewise.
     Never,
@@ -43,8 +43,8 @@ impl PeerView {
         self.refused_since == Some(now)
     }
 
-    /// Takes the entry of the path in a report, if it has one. `ask`: the peer asks for heartbeats on paths on which
-    /// it receives nothing. Returns whether the view has changed.
+    /// Takes the entry of the path in a report, if it has one. `ask`: the peer asks for heartbeats on paths
+    /// on which it receives nothing. Returns whether the view has changed.
     pub(super) fn on_report(&mut self, now: Instant, said: Option<&ReportedPath>, ask: bool) -> bool {
         let reception = said.map(|entry| entry.reception);
         let silent = reception == Some(Reception::Silent);
@@ -82,7 +82,8 @@ impl PeerView {
         std::mem::take(&mut self.heartbeat_requested)
     }
 
-    /// Whether packets of this end do not arrive on the path; `acked_sent` returns when the newest acknowledged packet was sent.
+    /// Whether packets of this end do not arrive on the path; `acked_sent` returns when the newest
+    /// acknowledged packet was sent.
     pub(super) fn is_unheard(
         &self,
         reporting: Reporting,

@@ -1,8 +1,8 @@
 //! The policies of links and paths: tier, rate cap, cost and DSCP.
 //!
-//! In: policies of links (at a client) and of paths (at a server), possibly before the paths are open. Out: the policy
-//! of each path, and the settings to apply to the QUIC connection. Always holds: the number of policies stored for
-//! paths that are not open is bounded.
+//! In: policies of links (at a client) and of paths (at a server), possibly before the paths are open. Out:
+//! the policy of each path, and the settings to apply to the QUIC connection. Always holds: the number of
+//! policies stored for paths that are not open is bounded.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId};
 use super::Role;
 use crate::shapers::Shapers;
 
-/// Maximum number of paths with a policy at a server; a connection has at most 32 paths. Larger: a hostile client
-/// can occupy more memory.
+/// Maximum number of paths with a policy at a server; a connection has at most 32 paths. Larger: a hostile
+/// client can occupy more memory.
 const MAX_UNOPENED_PATHS: usize = 64;
 
 /// The policy of a path.
@@ -164,8 +164,8 @@ impl PolicyInForce {
         self.shaper.as_ref()
     }
 
-    /// Returns the settings to apply to the QUIC connection, unless they were applied. `link`: the client's number of
-    /// the link, if it is known.
+    /// Returns the settings to apply to the QUIC connection, unless they were applied. `link`: the client's
+    /// number of the link, if it is known.
     pub(super) fn apply(
         &mut self,
         now: Instant,
@@ -177,7 +177,8 @@ impl PolicyInForce {
             return None;
         }
         let LinkPolicy { up: cap, dscp, .. } = self.policy.policy;
-        // Inside TCP, the send queue of TCP hides the queue of the link, so only a configured rate can be shaped.
+        // Inside TCP, the send queue of TCP hides the queue of the link, so only a configured rate can be
+        // shaped.
         let measured = !inside_tcp || cap.is_some();
         let handle = shared.zip(link.filter(|_| measured));
         let handle = handle.map(|(shared, link)| shared.shapers.handle(now, link, shared.class, cap));

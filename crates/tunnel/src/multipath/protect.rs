@@ -1,8 +1,10 @@
-//! FEC: puts packets of lossy paths into groups with repair packets, and recovers lost packets of the peer's groups.
+//! FEC: puts packets of lossy paths into groups with repair packets, and recovers lost packets of the peer's
+//! groups.
 //!
-//! In: packets to send, measured loss, outcomes of datagrams, received datagrams. Out: datagrams with their group,
-//! repair packets, packets that the peer cannot recover, recovered packets. Always holds: a lost packet is
-//! retransmitted only when the peer cannot recover it; memory is bounded by the flow crate's FEC modules.
+//! In: packets to send, measured loss, outcomes of datagrams, received datagrams. Out: datagrams with their
+//! group, repair packets, packets that the peer cannot recover, recovered packets. Always holds: a lost
+//! packet is retransmitted only when the peer cannot recover it; memory is bounded by the flow crate's FEC
+//! modules.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,25 +23,26 @@ use mpvpn_types::{Duration, Fec, Instant, PathId, target::FEC};
 
 /// Flag in the ack token of a datagram, beside the number of its FEC group: the datagram is a repair packet.
 const REPAIR_FLAG: u32 = 1 << 16;
-/// Packets of at least this size (bytes) are padded to the size of their repair packets. DPLPMTUD takes it for a
-/// smaller MTU if packets are lost after one that was slightly longer arrived, which happens all the time at high
-/// loss; it ignores packets of up to 1200 bytes. Smaller: bytes are wasted. Larger: the MTU falls without cause.
+/// Packets of at least this size (bytes) are padded to the size of their repair packets. DPLPMTUD takes it
+/// for a smaller MTU if packets are lost after one that was slightly longer arrived, which happens all the
+/// time at high loss; it ignores packets of up to 1200 bytes. Smaller: bytes are wasted. Larger: the MTU
+/// falls without cause.
 const MIN_LONG_BYTES: usize = 1100;
-/// A group waits to become full for a quarter of the round-trip time, which is less than a retransmission takes.
-/// Smaller: later repair. Larger: smaller groups, so more repair packets.
+/// A group waits to become full for a quarter of the round-trip time, which is less than a retransmission
+/// takes. Smaller: later repair. Larger: smaller groups, so more repair packets.
 const GROUP_WAIT_DIVISOR: u32 = 4;
 /// Lower and upper bound of that wait.
 const GROUP_WAIT_RANGE: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(20));
-/// Time after the first loss in a group, beyond the wait of the group, until the outcome of all its packets is known:
-/// acknowledgements of data and repair packets arrive one after the other. Smaller: packets are retransmitted
-/// although the peer recovers them. Larger: retransmissions are late.
+/// Time after the first loss in a group, beyond the wait of the group, until the outcome of all its packets
+/// is known: acknowledgements of data and repair packets arrive one after the other. Smaller: packets are
+/// retransmitted although the peer recovers them. Larger: retransmissions are late.
 const OUTCOME_WAIT: Duration = Duration::from_millis(15);
 
 /// Counters of FEC in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FecCounters {
-    /// Current share of repair packets on the path with the most, in percent of the data packets; 0 if no path is
-    /// protected.
+    /// Current share of repair packets on the path with the most, in percent of the data packets; 0 if no
+    /// path is protected.
     pub max_repair_percent: u8,
     /// Data packets sent in FEC groups.
     pub protected: u64,
@@ -110,8 +113,9 @@ impl Protection {
         }
     }
 
-    /// Returns the bytes before the label of a protected packet, plus the bytes by which repair packets are longer;
-    /// `None` if FEC is off. Does not depend on whether packets are protected now, so the MTU is stable.
+    /// Returns the bytes before the label of a protected packet, plus the bytes by which repair packets are
+    /// longer; `None` if FEC is off. Does not depend on whether packets are protected now, so the MTU is
+    /// stable.
     pub(super) fn overhead_bytes(&self) -> Option<usize> {
         (self.fec != Fec::Off)
             .then(|| self.prefix.as_ref().len() + GroupPosition::LEN + GroupPosition::REPAIR_OVERHEAD)
@@ -156,8 +160,8 @@ impl Protection {
             OUTCOME_WAIT + (slowest / GROUP_WAIT_DIVISOR).min(GROUP_WAIT_RANGE.1) * FULL_PATH_WAIT_FACTOR;
     }
 
-    /// Encodes the datagram of a packet sent on a protected path and returns it with its ack token; `None` if the path is
-    /// not protected. `load` is the load of the path.
+    /// Encodes the datagram of a packet sent on a protected path and returns it with its ack token; `None` if
+    /// the path is not protected. `load` is the load of the path.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -267,8 +271,8 @@ impl Protection {
         self.prefix_len_of(datagram).is_some()
     }
 
-    /// Takes a received datagram; returns its label and packet, or `None` if it is a repair packet or malformed.
-    /// Packets that it recovers are returned by [`Self::next_recovered`].
+    /// Takes a received datagram; returns its label and packet, or `None` if it is a repair packet or
+    /// malformed. Packets that it recovers are returned by [`Self::next_recovered`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
         datagram.advance(self.prefix_len_of(&datagram)?);
         let (position, len) = GroupPosition::decode(&datagram).ok()?;
@@ -325,8 +329,8 @@ impl Protection {
     }
 }
 
-/// Returns the loss ratio (0 to 1) that FEC repairs: random loss, if the congestion controller can tell it apart.
-/// Repair packets would increase loss caused by congestion.
+/// Returns the loss ratio (0 to 1) that FEC repairs: random loss, if the congestion controller can tell it
+/// apart. Repair packets would increase loss caused by congestion.
 fn repairable_loss(view: &PathStats) -> f64 {
     view.random_loss.map_or(view.loss, |random| view.loss.min(random))
 }

@@ -1,7 +1,7 @@
 //! Receives datagrams of the peer: packets of the tunnel, UDP payloads, and the reports of extensions.
 //!
-//! In: payloads of QUIC DATAGRAM frames. Out: IP packets in order, UDP payloads; reports go to the parts that they
-//! concern. Always holds: a malformed datagram of an extension is ignored.
+//! In: payloads of QUIC DATAGRAM frames. Out: IP packets in order, UDP payloads; reports go to the parts that
+//! they concern. Always holds: a malformed datagram of an extension is ignored.
 
 use bytes::Bytes;
 use mpvpn_flow::Label;
@@ -67,7 +67,8 @@ impl MultipathConnection {
         }
     }
 
-    /// Decodes the payload of a received QUIC DATAGRAM frame, and processes it if it is a report. It has arrived at `at`.
+    /// Decodes the payload of a received QUIC DATAGRAM frame, and processes it if it is a report. It has
+    /// arrived at `at`.
     ///
     /// # Errors
     /// If it is malformed, which is a connection error (RFC 9297 §2.1).

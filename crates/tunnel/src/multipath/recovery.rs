@@ -1,8 +1,8 @@
 //! Decides what is sent again: lost packets, stream bytes in flight on a dead path, and overdue stream bytes.
 //!
-//! In: outcomes of datagrams, paths that died, DataAck reports of the peer. Out: datagrams that wait for a path, in
-//! [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: no datagram of an extension is sent that was not
-//! negotiated.
+//! In: outcomes of datagrams, paths that died, DataAck reports of the peer. Out: datagrams that wait for a
+//! path, in [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: no datagram of an extension is
+//! sent that was not negotiated.
 
 use bytes::Bytes;
 use mpvpn_masque::h3;
@@ -94,8 +94,8 @@ impl Recovery {
         }
     }
 
-    /// Sends datagrams and stream bytes again that are in flight on a dead path, except packets that have a copy on
-    /// another path.
+    /// Sends datagrams and stream bytes again that are in flight on a dead path, except packets that have a
+    /// copy on another path.
     pub(super) fn reinject_from(
         &mut self,
         now: Instant,
@@ -176,7 +176,8 @@ impl Recovery {
     ) -> u64 {
         let (Some(acks), Some(reinjection)) = (&mut self.data_acks, &mut self.reinjection) else { return 0 };
         connection.enable_reinjection();
-        // What waits for a path is not queued again and again, while the peer takes nothing and says that it waits.
+        // What waits for a path is not queued again and again, while the peer takes nothing and says that it
+        // waits.
         let budget = acks.refill_budget(passed, connection.stream_bytes_sent());
         let budget = budget.saturating_sub(reinjection.waiting_bytes());
         let Some(max) = connection.max_datagram_size().filter(|_| budget > 0) else { return 0 };
@@ -221,7 +222,8 @@ impl Recovery {
     }
 }
 
-/// Makes the server aware of a request whose first bytes may be lost, by sending an empty DATA frame on its stream.
+/// Makes the server aware of a request whose first bytes may be lost, by sending an empty DATA frame on its
+/// stream.
 fn announce_stream(connection: &mut Connection, stream: StreamId) {
     connection.write_past_quota(stream, h3::encode_data(&[]));
 }

@@ -1,12 +1,12 @@
-//! Reinjection: sends stream bytes that were in flight on a dead path again at once, as datagrams on another path
-//! (like MPTCP, RFC 8684 §3.3.6).
+//! Reinjection: sends stream bytes that were in flight on a dead path again at once, as datagrams on another
+//! path (like MPTCP, RFC 8684 §3.3.6).
 //!
-//! noq retransmits these bytes as well, but only when the path is closed or after three probe timeouts; until then
-//! the streams would wait for them.
+//! noq retransmits these bytes as well, but only when the path is closed or after three probe timeouts; until
+//! then the streams would wait for them.
 //!
-//! In: chunks of streams, and datagrams of the peer. Out: datagrams with the path for each, and chunks for local
-//! streams. Always holds: reinjected bytes wait until a path takes them and are never dropped, since a stream waits
-//! for them.
+//! In: chunks of streams, and datagrams of the peer. Out: datagrams with the path for each, and chunks for
+//! local streams. Always holds: reinjected bytes wait until a path takes them and are never dropped, since a
+//! stream waits for them.
 
 use std::collections::VecDeque;
 
@@ -19,16 +19,16 @@ use mpvpn_path::{PathCandidate, first_to_arrive_if};
 use mpvpn_quic::{StreamChunk, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
-/// Time after which a dead path is closed if streams wait for bytes that noq retransmits only then. Smaller: a short
-/// silence costs the path. Larger: streams wait for longer.
+/// Time after which a dead path is closed if streams wait for bytes that noq retransmits only then. Smaller:
+/// a short silence costs the path. Larger: streams wait for longer.
 const CLOSE_DELAY_STUCK: Duration = Duration::from_millis(50);
-/// Time after which a dead path is closed if it is not known whether streams wait for its bytes. Value: chosen, not
-/// measured (docs/design/reinjection.md, open questions).
+/// Time after which a dead path is closed if it is not known whether streams wait for its bytes. Value:
+/// chosen, not measured (docs/design/reinjection.md, open questions).
 const CLOSE_DELAY_UNKNOWN: Duration = Duration::from_millis(400);
 /// Maximum size of stream ID and offset in a datagram: two varints of 8 bytes.
 const MAX_HEADER_BYTES: usize = 16;
-/// Minimum datagram size (bytes) for which a queued datagram is split again; smaller ones would be mostly headers.
-/// QUIC paths take at least 1200 bytes, so no working path is excluded.
+/// Minimum datagram size (bytes) for which a queued datagram is split again; smaller ones would be mostly
+/// headers. QUIC paths take at least 1200 bytes, so no working path is excluded.
 const MIN_DATAGRAM_BYTES: usize = 256;
 
 /// Reinjection in both directions.
@@ -117,8 +117,8 @@ impl Reinjection {
         self.wait(None, lost);
     }
 
-    /// Returns the next datagram of at most `max` bytes, and the index of the candidate on which it arrives first; `None`
-    /// if no datagram waits or no path has an available window.
+    /// Returns the next datagram of at most `max` bytes, and the index of the candidate on which it arrives
+    /// first; `None` if no datagram waits or no path has an available window.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -159,8 +159,8 @@ impl Reinjection {
 pub(super) struct CloseTimer(Option<Instant>);
 
 impl CloseTimer {
-    /// Starts the timer: the path is dead and streams are open. `stuck`: noq retransmits some of their bytes only when
-    /// the path is closed.
+    /// Starts the timer: the path is dead and streams are open. `stuck`: noq retransmits some of their bytes
+    /// only when the path is closed.
     pub(super) fn start(&mut self, now: Instant, stuck: bool) {
         let after = if stuck { CLOSE_DELAY_STUCK } else { CLOSE_DELAY_UNKNOWN };
         tracing::debug!(

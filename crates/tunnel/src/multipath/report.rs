@@ -10,8 +10,8 @@ use super::{
     MultipathConnection, PathFecCounters, ResequencingCounters, Role, TrafficCounters, TrafficRates,
 };
 
-/// Delay variation that packets of one path have without cause (scheduling latency of the operating system). Smaller:
-/// a flow that changes connections is reordered. Larger: it waits for longer.
+/// Delay variation that packets of one path have without cause (scheduling latency of the operating system).
+/// Smaller: a flow that changes connections is reordered. Larger: it waits for longer.
 const BASE_JITTER: Duration = Duration::from_millis(4);
 
 /// One path as status output shows it.
@@ -127,8 +127,8 @@ impl MultipathConnection {
         self.shortest_rtt
     }
 
-    /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on another
-    /// connection over the same links, may overtake it.
+    /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on
+    /// another connection over the same links, may overtake it.
     pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
         let rtts = || {
             let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);

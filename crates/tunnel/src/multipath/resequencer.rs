@@ -1,7 +1,8 @@
 //! Restores the order of received numbered packets, and joins parts of packets.
 //!
-//! In: labelled packets or parts of packets, and the time. Out: whole packets in the order of their flow, none delayed
-//! for longer than the reorder timeout of its label. Always holds: memory is bounded, whatever the peer sends.
+//! In: labelled packets or parts of packets, and the time. Out: whole packets in the order of their flow,
+//! none delayed for longer than the reorder timeout of its label. Always holds: memory is bounded, whatever
+//! the peer sends.
 
 use bytes::{Buf, Bytes};
 use mpvpn_flow::{Label, PartReassembler, ReorderBuffer, ReorderStats};
@@ -19,8 +20,8 @@ impl Resequencer {
         Self { join: PartReassembler::new(), reorder: ReorderBuffer::new() }
     }
 
-    /// Returns label and packet of a numbered datagram without its prefix; `None` if it is malformed or a part of an
-    /// incomplete packet.
+    /// Returns label and packet of a numbered datagram without its prefix; `None` if it is malformed or a
+    /// part of an incomplete packet.
     pub(super) fn open(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
         let (label, payload) = split_label(labelled)?;
         self.join.push(label, payload).map(|packet| (label, packet))

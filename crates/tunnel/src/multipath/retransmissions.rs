@@ -1,21 +1,23 @@
 //! The queue of lost numbered packets that wait for retransmission.
 //!
-//! In: datagrams that were declared lost. Out: the same, oldest first. Always holds: the queue is bounded, no packet is
-//! retransmitted more than [`MAX_RETRANSMISSIONS`] times or when it is older than [`MAX_PACKET_AGE`].
+//! In: datagrams that were declared lost. Out: the same, oldest first. Always holds: the queue is bounded, no
+//! packet is retransmitted more than [`MAX_RETRANSMISSIONS`] times or when it is older than
+//! [`MAX_PACKET_AGE`].
 
 use std::collections::VecDeque;
 
 use mpvpn_quic::TrackedDatagram;
 use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// Maximum number of retransmissions of a packet: at 60 % loss, one packet in 60 is given up (0.6^8). Smaller: more
-/// gaps reach TCP. Larger: the peer waits for longer for few packets.
+/// Maximum number of retransmissions of a packet: at 60 % loss, one packet in 60 is given up (0.6^8).
+/// Smaller: more gaps reach TCP. Larger: the peer waits for longer for few packets.
 pub(super) const MAX_RETRANSMISSIONS: u8 = 8;
-/// Age at which a packet is no longer retransmitted: TCP has retransmitted it by then, and a call no longer needs it.
-/// Smaller: lost packets of paths with long round trips are given up. Larger: useless packets are sent.
+/// Age at which a packet is no longer retransmitted: TCP has retransmitted it by then, and a call no longer
+/// needs it. Smaller: lost packets of paths with long round trips are given up. Larger: useless packets are
+/// sent.
 const MAX_PACKET_AGE: Duration = Duration::from_millis(600);
-/// Maximum bytes that wait for retransmission: the bandwidth-delay product of a path of 1 Gbit/s and 64 ms, for when
-/// it dies. Smaller: losses are not repaired. Larger: memory.
+/// Maximum bytes that wait for retransmission: the bandwidth-delay product of a path of 1 Gbit/s and 64 ms,
+/// for when it dies. Smaller: losses are not repaired. Larger: memory.
 const MAX_WAITING_BYTES: usize = 8 << 20;
 
 /// The queue of lost packets.

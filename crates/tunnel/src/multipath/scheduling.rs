@@ -1,21 +1,22 @@
 //! The queues in front of the paths, and the choice of the path for the next packets.
 //!
-//! In: packets, information about the paths in use, their available windows. Out: the path to fill next, and the
-//! packets for it. Always holds: the queues hold at most what the paths carry in [`MAX_QUEUE_DURATION`], within
-//! 384 KiB to 8 MiB.
+//! In: packets, information about the paths in use, their available windows. Out: the path to fill next, and
+//! the packets for it. Always holds: the queues hold at most what the paths carry in [`MAX_QUEUE_DURATION`],
+//! within 384 KiB to 8 MiB.
 
 use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
 use mpvpn_path::{Dispatcher, EligiblePackets, PathCandidate, PathInfo, PathSelector, Scheduler, Selection};
 use mpvpn_types::{Duration, Instant, PathId};
 
-/// Time for which a flow may use the paths before the next flow has its turn (times the rate, at most 64 KiB).
-/// Smaller: more switches between flows, which the receiver joins less well. Larger: other flows wait for longer.
+/// Time for which a flow may use the paths before the next flow has its turn (times the rate, at most 64
+/// KiB). Smaller: more switches between flows, which the receiver joins less well. Larger: other flows wait
+/// for longer.
 const FLOW_TURN_DURATION: Duration = Duration::from_micros(300);
-/// Maximum queueing time of packets: two round trips of most paths. Smaller: a congestion window of an inner flow that
-/// still grows meets losses. Larger: the inner flow learns late that its window is too large.
+/// Maximum queueing time of packets: two round trips of most paths. Smaller: a congestion window of an inner
+/// flow that still grows meets losses. Larger: the inner flow learns late that its window is too large.
 const MAX_QUEUE_DURATION: Duration = Duration::from_millis(150);
-/// Bytes that a path gets before the best path is chosen again: one segmented send (GSO) of eight packets. Smaller:
-/// more decisions, shorter segmented sends. Larger: a wrong decision costs more.
+/// Bytes that a path gets before the best path is chosen again: one segmented send (GSO) of eight packets.
+/// Smaller: more decisions, shorter segmented sends. Larger: a wrong decision costs more.
 const MAX_PATH_TURN_BYTES: u64 = 12 * 1024;
 
 /// Queues packets, and chooses the path for the next ones.
@@ -84,8 +85,8 @@ impl PacketScheduler {
         self.dispatcher.pop(now, path, want)
     }
 
-    /// Chooses the path for the next packets; `stream_backlog` is the number of stream bytes that wait as well.
-    /// Returns `None` if waiting is better than any path.
+    /// Chooses the path for the next packets; `stream_backlog` is the number of stream bytes that wait as
+    /// well. Returns `None` if waiting is better than any path.
     pub(super) fn pick(
         &mut self,
         now: Instant,
@@ -96,8 +97,8 @@ impl PacketScheduler {
         self.choice.pick(now, self.dispatcher.scheduler(), candidates, backlog)
     }
 
-    /// Returns the bytes that a path with an available window of `window` gets per turn: all of it if the scheduler
-    /// fills paths in a fixed order, else at most [`MAX_PATH_TURN_BYTES`].
+    /// Returns the bytes that a path with an available window of `window` gets per turn: all of it if the
+    /// scheduler fills paths in a fixed order, else at most [`MAX_PATH_TURN_BYTES`].
     #[inline]
     pub(super) fn path_turn_bytes(&self, window: u64) -> u64 {
         if self.kind().fills_paths_in_order() { window } else { window.min(MAX_PATH_TURN_BYTES) }
@@ -167,9 +168,9 @@ impl PacketScheduler {
     }
 }
 
-/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 (§4.3, §4.4) proposes for a
-/// bottleneck (5 and 100 ms): packets of other flows do not wait behind those of a flow, and a congestion window that
-/// still grows must not meet losses. Values: chosen.
+/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 (§4.3, §4.4)
+/// proposes for a bottleneck (5 and 100 ms): packets of other flows do not wait behind those of a flow, and a
+/// congestion window that still grows must not meet losses. Values: chosen.
 fn queue_config() -> QueueConfig {
     QueueConfig {
         target: Duration::from_millis(40),
@@ -179,16 +180,16 @@ fn queue_config() -> QueueConfig {
     }
 }
 
-/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] at `rate` bytes/s, at least 384 KiB and at most
-/// 8 MiB.
+/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] at `rate` bytes/s, at least 384 KiB and
+/// at most 8 MiB.
 fn queue_limit_bytes(rate: u64) -> usize {
     let bytes = (u128::from(rate) * MAX_QUEUE_DURATION.as_nanos() / 1_000_000_000) as usize;
     // 1 MiB while the rate is not known.
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
 
-/// Returns the bytes that a flow may send before the next flow has its turn. The receiver joins consecutive packets of
-/// a flow into one write to its TUN device, so longer turns cost it less.
+/// Returns the bytes that a flow may send before the next flow has its turn. The receiver joins consecutive
+/// packets of a flow into one write to its TUN device, so longer turns cost it less.
 fn flow_turn_bytes(rate: u64) -> usize {
     let bytes = (u128::from(rate) * FLOW_TURN_DURATION.as_nanos() / 1_000_000_000) as usize;
     bytes.clamp(QueueConfig::default().quantum, 64 << 10)

@@ -1,8 +1,8 @@
 //! Takes packets and UDP payloads to send, and produces the next UDP payload of the QUIC connection.
 //!
-//! In: packets from the TUN device, UDP payloads, the time. Out: UDP payloads, and ICMP errors for packets that do not
-//! fit. Always holds: every packet is queued, answered with an ICMP error, or dropped because it is malformed or no MTU
-//! is known yet.
+//! In: packets from the TUN device, UDP payloads, the time. Out: UDP payloads, and ICMP errors for packets
+//! that do not fit. Always holds: every packet is queued, answered with an ICMP error, or dropped because it
+//! is malformed or no MTU is known yet.
 
 use std::net::IpAddr;
 
@@ -36,8 +36,9 @@ impl Gateway {
 }
 
 impl MultipathConnection {
-    /// Takes a packet read from the TUN device, and records its flow in `flow_table`. A packet that is `urgent` leaves
-    /// before those that wait. Returns an ICMP error for its sender if the packet cannot be sent.
+    /// Takes a packet read from the TUN device, and records its flow in `flow_table`. A packet that is
+    /// `urgent` leaves before those that wait. Returns an ICMP error for its sender if the packet cannot
+    /// be sent.
     pub(crate) fn send_packet(
         &mut self,
         now: Instant,

@@ -1,9 +1,9 @@
-//! Numbered packets: allow a flow to use several paths. Lost packets are retransmitted on another path or recovered by
-//! FEC, and the peer restores the order.
+//! Numbered packets: allow a flow to use several paths. Lost packets are retransmitted on another path or
+//! recovered by FEC, and the peer restores the order.
 //!
-//! In: packets to send, received datagrams, outcomes of datagrams. Out: datagrams, and packets for the resequencer.
-//! Always holds: the state belongs to the parts [`Numbering`], [`Retransmissions`], [`Resequencer`] and, if FEC was
-//! negotiated, [`Protection`].
+//! In: packets to send, received datagrams, outcomes of datagrams. Out: datagrams, and packets for the
+//! resequencer. Always holds: the state belongs to the parts [`Numbering`], [`Retransmissions`],
+//! [`Resequencer`] and, if FEC was negotiated, [`Protection`].
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::QueuedPacket;
@@ -95,13 +95,15 @@ impl Sequencer {
         self.numbering.measure(now, several, protected, views);
     }
 
-    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue entry.
+    /// Returns the label of a packet to send; `payload` is the IP packet without the prefix of its queue
+    /// entry.
     #[inline]
     pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         self.numbering.label(now, packet, payload)
     }
 
-    /// Encodes the datagram of a packet for a path, and returns it with its ack token; `load` is the load of the path.
+    /// Encodes the datagram of a packet for a path, and returns it with its ack token; `load` is the load of
+    /// the path.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -188,8 +190,8 @@ impl Sequencer {
             || self.protection.as_ref().is_some_and(|protection| protection.has_prefix(datagram))
     }
 
-    /// Returns label and packet of a received datagram; `None` if it is a part of an incomplete packet, or a repair
-    /// packet.
+    /// Returns label and packet of a received datagram; `None` if it is a part of an incomplete packet, or a
+    /// repair packet.
     pub(super) fn open(&mut self, now: Instant, mut datagram: Bytes) -> Option<(Label, Bytes)> {
         match &mut self.protection {
             Some(protection) if protection.has_prefix(&datagram) => {

@@ -53,8 +53,8 @@ pub(super) struct Received<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// Checks the test vectors of a file, which are datagrams. `parse` returns all fields except stream and context, or
-/// `None` for a datagram that is to be ignored.
+/// Checks the test vectors of a file, which are datagrams. `parse` returns all fields except stream and
+/// context, or `None` for a datagram that is to be ignored.
 pub(super) fn check_datagrams(
     file: &str,
     parse: impl Fn(Received<'_>) -> Option<Value>,

@@ -1,7 +1,7 @@
 //! Counts the data of a tunnel, and records when data last moved.
 //!
-//! In: bytes of inner IP packets and of streams that are sent or received. Out: counters, rates, and the time of the
-//! last data. Always holds: counters only grow.
+//! In: bytes of inner IP packets and of streams that are sent or received. Out: counters, rates, and the time
+//! of the last data. Always holds: counters only grow.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 

@@ -1,15 +1,15 @@
 //! The state of a path: active, standby or down.
 //!
-//! In: liveness, the peer's view, and the role of the path among the tiers. Out: the state, and the path status to send
-//! to the peer. Always holds: a path that does not work is down, whatever its tier.
+//! In: liveness, the peer's view, and the role of the path among the tiers. Out: the state, and the path
+//! status to send to the peer. Always holds: a path that does not work is down, whatever its tier.
 
 use mpvpn_path::{PathState, Placement};
 use mpvpn_quic::PathStatus;
 use mpvpn_types::{Duration, Instant};
 
-/// How long after a path works again its losses are still attributed to the outage: noq declares packets lost up to
-/// three probe timeouts after they were sent. Smaller: losses of the outage slow the path down. Larger: congestion
-/// goes unnoticed.
+/// How long after a path works again its losses are still attributed to the outage: noq declares packets lost
+/// up to three probe timeouts after they were sent. Smaller: losses of the outage slow the path down. Larger:
+/// congestion goes unnoticed.
 const LOSS_GRACE: Duration = Duration::from_millis(300);
 
 /// The state of one path and the status sent to the peer.
@@ -95,7 +95,8 @@ impl PathUsage {
 pub(super) struct LossGrace(Option<Instant>);
 
 impl LossGrace {
-    /// Takes whether the path is down; returns whether its losses are to be ignored, if that may have changed.
+    /// Takes whether the path is down; returns whether its losses are to be ignored, if that may have
+    /// changed.
     pub(super) fn update(&mut self, now: Instant, down: bool) -> Option<bool> {
         if down {
             self.0 = Some(now + LOSS_GRACE);

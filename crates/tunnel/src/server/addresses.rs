@@ -17,12 +17,14 @@ use super::{
 };
 use crate::{AddressSet, ConnectionSlot, SessionSecret, events::ServerChange};
 
-/// Requests for addresses of one connection that are answered once its packets are filtered. An honest client has one for each
-/// class. More: more memory for a client that asks again and again; fewer: requests of an honest one stay without an answer.
+/// Requests for addresses of one connection that are answered once its packets are filtered. An honest client
+/// has one for each class. More: more memory for a client that asks again and again; fewer: requests of an
+/// honest one stay without an answer.
 const MAX_WAITING_REQUESTS: usize = 4 * AddressSet::MAX;
 
 impl Server {
-    /// Assigns addresses to a session, in answer to the requests `asked`, as soon as its packets are filtered.
+    /// Assigns addresses to a session, in answer to the requests `asked`, as soon as its packets are
+    /// filtered.
     pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
         if !self.config.auth.has_rules_of_users() {
             return self.send_assignment(id, addresses, asked);
@@ -147,8 +149,8 @@ fn preferred_addresses(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
     preferred
 }
 
-/// All addresses of a session. Each answers the request for this very address, or else the next request of its family;
-/// requests without an address are refused (RFC 9484 §4.7.2).
+/// All addresses of a session. Each answers the request for this very address, or else the next request of
+/// its family; requests without an address are refused (RFC 9484 §4.7.2).
 fn answers(addresses: AddressSet, asked: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
     let (mut known, mut open): (Vec<_>, Vec<_>) =
         asked.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));

@@ -1,7 +1,7 @@
 //! The request streams of clients: capsules, and the end of the stream.
 //!
-//! In: HTTP/3 events of a request stream. Out: address assignments, policies of links. Always holds: with its request
-//! stream a tunnel and its negotiated extensions end.
+//! In: HTTP/3 events of a request stream. Out: address assignments, policies of links. Always holds: with its
+//! request stream a tunnel and its negotiated extensions end.
 
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleError, CapsuleReader},
@@ -61,8 +61,8 @@ impl Server {
     }
 
     fn take_capsules(&mut self, now: Instant, id: ConnectionHandle) -> Result<(), CapsuleError> {
-        // Looked up anew each time: without a free address the connection is closed. Where too many answers wait, it is
-        // closed before the next event.
+        // Looked up anew each time: without a free address the connection is closed. Where too many answers
+        // wait, it is closed before the next event.
         while let Some(peer) = self.peers.get_mut(id)
             && let Some(request) = peer.request_mut()
             && self.endpoint.get(id).is_some_and(|it| it.unsent_replies() <= MAX_UNSENT_REPLIES)

@@ -1,7 +1,7 @@
 //! The largest MTU of the clients of a shard.
 //!
-//! In: the MTU of each client, as it changes. Out: the largest, when it changes. The MTU of the server's TUN follows
-//! it.
+//! In: the MTU of each client, as it changes. Out: the largest, when it changes. The MTU of the server's TUN
+//! follows it.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ pub(super) struct ClientMtus {
 }
 
 impl ClientMtus {
-    /// Counts a client with its MTU `after` instead of `before`. Returns the largest MTU if it has changed; that is
-    /// `None` if no client is left.
+    /// Counts a client with its MTU `after` instead of `before`. Returns the largest MTU if it has changed;
+    /// that is `None` if no client is left.
     pub(super) fn count(&mut self, before: Option<usize>, after: Option<usize>) -> Option<Option<usize>> {
         if before == after {
             return None;

@@ -35,8 +35,8 @@ impl From<&str> for AuthenticatedUser {
 
 /// Checks credentials.
 pub trait Authenticate: Send {
-    /// The user with these credentials: the value of the `authorization` field, and the certificate (DER) that the TLS handshake
-    /// has verified.
+    /// The user with these credentials: the value of the `authorization` field, and the certificate (DER)
+    /// that the TLS handshake has verified.
     ///
     /// # Errors
     /// A sentence for the log if the credentials are missing or wrong.
@@ -52,8 +52,8 @@ pub trait Authenticate: Send {
         UserLimits::default()
     }
 
-    /// Whether the edge filters the packets of users by different rules. Then sessions get their addresses after it has
-    /// answered [`ServerEvent::Filter`].
+    /// Whether the edge filters the packets of users by different rules. Then sessions get their addresses
+    /// after it has answered [`ServerEvent::Filter`].
     fn has_rules_of_users(&self) -> bool {
         false
     }
@@ -69,11 +69,12 @@ pub struct ServerConfig {
     pub subnet: Ipv4Net,
     /// The network of IPv6 addresses for clients.
     pub subnet6: Option<Ipv6Net>,
-    /// Networks to which clients may send packets, besides `subnet` and `subnet6`. They are advertised to clients;
-    /// packets to other addresses are refused.
+    /// Networks to which clients may send packets, besides `subnet` and `subnet6`. They are advertised to
+    /// clients; packets to other addresses are refused.
     pub routes: Vec<IpNet>,
-    /// Whether it announces CONNECT and CONNECT-UDP to clients (`mpvpn-streams`, `mpvpn-udp`): the edge must then
-    /// answer [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] for every target that packets could reach.
+    /// Whether it announces CONNECT and CONNECT-UDP to clients (`mpvpn-streams`, `mpvpn-udp`): the edge must
+    /// then answer [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] for every target that
+    /// packets could reach.
     pub offers_streams: bool,
     /// Resolvers that it suggests to clients, in order of preference.
     pub dns: Vec<IpAddr>,
@@ -94,8 +95,9 @@ pub struct ServerConfig {
 pub enum ServerEvent {
     /// The largest MTU of the clients of all shards has changed (bytes).
     Mtu(usize),
-    /// A session is about to use addresses: filter its packets by the rules of its user, then call [`Server::on_filtered`].
-    /// Requests of a shard must be handled in their order, and before that shard is called again.
+    /// A session is about to use addresses: filter its packets by the rules of its user, then call
+    /// [`Server::on_filtered`]. Requests of a shard must be handled in their order, and before that shard
+    /// is called again.
     Filter(Box<FilterRequest>),
     /// A connection at another shard was replaced: call [`Server::close_replaced`] there.
     Replaced(ConnectionSlot),
@@ -114,8 +116,8 @@ pub enum ServerEvent {
     RelayWritable(RelayId),
     /// A relay is closed: the client reset it, or its connection is lost.
     RelayGone(RelayId),
-    /// A client requests a UDP flow: answer with [`Server::udp_opened`] or [`Server::udp_failed`]. Payloads may arrive
-    /// before that ([`Server::poll_udp`]).
+    /// A client requests a UDP flow: answer with [`Server::udp_opened`] or [`Server::udp_failed`]. Payloads
+    /// may arrive before that ([`Server::poll_udp`]).
     ConnectUdp {
         /// The flow that is requested.
         udp: UdpId,

@@ -1,5 +1,5 @@
-//! Connections without packets: their paths are managed once a request is authenticated, and extensions are negotiated
-//! by a request for nothing else ([`mpvpn_masque::connect_mpvpn`]).
+//! Connections without packets: their paths are managed once a request is authenticated, and extensions are
+//! negotiated by a request for nothing else ([`mpvpn_masque::connect_mpvpn`]).
 
 use mpvpn_masque::{connect_ip, connect_mpvpn, h3, headers::Headers, request::Rejection};
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};

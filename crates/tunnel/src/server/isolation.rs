@@ -1,8 +1,9 @@
 //! Limits a panic to the client whose connection was handled.
 //!
-//! In: work for one connection. Out: its result, or nothing if it panicked. Always holds: after a panic the connection
-//! is gone with its tunnel, relays and UDP flows, and nothing of its state is used again; all other clients go on. The
-//! crate has no `unsafe`, so a panic leaves memory valid, and locks that it poisons guard data that is replaced whole.
+//! In: work for one connection. Out: its result, or nothing if it panicked. Always holds: after a panic the
+//! connection is gone with its tunnel, relays and UDP flows, and nothing of its state is used again; all
+//! other clients go on. The crate has no `unsafe`, so a panic leaves memory valid, and locks that it poisons
+//! guard data that is replaced whole.
 
 use mpvpn_quic::{ConnectionHandle, HandshakeResult};
 use mpvpn_types::catch_panic;

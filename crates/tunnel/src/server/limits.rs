@@ -1,11 +1,12 @@
 //! The limits of a user on one connection: what waits for the rate of its user.
 //!
-//! In: packets and UDP payloads of the client, relays that want to move bytes, the time. Out: the packets and payloads that may go
-//! on, the relay whose turn it is, and when to ask again. Always holds: relays that wait take turns; what waits of packets is at
-//! most [`MAX_QUEUE_DURATION`] of the rate, and what does not fit is dropped from the fattest flow.
+//! In: packets and UDP payloads of the client, relays that want to move bytes, the time. Out: the packets and
+//! payloads that may go on, the relay whose turn it is, and when to ask again. Always holds: relays that wait
+//! take turns; what waits of packets is at most [`MAX_QUEUE_DURATION`] of the rate, and what does not fit is
+//! dropped from the fattest flow.
 //!
-//! Packets to the client wait in the queue of its connection, where a pass takes no more than the limit allows
-//! (`multipath/pass.rs`).
+//! Packets to the client wait in the queue of its connection, where a pass takes no more than the limit
+//! allows (`multipath/pass.rs`).
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -17,17 +18,18 @@ use mpvpn_types::{BitRate, Duration, Instant};
 
 use crate::accounts::{UserAccount, counted_bytes};
 
-/// How long packets of the client wait at most at the rate. As for the queues towards paths (`multipath/scheduling.rs`).
+/// How long packets of the client wait at most at the rate. As for the queues towards paths
+/// (`multipath/scheduling.rs`).
 const MAX_QUEUE_DURATION: Duration = Duration::from_millis(150);
-/// Bounds of the queue of packets from the client (bytes). Smaller: the window of a TCP connection does not fit at a low rate. Larger:
-/// memory of a client that sends more than it may. Chosen.
+/// Bounds of the queue of packets from the client (bytes). Smaller: the window of a TCP connection does not
+/// fit at a low rate. Larger: memory of a client that sends more than it may. Chosen.
 const MIN_QUEUE_BYTES: usize = 64 << 10;
 const MAX_QUEUE_BYTES: usize = 4 << 20;
 /// CoDel's target and interval, as for the queues towards paths.
 const TARGET: Duration = Duration::from_millis(40);
 const INTERVAL: Duration = Duration::from_millis(300);
-/// What a relay may move before the next one has its turn: this time of the rate, within bounds. Smaller: more turns. Larger: other
-/// relays wait for longer. Chosen.
+/// What a relay may move before the next one has its turn: this time of the rate, within bounds. Smaller:
+/// more turns. Larger: other relays wait for longer. Chosen.
 const TURN_DURATION: Duration = Duration::from_millis(5);
 const MIN_TURN_BYTES: u64 = 3000;
 const MAX_TURN_BYTES: u64 = 64 << 10;
@@ -123,7 +125,8 @@ impl Uplink {
         Self { member, queue: None }
     }
 
-    /// Whether packets have to wait in the queue for their turn; otherwise they are counted by [`Self::count`] only.
+    /// Whether packets have to wait in the queue for their turn; otherwise they are counted by
+    /// [`Self::count`] only.
     pub(super) fn is_limited(&self) -> bool {
         self.member.is_limited() || !self.is_empty()
     }
@@ -264,7 +267,8 @@ impl RelayTurns {
         self.turn = None;
     }
 
-    /// The relay whose turn begins now, if the rate allows one and no relay has its turn. Relays that no longer exist are skipped.
+    /// The relay whose turn begins now, if the rate allows one and no relay has its turn. Relays that no
+    /// longer exist are skipped.
     pub(super) fn next(&mut self, now: Instant, exists: impl Fn(StreamId) -> bool) -> Option<StreamId> {
         if self.waiting.is_empty() || self.turn.is_some() || self.member.available_bytes(now) == 0 {
             return None;

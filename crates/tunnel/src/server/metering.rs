@@ -1,7 +1,8 @@
 //! Keeps what the connections of a user carry within the limits of the user, and counts it.
 //!
-//! In: the accounts of users, what waits for a limit, the time. Out: packets, payloads, and events of relays that may go on. Always
-//! holds: every connection of a user with an account has its limits, whatever replaces the state of the connection.
+//! In: the accounts of users, what waits for a limit, the time. Out: packets, payloads, and events of relays
+//! that may go on. Always holds: every connection of a user with an account has its limits, whatever replaces
+//! the state of the connection.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ impl Server {
         self.registry.take_carried()
     }
 
-    /// Gives every connection the limits of its user, after [`Registry::set_accounts`](crate::Registry::set_accounts).
+    /// Gives every connection the limits of its user, after
+    /// [`Registry::set_accounts`](crate::Registry::set_accounts).
     pub fn update_accounts(&mut self, now: Instant) {
         self.last_time = Some(now);
         for id in self.peers.ids() {

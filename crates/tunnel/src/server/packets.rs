@@ -1,7 +1,7 @@
 //! The packets of the TUN: to clients, and from their datagrams, UDP payloads included.
 //!
-//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors. Always holds: a packet of a client has
-//! a source address of its session and a destination that is advertised.
+//! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors. Always holds: a packet of a
+//! client has a source address of its session and a destination that is advertised.
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
@@ -18,8 +18,8 @@ use crate::{
     udp::PayloadInbox,
 };
 
-/// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1) or link-local, as metadata of clouds
-/// are; none for a multicast group.
+/// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1) or link-local, as
+/// metadata of clouds are; none for a multicast group.
 fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
     let from = gateway.for_source(ip::parse(packet).ok()?.src())?;
     icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
@@ -172,7 +172,8 @@ impl Server {
         TunOutcome::Consumed
     }
 
-    /// Takes a packet that another shard read for a client of this one. Returns whether the client is still here.
+    /// Takes a packet that another shard read for a client of this one. Returns whether the client is still
+    /// here.
     pub fn handle_handed_over(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
         self.deliver(now, hdr, packet)
     }

@@ -24,16 +24,16 @@ use crate::{
     udp::{EarlyPayloads, UdpFlows},
 };
 
-/// A connection without an authenticated request after this time is closed. Chosen. Larger: connections of strangers
-/// take memory; smaller: fails over links with round trips of seconds.
+/// A connection without an authenticated request after this time is closed. Chosen. Larger: connections of
+/// strangers take memory; smaller: fails over links with round trips of seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// Answers that wait for flow control credit of the client at most (bytes); beyond them its connection is closed. Chosen:
-/// the answers to many requests at once. More: memory that a client can demand; fewer: a client that grants credit late
-/// loses its connection.
+/// Answers that wait for flow control credit of the client at most (bytes); beyond them its connection is
+/// closed. Chosen: the answers to many requests at once. More: memory that a client can demand; fewer: a
+/// client that grants credit late loses its connection.
 pub(super) const MAX_UNSENT_REPLIES: usize = 256 << 10;
-/// A client that sends no ADDRESS_REQUEST (RFC 9484 §4.7.2) gets an address of each family after this time. Chosen:
-/// requests follow CONNECT-IP in the same packet or the next. Larger: such clients wait; smaller: a client whose
-/// request is late gets addresses that it does not want.
+/// A client that sends no ADDRESS_REQUEST (RFC 9484 §4.7.2) gets an address of each family after this time.
+/// Chosen: requests follow CONNECT-IP in the same packet or the next. Larger: such clients wait; smaller: a
+/// client whose request is late gets addresses that it does not want.
 const ADDRESS_REQUEST_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// A connection, from its first packet on.
@@ -46,7 +46,8 @@ pub(super) struct Peer {
     pub(super) relays: Relays,
     pub(super) udp: UdpFlows,
     pub(super) early: EarlyPayloads,
-    /// The last credentials that were accepted, and their user. The certificate of a connection stays the same.
+    /// The last credentials that were accepted, and their user. The certificate of a connection stays the
+    /// same.
     pub(super) checked_credentials: Option<(Option<String>, AuthenticatedUser)>,
     /// The limits of its user; `None` if the user has none.
     pub(super) limits: Option<Box<ConnectionLimits>>,
@@ -91,8 +92,8 @@ pub(super) struct Tunnel {
     pub(super) addresses: Option<AddressSet>,
     pub(super) grant: PendingGrant,
     pub(super) since: Instant,
-    /// Whether packets for the client may be sent here. A joined connection must have delivered packets first: then the
-    /// shard of the client that has it is ready.
+    /// Whether packets for the client may be sent here. A joined connection must have delivered packets
+    /// first: then the shard of the client that has it is ready.
     pub(super) downlink_ready: bool,
     /// The MTU with which it is counted in `ClientMtus` (bytes).
     pub(super) counted_mtu: Option<usize>,

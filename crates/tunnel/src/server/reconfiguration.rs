@@ -1,7 +1,8 @@
 //! Settings of a server that change while it runs.
 //!
-//! In: the new settings. Out: what connected clients have to be told. Always holds: no connection is closed; routes and limits
-//! count for running sessions, too, and resolvers for sessions that begin later, as their header field comes with the response.
+//! In: the new settings. Out: what connected clients have to be told. Always holds: no connection is closed;
+//! routes and limits count for running sessions, too, and resolvers for sessions that begin later, as their
+//! header field comes with the response.
 
 use std::net::IpAddr;
 

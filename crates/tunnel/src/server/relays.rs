@@ -1,7 +1,7 @@
 //! Relays of a server: TCP connections that the edge opens for clients by CONNECT.
 //!
-//! In: CONNECT requests, bytes from the edge. Out: [`ServerEvent`]s and bytes for the edge. Always holds: a relay is
-//! closed with the connection of its client.
+//! In: CONNECT requests, bytes from the edge. Out: [`ServerEvent`]s and bytes for the edge. Always holds: a
+//! relay is closed with the connection of its client.
 
 use bytes::Bytes;
 use mpvpn_masque::{

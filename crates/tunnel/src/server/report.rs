@@ -11,8 +11,8 @@ use crate::{AddressSet, ConnectionNumber, PathReport, ResequencingCounters, Traf
 /// Status of one connection of a client.
 #[derive(Clone, Debug)]
 pub struct SessionReport {
-    /// Its session; a session with several connections has a report for each. `None` for a client that uses relays
-    /// only.
+    /// Its session; a session with several connections has a report for each. `None` for a client that uses
+    /// relays only.
     pub session: Option<SessionId>,
     /// The number of this connection in its session.
     pub connection: ConnectionNumber,
@@ -81,8 +81,8 @@ impl Server {
         self.report_with_paths_of(now, |_| true)
     }
 
-    /// The status of all connections. Those that `wants_paths` declines are reported without paths, which are the largest part
-    /// of a report.
+    /// The status of all connections. Those that `wants_paths` declines are reported without paths, which are
+    /// the largest part of a report.
     pub fn report_with_paths_of(
         &mut self,
         now: Instant,
@@ -125,7 +125,8 @@ impl Server {
         reports
     }
 
-    /// The final report of the next closed connection, once each. Totals are the sum of these and [`Self::report`].
+    /// The final report of the next closed connection, once each. Totals are the sum of these and
+    /// [`Self::report`].
     pub fn poll_closed_connection(&mut self) -> Option<ClosedConnection> {
         self.closed.pop_front()
     }

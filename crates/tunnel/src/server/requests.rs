@@ -1,7 +1,7 @@
 //! Requests to a server: dispatch, authentication, and the admission of CONNECT-IP.
 //!
-//! In: HTTP/3 events. Out: responses, tunnels, events for relays. Always holds: without valid credentials a peer sees
-//! only the site.
+//! In: HTTP/3 events. Out: responses, tunnels, events for relays. Always holds: without valid credentials a
+//! peer sees only the site.
 
 use bytes::BytesMut;
 use mpvpn_masque::{
@@ -83,8 +83,8 @@ impl Server {
         }
     }
 
-    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or wrong and
-    /// `hide_wrong_credentials` is set.
+    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or
+    /// wrong and `hide_wrong_credentials` is set.
     fn is_unauthenticated(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
         if headers.method() != Some("CONNECT") {
             return true;
@@ -106,8 +106,8 @@ impl Server {
         connection.stop(stream, h3::code::NO_ERROR);
     }
 
-    /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays open for
-    /// them.
+    /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays
+    /// open for them.
     fn refuse_packets(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
         let request = connect_ip::parse_request(headers, &self.template);
         let user = request.and_then(|request| self.user_of(id, request.authorization.as_deref()));
@@ -255,7 +255,8 @@ impl Server {
         Ok(())
     }
 
-    /// The user of the credentials. A client sends the same ones with each request, so the last result is kept.
+    /// The user of the credentials. A client sends the same ones with each request, so the last result is
+    /// kept.
     pub(super) fn user_of(
         &mut self,
         id: ConnectionHandle,
@@ -276,8 +277,9 @@ impl Server {
         Ok(name)
     }
 
-    /// Refuses a request of another user than the one of the connection: what a connection carries counts for one user, and ends
-    /// with the access of this user. The client takes another connection (421, RFC 9110 §15.5.20).
+    /// Refuses a request of another user than the one of the connection: what a connection carries counts for
+    /// one user, and ends with the access of this user. The client takes another connection (421, RFC
+    /// 9110 §15.5.20).
     pub(super) fn require_user(&self, id: ConnectionHandle, user: &str) -> Result<(), Rejection> {
         let own = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
         match own.is_none_or(|own| own.user == user) {

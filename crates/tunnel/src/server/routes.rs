@@ -1,7 +1,7 @@
-//! The routes of a server: the destinations to which it forwards packets of its clients. In: the configured networks,
-//! and those of clients' addresses. Out: the ROUTE_ADVERTISEMENT capsule (RFC 9484 §4.7.3), and whether it contains an
-//! address. Always holds: both agree, and contain the networks of clients, so that clients reach the server and each
-//! other.
+//! The routes of a server: the destinations to which it forwards packets of its clients. In: the configured
+//! networks, and those of clients' addresses. Out: the ROUTE_ADVERTISEMENT capsule (RFC 9484 §4.7.3), and
+//! whether it contains an address. Always holds: both agree, and contain the networks of clients, so that
+//! clients reach the server and each other.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
-//! The connections of a session at this shard, and which of them carries a packet to the client. In: the connection of
-//! each class, and the packets of flows from the client. Out: the connection for a packet to the client: that of the
-//! class in which its flow was last received; if the flow is unknown, or no path of that connection works, the one of
-//! the default class, or any. Always holds: the table of flows is bounded.
+//! The connections of a session at this shard, and which of them carries a packet to the client. In: the
+//! connection of each class, and the packets of flows from the client. Out: the connection for a packet to
+//! the client: that of the class in which its flow was last received; if the flow is unknown, or no path of
+//! that connection works, the one of the default class, or any. Always holds: the table of flows is bounded.
 
 use mpvpn_class::FlowClasses;
 use mpvpn_packet::{FlowKey, ip::IpPacket};
@@ -21,8 +21,8 @@ pub(super) struct SessionConnections {
 }
 
 impl SessionConnections {
-    /// Sets the connections that carry packets to the client, each with its class; of several of a class the first is
-    /// used. Returns whether there are any.
+    /// Sets the connections that carry packets to the client, each with its class; of several of a class the
+    /// first is used. Returns whether there are any.
     pub(super) fn set(&mut self, all: impl Iterator<Item = (ClassId, ConnectionHandle)>) -> bool {
         self.by_class = [None; CLASSES];
         for (class, id) in all {

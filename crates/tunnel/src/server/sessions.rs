@@ -1,6 +1,6 @@
-//! The sessions of a shard: the connections of each, and those that carry packets to its addresses. In: connections
-//! that are added and removed, with the addresses of their sessions. Out: the connections of a session or an address.
-//! Always holds: a session without connections at this shard has no state here.
+//! The sessions of a shard: the connections of each, and those that carry packets to its addresses. In:
+//! connections that are added and removed, with the addresses of their sessions. Out: the connections of a
+//! session or an address. Always holds: a session without connections at this shard has no state here.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

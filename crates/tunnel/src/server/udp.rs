@@ -1,7 +1,7 @@
 //! CONNECT-UDP flows of a server (RFC 9298): UDP payloads between clients and their targets.
 //!
-//! In: CONNECT-UDP requests, payloads of both sides. Out: [`ServerEvent`]s and payloads. Always holds: a flow is closed
-//! with the connection of its client.
+//! In: CONNECT-UDP requests, payloads of both sides. Out: [`ServerEvent`]s and payloads. Always holds: a flow
+//! is closed with the connection of its client.
 
 use bytes::Bytes;
 use mpvpn_masque::{

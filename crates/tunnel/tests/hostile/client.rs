@@ -1,4 +1,5 @@
-//! A rogue client: what the server holds of it, and what one unit of it costs, for each way to misuse an extension.
+//! A rogue client: what the server holds of it, and what one unit of it costs, for each way to misuse an
+//! extension.
 
 use bytes::Bytes;
 use mpvpn_flow::{
@@ -47,8 +48,8 @@ pub fn packet(rogue: &Rogue) -> Vec<u8> {
     mpvpn_packets::Packet::between(std::net::SocketAddr::new(from, 9), to).udp(b"")
 }
 
-/// Runs one way of misuse; the server must hold at most `most` bytes more than before at any time, and none of it two
-/// minutes after the connection is closed.
+/// Runs one way of misuse; the server must hold at most `most` bytes more than before at any time, and none
+/// of it two minutes after the connection is closed.
 fn holds_at_most(most: usize, rogue: &mut Rogue, misuse: impl FnOnce(&mut Rogue)) {
     let baseline = heap::held();
     rogue.peak = baseline;
@@ -403,7 +404,8 @@ fn joins_by_the_hundred_and_with_the_secrets_of_others() {
     assert!(over < MAX_HELD, "{over} bytes");
 }
 
-/// What a unit of misuse costs, compared with an ordinary packet. In each world the rogue's own work is included.
+/// What a unit of misuse costs, compared with an ordinary packet. In each world the rogue's own work is
+/// included.
 #[test]
 fn a_unit_of_misuse_costs_little_more_than_a_packet_and_many_cost_no_more_each() {
     type Unit = fn(&mut Rogue, u64);

@@ -1,11 +1,13 @@
-//! Counts the memory that one end of a world holds: allocations and frees inside [`counted`], each test in its thread.
+//! Counts the memory that one end of a world holds: allocations and frees inside [`counted`], each test in
+//! its thread.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
 };
 
-/// What an allocator adds to each block (bytes): the header of glibc's malloc, and half of its rounding to 16.
+/// What an allocator adds to each block (bytes): the header of glibc's malloc, and half of its rounding to
+/// 16.
 const BLOCK_OVERHEAD: isize = 16;
 
 thread_local! {
@@ -45,7 +47,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work` of the end whose memory is counted. Nothing that is allocated in it may be freed outside, and the reverse.
+/// Runs `work` of the end whose memory is counted. Nothing that is allocated in it may be freed outside, and
+/// the reverse.
 pub fn counted<T>(work: impl FnOnce() -> T) -> T {
     let before = IS_COUNTING.replace(true);
     let done = work();

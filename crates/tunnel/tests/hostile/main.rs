@@ -1,5 +1,6 @@
-//! Peers that authenticate, agree on every extension, and then misuse each: a rogue client at a real server, and a rogue
-//! server at a real client, in simulated time. What the attacked end holds is counted by the allocator of this program.
+//! Peers that authenticate, agree on every extension, and then misuse each: a rogue client at a real server,
+//! and a rogue server at a real client, in simulated time. What the attacked end holds is counted by the
+//! allocator of this program.
 
 #![allow(
     unreachable_pub,

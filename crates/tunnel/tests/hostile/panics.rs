@@ -1,5 +1,5 @@
-//! A panic while one peer is handled ends its connection and nothing else. Panics are those of the check of credentials,
-//! which the server calls while it handles a request, and of a subscriber of the log.
+//! A panic while one peer is handled ends its connection and nothing else. Panics are those of the check of
+//! credentials, which the server calls while it handles a request, and of a subscriber of the log.
 
 use std::sync::{
     Arc, LazyLock,

@@ -1,4 +1,5 @@
-//! A rogue client beside a real server: one endpoint with as many connections as it likes, without delay on the way.
+//! A rogue client beside a real server: one endpoint with as many connections as it likes, without delay on
+//! the way.
 
 use std::{collections::VecDeque, net::SocketAddr};
 

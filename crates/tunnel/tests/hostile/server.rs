@@ -1,4 +1,5 @@
-//! A rogue server: what the client holds of it, for each way to misuse an extension, and that the client goes on.
+//! A rogue server: what the client holds of it, for each way to misuse an extension, and that the client goes
+//! on.
 
 use bytes::Bytes;
 use mpvpn_flow::{

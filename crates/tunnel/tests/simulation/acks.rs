@@ -9,7 +9,8 @@ use crate::world::{TOKEN, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Goodput (Mbit/s) of flows in one direction over a link, and the number of their acknowledgements that were superseded.
+/// Goodput (Mbit/s) of flows in one direction over a link, and the number of their acknowledgements that were
+/// superseded.
 fn measure(link: &str, flows: u16, direction: Direction) -> (f64, u64) {
     let mut world = World::new();
     let spec: LinkSpec = link.parse().unwrap();

@@ -15,8 +15,8 @@ const LINKS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
 /// So long after any single link is healthy, packets flow.
 const RECOVER_WITHIN: Duration = Duration::from_secs(2);
-/// The same where the connection had timed out and must be made anew: the next handshake begins within a second,
-/// takes four round trips of up to 400 ms, and one packet in ten of it may be lost.
+/// The same where the connection had timed out and must be made anew: the next handshake begins within a
+/// second, takes four round trips of up to 400 ms, and one packet in ten of it may be lost.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(4);
 /// How long packets are sent after each event; then the tunnel is idle until the next.
 const BUSY: Duration = Duration::from_secs(4);

@@ -15,8 +15,8 @@ use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Packets to this port belong to `critical`, packets to the following ports to `bulk`; a connection to the second of these
-/// travels as a stream whose destination sends nothing.
+/// Packets to this port belong to `critical`, packets to the following ports to `bulk`; a connection to the
+/// second of these travels as a stream whose destination sends nothing.
 const CALL: u16 = 1;
 const BACKUP: u16 = 2;
 const UPLOAD: u16 = 61_000;
@@ -97,7 +97,8 @@ impl Stage {
         (report.counters.tx_bytes, report.counters.rx_bytes)
     }
 
-    /// Numbered packets both ways, so often, on one flow to this port; how long each was on its way, up and down.
+    /// Numbered packets both ways, so often, on one flow to this port; how long each was on its way, up and
+    /// down.
     fn talk(&mut self, port: u16, every: Duration, time: Duration) -> [Vec<Duration>; 2] {
         let (own, their) = self.ends(port);
         let start = self.now();

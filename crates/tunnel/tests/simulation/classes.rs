@@ -16,7 +16,8 @@ const CRITICAL: ClassId = ClassId(1);
 const BULK: ClassId = ClassId(2);
 /// The port of a call at both ends.
 const CALL: u16 = 5060;
-/// The first ports, at the client, of the connections of a backup, which is of the class `bulk`, and of others.
+/// The first ports, at the client, of the connections of a backup, which is of the class `bulk`, and of
+/// others.
 const BACKUP: u16 = 11_000;
 const WEB: u16 = 12_000;
 /// One packet of a call every 20 ms, as G.711 has them.
@@ -179,8 +180,8 @@ fn mbit(bytes: u64, time: Duration) -> f64 {
 const TIME: Duration = Duration::from_secs(10);
 const LINK: &str = "50mbit,6.5ms,queue=60ms";
 
-/// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle link, and
-/// the rates (Mbit/s) of the backup and of the others; the least of both ways.
+/// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle
+/// link, and the rates (Mbit/s) of the backup and of the others; the least of both ways.
 fn beside_a_backup(
     link: &str,
     given: Option<u64>,
@@ -228,8 +229,8 @@ fn a_call_does_not_feel_a_backup() {
 
 #[test]
 fn a_queue_that_drains_does_not_show_a_rate_that_is_too_high() {
-    // Acknowledgements of what had queued came close together. On one of eight links the queue that followed from that was taken for
-    // none, and calls had 10 to 12 ms more.
+    // Acknowledgements of what had queued came close together. On one of eight links the queue that followed
+    // from that was taken for none, and calls had 10 to 12 ms more.
     for delay in ["5ms", "5.4ms", "7.3ms"] {
         assert_unfelt(&format!("50mbit,{delay},queue=60ms"), None, Direction::Both);
     }
@@ -295,7 +296,8 @@ struct Phase {
     others: u128,
 }
 
-/// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. Returns the results of the last phase, without its first `unmeasured`.
+/// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. Returns the results of the last phase,
+/// without its first `unmeasured`.
 fn down_beside_losses(phases: &[Phase], unmeasured: Duration) -> Shared {
     let mut site = Site::new(&["150mbit,6.5ms,queue=60ms"], FlowMode::Datagram, None);
     let ours = |site: &Site, port| SocketAddr::new(site.world.address(site.client, true), port);

@@ -15,8 +15,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A second subscriber, which wants nothing and never ends.
 ///
-/// Where there is only one, `tracing` takes it for the subscriber of all threads: when a test on another thread is the
-/// first to reach an event, that thread is asked, has no subscriber, and the event is off for everybody.
+/// Where there is only one, `tracing` takes it for the subscriber of all threads: when a test on another
+/// thread is the first to reach an event, that thread is asked, has no subscriber, and the event is off for
+/// everybody.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// A log in memory.

@@ -68,7 +68,8 @@ impl Heard {
     }
 }
 
-/// Sends `each` numbered packets a millisecond in both directions; returns those received by the server and by the client.
+/// Sends `each` numbered packets a millisecond in both directions; returns those received by the server and
+/// by the client.
 fn talk(world: &mut World, client: usize, time: Duration, each: u32) -> [Heard; 2] {
     let end = world.now + time;
     world.machines[client].received.clear();

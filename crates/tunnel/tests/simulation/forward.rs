@@ -181,7 +181,8 @@ fn an_end_that_is_slow_in_the_middle_of_the_handshake_goes_on_with_it() {
                 inside.send_up();
             }
         }
-        // TLS is complete here, and the server does not know yet: earlier packets should have been answered long ago.
+        // TLS is complete here, and the server does not know yet: earlier packets should have been answered
+        // long ago.
         inside.world.now += 2000 * MS;
         inside.run(50 * MS);
         assert_eq!(inside.events, [ForwardEvent::Ready], "{early}");

@@ -38,7 +38,8 @@ fn set(world: &mut World, client: usize, link: u16, policy: LinkPolicy) {
     world.machines[client].client.set_link(now, LinkId(link), policy);
 }
 
-/// Offers `mbps` of large UDP packets in one direction; returns the rate of each link in it (Mbit/s of IP packets).
+/// Offers `mbps` of large UDP packets in one direction; returns the rate of each link in it (Mbit/s of IP
+/// packets).
 fn flood(world: &mut World, client: usize, direction: Direction, mbps: f64, time: Duration) -> Vec<f64> {
     let carried = |world: &World| -> Vec<u64> {
         let wire = |link: &crate::world::Link| {

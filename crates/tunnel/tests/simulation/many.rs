@@ -72,8 +72,8 @@ fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
     assert!(after.0 - before.0 >= 20 * (120 / 15), "{before:?}, then {after:?}");
 }
 
-/// The first client asks a host behind the server once a second, and gets an answer. Returns how many datagrams a second that took,
-/// up and down.
+/// The first client asks a host behind the server once a second, and gets an answer. Returns how many
+/// datagrams a second that took, up and down.
 fn questions(world: &mut World, seconds: usize) -> [f64; 2] {
     let ours = SocketAddr::new(world.address(0, true), 7);
     let theirs = SocketAddr::from(([203, 0, 113, 9], 7));
@@ -101,8 +101,8 @@ fn a_packet_a_second_and_its_answer_cost_three_datagrams() {
     let mut world = with_clients(1);
     world.run(5 * SECOND);
     let cost = questions(&mut world, 60);
-    // The question and the acknowledgement of the answer; the answer, with the acknowledgement of the question. Now and then clock
-    // reports leave, too.
+    // The question and the acknowledgement of the answer; the answer, with the acknowledgement of the
+    // question. Now and then clock reports leave, too.
     assert!((2.0..2.2).contains(&cost[0]) && (1.0..1.2).contains(&cost[1]), "{cost:?} a second");
 }
 

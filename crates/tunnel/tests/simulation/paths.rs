@@ -1,7 +1,7 @@
 //! The scenarios of the lab in simulated time: the same links, the same events, a model of TCP for the load.
 //!
-//! The bars are `sim_min_share` and `sim_max_gap_ms` of each scenario: the model is coarser than a kernel's TCP, so
-//! they are wider than those of `./dev bench paths`.
+//! The bars are `sim_min_share` and `sim_max_gap_ms` of each scenario: the model is coarser than a kernel's
+//! TCP, so they are wider than those of `./dev bench paths`.
 
 use std::net::SocketAddr;
 
@@ -41,7 +41,8 @@ struct Found {
 /// How the links' random numbers of a further run differ.
 const NEXT_RUN: u64 = 7919;
 
-/// The median of this run and two others. Where links lose packets at random, TCP may end its slow start early by chance.
+/// The median of this run and two others. Where links lose packets at random, TCP may end its slow start
+/// early by chance.
 fn median_with(first: Found, mut play_again: impl FnMut(u64) -> Found) -> Found {
     let mut all = [first, play_again(NEXT_RUN), play_again(2 * NEXT_RUN)];
     all.sort_by(|a, b| a.mbit.total_cmp(&b.mbit));
@@ -90,8 +91,8 @@ fn play(scenario: &Scenario, flows: u32, direction: Direction, time: Duration, s
     Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), gap }
 }
 
-/// The size of the packets (bytes) that the hosts `near` and `far` agree on, by the MSS of a SYN that both ends of the tunnel have
-/// clamped. With losses they find different MTUs.
+/// The size of the packets (bytes) that the hosts `near` and `far` agree on, by the MSS of a SYN that both
+/// ends of the tunnel have clamped. With losses they find different MTUs.
 fn negotiated_mtu(world: &mut World, client: usize, [near, far]: [SocketAddr; 2]) -> usize {
     let tcp = Tcp { flags: tcp_flags::SYN, options: vec![2, 4, 0x05, 0xb4], ..Tcp::default() };
     let syn = Packet::between(far, near).tcp_with(&tcp, &[]);
@@ -159,8 +160,8 @@ fn impair(world: &mut World, client: usize, scenario: &Scenario, index: usize, c
     link.down.change(now, &spec.down);
 }
 
-/// Plays a scenario in every direction and with every number of flows up to 4, or with its first one if all are more,
-/// and holds it to its bars.
+/// Plays a scenario in every direction and with every number of flows up to 4, or with its first one if all
+/// are more, and holds it to its bars.
 fn hold(name: &str) {
     let mut scenario =
         Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);

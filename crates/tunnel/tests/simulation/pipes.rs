@@ -105,8 +105,8 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
             "{cc}, {flows} flows {direction:?}: {:.1} and {:.1} Mbit/s, {:?} and {:?}",
             one.mbit, four.mbit, one.ping, four.ping
         );
-        // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over paths: more
-        // is lost then and its delay grows, but never beyond the link's queue.
+        // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over
+        // paths: more is lost then and its delay grows, but never beyond the link's queue.
         let (least, most) =
             if cc == CongestionControl::Bbr { (0.97, one.ping + 4 * MS) } else { (0.94, 70 * MS) };
         assert!(

@@ -64,7 +64,8 @@ fn an_idle_client_keeps_its_connection_and_its_paths() {
     assert_eq!(connections[0].received_bytes, 1_000_000);
 }
 
-/// The longest time without a byte for a connection while one of two links, of 25 ms both ways, dies without a word.
+/// The longest time without a byte for a connection while one of two links, of 25 ms both ways, dies without
+/// a word.
 fn gap_when_a_link_falls_silent(down: u16, up: u64) -> Duration {
     let delay = Duration::from_micros(12_500);
     let (mut world, client) = streams(&[(100, delay), (100, delay)]);

@@ -244,7 +244,8 @@ fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it()
         assert_eq!(world.received_by_server.len(), 1, "the server does not take it from machine {machine}");
     }
     assert_eq!(arrive(&mut world, &[initial, joined], own), 2);
-    // Another client gets others, and the server remembers them by the session's secret, the client by its wishes.
+    // Another client gets others, and the server remembers them by the session's secret, the client by its
+    // wishes.
     world.additional_addresses = 0;
     let other = world.add(TOKEN, Scheduler::Auto, &LINK);
     world.up(other);

@@ -20,8 +20,8 @@ fn slow(params: &mut ChannelParams) {
 
 fn none(_: &mut ChannelParams) {}
 
-/// Lets transfers follow each other, each of `down` kB or `up` bytes, over two links, one of which changes after `after`
-/// and is as before 2 s later; the longest of them.
+/// Lets transfers follow each other, each of `down` kB or `up` bytes, over two links, one of which changes
+/// after `after` and is as before 2 s later; the longest of them.
 fn longest(links: &[(u64, Duration)], (down, up): (u16, u64), after: Duration, change: Change) -> Duration {
     let (mut world, client) = streams(links);
     // Time to find the rates, which is not measured.

@@ -291,8 +291,8 @@ fn requests_before_settings_are_answered_once_each_after_them() {
 fn two_hundred_clients_behind_one_address_are_back_within_10_s_of_a_restart() {
     const CONNECTIONS: usize = 4 * 200;
     let mut world = World::new();
-    // The server has restarted: it knows none of them, and all connect at the same moment, with a connection for each of four
-    // classes.
+    // The server has restarted: it knows none of them, and all connect at the same moment, with a connection
+    // for each of four classes.
     let mut net = Net::new(&mut world, 20 * MS);
     for number in 0..CONNECTIONS {
         let address = format!("198.51.100.1:{}", 1000 + number);

@@ -280,8 +280,8 @@ impl Random {
     }
 }
 
-/// Connections of all sizes over two lossy links that come and go; some are broken off by the app. Every byte is
-/// compared where it arrives.
+/// Connections of all sizes over two lossy links that come and go; some are broken off by the app. Every byte
+/// is compared where it arrives.
 #[test]
 fn connections_over_links_that_come_and_go_bring_every_byte() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
@@ -343,8 +343,8 @@ fn connections_over_links_that_come_and_go_bring_every_byte() {
     assert!(all(&world) >= done, "{} destinations got all, {done} connections ended well", all(&world));
 }
 
-/// One connection each way over the links of a scenario, and the share of what they carry together that it gets at
-/// least. Headers take 4 to 5 %.
+/// One connection each way over the links of a scenario, and the share of what they carry together that it
+/// gets at least. Headers take 4 to 5 %.
 macro_rules! fills {
     ($($(#[$attribute:meta])* $name:ident $least:literal)*) => {
         $($(#[$attribute])*

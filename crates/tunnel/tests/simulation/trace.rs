@@ -1,16 +1,18 @@
 //! Worlds that repeat exactly: every datagram has the same time, path and size in every run.
 //!
-//! In: nothing, each world makes its own links, clients and traffic. Out: with `MPVPN_TRACE=DIR` one file of lines for
-//! each world, which `./dev trace` compares with those of another commit; without it each world is played twice and both
-//! records must be equal. Always holds: nothing of a record depends on the real clock, on the order of threads or on
-//! random bytes of this process.
+//! In: nothing, each world makes its own links, clients and traffic. Out: with `MPVPN_TRACE=DIR` one file of
+//! lines for each world, which `./dev trace` compares with those of another commit; without it each world is
+//! played twice and both records must be equal. Always holds: nothing of a record depends on the real clock,
+//! on the order of threads or on random bytes of this process.
 //!
-//! All randomness that changes times, paths and sizes is seeded: the QUIC library by `TransportOptions::rng_seed` (packet numbers that
-//! are skipped, the length of a reserved transport parameter, key phases, resets), links by their numbers, session
-//! secrets by a counter. Values that cannot be seeded have a fixed length: TLS randoms and key shares (aws-lc), signatures
-//! (Ed25519, where those of ECDSA vary in length), connection IDs and the keys of tokens (thread-local generators of the
-//! library). The library iterates over no map whose order is random. `ln` and `cbrt` come from the C library of the
-//! machine, so records of machines with different ones may differ; both sides of a comparison run on one machine.
+//! All randomness that changes times, paths and sizes is seeded: the QUIC library by
+//! `TransportOptions::rng_seed` (packet numbers that are skipped, the length of a reserved transport
+//! parameter, key phases, resets), links by their numbers, session secrets by a counter. Values that cannot
+//! be seeded have a fixed length: TLS randoms and key shares (aws-lc), signatures (Ed25519, where those of
+//! ECDSA vary in length), connection IDs and the keys of tokens (thread-local generators of the library). The
+//! library iterates over no map whose order is random. `ln` and `cbrt` come from the C library of the
+//! machine, so records of machines with different ones may differ; both sides of a comparison run on one
+//! machine.
 
 mod worlds;
 
@@ -155,7 +157,8 @@ fn datagrams(world: &mut World, client: usize, [up, down]: [u32; 2], bytes: usiz
     }
 }
 
-/// TCP flows through packets, and which of them go up; those of a client must have other ports than those before.
+/// TCP flows through packets, and which of them go up; those of a client must have other ports than those
+/// before.
 type Flows = Vec<(bool, Flow)>;
 
 /// So many flows up and down, from the port `from` on.

@@ -35,8 +35,8 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
     (head.expect("a head comes first"), content)
 }
 
-/// Makes one request over a new connection, until `turn` returns that it is complete. That is called for each event on the
-/// request's stream, and once in each millisecond without one.
+/// Makes one request over a new connection, until `turn` returns that it is complete. That is called for each
+/// event on the request's stream, and once in each millisecond without one.
 fn converse(
     server: &mut Server,
     request: &Headers,

@@ -1,8 +1,8 @@
-//! What a tunnel costs at the rates that links have: processor time of each end a GB, wake-ups and system calls a packet, and the
-//! round trip beside the load. Links have 20 ms of round trip.
+//! What a tunnel costs at the rates that links have: processor time of each end a GB, wake-ups and system
+//! calls a packet, and the round trip beside the load. Links have 20 ms of round trip.
 //!
-//! In: options. Out: a figure for every load, as a ratio to a plain copy of packets in the same round. Always holds: the compared
-//! systems are measured in turn.
+//! In: options. Out: a figure for every load, as a ratio to a plain copy of packets in the same round. Always
+//! holds: the compared systems are measured in turn.
 
 use std::{
     collections::BTreeMap,
@@ -108,8 +108,9 @@ impl Load {
         Testbed::new(&vec![link.as_str(); self.links])
     }
 
-    /// Only mpvpn uses several links; idling says something of mpvpn only, and is the same whatever flows would travel as. An idle
-    /// run takes two minutes and has no baseline to be compared with in turn, so one is enough.
+    /// Only mpvpn uses several links; idling says something of mpvpn only, and is the same whatever flows
+    /// would travel as. An idle run takes two minutes and has no baseline to be compared with in turn, so
+    /// one is enough.
     fn measures(&self, system: System, round: u32) -> bool {
         let is_ours = matches!(system, System::Mpvpn | System::MpvpnStream);
         match self.traffic {
@@ -233,7 +234,8 @@ fn figures<'a>(outcome: &mut Outcome, load: &Load, runs: impl Fn(System) -> &'a 
     }
 }
 
-/// Runs one load through one system, started for it. `counts_calls`: also counts system calls, if the load is one of a quick run.
+/// Runs one load through one system, started for it. `counts_calls`: also counts system calls, if the load is
+/// one of a quick run.
 fn measure(load: &Load, system: System, counts_calls: bool, options: &Options) -> Result<Run, String> {
     let testbed = load.testbed();
     let tunnel = system.start(&testbed)?;

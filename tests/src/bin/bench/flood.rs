@@ -1,8 +1,9 @@
 //! Effect of floods on a connected client and on a new one, and the server's memory.
 //!
-//! Each flood goes to the measured server, and, as the baseline, to a second server of the same kind on the same machine: so
-//! the processors have the same work, and what differs is the server's own fault. wireguard-go stands in the same table, if it
-//! is installed; its baseline is a flood to a port where nothing listens.
+//! Each flood goes to the measured server, and, as the baseline, to a second server of the same kind on the
+//! same machine: so the processors have the same work, and what differs is the server's own fault.
+//! wireguard-go stands in the same table, if it is installed; its baseline is a flood to a port where nothing
+//! listens.
 
 use std::{
     net::SocketAddrV4,

@@ -1,8 +1,8 @@
 //! The rigs: measure the release build in emulated networks, and compare each figure with its bar.
 //!
-//! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` lists rigs and options. The table goes to
-//! stdout; report, raw values and plots go to `target/bench/`. Exit code 1: a bar was missed, or with `--against` a figure
-//! is worse.
+//! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` lists rigs and options. The
+//! table goes to stdout; report, raw values and plots go to `target/bench/`. Exit code 1: a bar was missed,
+//! or with `--against` a figure is worse.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
 
 mod against;

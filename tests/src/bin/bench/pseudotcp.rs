@@ -1,5 +1,5 @@
-//! HTTP downloads over persistent connections, through the tunnel with TCP on streams and beside the tunnel, in turn: measures
-//! the cost of the split-TCP proxy.
+//! HTTP downloads over persistent connections, through the tunnel with TCP on streams and beside the tunnel,
+//! in turn: measures the cost of the split-TCP proxy.
 
 use std::{net::Ipv4Addr, thread, time::Duration};
 
@@ -22,7 +22,8 @@ use crate::{
 const RIG: &str = "pseudotcp";
 /// Sizes, bytes, and the number of consecutive downloads of each.
 const SIZES: [(u64, u32); 5] = [(10_000, 9), (100_000, 9), (1_000_000, 9), (10_000_000, 3), (100_000_000, 1)];
-/// Maximum size of the uncounted download before each series, bytes: it lets the congestion window grow again.
+/// Maximum size of the uncounted download before each series, bytes: it lets the congestion window grow
+/// again.
 const MAX_WARM_UP_BYTES: u64 = 1_000_000;
 /// Number of rounds in which both routes are measured.
 const ROUNDS: u32 = 5;

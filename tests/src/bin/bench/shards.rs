@@ -1,4 +1,5 @@
-//! Effect of a second link and a second shard over links without a rate limit, where processors are the bottleneck.
+//! Effect of a second link and a second shard over links without a rate limit, where processors are the
+//! bottleneck.
 
 use std::thread;
 
@@ -39,8 +40,8 @@ const SETUPS: [Setup; 3] = [
 /// Numbers of TCP flows and directions.
 const LOADS: [(u32, Direction); 4] =
     [(1, Direction::Up), (1, Direction::Down), (8, Direction::Up), (8, Direction::Down)];
-/// Minimum ratio of two shards to one on machines with up to two processors: a second shard must not cost throughput, and
-/// runs vary by 5 %. Larger: noise fails the rig. Smaller: a loss of throughput passes.
+/// Minimum ratio of two shards to one on machines with up to two processors: a second shard must not cost
+/// throughput, and runs vary by 5 %. Larger: noise fails the rig. Smaller: a loss of throughput passes.
 const MIN_RATIO_WITH_SHARED_CORES: f64 = 0.95;
 
 pub(crate) fn run(options: &Options) -> Outcome {

@@ -25,7 +25,8 @@ pub(crate) struct Timeline {
     pub(crate) marks: Vec<(f64, &'static str)>,
 }
 
-/// Draws panels below each other, with the same scales; returns SVG. `began` and `ended` name the ends of the impairment.
+/// Draws panels below each other, with the same scales; returns SVG. `began` and `ended` name the ends of the
+/// impairment.
 pub(crate) fn draw(title: &str, below: &str, (began, ended): (&str, &str), panels: &[Timeline]) -> String {
     let mut svg = Svg::default();
     svg.text(PANEL_LEFT, 36.0, "start", 21, TEXT_COLOUR, title);

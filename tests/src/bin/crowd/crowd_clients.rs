@@ -1,9 +1,9 @@
 //! Thousands of clients in one thread.
 //!
-//! In: the server's address, the number of clients, and how many may connect at the same time. Out: the numbers of connected
-//! clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes, all of whose
-//! packets belong to `default`, and a UDP socket; only the TUN device is missing. Always holds: every client performs a full
-//! handshake, because clients do not share TLS tickets.
+//! In: the server's address, the number of clients, and how many may connect at the same time. Out: the
+//! numbers of connected clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with
+//! the built-in classes, all of whose packets belong to `default`, and a UDP socket; only the TUN device is
+//! missing. Always holds: every client performs a full handshake, because clients do not share TLS tickets.
 
 use std::{
     collections::BTreeSet,
@@ -45,7 +45,8 @@ const MAX_POLL_WAIT: Duration = Duration::from_millis(20);
 const MAX_POLL_WAIT_TALKING: Duration = Duration::from_millis(1);
 /// Clients whose timers are handled before datagrams are received again, as a server does.
 const MAX_TIMERS: usize = 16;
-/// A client whose timer is handled later than this was not served meanwhile, as a machine of its own would have.
+/// A client whose timer is handled later than this was not served meanwhile, as a machine of its own would
+/// have.
 const MAX_LATE: Duration = Duration::from_millis(40);
 /// The server's address in the tunnel.
 const TUNNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -71,8 +72,8 @@ struct SharedCounters {
 }
 
 impl Crowd {
-    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time. Each has an address of its own in
-    /// [`SOURCES`], because a server limits how fast connections come from one address.
+    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time. Each has an address of
+    /// its own in [`SOURCES`], because a server limits how fast connections come from one address.
     pub(crate) fn start(
         testbed: &Testbed,
         host: Host,
@@ -105,7 +106,8 @@ impl Crowd {
         self.began.elapsed()
     }
 
-    /// From now on each client sends an ICMP echo request to the server's address in the tunnel a second, or no more.
+    /// From now on each client sends an ICMP echo request to the server's address in the tunnel a second, or
+    /// no more.
     pub(crate) fn talk(&self, talk: bool) {
         self.counters.talk.store(talk, Relaxed);
     }
@@ -286,7 +288,8 @@ impl CrowdClients {
         }
     }
 
-    /// Takes one datagram of a client. If there is another, epoll says so again; to ask for it would be a second call for each.
+    /// Takes one datagram of a client. If there is another, epoll says so again; to ask for it would be a
+    /// second call for each.
     fn receive(&mut self, now: Instant, number: usize) {
         let mut datagram = [0; 2048];
         let client = &mut self.all[number];

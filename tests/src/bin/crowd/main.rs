@@ -1,9 +1,9 @@
 //! Measures the cost of thousands of idle clients for a server, and their effect on a busy client.
 //!
-//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS] [--talk SECONDS] [--dashboard SECONDS]` runs a server and a
-//! busy client of the release build in namespaces, connects N idle clients that run in this process, and compares before and
-//! after; with `--talk` also while each of them sends and gets a packet a second. The table goes to stdout. Exit code 1: the bar
-//! was missed.
+//! `crowd [--clients N] [--at-once N] [--idle SECONDS] [--load SECONDS] [--talk SECONDS] [--dashboard
+//! SECONDS]` runs a server and a busy client of the release build in namespaces, connects N idle clients that
+//! run in this process, and compares before and after; with `--talk` also while each of them sends and gets a
+//! packet a second. The table goes to stdout. Exit code 1: the bar was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
 
 mod crowd_clients;
@@ -27,7 +27,8 @@ use mpvpn_tests::{
 
 use crowd_clients::Crowd;
 
-/// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no link with them.
+/// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no
+/// link with them.
 const SERVER: &str = "198.51.100.1:4433";
 /// Bar: maximum memory of the server per idle client, KiB.
 const MAX_IDLE_CLIENT_KIB: f64 = 72.0;

@@ -26,8 +26,8 @@ fn a_changed_rate_counts_within_a_second_for_what_runs() {
     let alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
     let iperf = IperfServer::start(&site.testbed, Host::Inet, 5201);
     reaches(&site.testbed, Host::Client, &inet4());
-    // UDP travels as packets, and TCP to the internet as streams. Neither is late because something before it was lost, as
-    // TCP in packets is after a rate was lowered.
+    // UDP travels as packets, and TCP to the internet as streams. Neither is late because something before it
+    // was lost, as TCP in packets is after a rate was lowered.
     let start_udp = || iperf.udp(&site.testbed, Host::Client, &inet4(), 30, Direction::Down, 10);
     let start_tcp = || iperf.tcp(&site.testbed, Host::Client, &inet4(), 4, Direction::Down, 10);
     let starts: [(&str, &dyn Fn() -> IperfRun, f64, f64); 2] =

@@ -17,7 +17,8 @@ use mpvpn_tests::{
 
 use super::{echo, listen_behind_server};
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_GROWTH_BYTES: u64 = 16 << 20;
 const SERVER_ADDRESS: [&str; 2] = ["192.0.2.1", "4433"];
@@ -131,7 +132,8 @@ fn protocol_violations_of_a_client_get_the_right_error_and_affect_no_other_clien
     assert!(grown < MAX_GROWTH_BYTES, "grew by {grown} bytes");
 }
 
-/// Behaviours of the hostile server, the HTTP/3 error code with which the client must close, and a part of its log message.
+/// Behaviours of the hostile server, the HTTP/3 error code with which the client must close, and a part of
+/// its log message.
 const BEHAVIOURS: [(&str, u64, &str); 23] = [
     ("unknown_frames_and_noise", 0x100, "the server has not answered the request"),
     ("cut_capsule", 0x10e, "capsule of type 0x1 ends inside an entry"),

@@ -10,7 +10,8 @@ use mpvpn_tests::{
     testbed::{Family, Host, SERVER, TUNNEL, Testbed, inet, inet4},
 };
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Address of the Go server, and its addresses inside the tunnel.
 const GO_SERVER: &str = "192.0.2.1:4434";

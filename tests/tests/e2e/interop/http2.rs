@@ -17,7 +17,8 @@ use mpvpn_tests::{
 
 use super::{echo, echo_udp_behind_server, listen_behind_server};
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const SERVER_ADDRESS: [&str; 2] = ["192.0.2.1", "4433"];
 const PROXY: &str = "https://192.0.2.1:4433";

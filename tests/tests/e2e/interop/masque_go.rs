@@ -14,7 +14,8 @@ use mpvpn_tests::{
 
 use super::echo_udp_behind_server;
 
-/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes that long.
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const OUR_TEMPLATE: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/";
 const GO_SERVER: &str = "192.0.2.1:4434";

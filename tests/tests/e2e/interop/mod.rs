@@ -1,4 +1,5 @@
-//! Tests with other MASQUE implementations. `docs/protocol.md` lists the versions, `tests/interop` has the programs.
+//! Tests with other MASQUE implementations. `docs/protocol.md` lists the versions, `tests/interop` has the
+//! programs.
 
 use std::{
     io,
@@ -22,8 +23,8 @@ fn address_behind_server(family: Family, port: u16) -> SocketAddr {
     SocketAddr::new(inet(family).parse().expect("an address"), port)
 }
 
-/// Accepts `connections` connections on the host behind the server. Returns its address, and the result of `serve` for the last
-/// connection.
+/// Accepts `connections` connections on the host behind the server. Returns its address, and the result of
+/// `serve` for the last connection.
 fn listen_behind_server<T: Send + 'static>(
     testbed: &Testbed,
     family: Family,

@@ -75,7 +75,8 @@ fn behind_firewall(test: &str, layers: &[&str], enable: impl FnOnce(&Machine)) {
         remove(&site.server);
         site.server.run(&["apt-get", "purge", "--yes", "mpvpn"]);
         if test == "firewalld" {
-            // It writes a file for each zone that was ever changed, and has chains for zones that were ever used.
+            // It writes a file for each zone that was ever changed, and has chains for zones that were ever
+            // used.
             site.server.run(&["firewall-cmd", "--reload"]);
         }
         let mut differences = before.differences(&Snapshot::take(&site.server));

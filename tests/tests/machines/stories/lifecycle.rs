@@ -130,8 +130,8 @@ fn exposure(machine: &Machine, (unit, bar): (&str, f64)) {
     at_most(&format!("exposure of {unit}"), level, bar, "points");
 }
 
-/// A warning says that something was lost, which must not happen on a machine where nothing is wrong. Tokens are for those who
-/// have them, not for those who read journals.
+/// A warning says that something was lost, which must not happen on a machine where nothing is wrong. Tokens
+/// are for those who have them, not for those who read journals.
 fn has_a_clean_journal(machine: &Machine) {
     let args = ["journalctl", "--no-pager", "--output", "cat", "--unit", "mpvpn-*"];
     let journal = machine.run(&args);

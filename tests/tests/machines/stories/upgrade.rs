@@ -47,8 +47,8 @@ pub(super) fn run() {
     }
 }
 
-/// Upgrades a machine while a client downloads from the internet, and pings the server's address in the tunnel, which nobody
-/// else answers. Returns the longest gap between two answers.
+/// Upgrades a machine while a client downloads from the internet, and pings the server's address in the
+/// tunnel, which nobody else answers. Returns the longest gap between two answers.
 fn upgrade(machine: &Machine, client: &Machine, in_tunnel: &str, package: &Path) -> Duration {
     let seconds = SECONDS.to_string();
     let load = ["iperf3", "--client", INTERNET, "--reverse", "--bitrate", "10M", "--time", &seconds];

@@ -179,7 +179,8 @@ impl ClassCheck<'_> {
         Err(self.error_at(table, Key::Tun, why))
     }
 
-    /// Refuses rules that can never decide, because an earlier one matches all their packets or because they match none.
+    /// Refuses rules that can never decide, because an earlier one matches all their packets or because they
+    /// match none.
     fn rules(&self, rules: &[MatchRule]) -> Result<()> {
         let Some(first) = rules_of(rules).unreachable().into_iter().next() else { return Ok(()) };
         let why = match first.reason {

@@ -37,8 +37,8 @@ pub struct Classification {
     pub packet: String,
     /// The name of its class.
     pub class: String,
-    /// The number of the rule that decided, in the order of evaluation from 1; `None` if no rule matches, or if the kernel
-    /// steers the packet.
+    /// The number of the rule that decided, in the order of evaluation from 1; `None` if no rule matches, or
+    /// if the kernel steers the packet.
     pub rule: Option<usize>,
     /// The file that defines the rule; `None` for a built-in rule.
     pub file: Option<PathBuf>,

@@ -14,12 +14,14 @@ pub(in crate::config) enum ClassReload {
     Unchanged,
     /// The new classes are in use.
     Applied,
-    /// TUN devices of classes or their steering rules differ. These are created at the start only, so nothing changed.
+    /// TUN devices of classes or their steering rules differ. These are created at the start only, so nothing
+    /// changed.
     NeedsRestart,
 }
 
 impl ClientConfig {
-    /// Replaces the classes and rules. A class that stays keeps its number, which identifies its connection and sockets.
+    /// Replaces the classes and rules. A class that stays keeps its number, which identifies its connection
+    /// and sockets.
     pub(in crate::config) fn reload_classes(
         &mut self,
         classes: Vec<ClassConfig>,
@@ -49,7 +51,8 @@ fn devices(classes: &[ClassConfig]) -> BTreeMap<&str, &str> {
     classes.iter().filter_map(|class| Some((class.name.as_str(), class.tun.as_deref()?))).collect()
 }
 
-/// The new classes, sorted by their final numbers, and a map from their numbers in the new file to the final ones.
+/// The new classes, sorted by their final numbers, and a map from their numbers in the new file to the final
+/// ones.
 fn renumbered(
     old: &[ClassConfig],
     mut new: Vec<ClassConfig>,

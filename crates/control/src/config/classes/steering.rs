@@ -1,5 +1,5 @@
-//! Rules on firewall mark, VLAN and incoming interface. A packet read from a TUN device does not show these any more, so the
-//! kernel evaluates such rules and steers matching packets into the TUN device of the class.
+//! Rules on firewall mark, VLAN and incoming interface. A packet read from a TUN device does not show these
+//! any more, so the kernel evaluates such rules and steers matching packets into the TUN device of the class.
 
 use std::fmt;
 
@@ -8,8 +8,9 @@ use mpvpn_class::{Rule, Rules};
 use super::{ClassConfig, RuleOrigin};
 use crate::config::{is_link_name, values::Text};
 
-/// Bits of the firewall mark that mpvpn itself sets to steer packets (docs/design/machine.md): rules on them could not match.
-/// More bits would leave fewer for other programs; fewer could not number the devices of 8 classes.
+/// Bits of the firewall mark that mpvpn itself sets to steer packets (docs/design/machine.md): rules on them
+/// could not match. More bits would leave fewer for other programs; fewer could not number the devices of 8
+/// classes.
 const RESERVED_MARK_BITS: u32 = 0x0f00_0000;
 
 /// A rule by which the kernel steers packets into the TUN device of a class.
@@ -131,7 +132,8 @@ impl Text for Ingress {
     }
 }
 
-/// Why the kernel cannot steer by a rule; `None` if it can. `tuns`: the TUN devices of the client and of its classes.
+/// Why the kernel cannot steer by a rule; `None` if it can. `tuns`: the TUN devices of the client and of its
+/// classes.
 pub(super) fn steering_error(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
     let SteeringRule { rule, kernel_match, .. } = found;
     let key = kernel_match.key();

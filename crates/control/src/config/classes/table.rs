@@ -62,8 +62,9 @@ impl JsonSchema for ClassTables {
     }
 }
 
-/// A class of traffic. The classes `default`, `critical` and `bulk` are always there; a table with such a name changes
-/// that class. `critical` has `priority`, `max = "50%"` and `dscp = "ef"`; `bulk` has `weight = 1` and `dscp = "cs1"`.
+/// A class of traffic. The classes `default`, `critical` and `bulk` are always there; a table with such a
+/// name changes that class. `critical` has `priority`, `max = "50%"` and `dscp = "ef"`; `bulk` has `weight =
+/// 1` and `dscp = "cs1"`.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "class")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
@@ -71,7 +72,8 @@ pub(super) struct Table {
     /// Name of the class: 1 to 16 lower-case letters, digits, `-` or `_`
     #[schemars(schema_with = "schema::one::<ClassName>")]
     name: Spanned<Parsed<ClassName>>,
-    /// How TCP connections of the class travel where no `[[lane-rule]]` matches [default: the key `lane` of the file]
+    /// How TCP connections of the class travel where no `[[lane-rule]]` matches [default: the key `lane` of
+    /// the file]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<FlowMode>")]
     lane: Option<FlowMode>,
@@ -83,13 +85,13 @@ pub(super) struct Table {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Scheduler>")]
     scheduler: Option<Scheduler>,
-    /// Number of links on which each packet is sent, 1 to 4. More copies get through outages without a gap, and cost
-    /// that many times the data [default: 1]
+    /// Number of links on which each packet is sent, 1 to 4. More copies get through outages without a gap,
+    /// and cost that many times the data [default: 1]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Copies>")]
     copies: Option<Copies>,
-    /// Forward error correction, for lossy links where a retransmission would come too late: off, auto, or a fixed
-    /// rate, as in `10+2` for 2 repair packets per 10 packets [default: off]
+    /// Forward error correction, for lossy links where a retransmission would come too late: off, auto, or a
+    /// fixed rate, as in `10+2` for 2 repair packets per 10 packets [default: off]
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Fec>")]
     fec: Option<Fec>,
@@ -97,31 +99,33 @@ pub(super) struct Table {
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Weight>")]
     weight: Option<Weight>,
-    /// Rate that the class gets of each link whenever it needs it, in bit/s or as a part of the link [default: none]
+    /// Rate that the class gets of each link whenever it needs it, in bit/s or as a part of the link
+    /// [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<Portion>")]
     pub(super) min: Option<Spanned<Parsed<Portion>>>,
-    /// Limit on each link, in bit/s or as a part of the link; with `priority` the limit up to which the class precedes
-    /// others [default: none]
+    /// Limit on each link, in bit/s or as a part of the link; with `priority` the limit up to which the
+    /// class precedes others [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<Portion>")]
     max: Option<Spanned<Parsed<Portion>>>,
-    /// DSCP of the tunnel's packets that carry the class (RFC 2474), for networks that treat packets by it [default:
-    /// the `dscp` of the `[[link]]`]
+    /// DSCP of the tunnel's packets that carry the class (RFC 2474), for networks that treat packets by it
+    /// [default: the `dscp` of the `[[link]]`]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     dscp: Option<Dscp>,
-    /// Links that the class uses as long as one of them works, names or patterns; others only if none does [default:
-    /// all]
+    /// Links that the class uses as long as one of them works, names or patterns; others only if none does
+    /// [default: all]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
     prefer: Option<Spanned<LinkPatterns>>,
-    /// Links that the class never uses, names or patterns; for example a metered link for backups [default: none]
+    /// Links that the class never uses, names or patterns; for example a metered link for backups [default:
+    /// none]
     #[serde(default)]
     #[schemars(schema_with = "schema::some::<LinkPattern>")]
     exclude: Option<Spanned<LinkPatterns>>,
-    /// Name of a TUN device for the class: all packets of this device belong to the class. Set it where routes or
-    /// firewall marks shall choose the class [default: none]
+    /// Name of a TUN device for the class: all packets of this device belong to the class. Set it where
+    /// routes or firewall marks shall choose the class [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<String>")]
     tun: Option<Spanned<Parsed<String>>>,
@@ -227,8 +231,8 @@ struct MatchEntry {
     kernel_match: KernelMatch,
 }
 
-/// Packets that belong to the class: those that match every key of the table. A key with a list matches if one of its
-/// values does.
+/// Packets that belong to the class: those that match every key of the table. A key with a list matches if
+/// one of its values does.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "class.match")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class.match]]")]
@@ -257,21 +261,23 @@ struct MatchTable {
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Dscp>")]
     dscp: Vec<Dscp>,
-    /// Domain names to which DNS gave the address of the far end: `example.com` is this name and all below it,
-    /// `*.example.com` only those below it [default: all]
+    /// Domain names to which DNS gave the address of the far end: `example.com` is this name and all below
+    /// it, `*.example.com` only those below it [default: all]
     #[serde(default, deserialize_with = "some")]
     #[schemars(schema_with = "schema::some::<DomainPattern>")]
     domain: Vec<DomainPattern>,
-    /// Firewall marks, as a value or as value and mask; only for a class with `tun`, not together with `domain`
-    /// [default: all]
+    /// Firewall marks, as a value or as value and mask; only for a class with `tun`, not together with
+    /// `domain` [default: all]
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Mark>")]
     mark: Vec<Mark>,
-    /// VLAN IDs, 1 to 4094 (IEEE 802.1Q); only for a class with `tun`, not together with `domain` [default: all]
+    /// VLAN IDs, 1 to 4094 (IEEE 802.1Q); only for a class with `tun`, not together with `domain` [default:
+    /// all]
     #[serde(default, deserialize_with = "some_or_numbers")]
     #[schemars(schema_with = "schema::some_or_numbers::<Vlan>")]
     vlan: Vec<Vlan>,
-    /// Interfaces by which the packet comes in; only for a class with `tun`, not together with `domain` [default: all]
+    /// Interfaces by which the packet comes in; only for a class with `tun`, not together with `domain`
+    /// [default: all]
     #[serde(default, deserialize_with = "some")]
     #[schemars(schema_with = "schema::some::<Ingress>")]
     ingress: Vec<Ingress>,

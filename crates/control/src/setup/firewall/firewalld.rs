@@ -1,8 +1,9 @@
-//! firewalld: a service of our own in the zone of the interface to the internet, and the TUN device in the zone `trusted`, which
-//! forwards.
+//! firewalld: a service of our own in the zone of the interface to the internet, and the TUN device in the
+//! zone `trusted`, which forwards.
 //!
-//! Permanent settings and those that are in force now are changed apart, because a reload of firewalld would take away what
-//! others have set for now only. A new service is in force only after a reload, so until then its ports are.
+//! Permanent settings and those that are in force now are changed apart, because a reload of firewalld would
+//! take away what others have set for now only. A new service is in force only after a reload, so until then
+//! its ports are.
 
 use super::{NOT_NEEDED, Openings};
 use crate::setup::plan::{Action, Step};
@@ -19,7 +20,8 @@ pub struct Firewalld {
     pub permanent: String,
     /// The output of `firewall-cmd --list-all-zones`.
     pub runtime: String,
-    /// The output of `firewall-cmd --permanent --service=TAG --get-ports`; `None` if there is no such service.
+    /// The output of `firewall-cmd --permanent --service=TAG --get-ports`; `None` if there is no such
+    /// service.
     pub service_ports: Option<String>,
 }
 
@@ -176,7 +178,8 @@ fn removal(is_permanent: bool, zone: &str, kind: &str, value: &str) -> Step {
     Step::new(command(is_permanent, zone, "remove", kind, value), NOT_NEEDED, Some(undo))
 }
 
-/// The zones in the output of `firewall-cmd --list-all-zones`: a name at the start of a line, then indented fields.
+/// The zones in the output of `firewall-cmd --list-all-zones`: a name at the start of a line, then indented
+/// fields.
 fn zones(shown: &str) -> Vec<Zone> {
     let mut zones: Vec<Zone> = Vec::new();
     for line in shown.lines().filter(|line| !line.trim().is_empty()) {

@@ -1,4 +1,5 @@
-//! Rules in the chains `INPUT` and `FORWARD` of iptables, where they drop, with a comment. Docker makes `FORWARD` drop.
+//! Rules in the chains `INPUT` and `FORWARD` of iptables, where they drop, with a comment. Docker makes
+//! `FORWARD` drop.
 
 use super::{DNS_PORT, NOT_NEEDED, Rule};
 use crate::setup::plan::{Action, Step};
@@ -45,8 +46,8 @@ pub(super) fn dropping_chains(saved: &str) -> Vec<&str> {
     dropping.map(|chain| chain.name).collect()
 }
 
-/// The steps by which the chains that drop have these rules with the comment `tag`, and no chain another one with it. `program`
-/// changes what was `saved`.
+/// The steps by which the chains that drop have these rules with the comment `tag`, and no chain another one
+/// with it. `program` changes what was `saved`.
 pub(super) fn changes(program: &str, saved: &str, tag: &str, rules: &[Rule]) -> Vec<Step> {
     let dropping = dropping_chains(saved);
     let mark = format!("--comment {tag} ");

@@ -1,8 +1,9 @@
 //! Rules in the chains of nftables that drop, with a comment.
 //!
-//! A chain drops if its policy does, or if it ends with a rule that drops or rejects everything. In the first case a rule goes to
-//! its end, in the second before the last rule: what the chain refuses earlier stays refused. Chains that iptables made belong
-//! to iptables, those of firewalld and ufw to these, and those of mpvpn to its processes.
+//! A chain drops if its policy does, or if it ends with a rule that drops or rejects everything. In the first
+//! case a rule goes to its end, in the second before the last rule: what the chain refuses earlier stays
+//! refused. Chains that iptables made belong to iptables, those of firewalld and ufw to these, and those of
+//! mpvpn to its processes.
 
 use std::fmt;
 
@@ -111,7 +112,8 @@ fn ends_in_drop(ruleset: &Value, chain: &Chain, rule: &Value, jumps: usize) -> b
     rules_of(ruleset, &target).last().is_some_and(|rule| ends_in_drop(ruleset, &target, rule, jumps - 1))
 }
 
-/// The steps by which the chains that drop have these rules with the comment `tag`, and no chain another one with it.
+/// The steps by which the chains that drop have these rules with the comment `tag`, and no chain another one
+/// with it.
 pub(super) fn changes(ruleset: &Value, has_ufw: bool, tag: &str, rules: &[Rule]) -> Vec<Step> {
     let wanted: Vec<(NftRule, &Rule, Option<u64>)> = dropping_chains(ruleset, has_ufw)
         .iter()
@@ -235,8 +237,8 @@ mod tests {
         *,
     };
 
-    /// As nft 1.0.6 lists it: an input chain that drops by policy, a forward chain whose last rule rejects, an output chain, a
-    /// chain that other rules jump to.
+    /// As nft 1.0.6 lists it: an input chain that drops by policy, a forward chain whose last rule rejects,
+    /// an output chain, a chain that other rules jump to.
     const RULESET: &str = r#"{"nftables": [
         {"chain": {"family": "inet", "table": "filter", "name": "input", "handle": 1, "type": "filter", "hook": "input", "prio": 0, "policy": "drop"}},
         {"chain": {"family": "inet", "table": "filter", "name": "forward", "handle": 2, "type": "filter", "hook": "forward", "prio": 0, "policy": "accept"}},

@@ -3,8 +3,8 @@
 use super::{DNS_PORT, NOT_NEEDED, Rule, adding};
 use crate::setup::plan::{Action, Step};
 
-/// The steps by which ufw has these rules with the comment `tag`, and no others with it. `added` is the output of
-/// `ufw show added`.
+/// The steps by which ufw has these rules with the comment `tag`, and no others with it. `added` is the
+/// output of `ufw show added`.
 pub(super) fn changes(added: &str, tag: &str, rules: &[Rule]) -> Vec<Step> {
     let mark = format!(" comment '{tag}'");
     let lines = || added.lines().filter_map(|line| line.trim().strip_prefix("ufw "));

@@ -1,5 +1,5 @@
-//! Measures QUIC over a link: two clients, each from its own port, make a connection without a tunnel. The second
-//! port shows how a NAT assigns ports.
+//! Measures QUIC over a link: two clients, each from its own port, make a connection without a tunnel. The
+//! second port shows how a NAT assigns ports.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -85,8 +85,8 @@ pub(super) fn probe(bind_options: &BindOptions, remote: SocketAddr, config: &Tun
     outcome(probes, bind_options, remote, start, now)
 }
 
-/// Whether the first client, which provides the figures, has everything. The second one only needs its observed
-/// address, which comes with the handshake.
+/// Whether the first client, which provides the figures, has everything. The second one only needs its
+/// observed address, which comes with the handshake.
 fn is_finished(probes: &mut [UdpProbe; 2], start: Instant, now: Instant) -> bool {
     let first = &mut probes[0];
     let since = |at: Instant| now.saturating_duration_since(at);

@@ -1,8 +1,8 @@
 //! One QUIC connection of the gateway to its own server: a socket on the loopback, and a task that drives it.
 //!
-//! In: requests, and the bytes and datagrams of their streams. Out: responses, and bytes and datagrams from the
-//! server. Always holds: a waiting task is woken when it can continue or when the connection closes; the connection
-//! closes when nobody uses it any more.
+//! In: requests, and the bytes and datagrams of their streams. Out: responses, and bytes and datagrams from
+//! the server. Always holds: a waiting task is woken when it can continue or when the connection closes; the
+//! connection closes when nobody uses it any more.
 
 use std::{
     collections::BTreeMap,
@@ -32,8 +32,8 @@ use crate::packet_io::{for_each_datagram, outgoing};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Receive calls before the packets are processed. More: longer turns. Fewer: system calls. Chosen.
 const MAX_RECV_CALLS: usize = 8;
-/// A read returns at least this many bytes if they have arrived. Larger: fewer, larger writes to the client, more
-/// memory. Chosen.
+/// A read returns at least this many bytes if they have arrived. Larger: fewer, larger writes to the client,
+/// more memory. Chosen.
 const MIN_READ_BYTES: usize = 32 << 10;
 /// Messages (datagrams, or GRO batches of them) of one receive call.
 const MAX_MESSAGES_PER_RECV: usize = 8;
@@ -82,7 +82,8 @@ impl RequestWakers {
 }
 
 impl GatewayConnection {
-    /// Opens a connection from `socket` to the server at `to`. `guards` is dropped when the connection has closed.
+    /// Opens a connection from `socket` to the server at `to`. `guards` is dropped when the connection has
+    /// closed.
     pub(super) fn open(
         setup: &ClientSetup,
         to: SocketAddr,
@@ -206,7 +207,8 @@ impl GatewayRequest {
         .await
     }
 
-    /// The next bytes from the server, of several packets if they have arrived; `None` at the end of the stream.
+    /// The next bytes from the server, of several packets if they have arrived; `None` at the end of the
+    /// stream.
     pub(super) fn poll_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let (mut state, now) = (self.lock(), Instant::now());
         let State { forwarder, requests, .. } = &mut *state;

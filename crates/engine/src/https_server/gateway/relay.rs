@@ -1,8 +1,8 @@
 //! Relays bytes between a client's stream and a request that the server accepted.
 //!
-//! In: the client's stream, and a [`GatewayRequest`]. Always holds: nothing is read that the other side has no space
-//! for, beyond one read; an end on one side is an end on the other, an abort an abort; datagrams that the client does
-//! not take in time are dropped and do not delay others for long.
+//! In: the client's stream, and a [`GatewayRequest`]. Always holds: nothing is read that the other side has
+//! no space for, beyond one read; an end on one side is an end on the other, an abort an abort; datagrams
+//! that the client does not take in time are dropped and do not delay others for long.
 
 use std::{
     future::poll_fn,
@@ -24,7 +24,8 @@ use super::connection::GatewayRequest;
 
 /// Bytes of one read from a client. Larger: memory per request. Smaller: system calls. Chosen.
 const CLIENT_READ_BYTES: usize = 16 << 10;
-/// Bytes of datagrams encoded into one write to the client. Larger: delay behind them. Smaller: system calls. Chosen.
+/// Bytes of datagrams encoded into one write to the client. Larger: delay behind them. Smaller: system calls.
+/// Chosen.
 const MAX_DATAGRAM_BATCH_BYTES: usize = 16 << 10;
 /// Steps of one direction before other tasks get their turn. Chosen.
 const MAX_STEPS_PER_POLL: usize = 64;

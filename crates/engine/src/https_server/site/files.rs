@@ -1,8 +1,8 @@
-//! Serves files by tower-http's `ServeDir`: GET and HEAD, `index.html` of folders, dates, entity tags, ranges (RFC
-//! 9110).
+//! Serves files by tower-http's `ServeDir`: GET and HEAD, `index.html` of folders, dates, entity tags, ranges
+//! (RFC 9110).
 //!
-//! Always holds: names that start with a dot, and files outside of the folder, are not served; a response has as many
-//! bytes as its Content-Length, even if the file changes; other threads wait for the disk.
+//! Always holds: names that start with a dot, and files outside of the folder, are not served; a response has
+//! as many bytes as its Content-Length, even if the file changes; other threads wait for the disk.
 
 use std::{
     fs::Metadata,

@@ -1,7 +1,7 @@
 //! Serves the pages of another HTTP server, usually on the same machine, as a reverse proxy.
 //!
-//! Always holds: connection-specific fields are not forwarded (RFC 9110 §7.6.1); an upstream that does not answer
-//! costs one request, nothing else.
+//! Always holds: connection-specific fields are not forwarded (RFC 9110 §7.6.1); an upstream that does not
+//! answer costs one request, nothing else.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,7 +22,8 @@ use crate::https_server::{Body, full_body};
 
 /// How long connecting to the upstream may take. Chosen.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the upstream may take to answer, including the client's upload. Chosen, as nginx's `proxy_read_timeout`.
+/// How long the upstream may take to answer, including the client's upload. Chosen, as nginx's
+/// `proxy_read_timeout`.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest head of a response (bytes).
 const MAX_HEAD_BYTES: usize = 64 << 10;

@@ -13,8 +13,9 @@ use tokio::{
 
 use super::hosts::{Host, Place};
 
-/// Time without any order or byte after which a connection ends: a client asks for a report each second. Longer keeps the places
-/// of clients that are gone, shorter ends measurements over links that are away for a moment.
+/// Time without any order or byte after which a connection ends: a client asks for a report each second.
+/// Longer keeps the places of clients that are gone, shorter ends measurements over links that are away for a
+/// moment.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes that are written or read at a time. Larger costs memory for each flow, smaller costs system calls.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -22,7 +23,8 @@ const CHUNK_BYTES: usize = 128 << 10;
 const COUNTERS_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two bursts of datagrams: the resolution of the runtime's timer.
 const BURST_INTERVAL: Duration = Duration::from_millis(1);
-/// Datagrams of one burst at most, which is 2.5 Gbit/s: after a stall of this process it does not catch up at once.
+/// Datagrams of one burst at most, which is 2.5 Gbit/s: after a stall of this process it does not catch up at
+/// once.
 const MAX_BURST: u64 = 256;
 
 static ZEROES: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];

@@ -12,8 +12,8 @@ use ipnet::IpNet;
 use mpvpn_control::measure::{Datagram, DatagramCounter, DatagramReport, ResponderReport};
 use mpvpn_os::usage;
 
-/// Connections of one host: 8 flows, those of a flow that ends while the next begins, and one for orders. More would let one
-/// host take more memory (some 100 KiB each), fewer refuse measurements.
+/// Connections of one host: 8 flows, those of a flow that ends while the next begins, and one for orders.
+/// More would let one host take more memory (some 100 KiB each), fewer refuse measurements.
 const MAX_CONNECTIONS_OF_HOST: usize = 24;
 /// Connections of all hosts: ten measurements at a time. Chosen.
 const MAX_CONNECTIONS: usize = 240;

@@ -73,7 +73,8 @@ fn orders_are_fulfilled_for_those_that_are_connected_and_for_nobody_else() {
     uploads_and_downloads_are_counted(&control);
     datagrams_come_at_the_rate(&control);
 
-    // A second order for datagrams meanwhile, orders that are none, and lines without end close the connection.
+    // A second order for datagrams meanwhile, orders that are none, and lines without end close the
+    // connection.
     for bad in ["GET / HTTP/1.1\n".to_owned(), "x".repeat(2000), "{}\n".to_owned()] {
         let mut other = connect();
         other.write_all(bad.as_bytes()).unwrap();

@@ -109,7 +109,8 @@ fn removal_of(instance: &Instance, removes_users: bool, consent: Consent) -> Res
     Ok(plan_removal(&machine, instance, record.as_ref(), device.as_deref(), &state))
 }
 
-/// The TUN device of an instance, and the files with users and certificates of a server, or with session and quotas of a client.
+/// The TUN device of an instance, and the files with users and certificates of a server, or with session and
+/// quotas of a client.
 fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::path::PathBuf>), Failure> {
     let Ok(text) = fs::read_to_string(instance.file()) else {
         // A server without a name and without a file has its defaults.

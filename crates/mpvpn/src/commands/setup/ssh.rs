@@ -30,8 +30,8 @@ impl ConfirmArgs {
     }
 }
 
-/// Waits for the person to confirm. The timer that takes everything back runs apart from this process, which may lose its
-/// terminal.
+/// Waits for the person to confirm. The timer that takes everything back runs apart from this process, which
+/// may lose its terminal.
 pub(super) fn wait_for_confirmation(instance: &Instance) -> Result<ExitCode, Failure> {
     print(&format!(
         "The client runs. If you can read this, press Enter within {CONFIRM_SECONDS} s to keep it.\n\

@@ -11,8 +11,9 @@ use std::{
 
 use mpvpn_os::{netlink::Netlink, privilege};
 
-/// Runs `test` in a thread with a network namespace of its own, where only `lo` is up. The namespace disappears with the thread
-/// and its descriptors, also after a panic. Without privilege the test is skipped, with a message.
+/// Runs `test` in a thread with a network namespace of its own, where only `lo` is up. The namespace
+/// disappears with the thread and its descriptors, also after a panic. Without privilege the test is skipped,
+/// with a message.
 pub(crate) fn in_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     if !privilege::has_net_admin() {
         eprintln!("skipped: needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN)");
@@ -45,8 +46,9 @@ pub(crate) fn run(program: &str, words: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Fails if `current` does not return `expected` within two seconds. A device may outlive its owner for a moment: a child process
-/// that a test in another thread is just starting holds a copy of its descriptor until it executes its program.
+/// Fails if `current` does not return `expected` within two seconds. A device may outlive its owner for a
+/// moment: a child process that a test in another thread is just starting holds a copy of its descriptor
+/// until it executes its program.
 #[track_caller]
 pub(crate) fn assert_becomes<T: PartialEq + Debug>(expected: &T, current: impl Fn() -> T) {
     let end = Instant::now() + Duration::from_secs(2);

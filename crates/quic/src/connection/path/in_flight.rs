@@ -1,8 +1,8 @@
 //! The data of bulk streams in flight on a path.
 //!
-//! In: stream chunks as they leave, and when the newest acknowledged packet was sent. Out: the data that is lost if the path
-//! dies. Always holds: data that was sent before the newest acknowledged packet has arrived, or noq has declared it lost and
-//! retransmits it.
+//! In: stream chunks as they leave, and when the newest acknowledged packet was sent. Out: the data that is
+//! lost if the path dies. Always holds: data that was sent before the newest acknowledged packet has arrived,
+//! or noq has declared it lost and retransmits it.
 
 use std::collections::VecDeque;
 
@@ -50,7 +50,8 @@ impl StreamsInFlight {
         self.retransmitted = Some(now);
     }
 
-    /// Whether retransmitted data may still be in flight, when the newest acknowledged packet was sent at `newest`.
+    /// Whether retransmitted data may still be in flight, when the newest acknowledged packet was sent at
+    /// `newest`.
     pub(crate) fn may_hold_retransmissions(&self, newest: Instant) -> bool {
         self.retransmitted.is_some_and(|at| at >= newest)
     }

@@ -1,10 +1,12 @@
 //! How many bytes may leave on a path now, and which limit holds data back.
 //!
-//! In: the congestion window and pacing rate of the path's controller, the configured rate cap or the shaper of the path's
-//! link, and whether more data waits than may leave. Out: a budget (bytes), and when it grows. Always holds: data held back by
-//! a cap or shaper (`capped`) is distinguished from data held back by the pacer (`paced`), as it says nothing about the path.
+//! In: the congestion window and pacing rate of the path's controller, the configured rate cap or the shaper
+//! of the path's link, and whether more data waits than may leave. Out: a budget (bytes), and when it grows.
+//! Always holds: data held back by a cap or shaper (`capped`) is distinguished from data held back by the
+//! pacer (`paced`), as it says nothing about the path.
 //!
-//! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts its own bytes.
+//! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts its own
+//! bytes.
 
 use mpvpn_class::ShaperHandle;
 use mpvpn_path::Pacer;
@@ -69,13 +71,15 @@ impl SendLimits {
         self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
     }
 
-    /// The rate (bytes/s) of the link for all classes together, if the path has a shaper and the rate is known.
+    /// The rate (bytes/s) of the link for all classes together, if the path has a shaper and the rate is
+    /// known.
     pub(crate) fn link_rate(&self) -> Option<u64> {
         let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
         Some(handle.shaper().capacity()?.bps() / 8)
     }
 
-    /// For how long the class of this path has had more data than it could send over the link, if the path has a shaper.
+    /// For how long the class of this path has had more data than it could send over the link, if the path
+    /// has a shaper.
     pub(crate) fn backlog_time(&self, now: Instant) -> Option<Duration> {
         let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
         Some(handle.shaper().backlog_time(now, handle.class()))
@@ -158,8 +162,8 @@ impl SendLimits {
         self.pacer.spend(bytes);
     }
 
-    /// Sets whether more data waits for the path's group than may leave, and whether the cap of the group's first path holds it
-    /// back.
+    /// Sets whether more data waits for the path's group than may leave, and whether the cap of the group's
+    /// first path holds it back.
     pub(crate) fn set_backlogged(&mut self, backlogged: bool, capped: bool) {
         self.backlogged = backlogged;
         self.paced &= backlogged;

@@ -1,12 +1,12 @@
 //! Losses of a path.
 //!
-//! In: noq's counters of packets sent and lost. Out: the bytes lost since the last call, and the share of packets lost in the
-//! last 10 s. Always holds: every lost byte is reported once.
+//! In: noq's counters of packets sent and lost. Out: the bytes lost since the last call, and the share of
+//! packets lost in the last 10 s. Always holds: every lost byte is reported once.
 
 use crate::path_stats::LossWindow;
 
-/// Losses up to this multiple of the constant loss do not count as congestion (CUBIC on a path with FEC), as losses come in
-/// bunches. Smaller: an ordinary bunch shrinks the window; larger: congestion is hidden.
+/// Losses up to this multiple of the constant loss do not count as congestion (CUBIC on a path with FEC), as
+/// losses come in bunches. Smaller: an ordinary bunch shrinks the window; larger: congestion is hidden.
 const EXCUSED_LOSS_RATIO: f64 = 1.25;
 
 /// The losses of one path.

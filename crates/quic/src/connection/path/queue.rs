@@ -1,7 +1,7 @@
 //! The queue of a path's next pass: datagrams, and a quota of bulk stream data.
 //!
-//! In: datagrams and quotas from the scheduler. Out: all of it at once, when the pass begins. Always holds: datagrams keep
-//! their order, also in the path's [`SentDatagrams`].
+//! In: datagrams and quotas from the scheduler. Out: all of it at once, when the pass begins. Always holds:
+//! datagrams keep their order, also in the path's [`SentDatagrams`].
 
 use bytes::Bytes;
 use mpvpn_types::Instant;
@@ -11,8 +11,8 @@ use crate::{
     sent_datagrams::{SentDatagrams, TrackedDatagram},
 };
 
-/// Bytes that one path of a group takes before another one has its turn: few enough to spread a round trip's data, enough for
-/// segmentation offload (eight packets). Smaller: short sends; larger: uneven paths.
+/// Bytes that one path of a group takes before another one has its turn: few enough to spread a round trip's
+/// data, enough for segmentation offload (eight packets). Smaller: short sends; larger: uneven paths.
 const GROUP_TURN_BYTES: u64 = 12 * 1024;
 
 /// The size of a pass, and its stream data.

@@ -1,8 +1,8 @@
 //! Detects that noq does not send the datagrams of a path.
 //!
-//! After a change of the client's address noq sends none until the new address is validated, for which it tries only three
-//! probe timeouts. In: the datagrams left over after each pass of the path. Out: since when no datagram has left. Always
-//! holds: a backup path is never stalled.
+//! After a change of the client's address noq sends none until the new address is validated, for which it
+//! tries only three probe timeouts. In: the datagrams left over after each pass of the path. Out: since when
+//! no datagram has left. Always holds: a backup path is never stalled.
 
 use mpvpn_types::Instant;
 use noq_proto::PathStatus;

@@ -10,7 +10,8 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 
 /// A server, and what clients need to connect to it.
 pub(crate) fn pair(server: &TransportOptions, client: &TransportOptions) -> (Endpoint, ClientSetup) {
-    // Signatures and certificates of one length: with others, packets leave at other times, and worlds end otherwise.
+    // Signatures and certificates of one length: with others, packets leave at other times, and worlds end
+    // otherwise.
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
     let mut cert = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
     cert.serial_number = Some(1.into());

@@ -1,5 +1,5 @@
-//! The worlds. A world asserts nothing about what should come out of it: it only makes as many parts of the program as
-//! possible send and deliver something. [`super`] compares the records.
+//! The worlds. A world asserts nothing about what should come out of it: it only makes as many parts of the
+//! program as possible send and deliver something. [`super`] compares the records.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! Both ends of a TCP connection that travels as a stream: an app with its kernel, behind a link that loses nothing,
-//! and the destination behind the server.
+//! Both ends of a TCP connection that travels as a stream: an app with its kernel, behind a link that loses
+//! nothing, and the destination behind the server.
 
 use std::net::SocketAddr;
 
@@ -141,8 +141,8 @@ impl App {
     }
 }
 
-/// The destination of a client's connection. It reads all bytes, and sends as many as its port says: the port in MB, or for
-/// ports from 61,000 on the port minus 61,000 in kB.
+/// The destination of a client's connection. It reads all bytes, and sends as many as its port says: the port
+/// in MB, or for ports from 61,000 on the port minus 61,000 in kB.
 pub struct Destination {
     pub relay: RelayId,
     pub port: u16,

@@ -174,7 +174,8 @@ pub struct World {
     pub record: Option<Record>,
     /// What the server sent to addresses of no client, if somebody wants it.
     pub unclaimed: Option<Unclaimed>,
-    /// Whether each expired timer has to be dealt with before time goes on, as a real end would do nothing else until then.
+    /// Whether each expired timer has to be dealt with before time goes on, as a real end would do nothing
+    /// else until then.
     pub must_get_done: bool,
     identity: Identity,
     secrets: u8,
@@ -658,8 +659,8 @@ impl World {
         self.machines[machine].client.0.handle_tun(self.now, None, VnetHdr::NONE, &mut packet);
     }
 
-    /// A client's machine sends a packet between each of these pairs of own and remote ports, and `time` passes. Then each of
-    /// its classes has a connection.
+    /// A client's machine sends a packet between each of these pairs of own and remote ports, and `time`
+    /// passes. Then each of its classes has a connection.
     pub fn wake_classes(&mut self, machine: usize, ports: &[(u16, u16)], time: Duration) {
         for (own, remote) in ports {
             let own = SocketAddr::new(self.address(machine, true), *own);

@@ -1,8 +1,9 @@
-//! A record of a world: one line for each datagram that a machine sends, and for each delivery to an application.
+//! A record of a world: one line for each datagram that a machine sends, and for each delivery to an
+//! application.
 //!
-//! In: who sends to whom, when, over which path, how many bytes. Out: the lines, in the order of events. Always holds: a
-//! line has nothing in it that depends on keys, connection IDs or other random bytes, so the same world has the same
-//! lines in every run.
+//! In: who sends to whom, when, over which path, how many bytes. Out: the lines, in the order of events.
+//! Always holds: a line has nothing in it that depends on keys, connection IDs or other random bytes, so the
+//! same world has the same lines in every run.
 
 use std::fmt;
 
@@ -13,8 +14,8 @@ use mpvpn_types::{Duration, Instant, LinkId};
 pub const HEADER: &str = "# microseconds, sender, receiver, path (link.class.pipe), UDP payload (bytes), ECN, DSCP; \
                           for deliveries the interface instead of the path, and bytes";
 
-/// A client by its number in the world, or a server by its shard; packets to the server are recorded before it is known
-/// which shard they reach.
+/// A client by its number in the world, or a server by its shard; packets to the server are recorded before
+/// it is known which shard they reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     Client(usize),

@@ -19,7 +19,8 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn new() -> Self {
-        // Signatures and certificates of one length: with others, packets leave at other times, and worlds end otherwise.
+        // Signatures and certificates of one length: with others, packets leave at other times, and worlds
+        // end otherwise.
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
         let mut params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
         params.serial_number = Some(1.into());

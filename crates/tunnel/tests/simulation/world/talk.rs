@@ -28,7 +28,8 @@ pub struct RelayedConnection {
 }
 
 impl RelayedConnection {
-    /// A connection to a destination with this port (see [`Destination`](super::app::Destination)), which gets `sends` bytes.
+    /// A connection to a destination with this port (see [`Destination`](super::app::Destination)), which
+    /// gets `sends` bytes.
     pub fn new(port: u16, sends: u64) -> Self {
         Self {
             to: format!("destination.example:{port}").parse().unwrap(),

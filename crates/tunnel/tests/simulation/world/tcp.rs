@@ -1,7 +1,8 @@
-//! A model of one TCP flow through a tunnel: real segments and acknowledgements, with SACK, as Linux would send them
-//! in outline. Cubic (RFC 9438) with the HyStart of Linux, as far as it goes by delay (trains of acknowledgements are
-//! broken by the bursts of real machines); loss is what RACK (RFC 8985) takes for it, with a tolerance for reordering
-//! that grows when segments were sent again for nothing; a retransmission timer of at least 200 ms.
+//! A model of one TCP flow through a tunnel: real segments and acknowledgements, with SACK, as Linux would
+//! send them in outline. Cubic (RFC 9438) with the HyStart of Linux, as far as it goes by delay (trains of
+//! acknowledgements are broken by the bursts of real machines); loss is what RACK (RFC 8985) takes for it,
+//! with a tolerance for reordering that grows when segments were sent again for nothing; a retransmission
+//! timer of at least 200 ms.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -171,8 +172,8 @@ impl Flow {
         Some(self.acknowledge(first, duplicate))
     }
 
-    /// Returns an acknowledgement with up to three SACK blocks: the duplicate (RFC 2883), the newest segment, other segments out of
-    /// order.
+    /// Returns an acknowledgement with up to three SACK blocks: the duplicate (RFC 2883), the newest segment,
+    /// other segments out of order.
     fn acknowledge(&self, newest: u64, duplicate: Option<u64>) -> Vec<u8> {
         let mut blocks: Vec<(u64, u64)> = duplicate.map(|number| (number, number + 1)).into_iter().collect();
         let mut out_of_order: Vec<(u64, u64)> = Vec::new();
@@ -257,8 +258,8 @@ impl Flow {
         }
     }
 
-    /// A retransmitted segment had arrived before (RFC 2883): increases the tolerance, and undoes the reduction of the window if
-    /// all retransmissions were spurious.
+    /// A retransmitted segment had arrived before (RFC 2883): increases the tolerance, and undoes the
+    /// reduction of the window if all retransmissions were spurious.
     fn on_spurious_retransmission(&mut self) {
         self.tolerance = (self.tolerance + 1).min(64);
         if self.undo.0 > 0 {

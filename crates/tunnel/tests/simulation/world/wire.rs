@@ -1,4 +1,5 @@
-//! Links between clients and the server: a channel for each direction, shared by the paths (pipes) of the link.
+//! Links between clients and the server: a channel for each direction, shared by the paths (pipes) of the
+//! link.
 
 use std::{
     collections::BTreeMap,

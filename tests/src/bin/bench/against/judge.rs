@@ -1,29 +1,32 @@
 //! Decides whether a figure became better or worse.
 //!
-//! In: the values of a figure in pairs of runs, one with the binary before and one with the binary after, soon after each
-//! other. Out: the medians, the difference with an interval, and a verdict.
+//! In: the values of a figure in pairs of runs, one with the binary before and one with the binary after,
+//! soon after each other. Out: the medians, the difference with an interval, and a verdict.
 //!
-//! The method is nonparametric. If both binaries are equally good, the two runs of a pair are exchangeable, so that the
-//! distribution of their difference is symmetric about zero. The estimate of the difference is that of Hodges and Lehmann:
-//! the median of the Walsh averages (the means of any two differences, and each difference itself). The interval reaches
-//! from one Walsh average to another, and the exact distribution of Wilcoxon's signed-rank statistic says which. See
-//! J. L. Hodges and E. L. Lehmann, "Estimates of location based on rank tests", Annals of Mathematical Statistics 34
-//! (1963), and M. Hollander, D. A. Wolfe and E. Chicken, "Nonparametric Statistical Methods", 3rd edition (2014),
-//! sections 3.1 to 3.3.
+//! The method is nonparametric. If both binaries are equally good, the two runs of a pair are exchangeable,
+//! so that the distribution of their difference is symmetric about zero. The estimate of the difference is
+//! that of Hodges and Lehmann: the median of the Walsh averages (the means of any two differences, and each
+//! difference itself). The interval reaches from one Walsh average to another, and the exact distribution of
+//! Wilcoxon's signed-rank statistic says which. See J. L. Hodges and E. L. Lehmann, "Estimates of location
+//! based on rank tests", Annals of Mathematical Statistics 34 (1963), and M. Hollander, D. A. Wolfe and E.
+//! Chicken, "Nonparametric Statistical Methods", 3rd edition (2014), sections 3.1 to 3.3.
 //!
-//! A figure is better or worse if the interval excludes zero and the estimate is at least the relevant difference. With
-//! fewer than [`FEW`] pairs the confidence of the interval is low. Then the gap between all runs of one binary and all
-//! runs of the other must also exceed the range of the runs of either. Of figures of two equal binaries, drawn from
-//! normal, exponential, log-normal, bimodal and Cauchy distributions, at most 4.6 % are called worse after 2 pairs,
-//! 0.5 % after 3, 0.1 % after 4, 3.3 % after 5, and 0.6 % from 8 pairs on.
+//! A figure is better or worse if the interval excludes zero and the estimate is at least the relevant
+//! difference. With fewer than [`FEW`] pairs the confidence of the interval is low. Then the gap between all
+//! runs of one binary and all runs of the other must also exceed the range of the runs of either. Of figures
+//! of two equal binaries, drawn from normal, exponential, log-normal, bimodal and Cauchy distributions, at
+//! most 4.6 % are called worse after 2 pairs, 0.5 % after 3, 0.1 % after 4, 3.3 % after 5, and 0.6 % from 8
+//! pairs on.
 
 use crate::{figure::Better, median::median};
 
-/// The least confidence of an interval of 8 pairs or more. With fewer pairs the interval is the widest that there is, for 5
-/// pairs that of 93.75 %. Lower: more false alarms. Higher: 10 pairs no longer show a difference that one of them lacks.
+/// The least confidence of an interval of 8 pairs or more. With fewer pairs the interval is the widest that
+/// there is, for 5 pairs that of 93.75 %. Lower: more false alarms. Higher: 10 pairs no longer show a
+/// difference that one of them lacks.
 const CONFIDENCE: f64 = 0.99;
-/// Fewer pairs are few: their widest interval has a confidence of less than 93 %. Lower: more false alarms after 3 and 4
-/// pairs (12 % and 6 %). Higher: the usual 5 pairs show only differences that exceed the whole spread.
+/// Fewer pairs are few: their widest interval has a confidence of less than 93 %. Lower: more false alarms
+/// after 3 and 4 pairs (12 % and 6 %). Higher: the usual 5 pairs show only differences that exceed the whole
+/// spread.
 const FEW: usize = 5;
 
 /// The values of one figure in two runs, as far as they could be measured.
@@ -66,7 +69,8 @@ pub(crate) struct Shift {
     pub(crate) confidence: f64,
 }
 
-/// Judges the pairs of a figure in which a difference of `threshold` percent of the median before is relevant.
+/// Judges the pairs of a figure in which a difference of `threshold` percent of the median before is
+/// relevant.
 pub(crate) fn judge(pairs: &[Pair], better: Option<Better>, unit: &str, threshold: f64) -> Judgement {
     let before: Vec<f64> = pairs.iter().filter_map(|pair| pair.before).collect();
     let after: Vec<f64> = pairs.iter().filter_map(|pair| pair.after).collect();
@@ -141,10 +145,11 @@ fn shift(differences: Vec<f64>) -> Shift {
     Shift { estimate: median(averages).unwrap_or(f64::NAN), low, high, confidence }
 }
 
-/// The number of Walsh averages of `count` differences below the interval, which is also the number above it, and the
-/// confidence of the interval, at least [`CONFIDENCE`] if possible.
+/// The number of Walsh averages of `count` differences below the interval, which is also the number above it,
+/// and the confidence of the interval, at least [`CONFIDENCE`] if possible.
 fn cut(count: usize) -> (usize, f64) {
-    // Probability of each value of the signed-rank statistic: each rank counts or not, both with probability 1/2.
+    // Probability of each value of the signed-rank statistic: each rank counts or not, both with probability
+    // 1/2.
     let mut probability = vec![1.0];
     for rank in 1..=count {
         let mut next = vec![0.0; probability.len() + rank];
@@ -166,8 +171,8 @@ fn cut(count: usize) -> (usize, f64) {
     best
 }
 
-/// The least relevant difference, in the unit of the figure: below it a percentage of a small value would be less than the
-/// resolution of the measurement, or than users notice.
+/// The least relevant difference, in the unit of the figure: below it a percentage of a small value would be
+/// less than the resolution of the measurement, or than users notice.
 fn least_relevant(unit: &str) -> f64 {
     match unit {
         // The spread of pings through network namespaces on an idle machine.
@@ -283,7 +288,8 @@ mod tests {
 
     #[test]
     fn the_interval_is_that_of_the_tables() {
-        // Hollander, Wolfe and Chicken, table of the signed-rank statistic: P(T+ <= 3) = 0.0049 of 10 differences.
+        // Hollander, Wolfe and Chicken, table of the signed-rank statistic: P(T+ <= 3) = 0.0049 of 10
+        // differences.
         let confidences = [2, 5, 8, 10].map(|count| {
             let (cut, confidence) = cut(count);
             (cut, (confidence * 1e4).round() / 1e4)

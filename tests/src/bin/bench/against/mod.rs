@@ -1,13 +1,13 @@
-//! Compares two binaries: the rigs of this work tree run with the binary of another commit and with the binary under test,
-//! in turn.
+//! Compares two binaries: the rigs of this work tree run with the binary of another commit and with the
+//! binary under test, in turn.
 //!
-//! In: the path of the other commit's binary (`--against`; the binary under test is `MPVPN_BIN`) and the names of the rigs.
-//! Each run is a separate process of this program with one rig, so that a rig that fails ends only its run. Out: a verdict
-//! on every figure, on standard output and in `target/bench/against/`. The files are written after every run, with what is
-//! known by then.
+//! In: the path of the other commit's binary (`--against`; the binary under test is `MPVPN_BIN`) and the
+//! names of the rigs. Each run is a separate process of this program with one rig, so that a rig that fails
+//! ends only its run. Out: a verdict on every figure, on standard output and in `target/bench/against/`. The
+//! files are written after every run, with what is known by then.
 //!
-//! Of many figures some look worse by chance. So the rigs of figures that look worse run again, with as many pairs, and
-//! the verdict uses all pairs.
+//! Of many figures some look worse by chance. So the rigs of figures that look worse run again, with as many
+//! pairs, and the verdict uses all pairs.
 
 mod judge;
 mod schedule;
@@ -32,8 +32,8 @@ use self::{
 };
 use crate::{options::Options, paths, report};
 
-/// Default number of pairs of runs. Fewer than 5: differences below the spread are never detected. More than 10: a rig of a
-/// minute takes more than 20 minutes.
+/// Default number of pairs of runs. Fewer than 5: differences below the spread are never detected. More than
+/// 10: a rig of a minute takes more than 20 minutes.
 const PAIRS: u32 = 5;
 /// Default number of pairs for rigs that take half an hour even with `--quick`.
 const PAIRS_OF_A_LONG_RIG: u32 = 2;

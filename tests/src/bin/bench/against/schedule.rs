@@ -1,7 +1,7 @@
 //! The order of the runs, and how long they will take.
 //!
-//! The binary that begins changes from pair to pair (before, after; after, before; …), so that neither a machine that
-//! becomes slower nor what the first of two runs leaves behind counts for one of them alone.
+//! The binary that begins changes from pair to pair (before, after; after, before; …), so that neither a
+//! machine that becomes slower nor what the first of two runs leaves behind counts for one of them alone.
 
 use std::time::Duration;
 

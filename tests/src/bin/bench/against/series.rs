@@ -1,7 +1,7 @@
 //! The values of every figure, run by run.
 //!
-//! In: the reports of single runs (`report.rs`). Out: a series a figure, in the order in which they first came, with a
-//! value or nothing for either binary in every pair.
+//! In: the reports of single runs (`report.rs`). Out: a series a figure, in the order in which they first
+//! came, with a value or nothing for either binary in every pair.
 
 use serde_json::Value;
 
@@ -21,7 +21,8 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// The pairs with at least one value. In the other pairs the figure was not measured, or both runs failed.
+    /// The pairs with at least one value. In the other pairs the figure was not measured, or both runs
+    /// failed.
     pub(super) fn pairs(&self) -> Vec<Pair> {
         self.values.iter().filter(|pair| **pair != Pair::default()).copied().collect()
     }

@@ -77,8 +77,8 @@ pub(super) struct ClassTestbed {
 }
 
 impl ClassTestbed {
-    /// Starts a client over these links with these classes, and waits until all classes are up on all links. `before` is the text
-    /// before the class tables of the configuration.
+    /// Starts a client over these links with these classes, and waits until all classes are up on all links.
+    /// `before` is the text before the class tables of the configuration.
     pub(super) fn new(links: &[&str], before: &str, lines: &[ClassTraffic]) -> Result<Self, String> {
         let testbed = Testbed::new(links);
         let tables: String = lines.iter().map(ClassTraffic::table).collect();

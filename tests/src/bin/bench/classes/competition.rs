@@ -1,5 +1,5 @@
-//! Classes whose demand exceeds the link's rate: quality of a call beside bulk traffic, shares of the classes, and
-//! utilization of the link.
+//! Classes whose demand exceeds the link's rate: quality of a call beside bulk traffic, shares of the
+//! classes, and utilization of the link.
 
 use std::time::{Duration, Instant};
 

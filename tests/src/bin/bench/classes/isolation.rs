@@ -1,7 +1,7 @@
 //! Loss in the connection of one class must not affect the others.
 //!
-//! Every class has the same load in all runs, and together they use less than the link's rate, so that changes are caused by
-//! the loss alone. nftables drops packets at the receiver by the class's UDP ports.
+//! Every class has the same load in all runs, and together they use less than the link's rate, so that
+//! changes are caused by the loss alone. nftables drops packets at the receiver by the class's UDP ports.
 
 use std::{thread, time::Duration};
 
@@ -32,7 +32,8 @@ const LINK: &str = "150mbit,6.5ms,queue=60ms";
 const OFFERED_MBIT: u32 = 40;
 /// Loss of the class `bulk`, percent.
 const LOSS_PERCENTS: [u32; 2] = [10, 30];
-/// Maximum deviation of the actual loss, percentage points. Larger: wrong rules pass. Smaller: random variation fails runs.
+/// Maximum deviation of the actual loss, percentage points. Larger: wrong rules pass. Smaller: random
+/// variation fails runs.
 const LOSS_TOLERANCE_PERCENT: f64 = 3.0;
 /// The server's address on the link, beside the tunnel, and a port.
 const BESIDE_TUNNEL: (&str, u16) = ("10.101.0.1", 5399);

@@ -1,5 +1,5 @@
-//! Classes of traffic: the effect of loss and load in one class on the others, and the throughput of a class over links that
-//! lose packets, fail, or shape each UDP session.
+//! Classes of traffic: the effect of loss and load in one class on the others, and the throughput of a class
+//! over links that lose packets, fail, or shape each UDP session.
 //!
 //! Rules in the client's file assign traffic to classes by port.
 
@@ -71,7 +71,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
     parts::run_parts(RIG, &options.class_parts, Part::name, |part| part.run(options))
 }
 
-/// Measures, and repeats disturbed attempts. If the best attempt is still disturbed, the disturbance becomes a figure.
+/// Measures, and repeats disturbed attempts. If the best attempt is still disturbed, the disturbance becomes
+/// a figure.
 fn measured<T>(
     what: &str,
     options: &Options,

@@ -1,5 +1,5 @@
-//! Three classes over three links (nine paths) with load in all classes, while the links fail one after the other: no class
-//! may block another, and memory must not grow.
+//! Three classes over three links (nine paths) with load in all classes, while the links fail one after the
+//! other: no class may block another, and memory must not grow.
 //!
 //! The gaps under load are compared with those without load, which are measured first.
 

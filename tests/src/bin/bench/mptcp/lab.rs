@@ -1,5 +1,5 @@
-//! A standard experiment with Multipath TCP: one TCP connection over two slow links, one of which is silent for a while.
-//! Compared are the tunnel with UDP blocked, and the kernel's Multipath TCP.
+//! A standard experiment with Multipath TCP: one TCP connection over two slow links, one of which is silent
+//! for a while. Compared are the tunnel with UDP blocked, and the kernel's Multipath TCP.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,8 @@ use crate::{
 
 /// Both links: slow, so that a single TCP connection fills them.
 const LINK: &str = "10mbit,10ms,queue=60ms";
-/// Time before the cut that is left out of the mean over both links, s: the load starts a moment later than its process.
+/// Time before the cut that is left out of the mean over both links, s: the load starts a moment later than
+/// its process.
 const BEFORE_CUT_S: f64 = 0.5;
 /// Time after the cut until the mean over one link begins, s.
 const AFTER_CUT_S: f64 = 2.0;

@@ -59,7 +59,8 @@ struct BlockResult {
     longest_ping_gap_s: [f64; 2],
     /// The longest time in which no data arrived.
     longest_stall_s: f64,
-    /// Time from the end of the block until both links used QUIC only; infinite if not before the end of the load.
+    /// Time from the end of the block until both links used QUIC only; infinite if not before the end of the
+    /// load.
     quic_after_s: f64,
     /// Errors of lost connections.
     lost: Vec<String>,

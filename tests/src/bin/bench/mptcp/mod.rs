@@ -1,5 +1,5 @@
-//! Networks that block UDP: goodput of links inside TCP, alone and beside QUIC links, and the effect of cuts and of blocking
-//! UDP in mid-flow.
+//! Networks that block UDP: goodput of links inside TCP, alone and beside QUIC links, and the effect of cuts
+//! and of blocking UDP in mid-flow.
 //!
 //! Blocked packets are dropped silently at the receiver, so that no end gets an error.
 

@@ -1,5 +1,5 @@
-//! Middleboxes that strip the options of Multipath TCP while UDP is blocked: the tunnel must come up, and its status must name
-//! the transport.
+//! Middleboxes that strip the options of Multipath TCP while UDP is blocked: the tunnel must come up, and its
+//! status must name the transport.
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{

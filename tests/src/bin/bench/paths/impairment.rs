@@ -23,8 +23,8 @@ const PING_INTERVAL: Duration = Duration::from_millis(5);
 const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 /// Gaps are searched from this long before an impairment, so that the last reply before it counts.
 const LOOK_BACK: Duration = Duration::from_millis(100);
-/// Length of the sliding window in which the rate is compared to detect recovery. Shorter: bursts look like a recovery.
-/// Longer: recovery is detected late.
+/// Length of the sliding window in which the rate is compared to detect recovery. Shorter: bursts look like a
+/// recovery. Longer: recovery is detected late.
 const RECOVERY_WINDOW: Duration = Duration::from_millis(100);
 /// Share of the previous rate at which the links count as recovered.
 const RECOVERED_SHARE: f64 = 0.8;
@@ -36,8 +36,8 @@ pub(crate) struct Impairment {
     pub(crate) to: SystemTime,
     /// The longest gap between ping replies.
     pub(crate) gap: Duration,
-    /// Time from the end of the impairment until the links carried [`RECOVERED_SHARE`] of the previous rate; `None`: not before
-    /// the next impairment or the end of the run.
+    /// Time from the end of the impairment until the links carried [`RECOVERED_SHARE`] of the previous rate;
+    /// `None`: not before the next impairment or the end of the run.
     pub(crate) recovery_time: Option<Duration>,
 }
 
@@ -107,8 +107,8 @@ pub(crate) fn histories(testbed: &Testbed, links: usize) -> Option<Vec<History>>
     (1..=links).map(|number| testbed.link(number).handle().history()).collect::<Result<_, _>>().ok()
 }
 
-/// Time from the end of an impairment (`from`, `to`) until all links together carried [`RECOVERED_SHARE`] of the rate in the
-/// second before it; searched until `end`.
+/// Time from the end of an impairment (`from`, `to`) until all links together carried [`RECOVERED_SHARE`] of
+/// the rate in the second before it; searched until `end`.
 pub(crate) fn recovery_time(
     histories: &[History],
     direction: Direction,

@@ -21,8 +21,8 @@ pub(crate) const TABLE_HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 
     kernel MPTCP | bytes sent ÷ payload | sent again, % | longest gap, ms | bars |\n\
     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
 
-/// Bar: retransmitted packets without loss on the links, percent. Queues overflow now and then. Larger: needless
-/// retransmission passes. Smaller: queue overflow fails the rig.
+/// Bar: retransmitted packets without loss on the links, percent. Queues overflow now and then. Larger:
+/// needless retransmission passes. Smaller: queue overflow fails the rig.
 const MAX_REPAIR_WITHOUT_LOSS_PERCENT: f64 = 0.3;
 
 /// A figure for every bar of a row.

@@ -14,7 +14,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// Start of a run that is not counted, s: TCP's slow start. Shorter: slow start lowers the result. Longer: runs take longer.
+/// Start of a run that is not counted, s: TCP's slow start. Shorter: slow start lowers the result. Longer:
+/// runs take longer.
 pub(crate) const START_UP_SECONDS: u32 = 2;
 /// Interval of the goodput samples.
 pub(crate) const STEP: Duration = quic_bulk::STEP;
@@ -25,7 +26,8 @@ pub(crate) const PORT: u16 = 5201;
 /// UDP payload of inner datagrams, bytes: below the MTU of every tunnel.
 const UDP_PAYLOAD_BYTES: &str = "1200";
 
-/// Congestion control of inner TCP. Set explicitly in every run, because the system's default differs between machines.
+/// Congestion control of inner TCP. Set explicitly in every run, because the system's default differs between
+/// machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InnerCc {
     #[default]
@@ -170,7 +172,8 @@ pub(crate) struct Iperf {
 }
 
 impl Iperf {
-    /// Starts a load between the client and the iperf3 server at an address and port, for `seconds` after the start-up.
+    /// Starts a load between the client and the iperf3 server at an address and port, for `seconds` after the
+    /// start-up.
     pub(crate) fn start(
         testbed: &Testbed,
         kind: TcpKind,

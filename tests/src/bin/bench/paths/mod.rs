@@ -1,5 +1,5 @@
-//! Runs scenarios with real traffic: goodput over all links, compared with the best single link and with the kernel's
-//! Multipath TCP, and the effect of link failures.
+//! Runs scenarios with real traffic: goodput over all links, compared with the best single link and with the
+//! kernel's Multipath TCP, and the effect of link failures.
 
 mod chart;
 pub(crate) mod impairment;

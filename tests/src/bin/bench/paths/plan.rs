@@ -94,7 +94,8 @@ impl Plan {
             && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some())
     }
 
-    /// Whether single links are measured. In stream mode only if a bar needs it, because the rig `paths` has measured them.
+    /// Whether single links are measured. In stream mode only if a bar needs it, because the rig `paths` has
+    /// measured them.
     pub(crate) fn measures_single_links(scenario: &Scenario) -> bool {
         let bars = &scenario.bars;
         let is_wanted = match scenario.flow_mode {
@@ -165,7 +166,8 @@ mod tests {
         assert_eq!((cuts(Plan::FULL), cuts(Plan::QUICK)), (100, 15));
         let seconds = |plan: Plan, name| plan.estimate(&plan.of(scenario(name))).as_secs();
         assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::FULL, "cut_silent"));
-        // Three loads over both links, three over each of two links, two by MPTCP; each three times 10 s and more.
+        // Three loads over both links, three over each of two links, two by MPTCP; each three times 10 s and
+        // more.
         assert!((330..460).contains(&seconds(Plan::FULL, "lossy")), "{}", seconds(Plan::FULL, "lossy"));
     }
 

@@ -1,5 +1,5 @@
-//! Runs a scenario: every load in every direction, over all links, over each candidate for the best single link, and with
-//! the kernel's Multipath TCP.
+//! Runs a scenario: every load in every direction, over all links, over each candidate for the best single
+//! link, and with the kernel's Multipath TCP.
 
 use std::time::Duration;
 
@@ -107,7 +107,8 @@ struct ScenarioRun<'a> {
 }
 
 impl ScenarioRun<'_> {
-    /// Applies `change` to all links, starts a client over all links or over link `only`, and waits until its paths are active.
+    /// Applies `change` to all links, starts a client over all links or over link `only`, and waits until its
+    /// paths are active.
     fn client(&self, only: Option<usize>, change: &Change) -> Result<MpvpnProcess, String> {
         for (number, spec) in (1..).zip(&self.scenario.links) {
             let link = self.testbed.link(number);
@@ -161,7 +162,8 @@ impl ScenarioRun<'_> {
         }
     }
 
-    /// A run with `client`; if there is none that works, with a new one over links to which `change` was applied.
+    /// A run with `client`; if there is none that works, with a new one over links to which `change` was
+    /// applied.
     fn run_with_client(&self, client: &mut Option<MpvpnProcess>, change: &Change, row: &Row) -> RunResult {
         let measured = catch_panic(|| {
             if client.as_mut().is_none_or(|process| !process.is_running()) {

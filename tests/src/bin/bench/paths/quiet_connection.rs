@@ -1,5 +1,5 @@
-//! A TCP connection with little traffic: the client sends a byte at intervals, and the server echoes it. It must survive all
-//! events on the links.
+//! A TCP connection with little traffic: the client sends a byte at intervals, and the server echoes it. It
+//! must survive all events on the links.
 
 use std::{
     io::{self, Read, Write},
@@ -24,7 +24,8 @@ pub(crate) struct QuietConnection {
 }
 
 impl QuietConnection {
-    /// Connects the client to `address` of the server; `pause` is the time between an answer and the next request.
+    /// Connects the client to `address` of the server; `pause` is the time between an answer and the next
+    /// request.
     pub(crate) fn start(testbed: &Testbed, address: &str, pause: Duration) -> Result<Self, String> {
         let ip: IpAddr = address.parse().map_err(|error| format!("{address}: {error}"))?;
         let listener = testbed.in_namespace(Host::Server, || TcpListener::bind((ip, 0)));

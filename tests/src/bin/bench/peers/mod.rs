@@ -1,7 +1,7 @@
 //! Compares mpvpn with other VPNs over the same links, in turn.
 //!
-//! In each round every system is started on every link, checked to carry packets, measured and stopped. The order rotates
-//! from round to round. Judged are medians, and medians of the ratios within each round.
+//! In each round every system is started on every link, checked to carry packets, measured and stopped. The
+//! order rotates from round to round. Judged are medians, and medians of the ratios within each round.
 
 mod judge;
 mod rate_search;
@@ -27,8 +27,8 @@ use crate::{options::Options, report::Outcome};
 
 /// Number of rounds with all measurements. Later rounds only repeat measurements of rates, which vary most.
 const FULL_ROUNDS: u32 = 3;
-/// Number of consecutive disturbed values after which runs are no longer repeated: then the machine is always busy. Larger:
-/// runs on a busy machine take longer. Smaller: a short disturbance ends all repetitions.
+/// Number of consecutive disturbed values after which runs are no longer repeated: then the machine is always
+/// busy. Larger: runs on a busy machine take longer. Smaller: a short disturbance ends all repetitions.
 const MAX_DISTURBED_IN_A_ROW: usize = 24;
 
 /// The version of each system, or the reason why it cannot run.

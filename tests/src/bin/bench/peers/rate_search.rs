@@ -1,18 +1,20 @@
 //! Searches the highest packet rate with less than 1 % loss.
 //!
-//! In: a function that probes an offered rate. Out: the highest received rate among probes with less than 1 % loss. The first
-//! search of a system brackets the rate by doubling and halving with short probes, and confirms it with full probes; later
-//! searches start from the known rate.
+//! In: a function that probes an offered rate. Out: the highest received rate among probes with less than 1 %
+//! loss. The first search of a system brackets the rate by doubling and halving with short probes, and
+//! confirms it with full probes; later searches start from the known rate.
 
 use serde_json::{Value, json};
 
-/// Maximum loss of a successful probe, percent. Larger: rates with a visible loss count. Smaller: single losses fail probes.
+/// Maximum loss of a successful probe, percent. Larger: rates with a visible loss count. Smaller: single
+/// losses fail probes.
 const MAX_LOSS_PERCENT: f64 = 1.0;
 /// Start of a first search, datagrams per second: in the middle of the range of usual results.
 const START_RATE: f64 = 60_000.0;
 /// Rate below which a first search gives up, datagrams per second.
 const MIN_RATE: f64 = 500.0;
-/// Factor between rates of a later search: the resolution of results. Smaller: more probes. Larger: coarser results.
+/// Factor between rates of a later search: the resolution of results. Smaller: more probes. Larger: coarser
+/// results.
 const STEP_FACTOR: f64 = 1.07;
 /// Ratio of sent to offered rate below which iperf3 itself is the limit.
 const SENDER_BOUND_RATIO: f64 = 0.93;

@@ -1,4 +1,5 @@
-//! TCP on streams: over the links of scenarios, compared with another VPN, with many connections, and with stalled readers.
+//! TCP on streams: over the links of scenarios, compared with another VPN, with many connections, and with
+//! stalled readers.
 
 mod peak_memory;
 mod readers;
