@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Where running labs keep their locks, logs and sockets.
-pub(crate) const RUN_DIR: &str = "/run/mpvpn/lab";
+pub const RUN_DIR: &str = "/run/mpvpn/lab";
 /// The prefix of all names of labs.
 const NAME_PREFIX: &str = "mplab-";
 

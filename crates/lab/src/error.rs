@@ -1,4 +1,4 @@
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, time::Duration};
 
 use crate::spec::ParseSpecError;
 
@@ -71,9 +71,11 @@ pub enum LabError {
         /// Why the file is invalid.
         reason: String,
     },
-    /// The `mpvpn` binary was not found.
-    #[error("the mpvpn binary is not at any of {0:?}: build it, or name it with MPVPN_BIN")]
-    NoBinary(Vec<PathBuf>),
+    /// The program `mpvpn` was not found.
+    #[error(
+        "the program mpvpn is neither beside mpvpn-lab nor in PATH: install it, or name it with MPVPN_BIN"
+    )]
+    NoBinary,
     /// The server or the client ended, or did not come up in time.
     #[error("the {role} did not come up within {waited:.1?} ({reason})\n{logs}")]
     VpnNotUp {
@@ -103,13 +105,13 @@ pub enum LabError {
 
 impl LabError {
     /// Wraps an error of the operating system with the attempted operation.
-    pub(crate) fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();
         move |source| Self::Io { operation, source }
     }
 
     /// As [`Self::io`], for the error type of rustix.
-    pub(crate) fn sys(operation: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub fn sys(operation: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Self {
         let operation = operation.into();
         move |errno| Self::Io { operation, source: errno.into() }
     }

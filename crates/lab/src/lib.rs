@@ -12,36 +12,29 @@
 //!   clock nor socket.
 //! * [`Lab`] creates and removes namespaces, devices and processes; [`LinkHandle`] changes links of a running
 //!   lab.
-//! * [`vpn`] runs the `mpvpn` binary in a lab; [`cli`] is `mpvpn lab`, with `demo` and `classes` as two of
-//!   its commands.
+//! * [`requirements`], [`process`] and [`signals`] are what programs with a lab need besides: what the machine
+//!   must have, programs that end with the lab, and the removal of labs after Ctrl-C.
 //!
 //! Always holds: links do not reorder packets; dropping a [`Lab`] removes everything that it created; what a
 //! lab of a killed process left is removed when the next lab starts.
 // This crate is an edge: it talks to the kernel, the clock, files and other processes.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod classes;
 mod cleanup;
-pub mod cli;
-mod control;
-mod demo;
 pub mod emulation;
 mod emulator;
 mod error;
 mod lab;
 mod link;
 mod namespace;
-pub mod plot;
-mod process;
-mod requirements;
-mod results;
-mod screen;
+pub mod process;
+pub mod requirements;
 mod shaper;
-mod signals;
+pub mod signals;
 mod spec;
 mod tap;
-pub mod vpn;
 
+pub use cleanup::RUN_DIR;
 pub use emulation::{Counters, HISTORY_STEP};
 pub use error::LabError;
 pub use lab::{INET_V4, INET_V6, Lab, LabBuilder, SERVER_V4, SERVER_V6};
@@ -50,4 +43,4 @@ pub use namespace::Namespace;
 pub use process::Process;
 pub use shaper::UdpFlow;
 pub use signals::remove_labs_when_interrupted;
-pub use spec::{ByteCount, ChannelParams, LinkKind, LinkSpec, ParseSpecError};
+pub use spec::{ByteCount, ChannelParams, LinkKind, LinkSpec, ParseSpecError, parse_share};

@@ -109,7 +109,7 @@ impl Drop for Process {
 }
 
 /// Runs a command to its end and returns its stdout, or an error with its stderr.
-pub(crate) fn run(command: &mut Command) -> Result<String, LabError> {
+pub fn run(command: &mut Command) -> Result<String, LabError> {
     let line = || {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")

@@ -6,15 +6,20 @@ use crate::error::LabError;
 
 /// The name of a program that a lab runs, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Program(&'static str, &'static str);
+pub struct Program(&'static str, &'static str);
 
-pub(crate) const IP: Program = Program("ip", "iproute2");
-pub(crate) const OPENSSL: Program = Program("openssl", "openssl");
-pub(crate) const IPERF3: Program = Program("iperf3", "iperf3");
-pub(crate) const PING: Program = Program("ping", "iputils-ping");
+/// For namespaces, devices and addresses.
+pub const IP: Program = Program("ip", "iproute2");
+/// For certificates.
+pub const OPENSSL: Program = Program("openssl", "openssl");
+/// For namespaces, devices and addresses.
+/// For TCP flows.
+pub const IPERF3: Program = Program("iperf3", "iperf3");
+/// For round-trip times.
+pub const PING: Program = Program("ping", "iputils-ping");
 
 /// Fails with a list of all missing requirements, each with its remedy.
-pub(crate) fn check(programs: &[Program]) -> Result<(), LabError> {
+pub fn check(programs: &[Program]) -> Result<(), LabError> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
         missing.push("root: namespaces and devices need it; run this with sudo".to_owned());

@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const EXIT_CODE_INTERRUPTED: i32 = 130;
 
 /// From now on SIGINT, SIGTERM and SIGHUP do not end the process but are recorded for [`check_interrupted`].
-pub(crate) fn catch_signals() {
+pub fn catch_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let handler: extern "C" fn(libc::c_int) = on_signal;
         // SAFETY: the handler only stores to an atomic, which is allowed in a signal handler.
@@ -32,12 +32,12 @@ extern "C" fn on_signal(_: libc::c_int) {
 }
 
 /// Returns an error once a signal has been received.
-pub(crate) fn check_interrupted() -> Result<(), LabError> {
+pub fn check_interrupted() -> Result<(), LabError> {
     if SIGNAL_RECEIVED.load(Ordering::Relaxed) { Err(LabError::Interrupted) } else { Ok(()) }
 }
 
 /// Sleeps for `time`, or until a signal is received, which is an error.
-pub(crate) fn sleep(time: Duration) -> Result<(), LabError> {
+pub fn sleep(time: Duration) -> Result<(), LabError> {
     let end = Instant::now() + time;
     loop {
         check_interrupted()?;

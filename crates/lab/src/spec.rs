@@ -328,7 +328,7 @@ fn parse_time(text: &str) -> Result<Duration, ParseSpecError> {
 }
 
 /// Parses a share: `30%` or `0.3`.
-pub(crate) fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
+pub fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
     let error = || ParseSpecError::Share(text.to_owned());
     let (number, unit) = match text.strip_suffix('%') {
         Some(number) => (number, 100.0),

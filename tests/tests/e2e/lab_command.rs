@@ -1,6 +1,9 @@
 //! `mpvpn lab`: emulated networks from the command line.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
     time::Duration,
 };
@@ -12,6 +15,7 @@ use mpvpn_tests::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
 fn lab(args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
@@ -80,10 +84,72 @@ fn links_change_while_the_lab_runs() {
 }
 
 #[test]
-fn an_invalid_link_description_is_refused() {
-    let output = lab(&["up", "--link", "100mbit,fast", "--", "true"]);
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
-    assert!(text(&output).contains("fast"), "{}", text(&output));
+fn bad_usage_is_refused_with_a_next_step() {
+    for (args, cause, next) in [
+        (&["up", "--link", "100mbit,fast", "--", "true"][..], "fast", "see `mpvpn lab --help`"),
+        (&["up", "--lnik", "100mbit"], "--lnik", "did you mean `--link`?"),
+        (&["teleport"], "teleport", "see `mpvpn lab --help`"),
+        (&[], "a command is missing", "see `mpvpn lab --help`"),
+    ] {
+        let output = lab(args);
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).starts_with("mpvpn-lab: bad usage: "), "{}", text(&output));
+        assert!(text(&output).contains(cause), "{}", text(&output));
+        assert!(text(&output).ends_with(&format!("\n  next: {next}\n")), "{}", text(&output));
+    }
+}
+
+#[test]
+fn the_help_names_the_commands_as_they_are_typed() {
+    let help = text(&lab(&["--help"]));
+    assert!(help.contains("Usage: mpvpn lab <COMMAND>"), "{help}");
+    assert!(
+        ["demo", "classes", "up", "link"].iter().all(|name| help.contains(&format!("\n  {name} "))),
+        "{help}"
+    );
+    let help = text(&lab(&["link", "--help"]));
+    assert!(help.contains("Usage: mpvpn lab link [OPTIONS] <LINK> <CHANGE>..."), "{help}");
+}
+
+/// The program `mpvpn` in a folder without `mpvpn-lab`.
+fn mpvpn_alone() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir_in(binary().parent().expect("a file")).expect("a folder");
+    let program = folder.path().join("mpvpn");
+    fs::hard_link(binary(), &program).expect("the same file system");
+    (folder, program)
+}
+
+#[test]
+fn without_the_program_of_the_lab_it_is_said_how_to_get_it() {
+    let (_folder, program) = mpvpn_alone();
+    let output =
+        Command::new(program).args(["lab", "demo"]).env("PATH", "/nowhere").output().expect("mpvpn runs");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert_eq!(
+        text(&output),
+        "mpvpn: the lab cannot start: the program mpvpn-lab is neither beside mpvpn nor in PATH\n  \
+         next: install the package mpvpn-lab; in the source tree, ./dev demo builds and runs it\n"
+    );
+}
+
+#[test]
+fn the_program_of_the_lab_is_found_in_path_and_gets_all_arguments() {
+    let (folder, program) = mpvpn_alone();
+    let in_path = folder.path().join("bin");
+    fs::create_dir(&in_path).expect("a folder");
+    let script = in_path.join("mpvpn-lab");
+    fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n").expect("our own folder");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
+    for args in [&["up", "--link", "10mbit", "--", "sh", "-c", "a  b", "--mode", "y"][..], &["--help"], &[]] {
+        let output = Command::new(&program).arg("lab").args(args).env("PATH", &in_path).output();
+        let output = output.expect("mpvpn runs");
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output));
+        let expected: String = match args {
+            [] => "<>".to_owned(),
+            _ => args.iter().map(|arg| format!("<{arg}>")).collect(),
+        };
+        assert_eq!(text(&output), expected);
+    }
 }
 
 #[test]
@@ -93,7 +159,7 @@ fn loss_in_one_class_does_not_affect_others() {
     let output = dir.path().to_str().expect("an ASCII path");
     let shown = lab(&["classes", "--seconds", "9", "--link", "30mbit,6.5ms,queue=60ms", "--output", output]);
     assert!(shown.status.success(), "{}", text(&shown));
-    let file = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("it was written");
+    let file = |name: &str| fs::read_to_string(dir.path().join(name)).expect("it was written");
     let figures: Value = serde_json::from_str(&file("classes.json")).expect("JSON");
     let class = |name: &str| {
         let all = figures["classes"].as_array().expect("a list");
@@ -173,11 +239,10 @@ fn the_remains_of_a_killed_lab_are_removed_when_the_next_one_starts() {
     killed.0.wait().expect("our own child");
     let next = lab(&["up", "--no-vpn", "--link", "100mbit", "--", "true"]);
     assert!(next.status.success(), "{}", text(&next));
-    let is_left =
-        |process: &&String| std::fs::exists(format!("/proc/{process}")).expect("a proc file system");
+    let is_left = |process: &&String| fs::exists(format!("/proc/{process}")).expect("a proc file system");
     eventually(TIMEOUT, "nothing is left", || {
         let left: Vec<_> = started.iter().filter(is_left).collect();
-        let files = std::fs::read_dir("/run/mpvpn/lab").expect("the labs' folder").flatten();
+        let files = fs::read_dir("/run/mpvpn/lab").expect("the labs' folder").flatten();
         let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix)).count();
         match left.is_empty() && namespaces(&prefix).is_empty() && files == 0 {
             true => Ok(()),

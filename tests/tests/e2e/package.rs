@@ -76,7 +76,9 @@ static RELEASE: LazyLock<Release> = LazyLock::new(|| {
     let work = tempfile::tempdir().unwrap();
     let key = new_key(work.path());
     let build = packaging().join("build-archive");
-    run(Command::new(build).arg(VERSION).arg(binary()).arg(folder.path()).env("MPVPN_SIGNING_KEY", key));
+    let mut build = Command::new(build);
+    build.arg(VERSION).arg(binary()).arg(binary().with_file_name("mpvpn-lab")).arg(folder.path());
+    run(build.env("MPVPN_SIGNING_KEY", key));
     let names = fs::read_dir(folder.path()).unwrap();
     let mut names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let archive = names.find(|name| name.ends_with(".tar.gz")).expect("an archive");
@@ -115,7 +117,13 @@ fn the_archive_is_installed_again_and_removed_without_a_trace() {
         "{unit}"
     );
     assert!(!unit.contains("/usr/bin/mpvpn"), "{unit}");
-    assert!(root.path().join("usr/local/share/man/man1/mpvpn-client.1.gz").exists());
+    // Nothing in PATH: the lab is the file beside the program.
+    let help = run(Command::new(&program).args(["lab", "up", "--help"]).env("PATH", ""));
+    assert!(help.contains("Usage: mpvpn lab up [OPTIONS] --link <SPEC>"), "{help}");
+    for page in ["mpvpn-client", "mpvpn-lab", "mpvpn-lab-up"] {
+        let page = root.path().join(format!("usr/local/share/man/man1/{page}.1.gz"));
+        assert!(page.exists(), "{}", page.display());
+    }
 
     // A file of an administrator stays, until it is purged.
     fs::write(root.path().join("etc/mpvpn/server.toml"), "").unwrap();

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::commands::ALL;
 
-/// Every command and subcommand with options of its own, by what is typed.
+/// Every command and subcommand with options of its own, by what is typed. The commands of the lab are those of
+/// the program that `mpvpn lab` starts.
 pub(super) fn visit(act: &mut impl FnMut(&str, &Command)) {
     fn go(path: &str, command: &Command, act: &mut impl FnMut(&str, &Command)) {
         let path = format!("{path} {}", command.get_name());
@@ -18,7 +19,9 @@ pub(super) fn visit(act: &mut impl FnMut(&str, &Command)) {
             go(&path, inner, act);
         }
     }
-    for mut command in ALL.iter().map(|entry| (entry.define)()).filter(|command| !command.is_hide_set()) {
+    let own = ALL.iter().map(|entry| (entry.define)()).filter(|command| !command.is_hide_set());
+    let own = own.filter(|command| command.get_name() != "lab");
+    for mut command in own.chain([mpvpn_lab_cli::define().name("lab")]) {
         command.build();
         go("mpvpn", &command, act);
     }
@@ -52,7 +55,8 @@ fn section(path: &str, command: &Command, since: &mut Since) -> String {
 }
 
 fn visible(command: &Command) -> impl Iterator<Item = &Arg> {
-    command.get_arguments().filter(|arg| !arg.is_hide_set() && arg.get_long() != Some("help"))
+    let has_meaning = |arg: &&Arg| !arg.is_hide_set() && !matches!(arg.get_long(), Some("help" | "version"));
+    command.get_arguments().filter(has_meaning)
 }
 
 /// What is typed: an option, or the name of a value without one.

@@ -1,6 +1,6 @@
 //! Charts of goodput over time: a panel for each system, with the time in which a link is impaired.
 
-use mpvpn_lab::plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
+use mpvpn_plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 
 use crate::paths::load::STEP;
 

@@ -1,6 +1,6 @@
 //! The chart of a scenario: for each row, the rate of each path over time, and the received rate.
 
-use mpvpn_lab::plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
+use mpvpn_plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 use mpvpn_scenarios::Scenario;
 
 use super::play::{Row, RunResult};

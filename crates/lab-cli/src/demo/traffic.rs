@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use mpvpn_lab::LabError;
+
 use super::TCP_START_UP;
-use crate::error::LabError;
 
 /// Reads the lines that a program appends to a file.
 pub(super) struct TailReader {

@@ -11,15 +11,8 @@ use std::{
     time::Duration,
 };
 
+use mpvpn_lab::{ChannelParams, Direction, Lab, LabError, LinkHandle, RUN_DIR};
 use serde::{Deserialize, Serialize};
-
-use crate::{
-    cleanup::RUN_DIR,
-    error::LabError,
-    lab::Lab,
-    link::{Direction, LinkHandle},
-    spec::ChannelParams,
-};
 
 /// Longest request or answer, in bytes; the rest is not read. Requests have about 100 bytes; a larger limit
 /// would let a peer take memory, a smaller one would cut long lists of changes.

@@ -5,9 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use mpvpn_lab::LabError;
 use serde::Serialize;
-
-use crate::LabError;
 
 /// Writes a picture (SVG) and figures (JSON) into `dir`, each under its name, and returns their paths.
 pub(crate) fn write(

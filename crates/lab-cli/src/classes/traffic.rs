@@ -14,9 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mpvpn_lab::{Lab, LabError};
 use rustix::net::sockopt;
 
-use crate::{error::LabError, lab::Lab, vpn::TUNNEL_SERVER_V4};
+use crate::vpn::TUNNEL_SERVER_V4;
 
 /// The port of the first echo; the others have the ports after it.
 const FIRST_PORT: u16 = 7001;

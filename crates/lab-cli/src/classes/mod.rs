@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mpvpn_lab::{Direction, Lab, LabError, requirements, signals};
 use serde_json::Value;
 
 use self::{
@@ -20,13 +21,8 @@ use self::{
     traffic::{FLOWS, Figures, Traffic},
 };
 use crate::{
-    cli::ClassesArgs,
-    error::LabError,
-    lab::Lab,
-    link::Direction,
-    requirements,
+    commands::ClassesArgs,
     screen::Screen,
-    signals,
     vpn::{self, Vpn, VpnOptions},
 };
 
@@ -52,7 +48,7 @@ pub(crate) fn run(args: &ClassesArgs) -> Result<ExitCode, LabError> {
     signals::catch_signals();
     println!("A link ({}), a server and a client, in namespaces of this machine.", args.link);
     let lab = Lab::builder().link(args.link.clone()).build()?;
-    let mut vpn = vpn::start(&lab, VpnOptions::default())?;
+    let mut vpn = vpn::start(&lab, &VpnOptions::default())?;
     let run = measure(&lab, &vpn, args)?;
     vpn.stop()?;
     run.print();

@@ -1,4 +1,4 @@
-//! The command `mpvpn lab`: its options and help, and the subcommands `up` and `link`.
+//! The commands of the lab: their options and help, and the actions of `up` and `link`.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -8,21 +8,18 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use mpvpn_lab::{INET_V4, INET_V6, Lab, LabError, LinkSpec, parse_share, signals};
 
 use crate::{
     classes,
     control::{self, ControlSocket},
     demo,
-    error::LabError,
-    lab::{INET_V4, INET_V6, Lab},
-    signals,
-    spec::{LinkSpec, parse_share},
     vpn::{self, TUNNEL_SERVER_V4, VpnOptions},
 };
 
 /// Emulated links in network namespaces of this machine.
 #[derive(Debug, Subcommand)]
-pub enum LabCommand {
+pub(crate) enum LabCommand {
     /// Show two bonded links at work, one of them cut and restored, and draw what was measured
     Demo(DemoArgs),
     /// Show that loss in one of three classes of traffic does not affect the other two
@@ -71,86 +68,86 @@ To see the client's view, run `mpvpn status --api-socket PATH` in another termin
 
 /// Options of `mpvpn lab classes`.
 #[derive(Debug, Args)]
-pub struct ClassesArgs {
+pub(crate) struct ClassesArgs {
     /// Seconds of traffic; packets are lost during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=300))]
-    pub seconds: u64,
+    pub(crate) seconds: u64,
     /// Share of the bulk connection's packets that is lost
     #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
-    pub loss: f64,
+    pub(crate) loss: f64,
     /// The link that the classes share; see `mpvpn lab up --help`
     #[arg(long, value_name = "SPEC", default_value = "50mbit,6.5ms,queue=60ms")]
-    pub link: LinkSpec,
+    pub(crate) link: LinkSpec,
     /// Where the plot and the figures are written
     #[arg(long, value_name = "DIR", default_value = "target/classes")]
-    pub output: PathBuf,
+    pub(crate) output: PathBuf,
 }
 
 /// Options of `mpvpn lab demo`.
 #[derive(Debug, Args)]
-pub struct DemoArgs {
+pub(crate) struct DemoArgs {
     /// Seconds of traffic over both links; link 1 is cut during the second third
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
-    pub seconds: u64,
+    pub(crate) seconds: u64,
     /// Show the client in its dashboard, too: print a link for a browser on this machine, and wait until it
     /// is open
     #[arg(long)]
-    pub dashboard: bool,
+    pub(crate) dashboard: bool,
     /// The client's scheduler [default: the client's]
     #[arg(long, value_name = "S")]
-    pub scheduler: Option<String>,
+    pub(crate) scheduler: Option<String>,
     /// Where the plot and the figures are written
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
-    pub output: PathBuf,
+    pub(crate) output: PathBuf,
 }
 
 /// Options of `mpvpn lab up`.
 #[derive(Debug, Args)]
-pub struct UpArgs {
+pub(crate) struct UpArgs {
     /// A link between client and server; repeat for more
     #[arg(long = "link", value_name = "SPEC", required = true)]
-    pub links: Vec<LinkSpec>,
+    pub(crate) links: Vec<LinkSpec>,
     /// An argument for the server; repeat for more
     #[arg(long = "server-arg", value_name = "X", allow_hyphen_values = true)]
-    pub server_args: Vec<String>,
+    pub(crate) server_args: Vec<String>,
     /// An argument for the client; repeat for more
     #[arg(long = "client-arg", value_name = "X", allow_hyphen_values = true)]
-    pub client_args: Vec<String>,
+    pub(crate) client_args: Vec<String>,
     /// The client's scheduler [default: the client's]
     #[arg(long, value_name = "S")]
-    pub scheduler: Option<String>,
+    pub(crate) scheduler: Option<String>,
     /// Only namespaces and links: start neither server nor client
     #[arg(long)]
-    pub no_vpn: bool,
+    pub(crate) no_vpn: bool,
     /// Add a host in a network of its own behind the client
     #[arg(long)]
-    pub lan: bool,
+    pub(crate) lan: bool,
     /// A name for `mpvpn lab link --lab NAME` [default: lab-PID]
     #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
     /// The command to run in the client's namespace
     #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+    pub(crate) command: Vec<String>,
 }
 
 /// Options of `mpvpn lab link`.
 #[derive(Debug, Args)]
-pub struct LinkArgs {
+pub(crate) struct LinkArgs {
     /// Which link, counted from 1
-    pub link: usize,
+    pub(crate) link: usize,
     /// down, up (the cable), or settings: rate=… delay=… jitter=… loss=… queue=… mtu=…
     #[arg(required = true, value_name = "CHANGE")]
-    pub changes: Vec<String>,
+    pub(crate) changes: Vec<String>,
     /// The direction that the settings apply to; up is from the client to the server
     #[arg(long, value_name = "D", default_value = "both", value_parser = ["up", "down", "both"])]
-    pub direction: String,
+    pub(crate) direction: String,
     /// Which lab, if several are running
     #[arg(long = "lab", value_name = "NAME")]
-    pub lab: Option<String>,
+    pub(crate) lab: Option<String>,
 }
 
 /// Runs a subcommand to its end and returns the exit code.
-pub fn run(command: LabCommand) -> Result<ExitCode, LabError> {
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode, LabError> {
     match command {
         LabCommand::Demo(args) => demo::run(&args),
         LabCommand::Classes(args) => classes::run(&args),
@@ -171,9 +168,8 @@ fn up(args: &UpArgs) -> Result<ExitCode, LabError> {
         server_args: args.server_args.clone(),
         client_args: args.client_args.clone(),
         scheduler: args.scheduler.clone(),
-        ..VpnOptions::default()
     };
-    let mut vpn = if args.no_vpn { None } else { Some(vpn::start(&lab, vpn_options)?) };
+    let mut vpn = if args.no_vpn { None } else { Some(vpn::start(&lab, &vpn_options)?) };
     let code = match args.command.split_first() {
         Some((program, arguments)) => run_command(&lab, program, arguments)?,
         None => wait_for_signal(&lab, &name)?,

@@ -6,13 +6,14 @@ use std::{
     time::Duration,
 };
 
+use mpvpn_lab::LabError;
 use serde::Serialize;
 
 use super::{
     LOSSY_CLASS, plot,
     traffic::{Datagram, FLOWS, Figures},
 };
-use crate::{error::LabError, results};
+use crate::results;
 
 /// The times of the events of a run, since the start of the traffic.
 #[derive(Clone, Copy, Debug)]

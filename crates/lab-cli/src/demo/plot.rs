@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use mpvpn_plot::{COLOURS, HARM_COLOUR, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
+
 use super::{
     LINK_DESCRIPTION,
     report::{Bonding, Summary},
 };
-use crate::plot::{COLOURS, HARM_COLOUR, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 
 /// Height of the picture, in its own units.
 const PICTURE_HEIGHT: f64 = 700.0;
@@ -30,7 +31,7 @@ pub(super) fn draw(summary: &Summary) -> String {
     let rates = Panel::new(RATES_PANEL, seconds, peak * 1.15, "Mbit/s");
     let pings = Panel::new(PINGS_PANEL, seconds, ping_scale(bonding), "ms");
     let mut svg = Svg::default();
-    svg.head(summary);
+    header(&mut svg, summary);
     let cut = (since(bonding, bonding.cut), since(bonding, bonding.restored));
     svg.band(&rates, cut);
     svg.band(&pings, cut);
@@ -40,8 +41,8 @@ pub(super) fn draw(summary: &Summary) -> String {
     svg.reference(&rates, summary.better_link());
     let goodput: Vec<_> = goodput.iter().map(|(at, mbps)| (since(bonding, *at), *mbps)).collect();
     svg.line(&rates, &goodput, TEXT_COLOUR, 2.2);
-    svg.pings(&pings, bonding);
-    svg.events(bonding, &rates);
+    draw_pings(&mut svg, &pings, bonding);
+    draw_events(&mut svg, &rates, bonding);
     svg.text(
         PANEL_LEFT,
         PINGS_PANEL.0 - 12.0,
@@ -91,51 +92,51 @@ fn ping_scale(bonding: &Bonding) -> f64 {
     high.max(40.0) * 1.15
 }
 
-impl Svg {
-    fn head(&mut self, summary: &Summary) {
-        self.push(&format!(
-            r#"<text x="{PANEL_LEFT}" y="36" font-size="21" font-weight="600" fill="{TEXT_COLOUR}">Two links as one: {} TCP downloads while link 1 is cut and restored</text>"#,
-            summary.flows
+fn header(svg: &mut Svg, summary: &Summary) {
+    svg.push(&format!(
+        r#"<text x="{PANEL_LEFT}" y="36" font-size="21" font-weight="600" fill="{TEXT_COLOUR}">Two links as one: {} TCP downloads while link 1 is cut and restored</text>"#,
+        summary.flows
+    ));
+    let subtitle = format!("each link: {LINK_DESCRIPTION}; emulated on one machine");
+    svg.text(PANEL_LEFT, 58.0, "start", 14, "#5c6773", &subtitle);
+    let mut x = PANEL_LEFT;
+    for (link, colour) in (1..).zip(&COLOURS[..2]) {
+        svg.push(&format!(
+            r#"<rect x="{x:.1}" y="75" width="16" height="12" rx="2" fill="{colour}" fill-opacity="0.8"/>"#
         ));
-        let subtitle = format!("each link: {LINK_DESCRIPTION}; emulated on one machine");
-        self.text(PANEL_LEFT, 58.0, "start", 14, "#5c6773", &subtitle);
-        let mut x = PANEL_LEFT;
-        for (link, colour) in (1..).zip(&COLOURS[..2]) {
-            self.push(&format!(r#"<rect x="{x:.1}" y="75" width="16" height="12" rx="2" fill="{colour}" fill-opacity="0.8"/>"#));
-            self.text(x + 22.0, 86.0, "start", 14, "#333", &format!("carried by link {link} (IP packets)"));
-            x += 238.0;
-        }
-        self.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{TEXT_COLOUR}" stroke-width="2.6"/>"#));
-        self.text(x + 24.0, 86.0, "start", 14, "#333", "received by iperf3 (mean of 0.3 s)");
-        x += 290.0;
-        self.push(&format!(
-            r##"<path d="M{x:.1} 81h18" stroke="#666" stroke-width="1.6" stroke-dasharray="5 4"/>"##
+        svg.text(x + 22.0, 86.0, "start", 14, "#333", &format!("carried by link {link} (IP packets)"));
+        x += 238.0;
+    }
+    svg.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{TEXT_COLOUR}" stroke-width="2.6"/>"#));
+    svg.text(x + 24.0, 86.0, "start", 14, "#333", "received by iperf3 (mean of 0.3 s)");
+    x += 290.0;
+    svg.push(&format!(
+        r##"<path d="M{x:.1} 81h18" stroke="#666" stroke-width="1.6" stroke-dasharray="5 4"/>"##
+    ));
+    let best = format!("one link: {:.0} Mbit/s", summary.better_link());
+    svg.text(x + 24.0, 86.0, "start", 14, "#333", &best);
+}
+
+/// Draws the round-trip times; the line is interrupted where no reply came for `MAX_GAP_SECONDS`.
+fn draw_pings(svg: &mut Svg, panel: &Panel, bonding: &Bonding) {
+    const MAX_GAP_SECONDS: f64 = 0.1;
+    let points: Vec<_> =
+        bonding.pings.replies.iter().map(|reply| (since(bonding, reply.at), reply.rtt_ms)).collect();
+    for part in points.chunk_by(|a, b| b.0 - a.0 < MAX_GAP_SECONDS) {
+        svg.line(panel, part, PING_COLOUR, 1.2);
+    }
+}
+
+fn draw_events(svg: &mut Svg, panel: &Panel, bonding: &Bonding) {
+    for (at, text) in [(bonding.cut, "link 1 cut"), (bonding.restored, "link 1 restored")] {
+        let x = panel.x(since(bonding, at)) + 6.0;
+        svg.push(&format!(
+            r##"<rect x="{:.1}" y="{:.1}" width="{:.1}" height="19" rx="3" fill="#ffffff" fill-opacity="0.85"/>"##,
+            x - 2.0,
+            RATES_PANEL.0 + 3.0,
+            text.len() as f64 * 7.4 + 4.0
         ));
-        let best = format!("one link: {:.0} Mbit/s", summary.better_link());
-        self.text(x + 24.0, 86.0, "start", 14, "#333", &best);
-    }
-
-    /// Draws the round-trip times; the line is interrupted where no reply came for `MAX_GAP_SECONDS`.
-    fn pings(&mut self, panel: &Panel, bonding: &Bonding) {
-        const MAX_GAP_SECONDS: f64 = 0.1;
-        let points: Vec<_> =
-            bonding.pings.replies.iter().map(|reply| (since(bonding, reply.at), reply.rtt_ms)).collect();
-        for part in points.chunk_by(|a, b| b.0 - a.0 < MAX_GAP_SECONDS) {
-            self.line(panel, part, PING_COLOUR, 1.2);
-        }
-    }
-
-    fn events(&mut self, bonding: &Bonding, panel: &Panel) {
-        for (at, text) in [(bonding.cut, "link 1 cut"), (bonding.restored, "link 1 restored")] {
-            let x = panel.x(since(bonding, at)) + 6.0;
-            self.push(&format!(
-                r##"<rect x="{:.1}" y="{:.1}" width="{:.1}" height="19" rx="3" fill="#ffffff" fill-opacity="0.85"/>"##,
-                x - 2.0,
-                RATES_PANEL.0 + 3.0,
-                text.len() as f64 * 7.4 + 4.0
-            ));
-            self.text(x, RATES_PANEL.0 + 17.0, "start", 14, HARM_COLOUR, text);
-        }
+        svg.text(x, RATES_PANEL.0 + 17.0, "start", 14, HARM_COLOUR, text);
     }
 }
 

@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mpvpn_lab::{History, LabError};
 use serde::Serialize;
 
 use super::{
     LINK_DESCRIPTION, TCP_START_UP, plot,
     traffic::{Goodput, Pings},
 };
-use crate::{error::LabError, link::History, results};
+use crate::results;
 
 /// Bytes of IP packets after which a restored link "carries data again": more than heartbeats and handshakes
 /// need.
@@ -181,7 +182,7 @@ pub(super) mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::emulation::HISTORY_STEP;
+    use mpvpn_lab::HISTORY_STEP;
 
     /// An artificial run of 9 s: link 1 (100 Mbit/s) is cut at 3 s, restored at 6 s, and carries data again
     /// 200 ms later.

@@ -15,13 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    error::LabError,
-    namespace::Namespace,
-    process::run,
-    signals,
-    vpn::{Endpoint, binary},
-};
+use mpvpn_lab::{LabError, Namespace, process::run, signals};
+
+use crate::vpn::{Endpoint, binary};
 
 /// Where the client listens, and this machine, if the port is free there.
 pub(super) const ADDRESS: &str = "127.0.0.1:9470";

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use mpvpn_plot::{COLOURS, HARM_COLOUR, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
+
 use super::{
     LOSSY_CLASS,
     report::{Run, Times},
     traffic::{FLOWS, Figures},
 };
-use crate::plot::{COLOURS, HARM_COLOUR, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 
 /// Height of the picture, in its own units.
 const PICTURE_HEIGHT: f64 = 760.0;

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use mpvpn_lab::{History, Lab, LabError, LinkSpec, Process, requirements, signals};
 use rustix::process::Signal;
 
 use self::{
@@ -24,13 +25,7 @@ use self::{
     traffic::{Goodput, Pings, TailReader},
 };
 use crate::{
-    cli::DemoArgs,
-    error::LabError,
-    lab::Lab,
-    link::History,
-    process::Process,
-    requirements, signals,
-    spec::LinkSpec,
+    commands::DemoArgs,
     vpn::{self, Side, TUNNEL_SERVER_V4, Vpn, VpnOptions},
 };
 
@@ -98,8 +93,8 @@ impl Demo {
             true => vec!["--dashboard".to_owned(), dashboard::ADDRESS.to_owned()],
             false => Vec::new(),
         };
-        let options = VpnOptions { scheduler: args.scheduler.clone(), client_args, ..VpnOptions::default() };
-        let vpn = vpn::start(&lab, options)?;
+        let options = VpnOptions { scheduler: args.scheduler.clone(), client_args, server_args: Vec::new() };
+        let vpn = vpn::start(&lab, &options)?;
         let forward = || DashboardForwarder::start(lab.client(), &vpn.client);
         let dashboard = args.dashboard.then(forward).transpose()?;
         let mut command = lab.server().command("iperf3");
