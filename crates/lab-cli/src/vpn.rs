@@ -102,7 +102,8 @@ fn start_client(lab: &Lab, options: &VpnOptions) -> Result<Endpoint, LabError> {
     start_side(lab, Side::Client, command, &options.client_args)
 }
 
-/// Starts `command` with a socket in the lab's directory.
+/// Starts `command` with a socket and a state directory of its own in the lab's directory: the state of the
+/// machine's own server and client is in `/var/lib/mpvpn`, under the same names.
 fn start_side(lab: &Lab, side: Side, mut command: Command, more: &[String]) -> Result<Endpoint, LabError> {
     let namespace = match side {
         Side::Server => lab.server(),
@@ -111,6 +112,9 @@ fn start_side(lab: &Lab, side: Side, mut command: Command, more: &[String]) -> R
     let role = side.role();
     let socket = lab.dir().join(format!("{role}.sock"));
     command.arg("--api-socket").arg(&socket);
+    if !is_given(more, "--state-dir") {
+        command.arg("--state-dir").arg(lab.dir().join(format!("{role}-state")));
+    }
     command.args(more);
     let process = lab.spawn(namespace, command)?;
     Ok(Endpoint { side, process, socket })

@@ -153,6 +153,30 @@ fn the_program_of_the_lab_is_found_in_path_and_gets_all_arguments() {
 }
 
 #[test]
+fn a_lab_leaves_the_state_of_the_machine_s_own_server_and_client_alone() {
+    let _share = MachineShare::take(Share::LIGHT);
+    let files = tempfile::tempdir().expect("a folder");
+    // A folder of its own stands for that of the machine, with a file that a server would set aside as unreadable.
+    let script = "
+        mount -t tmpfs state /var/lib
+        mkdir /var/lib/mpvpn
+        echo unreadable >/var/lib/mpvpn/leases-mpvpn0.json
+        \"$1\" lab up --link 100mbit,1ms -- ping -n -c 1 10.0.0.1 || exit
+        cp -r /var/lib/mpvpn \"$2\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "slave", "timeout", "-k", "2", "60", "sh", "-c", script, "sh"]);
+    let output = command.arg(binary()).arg(files.path()).stdin(Stdio::null()).output().expect("unshare runs");
+    assert!(output.status.success(), "{}", text(&output));
+    let state = files.path().join("mpvpn");
+    let names: Vec<_> = fs::read_dir(&state)
+        .expect("it was copied")
+        .map(|entry| entry.expect("our own folder").file_name())
+        .collect();
+    assert_eq!(names, ["leases-mpvpn0.json"]);
+    assert_eq!(fs::read_to_string(state.join("leases-mpvpn0.json")).expect("text"), "unreadable\n");
+}
+
+#[test]
 fn loss_in_one_class_does_not_affect_others() {
     let _share = MachineShare::take(Share::Percent(50));
     let dir = tempfile::tempdir().expect("a directory");
