@@ -1,4 +1,4 @@
-//! The machine tests, and which of them are part of `./dev test`.
+//! The machine tests, and which of them are quick.
 
 mod boot;
 mod certificate;
@@ -17,7 +17,7 @@ pub(crate) struct Story {
     pub(crate) name: &'static str,
     /// What it proves.
     pub(crate) proves: &'static str,
-    /// Whether it is one of the quick ones that `./dev test` runs. They use the root file system `base`
+    /// Whether it is one of the quick ones, `./dev test machines short`. They use the root file system `base`
     /// alone.
     pub(crate) is_short: bool,
     /// Panics if something is not as it should be.
