@@ -77,6 +77,15 @@ impl Default for QueueConfig {
     }
 }
 
+/// The flows whose packets may leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FlowLists {
+    /// New flows, then old ones.
+    All,
+    Old,
+    New,
+}
+
 /// An FQ-CoDel queue.
 #[derive(Debug)]
 pub struct FqCodel {
@@ -186,14 +195,20 @@ impl FqCodel {
     /// Removes and returns the next packet.
     pub fn pop(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
-        self.dequeue(now, true)
+        self.dequeue(now, FlowLists::All)
     }
 
     /// Removes and returns the next packet of the old flows; packets of new flows stay for the next
     /// [`Self::pop`].
     pub fn pop_old_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
-        self.dequeue(now, false)
+        self.dequeue(now, FlowLists::Old)
+    }
+
+    /// Removes and returns the next packet of the new flows, which send little, or have just begun.
+    pub fn pop_new_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
+        let now = self.ns(now);
+        self.dequeue(now, FlowLists::New)
     }
 
     /// Number of queued bytes.
@@ -235,10 +250,13 @@ impl FqCodel {
         }
     }
 
-    /// Deficit round robin over the flows (RFC 8290 §4.2), over new flows only if `include_new`.
-    fn dequeue(&mut self, now: u64, include_new: bool) -> Option<QueuedPacket> {
+    /// Deficit round robin over these flows (RFC 8290 §4.2).
+    fn dequeue(&mut self, now: u64, lists: FlowLists) -> Option<QueuedPacket> {
         loop {
-            let from_new = include_new && !self.new_flows.is_empty();
+            let from_new = lists != FlowLists::Old && !self.new_flows.is_empty();
+            if lists == FlowLists::New && !from_new {
+                return None;
+            }
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             let Some(slot) = list.front() else {
                 self.reset_if_empty();

@@ -5,11 +5,6 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
 use crate::{PathState, Scheduler, flows::FlowTable};
 
-/// Bytes that leave from one queue of a path before the other one has its turn: one read of a TUN device.
-/// Larger: one queue keeps the other waiting; what smaller ones cost is an open question
-/// (docs/design/scheduler.md).
-const TURN_BYTES: usize = 64 * 1024;
-
 /// The state of a path, as the dispatcher sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
@@ -45,6 +40,8 @@ pub enum EligiblePackets {
     Any,
     /// Not those of flows that send little: they wait for the path that delivers first, which is another one.
     OldFlows,
+    /// Only those of flows that send little, or have just begun.
+    NewFlows,
     /// Only those of flows that are pinned to this path.
     Pinned,
 }
@@ -55,6 +52,7 @@ impl EligiblePackets {
         match self {
             Self::Any => shared.pop(now),
             Self::OldFlows => shared.pop_old_flow(now),
+            Self::NewFlows => shared.pop_new_flow(now),
             Self::Pinned => None,
         }
     }
@@ -84,8 +82,9 @@ pub struct Dispatcher {
 #[derive(Debug)]
 struct PinnedQueue {
     queue: FqCodel,
-    /// Bytes that this queue may still send before the shared queue has its turn.
-    turn: usize,
+    /// Bytes that the shared queue has sent more than this one while packets waited in both: it is the turn of
+    /// the one that sent less. A queue that was empty has no right to catch up, as in deficit round robin.
+    deficit: i64,
 }
 
 impl Dispatcher {
@@ -261,7 +260,7 @@ impl Dispatcher {
                 let own = self
                     .pinned
                     .entry(path)
-                    .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), turn: TURN_BYTES });
+                    .or_insert_with(|| PinnedQueue { queue: FqCodel::new(config.clone()), deficit: 0 });
                 &mut own.queue
             }
             None => &mut self.shared,
@@ -311,7 +310,7 @@ impl Dispatcher {
         if !self.is_eligible(path) {
             return None;
         }
-        if want == EligiblePackets::Any
+        if matches!(want, EligiblePackets::Any | EligiblePackets::NewFlows)
             && let Some(packet) = self.first.as_mut().and_then(|first| first.pop(now))
         {
             return Some(packet);
@@ -319,19 +318,25 @@ impl Dispatcher {
         let Some(own) = self.pinned.get_mut(&path) else {
             return want.of(&mut self.shared, now);
         };
-        if (own.turn > 0 || want == EligiblePackets::Pinned || self.shared.is_empty())
+        match want {
+            EligiblePackets::Pinned => return own.queue.pop(now),
+            EligiblePackets::NewFlows => {
+                return own.queue.pop_new_flow(now).or_else(|| self.shared.pop_new_flow(now));
+            }
+            EligiblePackets::Any | EligiblePackets::OldFlows => {}
+        }
+        if own.deficit > 0
             && let Some(packet) = own.queue.pop(now)
         {
-            own.turn = own.turn.saturating_sub(packet.data.len());
+            own.deficit -= packet.data.len() as i64;
             return Some(packet);
         }
-        let packet = want.of(&mut self.shared, now);
-        match &packet {
-            // The next turn of the path's own queue is as long as that of the shared queue was.
-            Some(packet) => own.turn = (own.turn + packet.data.len()).min(TURN_BYTES),
-            None => own.turn = TURN_BYTES,
+        if let Some(packet) = want.of(&mut self.shared, now) {
+            own.deficit = if own.queue.is_empty() { 0 } else { own.deficit + packet.data.len() as i64 };
+            return Some(packet);
         }
-        packet
+        own.deficit = 0;
+        own.queue.pop(now)
     }
 
     fn queues_mut(&mut self) -> impl Iterator<Item = &mut FqCodel> {
@@ -612,6 +617,46 @@ mod tests {
         dispatcher.push(now, packet(2, 0, UNORDERED));
         assert_eq!(dispatcher.pop(now, PathId(1), EligiblePackets::OldFlows).unwrap().flow, 1);
         assert_eq!(dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap().flow, 2);
+    }
+
+    fn push(dispatcher: &mut Dispatcher, now: Instant, count: u8, flow: u32, ordered: bool) {
+        for n in 0..count {
+            dispatcher.push(now, packet(flow, n, ordered));
+        }
+    }
+
+    #[test]
+    fn a_queue_that_was_empty_does_not_keep_the_other_one_waiting() {
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &[path(0, 20, PathState::Active)]);
+        let take = |dispatcher: &mut Dispatcher, count| {
+            let mut next = || dispatcher.pop(now, PathId(0), EligiblePackets::Any);
+            (0..count).map(|_| next().expect("a packet").flow).collect::<Vec<_>>()
+        };
+        push(&mut dispatcher, now, 50, 1, ORDERED);
+        dispatcher.push(now, packet(2, 0, UNORDERED));
+        assert_eq!(take(&mut dispatcher, 1), [2], "a turn of the pinned queue has not begun");
+        push(&mut dispatcher, now, 50, 2, UNORDERED);
+        let taken = take(&mut dispatcher, 100);
+        assert!((20..=30).contains(&taken[..50].iter().filter(|flow| **flow == 1).count()), "{taken:?}");
+        push(&mut dispatcher, now, 50, 2, UNORDERED);
+        take(&mut dispatcher, 49);
+        push(&mut dispatcher, now, 3, 1, ORDERED);
+        assert_eq!(take(&mut dispatcher, 2), [2, 1], "bytes from before do not count");
+    }
+
+    #[test]
+    fn packets_of_flows_that_send_little_can_be_taken_alone() {
+        let paths = [path(0, 20, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        push(&mut dispatcher, now, 50, 1, UNORDERED);
+        for _ in 0..4 {
+            dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap();
+        }
+        dispatcher.push(now, packet(2, 0, UNORDERED));
+        dispatcher.push_first(now, packet(3, 0, UNORDERED));
+        let mut take = |want| dispatcher.pop(now, PathId(0), want).map(|packet| packet.flow);
+        assert_eq!([(); 3].map(|()| take(EligiblePackets::NewFlows)), [Some(3), Some(2), None]);
+        assert_eq!(take(EligiblePackets::Any), Some(1), "the rest is in its place");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! data is left.
 //!
 //! In: queues, lost packets, and the available window of each path. Out: datagrams queued at the QUIC
-//! connection for their paths, and send quotas for stream data. Always holds: FEC repair packets go before
-//! retransmissions, those before new data, and paths of later tiers get only what is left.
+//! connection for their paths, and send quotas for stream data. Always holds: FEC repair packets go first, then
+//! packets of flows that send little, then what is sent again, then other new data; paths of later tiers get
+//! only what is left.
 
 use bytes::Bytes;
 use mpvpn_class::{QueuedPacket, RateLimitMember};
@@ -85,6 +86,7 @@ impl Pass<'_> {
             moved |= taken > 0;
         }
         moved |= self.send_data_acks(candidates);
+        moved |= repairing && self.give_new_flows(candidates);
         moved |= self.send_reinjected(candidates);
         moved |= repairing && self.retransmit(candidates);
         moved |= self.fill_paths(candidates);
@@ -127,6 +129,22 @@ impl Pass<'_> {
         // Packets that are bound to one path do not wait for another one.
         for at in 0..candidates.len() {
             moved |= self.give_packets(candidates, at, EligiblePackets::Pinned).moved;
+        }
+        moved
+    }
+
+    /// Moves the packets of flows that send little, each to the path on which it arrives first. They do not
+    /// wait for what other flows send again: after the death of a path that is as much as was in flight on it.
+    fn give_new_flows(&mut self, candidates: &mut [PathCandidate]) -> bool {
+        let mut moved = false;
+        while let Some(pick) =
+            self.scheduler.pick(self.now, candidates, 0).filter(|selection| selection.arrives_first)
+        {
+            let handover = self.give_packets(candidates, pick.index, EligiblePackets::NewFlows);
+            moved |= handover.moved;
+            if handover.drained {
+                break;
+            }
         }
         moved
     }

@@ -5,11 +5,14 @@ use std::{
     sync::{Arc, LazyLock, Mutex},
 };
 
-use crate::world::{MS, TOKEN, World};
+use crate::world::{MS, TOKEN, WORLD_TIME, World};
 use mpvpn_path::Scheduler;
 use mpvpn_types::{Duration, Fec, LinkId};
 use tracing::{Dispatch, subscriber::NoSubscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{format::Writer, time::FormatTime},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -22,7 +25,7 @@ static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(No
 
 /// A log in memory.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -35,9 +38,18 @@ impl Write for Log {
     }
 }
 
+/// Lines begin with the seconds since their world began.
+struct WorldTime;
+
+impl FormatTime for WorldTime {
+    fn format_time(&self, line: &mut Writer<'_>) -> std::fmt::Result {
+        write!(line, "{:.6}", WORLD_TIME.get().as_secs_f64())
+    }
+}
+
 impl Log {
     /// Returns the log lines of `work` with this filter.
-    fn of(filter: &str, work: impl FnOnce()) -> Vec<String> {
+    pub(crate) fn of(filter: &str, work: impl FnOnce()) -> Vec<String> {
         LazyLock::force(&SECOND_SUBSCRIBER);
         let log = Self::default();
         let writer = log.clone();
@@ -45,7 +57,7 @@ impl Log {
             .with_env_filter(EnvFilter::new(filter))
             .with_writer(move || writer.clone())
             .with_ansi(false)
-            .without_time()
+            .with_timer(WorldTime)
             .finish();
         tracing::subscriber::with_default(subscriber, work);
         let bytes = log.0.lock().expect("nobody panics while logging");

@@ -23,7 +23,7 @@ fn lose(world: &mut World, client: usize, link: u16, up: f64, down: f64) {
 }
 
 /// The links that carry data, as both ends see it.
-fn active(world: &mut World, client: usize) -> [usize; 2] {
+pub(crate) fn active(world: &mut World, client: usize) -> [usize; 2] {
     let now = world.now;
     let count = |paths: &[mpvpn_tunnel::PathReport]| {
         paths.iter().filter(|path| path.state == PathState::Active).count()

@@ -11,6 +11,7 @@ mod acks;
 mod chaos;
 mod class_connections;
 mod classes;
+mod cuts;
 mod decisions;
 mod fec;
 mod forward;

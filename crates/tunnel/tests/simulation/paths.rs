@@ -107,7 +107,7 @@ fn negotiated_mtu(world: &mut World, client: usize, [near, far]: [SocketAddr; 2]
 }
 
 /// Delivers received packets and sends new ones; returns whether data arrived.
-fn exchange(world: &mut World, client: usize, flows: &mut [Flow], direction: Direction) -> bool {
+pub(crate) fn exchange(world: &mut World, client: usize, flows: &mut [Flow], direction: Direction) -> bool {
     let now = world.now;
     let at_client = std::mem::take(&mut world.machines[client].received);
     let received_by_server = std::mem::take(&mut world.received_by_server);

@@ -14,7 +14,7 @@
 //! machine, so records of machines with different ones may differ; both sides of a comparison run on one
 //! machine.
 
-mod worlds;
+pub(crate) mod worlds;
 
 use std::{env, fs, net::SocketAddr, path::Path};
 

@@ -11,6 +11,7 @@ pub mod tcp;
 mod wire;
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     ops::{Deref, DerefMut},
@@ -38,6 +39,11 @@ use self::{
     servers::{ALL_ROUTES, AnyCertificate, Identity, Users, new_servers, options, provider, server_setup},
     wire::{HEADERS, Wire, path_of},
 };
+
+thread_local! {
+    /// How long the world that runs in this thread has lasted, for its log.
+    pub static WORLD_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
 
 /// How many iterations of an end may follow each other without time between them: events lead to others.
 const MOST_ITERATIONS_AT_ONCE: usize = 8;
@@ -129,6 +135,7 @@ pub struct Target {
 pub type Unclaimed = Vec<(SocketAddr, Vec<u8>)>;
 
 pub struct World {
+    began: Instant,
     pub now: Instant,
     /// Pipes of each link of clients that are added.
     pub pipes: u8,
@@ -205,8 +212,10 @@ impl World {
     /// A server of several shards; the client with number n goes to shard n modulo `shards`.
     pub fn with_shards(shards: u8) -> Self {
         let identity = Identity::new();
+        let now = Instant::now();
         Self {
-            now: Instant::now(),
+            began: now,
+            now,
             pipes: 1,
             seed: 0,
             servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), ALL_ROUTES),
@@ -430,6 +439,7 @@ impl World {
 
     fn exchange(&mut self) {
         let now = self.now;
+        WORLD_TIME.set(now - self.began);
         let server_address: SocketAddr = SERVER.parse().unwrap();
         for machine in &mut self.machines {
             for (id, link) in &mut machine.links {
