@@ -1,8 +1,8 @@
 //! Remembers the class of each flow.
 //!
-//! In: hashes of flows, and their classes. Out: the class stored for a flow. Always holds: no more than twice
-//! [`MAX_FLOWS_PER_GENERATION`] flows are kept; a flow that is not looked up is forgotten after one to two
-//! times [`GENERATION_DURATION`]; each operation takes constant time.
+//! In: hashes of flows, and their classes, alone or with more that belongs to a flow. Out: what is stored for
+//! a flow. Always holds: no more than twice [`MAX_FLOWS_PER_GENERATION`] flows are kept; a flow that is not
+//! looked up is forgotten after one to two times [`GENERATION_DURATION`]; each operation takes constant time.
 
 use mpvpn_types::{ClassId, Duration, Instant};
 use rustc_hash::FxHashMap;
@@ -17,22 +17,28 @@ const MAX_FLOWS_PER_GENERATION: usize = 8192;
 const GENERATION_DURATION: Duration = Duration::from_secs(60);
 
 /// The classes of flows.
-#[derive(Clone, Debug, Default)]
-pub struct FlowClasses {
+#[derive(Clone, Debug)]
+pub struct FlowClasses<C = ClassId> {
     /// Flows used since `generation_start`; `previous` holds the other flows used in the generation before.
-    current: FxHashMap<u32, ClassId>,
-    previous: FxHashMap<u32, ClassId>,
+    current: FxHashMap<u32, C>,
+    previous: FxHashMap<u32, C>,
     generation_start: Option<Instant>,
 }
 
-impl FlowClasses {
+impl<C> Default for FlowClasses<C> {
+    fn default() -> Self {
+        Self { current: FxHashMap::default(), previous: FxHashMap::default(), generation_start: None }
+    }
+}
+
+impl<C: Copy> FlowClasses<C> {
     /// Whether no flow is known.
     pub fn is_empty(&self) -> bool {
         self.current.is_empty() && self.previous.is_empty()
     }
 
     /// Stores the class of a flow, identified by its hash.
-    pub fn insert(&mut self, now: Instant, flow: u32, class: ClassId) {
+    pub fn insert(&mut self, now: Instant, flow: u32, class: C) {
         let since = *self.generation_start.get_or_insert(now);
         if self.current.len() >= MAX_FLOWS_PER_GENERATION
             || now.saturating_duration_since(since) >= GENERATION_DURATION
@@ -44,7 +50,7 @@ impl FlowClasses {
     }
 
     /// The class of a flow, if it is known; the lookup counts as use of the flow.
-    pub fn get(&mut self, now: Instant, flow: u32) -> Option<ClassId> {
+    pub fn get(&mut self, now: Instant, flow: u32) -> Option<C> {
         if let Some(class) = self.current.get(&flow).copied() {
             // A generation also ends if no new flow is inserted.
             if self

@@ -37,6 +37,7 @@ mod pool;
 mod registry;
 mod relay;
 mod server;
+mod session_flows;
 mod shapers;
 mod udp;
 #[cfg(test)]

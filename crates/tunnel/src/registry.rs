@@ -22,6 +22,7 @@ use crate::{
     SessionSecret, UserLimits, UserRates,
     accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
+    session_flows::SessionFlows,
 };
 
 /// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class
@@ -111,6 +112,7 @@ pub(crate) struct Admission {
     pub(crate) replaced: Vec<ConnectionSlot>,
     /// Whether another machine shows the same secret.
     pub(crate) sharing: SecretSharing,
+    pub(crate) flows: SessionFlows,
 }
 
 /// A connection that asks for a tunnel.
@@ -135,6 +137,8 @@ struct Session {
     /// The process of the client that has it.
     holder: SessionHolder,
     connections: BTreeMap<ConnectionNumber, ConnectionSlot>,
+    /// For all shards.
+    flows: SessionFlows,
 }
 
 #[derive(Debug)]
@@ -348,7 +352,8 @@ impl Registry {
             *users.entry(request.user.to_owned()).or_default() += 1;
             let (user, max_leases) = (request.user.to_owned(), request.limits.max_sessions);
             let (id, holder) = (SessionId(*last_session), SessionHolder::new(request.instance));
-            Session { id, user, max_leases, holder, connections: BTreeMap::new() }
+            let (connections, flows) = (BTreeMap::new(), SessionFlows::default());
+            Session { id, user, max_leases, holder, connections, flows }
         });
         let slot = ConnectionSlot { shard: request.shard, connection: request.connection, serial };
         let mut replaced: Vec<_> = session.connections.insert(request.number, slot).into_iter().collect();
@@ -364,11 +369,11 @@ impl Registry {
                 if claim == Claim::Earlier { SecretSharing::Kept } else { SecretSharing::Alone }
             }
         };
-        let id = session.id;
+        let (id, flows) = (session.id, session.flows.clone());
         for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
-        Ok(Admission { session: id, secret, addresses, serial, replaced, sharing })
+        Ok(Admission { session: id, secret, addresses, serial, replaced, sharing, flows })
     }
 
     /// Assigns addresses to a session: one of each family, and additional ones as far as `wishes` asks for

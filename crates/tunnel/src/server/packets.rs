@@ -9,12 +9,18 @@ use mpvpn_packet::{GroCoalescer, TunPacket, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, TunOutcome, limits::ConnectionLimits, peer::AuthenticatedPeer};
+use super::{
+    Peer, Server, TunOutcome,
+    limits::ConnectionLimits,
+    peer::AuthenticatedPeer,
+    session_connections::{Downlink, PacketSource},
+};
 use crate::{
     UdpId,
     accounts::counted_bytes,
     client::{clamp_received, is_link_local},
     multipath::{DecodedDatagram, Gateway, decode_payload},
+    session_flows::Arrival,
     udp::PayloadInbox,
 };
 
@@ -70,7 +76,8 @@ impl Server {
         let mut malformed = None;
         let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
         let tunnel = authenticated.as_ref().and_then(|authenticated| authenticated.tunnel.as_ref());
-        let mut group = tunnel.map(|tunnel| self.sessions.session(&tunnel.secret));
+        let flows = tunnel.map(|tunnel| &self.sessions.session(&tunnel.secret).flows);
+        let shard = self.shard.index();
         connection.receive_datagrams(|at, datagram| {
             let opened = match authenticated {
                 Some(authenticated) => authenticated.multipath.decode_datagram(now, at, datagram),
@@ -109,8 +116,8 @@ impl Server {
                     }
                     continue;
                 }
-                if let Some(group) = &mut group {
-                    group.record_uplink(now, tunnel.number.class(), &view);
+                if let Some(flows) = flows {
+                    flows.record(now, Arrival { class: tunnel.number.class(), shard }, &view);
                 }
                 bytes += arrived.packet.len() as u64;
                 let mtu = multipath.announced_mtu();
@@ -152,7 +159,11 @@ impl Server {
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> TunOutcome {
         let Ok(view) = ip::parse(packet) else { return TunOutcome::Consumed };
         let (src, dst) = (view.src(), view.dst());
-        if self.deliver(now, hdr, packet) || is_link_local(dst) || is_link_local(src) {
+        let source = PacketSource::Tun { shard: self.shard.index() };
+        if let Some(outcome) = self.deliver(now, source, hdr, packet) {
+            return outcome;
+        }
+        if is_link_local(dst) || is_link_local(src) {
             return TunOutcome::Consumed;
         }
         if self.shard.count() > 1
@@ -175,27 +186,36 @@ impl Server {
     /// Takes a packet that another shard read for a client of this one. Returns whether the client is still
     /// here.
     pub fn handle_handed_over(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
-        self.deliver(now, hdr, packet)
+        self.deliver(now, PacketSource::OtherShard, hdr, packet).is_some()
     }
 
-    /// Queues a packet for its client. Returns whether the client is at this shard.
-    fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
-        let Ok(view) = ip::parse(packet) else { return false };
+    /// Queues a packet for its client, or says to which shard it belongs. Returns `None` if the client is not
+    /// at this shard.
+    fn deliver(
+        &mut self,
+        now: Instant,
+        source: PacketSource,
+        hdr: VnetHdr,
+        packet: &mut [u8],
+    ) -> Option<TunOutcome> {
+        let view = ip::parse(packet).ok()?;
         let works = |id| {
             let authenticated = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
             authenticated.is_some_and(|authenticated| authenticated.multipath.any_path_works())
         };
-        let group = self.sessions.session_at(view.dst());
-        let Some(id) = group.and_then(|group| group.downlink(now, &view, works)) else { return false };
+        let session = self.sessions.session_at(view.dst())?;
+        let id = match session.downlink(now, source, &view, works)? {
+            Downlink::Connection(id) => id,
+            Downlink::OtherShard(shard) => return Some(TunOutcome::ForShard(shard)),
+        };
         let gateway = self.routes.gateway();
         let queued = self.isolated(id, |server| {
             let multipath = server.peers.get_mut(id).and_then(Peer::multipath)?;
             Some(multipath.send_packet(now, hdr, packet, gateway, None, false))
         });
-        let Some(Some(answer)) = queued else { return false };
-        self.answer(answer);
+        self.answer(queued??);
         self.peers.mark_sends(id);
-        true
+        Some(TunOutcome::Consumed)
     }
 
     fn answer(&mut self, packet: Option<Vec<u8>>) {

@@ -204,7 +204,9 @@ impl Server {
         let mut authenticated = AuthenticatedPeer::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(Some(&entry.secret));
         authenticated.multipath.set_session(entry.session);
-        let shapers = self.sessions.session(&entry.secret).shapers.clone();
+        let session = self.sessions.session(&entry.secret);
+        session.flows = entry.flows;
+        let shapers = session.shapers.clone();
         let server = ServerNegotiation {
             now,
             config: &self.config,

@@ -73,8 +73,8 @@ impl Sessions {
 
     /// The same by an address of the session, if this shard can reach it.
     #[inline]
-    pub(super) fn session_at(&mut self, ip: IpAddr) -> Option<&mut SessionConnections> {
-        self.by_secret.get_mut(self.by_ip.get(&ip)?)
+    pub(super) fn session_at(&self, ip: IpAddr) -> Option<&SessionConnections> {
+        self.by_secret.get(self.by_ip.get(&ip)?)
     }
 }
 

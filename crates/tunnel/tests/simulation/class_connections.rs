@@ -582,6 +582,58 @@ fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
     assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default")]));
 }
 
+/// The server's kernel may read the answer to a flow through the queue of another shard than the one at which
+/// the flow arrived: it learns the queue of a packet only after it has delivered it, and forgets it.
+#[test]
+fn a_flow_is_answered_in_its_class_through_any_queue_of_the_server() {
+    let mut world = World::with_shards(2);
+    world.classes = ["default", "critical"].map(profile).to_vec();
+    world.class_rules = Rules::new(vec![rule(CALL, CRITICAL)]);
+    let initial = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS)]);
+    let joined = world.add_joined(initial, 1, &[(100, 10 * MS)]);
+    world.run(2 * SECOND);
+    let address = world.address(initial, true);
+    let mut port = 5000;
+    // Sends a packet of a new flow by `machine`, and its answer through each queue. Returns how many packets
+    // the classes of both machines have received: `default`, then `critical`.
+    let mut call = |world: &mut World, machine: usize| {
+        port += 1;
+        let (own, their) = (SocketAddr::new(address, port), SocketAddr::from(([203, 0, 113, 9], CALL)));
+        let received = |world: &mut World| {
+            let now = world.now;
+            let of = |at: usize, world: &mut World| {
+                let reports = world.machines[at].client.0.reports(now);
+                [0, 1].map(|class: usize| reports[class].1.counters.rx_bytes)
+            };
+            let all = [initial, joined].map(|at| of(at, world));
+            all.map(|of_classes| of_classes.map(|bytes| bytes / 32))
+        };
+        let before = received(world);
+        world.client_sends(machine, Packet::between(own, their).udp(b"ping"));
+        world.run(100 * MS);
+        for queue in [0, 1] {
+            world.server_sends_through(queue, Packet::between(their, own).udp(b"pong"));
+            world.run(100 * MS);
+        }
+        let after = received(world);
+        [0, 1].map(|at: usize| [0, 1].map(|class: usize| after[at][class] - before[at][class]))
+    };
+    // The class of shard 1 wakes.
+    call(&mut world, joined);
+    world.run(2 * SECOND);
+    assert_eq!(call(&mut world, joined), [[0, 0], [0, 2]], "in the class, by the connection of the flow");
+    assert_eq!(world.handed_over, 1);
+    // A shard of the client whose connections end takes its flows along.
+    let now = world.now;
+    world.machines[joined].client.0.close(now, "gone");
+    world.run(SECOND);
+    let (own, their) = (SocketAddr::new(address, port), SocketAddr::from(([203, 0, 113, 9], CALL)));
+    world.machines[initial].received.clear();
+    world.server_sends_through(0, Packet::between(their, own).udp(b"still there?"));
+    world.run(100 * MS);
+    assert_eq!(world.machines[initial].received.len(), 1, "by the default class of the other shard");
+}
+
 #[test]
 fn a_class_that_sleeps_belongs_to_the_next_session_as_well() {
     let mut stage = Stage::idle();
