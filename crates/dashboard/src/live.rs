@@ -202,7 +202,7 @@ struct Feeder {
     /// Rates from sample to sample.
     sample_rates: RateMeter,
     last_sample: Option<Instant>,
-    /// The sessions that streams show, as far as it was known at the last question.
+    /// The sessions that the last frames have shown.
     shown: Arc<BTreeSet<u64>>,
     /// When streams have shown a session last.
     kept: HashMap<u64, Instant>,
@@ -264,23 +264,25 @@ impl Feeder {
         due: &[View],
         (now, samples): (Instant, bool),
     ) -> Option<crate::history::Sample> {
-        if due.is_empty() {
-            self.shown = Arc::default();
-        }
-        let mut overview = live.overview(Arc::clone(&self.shown)).await?;
+        // Where no frame is due, the history needs no details.
+        let details = if due.is_empty() { Arc::default() } else { Arc::clone(&self.shown) };
+        let mut overview = live.overview(details).await?;
         self.live_rates.take_overview(&overview);
         let views: Vec<Shown> =
             due.iter().map(|view| view.choose(self.live_rates.rated(&overview))).collect();
-        let wanted: BTreeSet<u64> = views.iter().flat_map(|shown| &shown.ids).copied().collect();
-        let lacks = |overview: &Overview| wanted.iter().any(|id| !overview.shown.contains(id));
-        if lacks(&overview) {
-            self.shown = Arc::new(wanted.clone());
-            overview = live.overview(Arc::clone(&self.shown)).await?;
-            self.live_rates.take_overview(&overview);
-        }
-        self.shown = Arc::new(wanted);
-        let sample = samples.then(|| {
+        if !due.is_empty() {
+            let wanted: BTreeSet<u64> = views.iter().flat_map(|shown| &shown.ids).copied().collect();
+            let lacks = wanted.iter().any(|id| !overview.shown.contains(id));
+            self.shown = Arc::new(wanted);
+            if lacks {
+                overview = live.overview(Arc::clone(&self.shown)).await?;
+                self.live_rates.take_overview(&overview);
+            }
+            // A page whose frames are never due together with a sample has a history, too.
             self.keep_shown(now);
+        }
+        let sample = samples.then(|| {
+            self.kept.retain(|_, last| now.saturating_duration_since(*last) < SESSION_HISTORY);
             self.sample_rates.take_overview(&overview);
             self.sample_rates.server_sample(&overview, &self.kept.keys().copied().collect())
         });
@@ -293,9 +295,8 @@ impl Feeder {
         sample
     }
 
-    /// Remembers which sessions are shown now, and forgets those that have not been for long.
+    /// Remembers that the sessions of the last frames were shown now.
     fn keep_shown(&mut self, now: Instant) {
-        self.kept.retain(|_, last| now.saturating_duration_since(*last) < SESSION_HISTORY);
         for id in self.shown.iter() {
             if self.kept.len() < MAX_KEPT_SESSIONS || self.kept.contains_key(id) {
                 self.kept.insert(*id, now);

@@ -8,6 +8,7 @@ use crate::{logins::Logins, secret::Secret, view::query_pairs};
 /// A server with sessions, which counts what it is asked.
 struct FakeServer {
     asked: Arc<AtomicUsize>,
+    /// Sessions of which the last question wanted details.
     detailed: Arc<AtomicUsize>,
 }
 
@@ -20,7 +21,7 @@ impl FakeServer {
                 panic!("something else was asked")
             };
             let number = asked.fetch_add(1, Ordering::Relaxed) as u64;
-            detailed.fetch_max(shown.len(), Ordering::Relaxed);
+            detailed.store(shown.len(), Ordering::Relaxed);
             let session = |id: u64| SessionSummary {
                 id,
                 user: format!("user{id:04}"),
@@ -119,7 +120,8 @@ fn a_server_is_asked_once_for_all_streams_and_only_for_what_they_show() {
         );
         drop((one, other, same));
         feeder.feed(&live, now + SAMPLE_INTERVAL * 3).await.unwrap();
-        assert!(feeder.shown.is_empty() && lock(&live.streams).views.is_empty());
+        assert_eq!(server.detailed.load(Ordering::Relaxed), 0, "nobody looks at a session");
+        assert!(lock(&live.streams).views.is_empty());
     });
 }
 
@@ -138,6 +140,31 @@ fn sessions_that_were_shown_are_sampled_for_five_minutes() {
         assert_eq!(later.sessions.len(), 2);
         let after = feeder.feed(&live, now + SESSION_HISTORY + SAMPLE_INTERVAL).await.unwrap();
         assert!(after.sessions.is_empty());
+    });
+}
+
+/// A page that opens between two samples has its frames between them from then on.
+#[test]
+fn sessions_are_sampled_whose_page_is_never_due_together_with_a_sample() {
+    block_on(async {
+        let (server, handler) = FakeServer::new(1000);
+        let live = Live::new(Role::Server, handler);
+        let mut feeder = Feeder::new();
+        let now = Instant::now();
+        feeder.feed(&live, now).await.unwrap();
+        let stream = live.stream(session(0), view("sort=user&count=2&hz=2")).ok().unwrap();
+        let mut frames = stream.messages.clone();
+        for step in 1..=12 {
+            let sample = feeder.feed(&live, now + SHORTEST_INTERVAL * step).await;
+            let has_frame = frames.has_changed().unwrap();
+            frames.borrow_and_update();
+            assert_eq!((has_frame, sample.is_some()), (step % 2 == 1, step % 4 == 0), "step {step}");
+            if let Some(sample) = sample {
+                assert_eq!(sample.sessions.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [0, 1]);
+            }
+        }
+        // One question at the start, one more for what the page shows, and one for each frame and sample.
+        assert_eq!(server.asked.load(Ordering::Relaxed), 1 + 1 + 6 + 3);
     });
 }
 
