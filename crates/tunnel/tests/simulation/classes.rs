@@ -228,6 +228,7 @@ fn a_call_does_not_feel_a_backup() {
 }
 
 #[test]
+#[ignore = "long: ./dev test all plays it"]
 fn a_queue_that_drains_does_not_show_a_rate_that_is_too_high() {
     // Acknowledgements of what had queued came close together. On one of eight links the queue that followed
     // from that was taken for none, and calls had 10 to 12 ms more.
@@ -254,7 +255,7 @@ fn assert_shared(link: &str, given: Option<u64>, direction: Direction) {
 }
 
 #[test]
-#[ignore = "long: ./dev soak plays it"]
+#[ignore = "long: ./dev test all plays it"]
 fn classes_share_a_link_by_their_weights() {
     for given in [Some(50), None] {
         for direction in [Direction::Up, Direction::Down, Direction::Both] {
@@ -264,7 +265,7 @@ fn classes_share_a_link_by_their_weights() {
 }
 
 #[test]
-#[ignore = "long: ./dev soak plays it"]
+#[ignore = "long: ./dev test all plays it"]
 fn a_link_that_is_full_both_ways_is_used_whatever_its_delay() {
     for link in ["50mbit,3ms,queue=60ms", "50mbit,6.63ms,queue=60ms", "50mbit,11ms,queue=60ms"] {
         assert_shared(link, None, Direction::Both);
@@ -381,6 +382,7 @@ fn losses_of_a_class_do_not_affect_others() {
 }
 
 #[test]
+#[ignore = "long: ./dev test all plays it"]
 fn retransmissions_of_a_class_that_fill_the_link_do_not_affect_others() {
     // With retransmissions it is 1 to 3 % more than the link carries.
     for rate in [42, 43] {
@@ -393,6 +395,7 @@ fn retransmissions_of_a_class_that_fill_the_link_do_not_affect_others() {
 }
 
 #[test]
+#[ignore = "long: ./dev test all plays it"]
 fn no_class_feels_that_another_wants_more_than_there_is() {
     for loss in [0, 10, 30] {
         let found = down_beside_losses(&[BEFORE, Phase { loss, offered: 120, ..STEADY }], BEFORE.time);
@@ -404,7 +407,7 @@ fn no_class_feels_that_another_wants_more_than_there_is() {
 }
 
 #[test]
-#[ignore = "long: ./dev soak plays it"]
+#[ignore = "long: ./dev test all plays it"]
 fn a_class_on_a_lossy_link_is_as_quick_after_a_pause() {
     for (before, loss) in [(10, 10), (10, 30), (0, 30)] {
         let pause = Phase { time: Duration::from_secs(4), loss: before, offered: 0, others: 0 };

@@ -194,7 +194,7 @@ macro_rules! cuts {
             }
 
             #[test]
-            #[ignore = "long: ./dev soak plays it"]
+            #[ignore = "long: ./dev test all plays it"]
             fn $long() {
                 hold($failure, 40, 10);
             }

@@ -239,7 +239,7 @@ fn tcp_keeps_what_loss_and_repair_leave_of_several_links() {
 }
 
 #[test]
-#[ignore = "long: ./dev soak plays it"]
+#[ignore = "long: ./dev test all plays it"]
 fn a_full_path_gets_less_repair_and_keeps_its_mtu() {
     let mut world = World::new();
     (world.fec, world.pipes, world.ecn) = (Fec::Auto, 4, 2);
