@@ -144,25 +144,44 @@ impl Drop for Server {
 }
 
 impl IperfRun {
-    /// Waits for the end of the run, and returns its result.
-    pub fn finish(mut self) -> Report {
+    /// Interrupts the run, and returns the goodput in each whole second so far, bit/s.
+    pub fn stop(self) -> Vec<f64> {
+        // `timeout` forwards the signal. The run may have ended already.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let (args, all) = self.read_report();
+        let error = all["error"].as_str().unwrap_or_default();
+        assert!(error.is_empty() || error.starts_with("interrupt"), "{args}: {error}");
+        let mut seconds = seconds(&all);
+        seconds.pop();
+        seconds
+    }
+
+    fn read_report(mut self) -> (String, Value) {
         let status = self.child.wait().expect("our own child");
         let text = fs::read_to_string(&self.report).expect("its own file");
-        let all: Value = serde_json::from_str(&text)
+        let all = serde_json::from_str(&text)
             .unwrap_or_else(|error| panic!("{} ({status}): {error}\n{text}", self.args));
-        assert!(all["error"].is_null(), "{}: {}", self.args, all["error"]);
+        (std::mem::take(&mut self.args), all)
+    }
+
+    /// Waits for the end of the run, and returns its result.
+    pub fn finish(self) -> Report {
+        let (args, all) = self.read_report();
+        assert!(all["error"].is_null(), "{args}: {}", all["error"]);
         let end = &all["end"];
         let received = if end["sum_received"].is_null() { &end["sum"] } else { &end["sum_received"] };
-        let intervals = all["intervals"].as_array().map_or(&[][..], Vec::as_slice);
         Report {
             rate: received["bits_per_second"].as_f64().expect("a rate"),
             loss_pct: end["sum"]["lost_percent"].as_f64().unwrap_or(0.0),
-            seconds: intervals
-                .iter()
-                .filter_map(|second| second["sum"]["bits_per_second"].as_f64())
-                .collect(),
+            seconds: seconds(&all),
         }
     }
+}
+
+/// Goodput in each interval of a report, bit/s.
+fn seconds(report: &Value) -> Vec<f64> {
+    let intervals = report["intervals"].as_array().map_or(&[][..], Vec::as_slice);
+    intervals.iter().filter_map(|second| second["sum"]["bits_per_second"].as_f64()).collect()
 }
 
 impl Drop for IperfRun {

@@ -46,6 +46,8 @@ pub const TUNNEL: &str = "10.0.0.1";
 pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
 /// A slower link, so that several tests can fill such links at the same time: 40 Mbit/s.
 pub const SLOW_LINK: &str = "40mbit,12.5ms,queue=60ms";
+/// Filter of logs that tell why paths and links are used or not.
+const DECISIONS: &str = "warn,mpvpn=info,mpvpn::liveness=debug,mpvpn::scheduler=debug";
 /// How long a tunnel may take to come up on a busy machine before the test fails.
 const UP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Ports that the built-in rules assign to a class.
@@ -72,6 +74,8 @@ pub struct Testbed {
     lab: Lab,
     folders: PrivateFolders,
     started: Cell<u32>,
+    /// Filter of the logs of processes (`RUST_LOG`), if it is not theirs.
+    log_filter: Option<&'static str>,
     _machine: MachineShare,
 }
 
@@ -121,9 +125,15 @@ impl Testbed {
         let machine = MachineShare::take(Share::LIGHT);
         let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));
         let folders = PrivateFolders::new(lab.dir()).expect("folders in the lab's directory");
-        let testbed = Self { lab, folders, started: Cell::new(0), _machine: machine };
+        let testbed = Self { lab, folders, started: Cell::new(0), log_filter: None, _machine: machine };
         testbed.make_certificate("server");
         testbed
+    }
+
+    /// Logs why paths and links are used or not, for failures that are explained from the logs.
+    pub fn log_decisions(mut self) -> Self {
+        self.log_filter = Some(DECISIONS);
+        self
     }
 
     /// Creates `NAME.crt` and `NAME.key` in the lab's directory, as the guide does.
@@ -425,6 +435,7 @@ impl Testbed {
         let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
         let child = command
             .args(args)
+            .envs(self.log_filter.map(|filter| ("RUST_LOG", filter)))
             .stdout(output.try_clone().expect("a second handle"))
             .stderr(output)
             .spawn()

@@ -36,15 +36,16 @@ fn measure_cut(failure: LinkFailure, direction: Direction, max_gap: Duration) ->
     let testbed = Testbed::two_slow_links();
     let _server = testbed.server(&[]);
     let client = testbed.client(&[]);
-    let outcome = cut_under_load(&testbed, &client, failure, direction, Timeline::SHORT);
+    let outcome = cut_under_load(&testbed, &client, failure, direction, &Timeline::SHORT);
     println!("{failure:?} {direction:?}: {outcome:?}");
-    let silent = outcome.load.seconds.iter().filter(|rate| **rate < 1e6).count();
-    let is_fine = outcome.longest_gap <= max_gap && outcome.recovery_time <= RECOVERY_TIMEOUT && silent <= 1;
+    let (cut, rates) = (&outcome.cuts[0], &outcome.rates);
+    let silent = rates.iter().filter(|rate| **rate < 1e6).count();
+    let is_fine = cut.longest_gap <= max_gap && cut.recovery_time <= RECOVERY_TIMEOUT && silent <= 1;
     (!is_fine).then(|| {
         testbed.keep_logs();
         format!(
-            "{:?} without an answer, used again after {:?}, {silent} seconds without traffic: {:?}",
-            outcome.longest_gap, outcome.recovery_time, outcome.load.seconds
+            "{:?} without an answer, used again after {:?}, {silent} seconds without traffic: {rates:?}",
+            cut.longest_gap, cut.recovery_time
         )
     })
 }

@@ -8,6 +8,7 @@
 mod against;
 mod classes;
 mod cost;
+mod cut;
 mod figure;
 mod flood;
 mod median;
@@ -41,7 +42,11 @@ type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
 const RIGS: [Rig; 15] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
-    ("cut", "the same links: link 1 fails under load and recovers", rigs::cut),
+    (
+        "cut",
+        "the same links: link 1 fails under load and recovers; with --count the distribution of gaps",
+        cut::run,
+    ),
     ("latency", "plain veth: round-trip time added by the tunnel", rigs::latency),
     ("speed", "plain veth: rate of one TCP flow, processor time of each end", rigs::speed),
     ("download", "the two links: 100 MB by curl through NAT, also across a cut", rigs::download),

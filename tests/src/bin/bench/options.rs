@@ -22,6 +22,7 @@ SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
 --quick           `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, 3 cuts, 15 random cuts;
                   `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions;
                   `flood`: one round of 2 s instead of three of 5 s, less than a minute; `cost`: one round, 6 of 14 loads
+--count N         `cut`: N cuts in all, many in each testbed, and the distribution of gaps; about 6 s a cut
 --cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
 --runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
 --inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr
@@ -46,6 +47,8 @@ pub(crate) struct Options {
     pub(crate) scenarios: Vec<String>,
     /// Whether long rigs run in a shortened form.
     pub(crate) quick: bool,
+    /// Number of cuts of all kinds in the rig `cut`; `None`: one of each kind.
+    pub(crate) count: Option<u32>,
     /// Number of cuts in the rigs `paths` and `stream`; `None`: as the scenario says.
     pub(crate) cuts: Option<u32>,
     /// Number of runs per table row; `None`: the rig's default.
@@ -89,6 +92,7 @@ impl Options {
             rigs: Vec::new(),
             scenarios: Vec::new(),
             quick: false,
+            count: None,
             cuts: None,
             runs: None,
             inner: InnerCc::default(),
@@ -127,6 +131,7 @@ impl Options {
                 "--runs" => options.runs = Some(number()?),
                 "--inner" => options.inner = one(args.next(), &InnerCc::ALL, InnerCc::name)?,
                 "--parts" => options.choose_parts(args.next())?,
+                "--count" => options.count = Some(number()?),
                 "--cuts" => options.cuts = Some(number()?),
                 "--pairs" => options.pairs = Some(number()?),
                 "--threshold" => options.threshold = f64::from(number()?),
@@ -214,8 +219,8 @@ mod tests {
         assert_eq!(options.rigs, ["peers", "speed"]);
         assert_eq!(options.systems, [System::Mpvpn, System::WireguardGo]);
         assert_eq!(options.settings, Setting::ALL);
-        let options = parse("lossy --quick --cuts 3 equal --runs 2 --inner bbr").expect("fine");
-        assert_eq!((options.runs, options.inner), (Some(2), InnerCc::Bbr));
+        let options = parse("lossy --quick --cuts 3 --count 200 equal --runs 2 --inner bbr").expect("fine");
+        assert_eq!((options.runs, options.inner, options.count), (Some(2), InnerCc::Bbr, Some(200)));
         assert_eq!(
             (options.scenarios, options.quick, options.cuts),
             (vec!["lossy".to_owned(), "equal".to_owned()], true, Some(3))

@@ -6,7 +6,6 @@ use std::{
 };
 
 use mpvpn_tests::{
-    cut::{LinkFailure, Timeline, cut_under_load},
     http::{Download, MB, TestPages},
     iperf::IperfServer,
     ping::{Ping, ping},
@@ -43,38 +42,6 @@ pub(crate) fn bonding(_: &Options) -> Outcome {
             report.megabits(),
             "Mbit/s",
             Bar::Higher,
-        ));
-    }
-    figures.into()
-}
-
-pub(crate) fn cut(_: &Options) -> Outcome {
-    let mut figures = Vec::new();
-    for (failure, direction, longest) in [
-        (LinkFailure::Carrier, Direction::Up, 100.0),
-        (LinkFailure::Carrier, Direction::Down, 100.0),
-        (LinkFailure::Silent(Direction::Both), Direction::Up, 300.0),
-        (LinkFailure::Silent(Direction::Both), Direction::Down, 300.0),
-        (LinkFailure::Silent(Direction::Up), Direction::Up, 300.0),
-        (LinkFailure::Silent(Direction::Down), Direction::Down, 300.0),
-    ] {
-        let testbed = Testbed::two_links();
-        let (_server, client) = pair(&testbed);
-        let outcome = cut_under_load(&testbed, &client, failure, direction, Timeline::LONG);
-        let what = format!("{failure:?}, 8 flows {direction:?}");
-        figures.push(figure(
-            "cut",
-            format!("gap: {what}"),
-            ms(outcome.longest_gap),
-            "ms",
-            Bar::AtMost(longest),
-        ));
-        figures.push(figure(
-            "cut",
-            format!("used again: {what}"),
-            ms(outcome.recovery_time),
-            "ms",
-            Bar::AtMost(2000.0),
         ));
     }
     figures.into()
@@ -175,7 +142,7 @@ pub(crate) fn memory(options: &Options) -> Outcome {
     figures.into()
 }
 
-fn pair(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
+pub(crate) fn pair(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
     (testbed.server(&[]), testbed.client(&[]))
 }
 
@@ -184,10 +151,6 @@ pub(crate) fn await_links(client: &MpvpnProcess, links: usize) {
     for link in 1..=links {
         client.wait_for_path(&format!("eth{link}"), "active", Duration::from_secs(5));
     }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 fn megabytes(process: &MpvpnProcess) -> f64 {
