@@ -38,6 +38,7 @@ pub mod random;
 pub mod stalled_readers;
 pub mod system;
 pub mod tcpdump;
+pub mod terminal;
 pub mod testbed;
 pub mod tun_copy;
 pub mod user_home;

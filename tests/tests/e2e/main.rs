@@ -64,5 +64,6 @@ mod sharing;
 mod status;
 mod streams;
 mod testbed;
+mod top;
 mod users;
 mod without_root;
