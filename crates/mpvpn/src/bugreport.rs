@@ -52,7 +52,8 @@ const FILES: &[&str] = &[
     "/proc/net/snmp",
 ];
 
-/// Keys of configuration files whose values are names of machines or people.
+/// Keys of configuration files whose values are names of machines or people. They may have a token, or a user
+/// name and a password, before an `@`.
 const NAME_KEYS: &[&str] = &["server", "public", "domains", "email", "via", "server-name"];
 
 /// Collects the report about the processes at these sockets. `progress` is called before each part.
@@ -61,7 +62,10 @@ pub(crate) fn collect(sockets: &[PathBuf], progress: &mut dyn FnMut(&str)) -> St
     let mut redactor = Redactor::default();
     for (_, text) in &configs {
         for name in names_in(text) {
-            redactor.hide_name(&name);
+            redactor.hide_name(name);
+        }
+        for secret in secrets_in(text) {
+            redactor.hide_secret(secret);
         }
     }
     let mut report = format!("mpvpn {}\n", env!("CARGO_PKG_VERSION"));
@@ -102,22 +106,28 @@ fn configuration_files() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(|path| (path.clone(), read(&path))).collect()
 }
 
-/// The names of machines and people in a configuration file, without ports.
-fn names_in(text: &str) -> Vec<String> {
+/// The values of keys that satisfy `is_wanted` in a configuration file, each without a scheme; no comments.
+fn values_in(text: &str, is_wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
-    let values = lines.filter(|(key, _)| NAME_KEYS.contains(&key.trim())).map(|(_, value)| value);
+    let values = lines.filter(move |(key, _)| is_wanted(key.trim())).map(|(_, value)| value);
+    let values = values.map(|value| value.split('#').next().unwrap_or_default());
     let words = values.flat_map(|value| value.split(['"', '\'', '[', ']', ',', ' ']));
-    words
-        .map(|word| {
-            word.split("://")
-                .last()
-                .unwrap_or_default()
-                .split([':', '/'])
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        })
-        .collect()
+    words.map(|word| word.split("://").last().unwrap_or_default()).filter(|word| !word.is_empty())
+}
+
+/// The names of machines and people in a configuration file, without ports.
+fn names_in(text: &str) -> Vec<&str> {
+    let words = values_in(text, |key| NAME_KEYS.contains(&key));
+    let hosts = words.map(|word| word.rsplit_once('@').map_or(word, |(_, host)| host));
+    hosts.map(|host| host.split([':', '/']).next().unwrap_or_default()).collect()
+}
+
+/// Tokens and passwords in a configuration file.
+fn secrets_in(text: &str) -> Vec<&str> {
+    let credentials = values_in(text, |key| NAME_KEYS.contains(&key))
+        .filter_map(|word| Some(word.rsplit_once('@')?.0))
+        .map(|before| before.split_once(':').map_or(before, |(_, password)| password));
+    values_in(text, |key| key == "token").chain(credentials).collect()
 }
 
 fn read(path: &Path) -> String {
@@ -147,8 +157,15 @@ mod tests {
     #[test]
     fn names_of_servers_are_found_in_configuration_files() {
         let text = "server = \"vpn.example.org:443\"\npublic='edge.example'\n[acme]\ndomains = [\"a.example\", \"b.example\"]\nname = \"x\"\n";
-        let names: Vec<_> = names_in(text).into_iter().filter(|name| !name.is_empty()).collect();
-        assert_eq!(names, ["vpn.example.org", "edge.example", "a.example", "b.example"]);
+        assert_eq!(names_in(text), ["vpn.example.org", "edge.example", "a.example", "b.example"]);
+    }
+
+    #[test]
+    fn tokens_and_passwords_are_found_in_configuration_files() {
+        let text = "token = 'correct-horse' # of the office\nvia = ['http://anna:open%20sesame@proxy.example:3128']\n\
+                    server = \"mpvpn://mpvpn_abc@vpn.example:443?pin=12\"\npin = '12'\n";
+        assert_eq!(secrets_in(text), ["correct-horse", "open%20sesame", "mpvpn_abc"]);
+        assert_eq!(names_in(text), ["proxy.example", "vpn.example"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod auto_pipes;
 mod backup;
 mod blocked_udp;
 mod bonding;
+mod bugreport;
 mod by_flows;
 mod by_proxy;
 mod check;

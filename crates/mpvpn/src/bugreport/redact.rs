@@ -23,6 +23,7 @@ const MIN_NAME_LEN: usize = 4;
 pub(super) struct Redactor {
     numbers: HashMap<String, usize>,
     names: Vec<String>,
+    secrets: Vec<String>,
 }
 
 impl Redactor {
@@ -37,14 +38,42 @@ impl Redactor {
         }
     }
 
+    /// Hides a token or a password, however short it is: wherever it stands, or, if it would be found inside
+    /// of other words, where no letter or digit stands beside it.
+    pub(super) fn hide_secret(&mut self, secret: &str) {
+        if !self.secrets.iter().any(|known| known == secret) {
+            self.secrets.push(secret.to_owned());
+        }
+    }
+
     /// The text without secrets and public addresses.
     pub(super) fn redact(&mut self, text: &str) -> String {
         let mut text = text.to_owned();
+        for secret in self.secrets.clone() {
+            text = self.without(&text, &secret);
+        }
         for name in &self.names {
             text = text.replace(name.as_str(), "[server]");
         }
         let text = replace_runs(&text, is_of_key, |run| self.key(run));
         replace_runs(&text, is_of_address, |run| self.addresses(run))
+    }
+
+    fn without(&mut self, text: &str, secret: &str) -> String {
+        let is_short = secret.chars().count() < MIN_NAME_LEN;
+        let mut done = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find(secret) {
+            let (before, after) = (&rest[..at], &rest[at + secret.len()..]);
+            done.push_str(before);
+            let is_word = !before.ends_with(is_of_key) && !after.starts_with(is_of_key);
+            match is_short && !is_word {
+                true => done.push_str(secret),
+                false => done.push_str(&self.numbered("key", secret)),
+            }
+            rest = after;
+        }
+        done + rest
     }
 
     fn key(&mut self, run: &str) -> Option<String> {
@@ -192,6 +221,14 @@ mod tests {
         }
         let names = "mpvpn-client@a-rather-long-name.service /var/lib/mpvpn/leases";
         assert_eq!(redacted(names), names);
+    }
+
+    #[test]
+    fn secrets_of_the_configuration_are_unreadable_however_short() {
+        let mut redactor = Redactor::default();
+        ["correct-horse", "ab"].iter().for_each(|secret| redactor.hide_secret(secret));
+        assert_eq!(redactor.redact("token = 'ab', table"), "token = '[key 1]', table");
+        assert_eq!(redactor.redact("Bearer correct-horse-1"), "Bearer [key 2]-1");
     }
 
     #[test]
