@@ -31,13 +31,14 @@ fn measure(link: &str, flows: u16, direction: Direction) -> (f64, u64) {
 
 #[test]
 fn superseded_acknowledgements_leave_a_slow_direction_free_for_others() {
-    // Without the ACK filter 12.6, 12.6 and 14.5 Mbit/s; with it 65, 34 to 50 and 24 to 43.
-    for (link, flows, direction) in [
-        ("100mbit,10ms,up=1mbit,queue=60ms", 1, Direction::Down),
-        ("100mbit,10ms,up=1mbit,queue=60ms", 8, Direction::Down),
-        ("100mbit,10ms,down=1mbit,queue=60ms", 4, Direction::Up),
+    // Without the ACK filter 12.6, 12.6 and 14.5 Mbit/s; with it 68.7, 56.8 and 23.9. Where the bars come from:
+    // docs/design/packets.md, "ACK filter".
+    for (link, flows, direction, bar) in [
+        ("100mbit,10ms,up=1mbit,queue=60ms", 1, Direction::Down, 50.0),
+        ("100mbit,10ms,up=1mbit,queue=60ms", 8, Direction::Down, 34.0),
+        ("100mbit,10ms,down=1mbit,queue=60ms", 4, Direction::Up, 20.0),
     ] {
         let (mbit, superseded) = measure(link, flows, direction);
-        assert!(mbit >= 18.0 && superseded > 1000, "{flows} TCP {direction:?}: {mbit:.1} Mbit/s");
+        assert!(mbit >= bar && superseded > 1000, "{flows} TCP {direction:?}: {mbit:.1} Mbit/s, bar {bar}");
     }
 }

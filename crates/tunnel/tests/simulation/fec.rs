@@ -299,7 +299,8 @@ fn cubic_is_spared_the_losses_that_are_made_good() {
         (carried(&world, client)[0] - before) as f64 * 8e-6 / 6.0
     };
     let (bare, repaired) = (sent(Fec::Off), sent(Fec::Auto));
-    assert!(repaired > 25.0 && repaired > 2.0 * bare, "{repaired} Mbit/s with repair, {bare} without");
+    println!("{bare:.1} Mbit/s without repair, {repaired:.1} with it");
+    assert!(repaired > 30.0 && repaired > 2.0 * bare, "{repaired} Mbit/s with repair, {bare} without");
 }
 
 fn carried(world: &World, client: usize) -> Vec<u64> {
