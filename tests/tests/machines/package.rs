@@ -1,7 +1,7 @@
 //! The package that the machines install.
 //!
-//! In: what `./dev package` made, by the environment variable `MPVPN_PACKAGE`. Out: that file, and one with
-//! the same content and a higher version.
+//! In: what `./dev package` made, by the environment variable `MPVPN_PACKAGE`. Out: that file, the package of
+//! the lab beside it, and one with the same content and a higher version.
 
 use std::{
     fs,
@@ -17,6 +17,13 @@ pub(crate) fn package() -> PathBuf {
         path.expect("MPVPN_PACKAGE names the package: `sudo ./dev test machines` makes it and says so");
     assert!(path.exists(), "{} is missing: `./dev package` makes it", path.display());
     path
+}
+
+/// The package of the lab, which is made beside it.
+pub(crate) fn lab_package() -> PathBuf {
+    let package = package();
+    let name = package.file_name().expect("a file").to_str().expect("ASCII");
+    package.with_file_name(name.replacen("mpvpn_", "mpvpn-lab_", 1))
 }
 
 /// The version of a package file.

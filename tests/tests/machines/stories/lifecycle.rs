@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use crate::{
     machine::Machine,
     network::INTERNET,
+    package::lab_package,
     report::{at_most, step, within},
     site::{
-        Site, add_user, connected_users, install, join, remove, set_up_client, set_up_server, side_by_side,
-        wait_for_tunnel, wait_until_gone,
+        Site, add_user, connected_users, install, install_file, join, remove, set_up_client, set_up_server,
+        side_by_side, wait_for_tunnel, wait_until_gone,
     },
     snapshot::Snapshot,
 };
@@ -19,6 +20,8 @@ const SETUP_BAR: Duration = Duration::from_secs(60);
 const REVOKE_BAR: Duration = Duration::from_secs(1);
 /// Bars of `systemd-analyze security`, which rates how much a service could do from 0 (nothing) to 10.
 const EXPOSURES: [(&str, f64); 2] = [("mpvpn-server.service", 2.6), ("mpvpn-client.service", 3.0)];
+/// Time of a lab with a server, a client and one ping: a second, and more where others use the processors.
+const LAB_TIMEOUT: Duration = Duration::from_secs(60);
 /// Share of the traffic that each of two equal links carries at least, percent.
 const MIN_SHARE: u64 = 20;
 
@@ -43,6 +46,7 @@ pub(super) fn run() {
         join(beta, &add_user(server, "beta"));
         wait_for_tunnel(beta);
     });
+    step("mpvpn lab says how to get it, and runs beside the client when its package is there", || lab(beta));
     let past = network.count("past the tunnel");
     step("traffic over both links, in both directions", || {
         uses_both_links(alpha, false);
@@ -77,6 +81,21 @@ pub(super) fn run() {
         }
         assert!(all.is_empty(), "the machines are not as they were:\n{}", all.join("\n"));
     });
+}
+
+/// Runs an emulated link with a server and a client of its own, once the package is installed.
+fn lab(client: &Machine) {
+    let up = ["mpvpn", "lab", "up", "--link", "20mbit,5ms", "--", "ping", "-n", "-c", "1", "10.0.0.1"];
+    let missing = client.output(LAB_TIMEOUT, &up);
+    let said = String::from_utf8_lossy(&missing.stderr);
+    assert!(said.contains("next: install the package mpvpn-lab"), "{said}");
+    install_file(client, &lab_package());
+    let ran = client.output(LAB_TIMEOUT, &up);
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && out.contains("1 received"), "{out}\n{err}");
+    assert_eq!(client.status().expect("the client runs")["state"], "up");
+    // The folder of `ip netns` is a mount, which iproute2 leaves until the next boot.
+    client.shell("umount /run/netns && rmdir /run/netns");
 }
 
 /// Downloads or uploads for a moment, and compares what the links have carried.
