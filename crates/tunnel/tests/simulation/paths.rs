@@ -221,11 +221,9 @@ scenarios! {
     #[ignore = "long: ./dev test all plays it"] pipes_unshaped
     #[ignore = "long: ./dev test all plays it"] two_100
     #[ignore = "long: ./dev test all plays it"] asym_bw
-    #[ignore = "long: ./dev test all plays it"] wifi_lte
     #[ignore = "long: ./dev test all plays it"] wifi_leo
-    #[ignore = "long: ./dev test all plays it"] random_cuts
-    two_10 equal jitter asym_jitter lossy dual_lte
+    two_10 equal jitter asym_jitter lossy dual_lte wifi_lte
     lte_leo high_orbit lte_geo dual_leo
     loss_10 loss_30
-    cut_carrier cut_silent redundant_cut
+    cut_carrier cut_silent redundant_cut random_cuts
 }
