@@ -194,6 +194,17 @@ fn several_threads_share_the_tun_of_a_class() {
     for _ in 0..6 {
         reaches(&testbed, Host::Client, &host);
     }
+    // Each ping is a flow of its own. The kernel of the server chooses the thread that reads the answer by a
+    // hash of the addresses, which differs from boot to boot.
+    let hosts: Vec<String> = (10..18).map(|number| format!("198.51.100.{number}")).collect();
+    for host in &hosts {
+        testbed.run(Host::Inet, &["ip", "address", "add", &format!("{host}/24"), "dev", "eth0"]);
+    }
+    check_carried_by(&client, "critical", "single pings to many hosts", || {
+        for host in hosts.iter().cycle().take(3 * hosts.len()) {
+            testbed.run(Host::Client, &["ping", "-n", "-c", "1", "-W", "2", "-s", "1000", "-I", "cr0", host]);
+        }
+    });
     let site = TestPages::start(&testbed, Host::Inet);
     check_download_by(&client, "critical", || {
         for _ in 0..5 {
