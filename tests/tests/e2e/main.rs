@@ -41,7 +41,6 @@ mod leaks;
 mod legacy;
 mod limits;
 mod links;
-mod many_links;
 mod measure;
 mod metrics;
 mod moved_server;

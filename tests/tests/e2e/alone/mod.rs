@@ -8,6 +8,7 @@ mod blocked_udp;
 mod bonding;
 mod hostile;
 mod limits;
+mod many_links;
 mod measure;
 mod pipes;
 mod streams;
