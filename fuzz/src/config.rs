@@ -19,7 +19,7 @@ pub fn config(data: &[u8]) {
     let path = Path::new("users.toml");
     if kind == 2 {
         let Ok(users) = Users::parse(input.0, path) else { return };
-        // What has an end ends.
+        // A schedule that has an end ends.
         let mut moment = std::time::SystemTime::UNIX_EPOCH;
         for _ in 0..=users.iter().count() {
             let Some(next) = users.next_expiry(moment) else { break };
@@ -65,7 +65,7 @@ fn server(text: &str) {
     }
 }
 
-/// What is printed is read again.
+/// A printed value is read again.
 fn values(text: &str) {
     if let Ok(server) = text.parse::<ServerAddr>() {
         assert_eq!(server.to_string().parse(), Ok(server));

@@ -74,7 +74,7 @@ pub fn fec(data: &[u8]) {
     if input.bool() { lossy_groups(&mut input) } else { forged_groups(&mut input) }
 }
 
-/// What a sender protects is restored as it was, or not at all.
+/// Packets that a sender protects are restored as they were, or not at all.
 fn lossy_groups(input: &mut Input<'_>) {
     let (data, repair) = (input.byte() % Fec::MAX_DATA + 1, input.byte() % Fec::MAX_REPAIR + 1);
     let policy = if input.bool() { Fec::Auto } else { Fec::Fixed { data, repair } };

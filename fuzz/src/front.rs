@@ -1,4 +1,5 @@
-//! What strangers and apps send to the TCP side of a server, to a client's proxies, and as DNS messages.
+//! Bytes that strangers and apps send to the TCP side of a server, to a client's proxies, and as DNS
+//! messages.
 
 use std::{
     net::SocketAddr,
@@ -121,7 +122,7 @@ fn socks5() -> impl FnMut(&mut BytesMut) -> RequestStep {
     move |bytes| dialogue.step(bytes)
 }
 
-/// What an app gets, the last step, and the bytes that stay for the target.
+/// The bytes that an app gets, the last step, and the bytes that stay for the target.
 fn ask(
     request: &[u8],
     piece: usize,

@@ -1,4 +1,4 @@
-//! What a coverage-guided fuzzer feeds to every parser, and the inputs that it found.
+//! The inputs that a coverage-guided fuzzer gives to every parser, and those that it found.
 //!
 //! In: arbitrary bytes. Out: nothing, or a panic. Each target is a function in [`TARGETS`]; it asserts more
 //! than that nothing panics: what is written is read back, pieces give the same as the whole, memory and
@@ -28,7 +28,7 @@ pub use masque::{capsules, h3_frames, qpack, requests};
 pub use measure::measure;
 pub use packets::{ip_packets, split_join, split_tcp};
 
-/// What a fuzzer runs with each of its inputs.
+/// A fuzz target, run with each input of the fuzzer.
 pub type Run = fn(&[u8]);
 
 /// All targets with their names, which are also those of the folders with their inputs.

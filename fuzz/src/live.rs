@@ -270,7 +270,7 @@ fn request(input: &mut Input<'_>, connect_ip: &Headers) -> Headers {
     headers
 }
 
-/// What the sessions of both targets have in common.
+/// The common parts of the sessions of both targets.
 #[cfg(test)]
 pub(crate) mod tests_support {
     use super::{LINKS, client, peer, server};

@@ -1,4 +1,4 @@
-//! What clients of the tunnel send to the responder.
+//! Bytes that clients of the tunnel send to the responder.
 
 use mpvpn_control::measure::{Datagram, DatagramCounter, MAX_ORDER_BYTES, Order};
 

@@ -156,7 +156,8 @@ fn described(input: &mut Input<'_>, mtu: usize) -> Vec<Vec<u8>> {
     split_all(header, &bytes, mtu)
 }
 
-/// What leaves the coalescer is, cut as the kernel cuts it, what was pushed, and every flow is in order.
+/// Packets that leave the coalescer are, cut as the kernel cuts them, those that were pushed, and every flow
+/// is in order.
 fn returned_are_pushed(pushed: &[Vec<u8>], joined: &[TunPacket]) {
     assert!(joined.iter().map(TunPacket::segments).sum::<usize>() <= pushed.len());
     let mut got: BTreeMap<Option<FlowKey>, Vec<Vec<u8>>> = BTreeMap::new();
@@ -231,7 +232,7 @@ pub fn split_tcp(data: &[u8]) {
     let mut now = Instant::now();
     let mut proxy = SplitTcpProxy::new(now, limits, [1, 2], 1400);
     let (mut flows, mut all): (Vec<FlowId>, Vec<FlowId>) = Default::default();
-    // What a flow acknowledged last, so that an input need not find sequence numbers.
+    // The last acknowledgement of each flow, so that an input need not find sequence numbers.
     let mut last: BTreeMap<FlowKey, (u32, u32)> = BTreeMap::new();
     while !input.is_empty() {
         let operation = input.byte();

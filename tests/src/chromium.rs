@@ -110,7 +110,7 @@ impl Chromium {
         self.ask(json!({ "do": "press", "text": key })).as_str().expect("a text").to_owned()
     }
 
-    /// What is shown inside of the element with this selector.
+    /// The text inside of the element with this selector.
     pub fn text(&mut self, inside: &str) -> String {
         self.ask(json!({ "do": "text", "inside": inside })).as_str().expect("a text").to_owned()
     }
@@ -120,7 +120,7 @@ impl Chromium {
         self.ask(json!({ "do": "value", "text": expression }))
     }
 
-    /// What axe-core finds that keeps people from using the page.
+    /// The accessibility violations that axe-core finds.
     pub fn violations(&mut self) -> Vec<String> {
         let axe = web().join("node_modules/axe-core/axe.min.js");
         strings(&self.ask(json!({ "do": "violations", "axe": axe })))

@@ -15,7 +15,7 @@ const TABLE: &str = "netdev wall";
 /// Comment of the rules that strip options.
 const STRIPPED_COMMENT: &str = "stripped";
 
-/// What the links block.
+/// The ports and protocols that the links block.
 #[derive(Clone, Copy, Debug)]
 pub struct Firewall<'a> {
     /// Links that drop UDP to and from the server's port.

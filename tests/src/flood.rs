@@ -58,7 +58,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often the generator acts.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What is sent.
+/// The kind of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flood {
     /// 40,000 UDP packets of 1200 random bytes in a second, each from another source.
@@ -124,7 +124,7 @@ impl RunningFlood {
         Ok(Self { child, count })
     }
 
-    /// What it has sent so far: packets, completed handshakes, or opened TCP connections.
+    /// The amount sent so far: packets, completed handshakes, or opened TCP connections.
     pub fn sent(&self) -> u64 {
         let text = std::fs::read_to_string(&self.count).unwrap_or_default();
         text.lines().last().and_then(|line| line.parse().ok()).unwrap_or(0)
@@ -195,7 +195,7 @@ fn at_rate(per_second: u32, mut each: impl FnMut(u64) -> Result<u64>) -> Result<
     let (start, mut calls, mut done, mut printed) = (Instant::now(), 0_u64, 0_u64, 0_u64);
     loop {
         let due = (start.elapsed().as_secs_f64() * f64::from(per_second)) as u64;
-        // What was missed is not made up for: a burst is another flood.
+        // Missed calls are not made up for: a burst is another flood.
         calls = calls.max(due.saturating_sub(u64::from(per_second) / 50));
         while calls < due {
             done += each(calls)?;

@@ -75,7 +75,7 @@ impl<'a> Prometheus<'a> {
     /// The series that an expression has now: each with its labels, and its value as text.
     ///
     /// # Errors
-    /// What Prometheus has against the expression.
+    /// If Prometheus rejects the expression, with its reason.
     pub fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
         let data = self.data("api/v1/query", Some(expression))?;
         data["result"].as_array().cloned().ok_or_else(|| format!("no list of series: {data}"))

@@ -110,7 +110,7 @@ fn copy_one_by_one(tun: &Tun, local: SocketAddr, remote: SocketAddr) -> io::Resu
         readable.wait(&mut events, None)?;
         for _ in 0..MOST_AT_ONCE {
             let Ok(length) = tun.read(&mut packet) else { break };
-            // What the kernel has no buffer for is lost.
+            // A packet for which the kernel has no buffer is lost.
             let _ = udp.send(packet.get(VNET_HEADER_LEN..length).unwrap_or_default());
         }
         for _ in 0..MOST_AT_ONCE {

@@ -115,7 +115,7 @@ fn packages_of_the_page_are_pinned_documented_and_from_the_registry() {
         if package["integrity"].as_str().is_none() || package.get("resolved").is_some() {
             wrong.push(format!("{folder}: not from the registry, or without a hash"));
         }
-        // What is not only for building and testing is in the page.
+        // A package that is not only for building and testing is in the page.
         let licence = package["license"].as_str().unwrap_or_default();
         if package["dev"].as_bool() != Some(true) && !licence_is_allowed(licence, &allowed) {
             wrong.push(format!("{folder}: the licence {licence:?}"));

@@ -94,7 +94,7 @@ impl RateLimit {
     }
 }
 
-/// What a part of the server that carries data of a user has in the limit of this user.
+/// The share of one data-carrying part of the server in a user's rate limit.
 #[derive(Debug)]
 pub struct RateLimitMember {
     limit: Arc<Mutex<RateLimit>>,
@@ -151,7 +151,7 @@ impl RateLimitMember {
         let members = limit.waiting + u32::from(!self.waits);
         let turns = (bytes as f64 * f64::from(members) / rate).min(MAX_DEBT_SECONDS);
         let from = self.next_turn.map_or(now, |at| at.max(now));
-        // What it carried while nobody waited does not count against it for long.
+        // Bytes carried while nobody waited count against the member only briefly.
         let latest = now + Duration::from_secs_f64(DEPTH_SECONDS);
         self.next_turn = Some((from + Duration::from_secs_f64(turns)).min(latest));
     }

@@ -36,7 +36,7 @@ const MAX_DEPTH: usize = 3;
 const USERS: &str = "users.toml";
 /// The file that running servers hold locked, in the state folder.
 pub(crate) const LOCK: &str = "running.lock";
-/// What a backup is, for errors.
+/// The expected content of a backup, for errors.
 const EXPECTED: &str = "a backup of `mpvpn backup`";
 
 /// The files of a server.

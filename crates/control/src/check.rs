@@ -27,7 +27,7 @@ pub struct CheckReport {
     pub kernel: KernelCheck,
 }
 
-/// What the kernel of this machine offers to confine a process.
+/// The means of this machine's kernel to confine a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct KernelCheck {
     /// Whether it filters system calls (seccomp).
@@ -291,7 +291,7 @@ impl CheckReport {
         self.links.iter().any(|link| link.chosen != ChosenTransport::Nothing)
     }
 
-    /// What the user can do if no link works.
+    /// The user's next step if no link works.
     fn next_step(&self) -> Option<&'static str> {
         if self.links.is_empty() {
             return Some("bring up an interface with a default route, or name one with --path");

@@ -38,9 +38,9 @@ use crate::{
 /// Names a certificate: a hash of its issuer and serial number (RFC 5280 §4.1.2.2).
 pub type CertificateId = [u8; 32];
 
-/// What a client is told whose certificate was revoked.
+/// The reason given to a client whose certificate was revoked.
 pub const REVOKED: &str = "the client's certificate was revoked";
-/// What a client is told whose certificate has expired.
+/// The reason given to a client whose certificate has expired.
 pub const EXPIRED: &str = "the client's certificate has expired";
 
 /// The scheme of the `authorization` field by which the server's TCP side tells its HTTP/3 which client asks.
@@ -296,7 +296,7 @@ impl CertificateCheck {
     }
 }
 
-/// What a certificate says about its owner.
+/// The parts of a certificate that describe its owner.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     /// The first e-mail address, DNS name or URI of the subjectAltName, else the common name, else empty.

@@ -334,7 +334,7 @@ fn port(config: &ServerConfig) -> u16 {
     config.listen.first().map_or(443, SocketAddr::port)
 }
 
-/// What the message of the start is written to.
+/// The output to which the message of the start is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// A terminal, which shows the token.

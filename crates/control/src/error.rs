@@ -11,7 +11,7 @@ pub enum Error {
     Usage {
         /// One sentence without a full stop.
         why: String,
-        /// What to do instead.
+        /// The next step for the user.
         next: String,
     },
     /// The machine lacks something that a command needs.
@@ -19,7 +19,7 @@ pub enum Error {
     Machine {
         /// One sentence without a full stop.
         why: String,
-        /// What to do about it.
+        /// The next step for the user.
         next: String,
     },
     /// A configuration file with a mistake at a known place.
@@ -51,9 +51,9 @@ pub enum Error {
     Content {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
-        /// What it holds.
+        /// The content of the file.
         found: String,
     },
     /// A private key that does not belong to the certificate.
@@ -120,7 +120,7 @@ pub enum Error {
     BadAnswer {
         /// The socket.
         path: PathBuf,
-        /// What came instead.
+        /// The answer that came instead.
         why: String,
     },
 }
@@ -188,7 +188,7 @@ impl Error {
         matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
     }
 
-    /// What the user can do about the error.
+    /// The user's next step after the error.
     pub fn next_step(&self) -> String {
         match self {
             Self::Usage { next, .. } | Self::Machine { next, .. } => next.clone(),

@@ -24,7 +24,7 @@ const GROUP: &str = "mpvpn";
 /// Reads a whole file.
 pub type ReadFile = fn(&Path) -> io::Result<Vec<u8>>;
 
-/// What reads the files that this process may not read.
+/// The reader of files that this process may not read.
 static READER: OnceLock<ReadFile> = OnceLock::new();
 
 /// Makes `reader` read the files that this process may not read, from now on.
@@ -65,7 +65,7 @@ pub(crate) fn read_up_to(path: &Path, limit: u64) -> Result<Vec<u8>> {
             let mut bytes = Vec::new();
             file.take(limit + 1).read_to_end(&mut bytes).map(|_| bytes)
         }
-        // What the other process answers is about its own rights, and means less to people than the refusal
+        // An error of the other process is about its own rights, and means less to people than the refusal
         // itself.
         Err(refused) if refused.kind() == io::ErrorKind::PermissionDenied => {
             READER.get().ok_or(()).and_then(|read| read(path).map_err(drop)).map_err(|()| refused)

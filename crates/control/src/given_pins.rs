@@ -21,7 +21,7 @@ use crate::{
 /// Name of the file in the state folder.
 pub(crate) const FILE: &str = "given-pins.json";
 
-/// What a server does with a certificate that would lock clients out.
+/// The action of a server on a certificate that would lock clients out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockoutPolicy {
     /// The certificate before stays, and all else counts: nobody is there to ask.

@@ -173,7 +173,7 @@ pub(crate) fn tun_name(name: &str) -> String {
     format!("{}{number}", &whole[..kept])
 }
 
-/// What became of a client's file.
+/// The change that joining made to a client's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
     /// It was made.

@@ -78,7 +78,7 @@ pub struct MeasureRequest {
 /// Links that a [`MeasureRequest`] may name in each list: as many as a client has.
 pub const MAX_LINKS_OF_REQUEST: usize = 32;
 
-/// What a measurement needs to know of the client: the answer of `POST /v1/measure`.
+/// The state of the client that a measurement needs: the answer of `POST /v1/measure`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct MeasureState {
     /// The TUN device.

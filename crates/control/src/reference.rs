@@ -90,7 +90,7 @@ pub struct Metric {
     pub name: String,
     /// `counter` or `gauge`.
     pub kind: &'static str,
-    /// What it tells, in a sentence.
+    /// Its meaning, in a sentence.
     pub help: &'static str,
     /// The names of its labels.
     pub labels: &'static [&'static str],

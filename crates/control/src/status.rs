@@ -106,7 +106,7 @@ word_enum! {
 }
 
 word_enum! {
-    /// What a client's kill switch does.
+    /// The state of a client's kill switch.
     pub enum KillSwitchState {
         /// It is off: packets may leave past the tunnel.
         #[default]

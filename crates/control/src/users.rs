@@ -50,7 +50,7 @@ pub use text::{render_user, render_users};
 pub(crate) const MAX_USERS: usize = 10_000;
 /// Fixed addresses of a user. Chosen. More: one user takes the addresses of others.
 const MAX_ADDRESSES: usize = 16;
-/// What the file has.
+/// The expected content of the file, for errors.
 const EXPECTED: &str = "users, each with a name, and most with the SHA-256 of a token";
 /// A user in the file.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]

@@ -69,7 +69,7 @@ pub(crate) fn list(config: &Config, connected: &BTreeMap<String, u32>) -> Result
     Ok(users)
 }
 
-/// What is done with a user.
+/// An action on a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UserAction {
     Add,

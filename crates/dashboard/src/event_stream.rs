@@ -24,7 +24,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// A message that browsers skip.
 const KEEP_ALIVE: &[u8] = b":\n\n";
 
-/// What the messages are made of.
+/// The sources of the messages.
 struct Source {
     stream: Stream,
     events: EventReader,

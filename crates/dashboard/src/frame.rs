@@ -109,7 +109,7 @@ impl RateMeter {
         })
     }
 
-    /// What the history keeps of a status.
+    /// The part of a status that the history keeps.
     pub(crate) fn sample(&self, status: &Status) -> Sample {
         let link = |link: &Link| {
             let best = status
@@ -136,7 +136,7 @@ impl RateMeter {
         }
     }
 
-    /// What the history keeps of a server: of its sessions those in `kept`.
+    /// The part of a server's status that the history keeps: of its sessions those in `kept`.
     pub(crate) fn server_sample(&self, overview: &Overview, kept: &BTreeSet<u64>) -> Sample {
         let sessions = overview
             .sessions

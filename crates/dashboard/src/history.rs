@@ -72,7 +72,7 @@ pub(crate) struct LinkSample {
     pub(crate) loss: Option<f32>,
 }
 
-/// What is known about a second.
+/// The values of one second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) total: Rates,

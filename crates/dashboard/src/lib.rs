@@ -86,7 +86,7 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// What all connections share before the process can be asked.
+/// State shared by all connections before the process can be asked.
 #[derive(Debug)]
 struct Shared {
     /// The configuration of a server; `None` at a client.
@@ -172,7 +172,7 @@ impl Dashboard {
         Ok(Self { listener, tls: tls.transpose()?, shared: Arc::new(shared) })
     }
 
-    /// What makes links that log in.
+    /// The maker of login links.
     pub fn login_links(&self) -> LoginLinks {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         LoginLinks { shared: Arc::clone(&self.shared), scheme }
@@ -240,7 +240,7 @@ fn authority(address: SocketAddr, server: Option<&ServerConfig>) -> String {
     }
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Site {
     role: Role,
     shared: Arc<Shared>,

@@ -62,7 +62,7 @@ struct Streams {
     count: usize,
 }
 
-/// What the streams of one view read.
+/// The data that the streams of one view read.
 #[derive(Debug)]
 struct Feed {
     messages: watch::Sender<Option<Bytes>>,
@@ -196,7 +196,7 @@ impl Live {
     }
 }
 
-/// What is known from one question to the next.
+/// State kept from one status request to the next.
 struct Feeder {
     live_rates: RateMeter,
     /// Rates from sample to sample.

@@ -1,4 +1,4 @@
-//! Who is logged in. Time is an argument.
+//! The logged-in browsers. Time is an argument.
 //!
 //! In: codes of the local API, and those that browsers show. Out: sessions, with a cookie and a token each.
 //! Always holds: a code logs in once, and not after [`CODE_LIFETIME`]; codes, sessions and counted networks

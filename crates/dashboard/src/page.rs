@@ -4,7 +4,7 @@ use hyper::body::Bytes;
 
 include!(concat!(env!("OUT_DIR"), "/page.rs"));
 
-/// What is shown by a binary without the page.
+/// The page of a binary that was built without the dashboard.
 const MISSING: &str = "<!doctype html>
 <html lang=\"en\">
 <meta charset=\"utf-8\">

@@ -1,4 +1,4 @@
-//! What a browser wants to see: how often, and which sessions of a server.
+//! The view that a browser requests: how often, and which sessions of a server.
 //!
 //! In: the query of `GET /api/live`, and all sessions in short. Out: the sessions to show, in order. Always
 //! holds: at most [`MAX_SHOWN`].
@@ -15,7 +15,7 @@ const DEFAULT_SHOWN: usize = 25;
 /// Longest text to find (bytes): that of the longest user's name. More: memory for nothing.
 const MAX_FIND_BYTES: usize = 64;
 
-/// What a stream shows. Streams with the same view get the same bytes.
+/// The content of a stream. Streams with the same view get the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct View {
     /// Frames a second, 1 to 4.

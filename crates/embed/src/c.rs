@@ -125,7 +125,7 @@ pub unsafe extern "C" fn mpvpn_start(
 }
 
 /// # Safety
-/// What the arguments point to is valid.
+/// All pointers among the arguments are valid.
 unsafe fn start(
     config: &mpvpn_config,
     callbacks: &mpvpn_callbacks,

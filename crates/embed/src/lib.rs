@@ -4,7 +4,7 @@
 //! In: a configuration with the keys of `client.toml`, packets, changes of the network. Out: packets, events
 //! ([`Event`]), the status. [`c`] has the same functions for C (`include/mpvpn.h`).
 //!
-//! What always holds:
+//! Always holds:
 //! - It needs no privilege. It changes nothing on the machine, takes no signal, prints nothing, and never
 //!   ends the process.
 //! - A process may have several tunnels. Each has threads of its own, which are gone, with all their

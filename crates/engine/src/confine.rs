@@ -89,7 +89,7 @@ fn confine(wanted: Confine, read_again: &[Option<&Path>], mut needs: Needs) -> R
     }
     needs.readable.extend(read_again.iter().flatten().map(|file| folder_of(file)));
     for folder in &needs.writable {
-        // What cannot be made now fails, with its reason, where it is needed.
+        // A folder that cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);
     }
     // Where the package is installed, folders belong to the user of its services; root's own processes use
@@ -115,7 +115,7 @@ fn folder_of(file: &Path) -> PathBuf {
     real.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
-/// What holds, for the status; `None` if the process is not confined.
+/// The restrictions of this process, for the status; `None` if it is not confined.
 pub(crate) fn status() -> Option<Confinement> {
     confinement::current().map(|now| Confinement {
         capabilities: now.capabilities.clone(),

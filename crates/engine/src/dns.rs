@@ -54,7 +54,7 @@ pub(crate) struct Forwarder {
     shared: Shared,
 }
 
-/// What all tasks of a forwarder need.
+/// State shared by all tasks of a forwarder.
 #[derive(Clone)]
 struct Shared {
     upstreams: Upstreams,

@@ -81,7 +81,7 @@ impl EngineError {
         own.into_iter().chain(OsError::examples().into_iter().map(Self::Os)).collect()
     }
 
-    /// What people can do about it, where that is known.
+    /// The user's next step, where it is known.
     pub fn next_step(&self) -> Option<&'static str> {
         match self {
             Self::Tunnel(ClientError::AccessDenied { .. }) => Some(

@@ -74,7 +74,7 @@ pub(crate) fn has_waited_long(arrived: Instant, now: Instant) -> bool {
     now.saturating_duration_since(arrived) > MIN_LOCAL_STALL
 }
 
-/// What a signal asks for.
+/// The request of a signal.
 pub(crate) enum SignalRequest {
     End(Signal),
     /// Read the configuration again.
@@ -104,7 +104,7 @@ pub(crate) fn signal_event(signal: Signal) -> ControlEvent {
     ControlEvent::Ending { signal: signal.into() }
 }
 
-/// What one iteration of the loop starts with.
+/// The state at the start of an event-loop iteration.
 pub(crate) struct Iteration {
     pub(crate) now: Instant,
     /// This process got no processor for at least [`MIN_LOCAL_STALL`].

@@ -107,7 +107,7 @@ pub(crate) struct HttpsServer {
     listeners: Vec<(TcpListener, Arc<Listener>)>,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 struct ServerContext {
     tls: TlsConfig,

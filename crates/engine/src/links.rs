@@ -78,7 +78,7 @@ pub(crate) enum LinkChange {
 /// name before the first packet.
 pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
 
-/// What all links' sockets have in common, and where links come from.
+/// Options common to all links' sockets, and the source of links.
 #[derive(Clone, Default)]
 pub(crate) struct LinkSocketOptions {
     /// Interfaces that must not be links: our own TUN devices.
@@ -117,7 +117,7 @@ pub(crate) struct Links {
     classes: Vec<LinkClass>,
 }
 
-/// What a socket needs to know of its class.
+/// The properties of a class that its sockets need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LinkClass {
     pub(crate) id: ClassId,

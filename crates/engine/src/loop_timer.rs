@@ -33,7 +33,7 @@ pub(crate) struct Wait {
     pub(crate) timer: Option<Option<Duration>>,
 }
 
-/// What a loop's timer is set for.
+/// The timer of an event loop, with the moment for which it is set.
 #[derive(Debug, Default)]
 pub(crate) struct LoopTimer {
     expires: Option<Instant>,

@@ -53,7 +53,7 @@ pub(crate) struct BufferedUdpSocket {
     queued: VecDeque<(Transmit, Vec<u8>)>,
 }
 
-/// What became of a send.
+/// The outcome of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendOutcome {
     /// Sent, queued, or dropped as on any link.

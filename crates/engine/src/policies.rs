@@ -146,7 +146,7 @@ impl LinkPolicies {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkMeters(Arc<Mutex<BTreeMap<String, LinkMeter>>>);
 
-/// What one link has carried since the process started, over all its paths.
+/// The bytes that one link has carried since the process started, over all its paths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkMeter(Arc<MeterCounters>);
 

@@ -9,7 +9,7 @@ use mpvpn_os::{
 
 use crate::EngineError;
 
-/// What was found.
+/// The changes that were found.
 #[derive(Debug, Default)]
 pub struct ResetReport {
     /// Instances, by the names of their TUN devices, whose changes were taken back.
@@ -18,7 +18,7 @@ pub struct ResetReport {
     pub lifted: Vec<String>,
     /// Instances that run, which were left alone.
     pub running: Vec<String>,
-    /// What could not be taken back, a sentence each.
+    /// The changes that could not be taken back, a sentence each.
     pub errors: Vec<String>,
 }
 

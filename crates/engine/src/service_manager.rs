@@ -1,5 +1,4 @@
-//! What the service manager (systemd) learns about this process: that it is ready, what its state is, and
-//! that it lives.
+//! Notifications to the service manager (systemd): that this process is ready, its state, and that it lives.
 //!
 //! In: changes of the state, time, and how far the event loops of all threads have come. Out: lines for the
 //! service manager. Always holds: nothing here waits; the service manager gets no sign of life while an event

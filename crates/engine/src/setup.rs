@@ -22,7 +22,7 @@ use crate::reset;
 /// on slow machines.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// What a plan has brought.
+/// The result of a plan.
 #[derive(Debug, Default)]
 pub struct Done {
     /// The user that was added, with the new token if there is one.
@@ -37,7 +37,7 @@ pub struct SetupError {
     pub step: String,
     /// Why it failed.
     pub why: String,
-    /// What could not be undone, a sentence each.
+    /// The steps that could not be undone, a sentence each.
     pub not_undone: Vec<String>,
 }
 
@@ -119,7 +119,7 @@ fn run_words(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// What systemctl said, with the last lines of the unit's log, which have the reason.
+/// The message of systemctl, with the last lines of the unit's log, which have the reason.
 fn with_journal(said: String, unit: &str) -> String {
     let args = ["--unit", unit, "--lines", "5", "--output", "cat", "--no-pager"].map(str::to_owned);
     match program::run("journalctl", &args, String::new(), Some(Duration::from_secs(10))) {

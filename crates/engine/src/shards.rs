@@ -45,7 +45,7 @@ pub(crate) enum ShardMessage<M, R> {
     Ended,
 }
 
-/// What shard 0 itself has to handle.
+/// An event that shard 0 itself has to handle.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ShardEvent<M> {
     /// A message of the client or of the server.

@@ -67,7 +67,7 @@ fn stories() -> impl Strategy<Value = Story> {
             down,
             // Each loss costs a small buffer a wait of a second and more.
             buffers: if lost > 0 { buffers.max(4000) } else { buffers },
-            // What smoltcp 0.14 has on its way when a window closes it never sends again, so no window closes
+            // smoltcp 0.14 never resends data that is in flight when a window closes, so no window closes
             // where packets are lost.
             held: if lost > 0 { held.max(up) } else { held },
             bite,
@@ -162,7 +162,7 @@ fn byte(seed: u64, at: usize) -> u8 {
     (seed.wrapping_add(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// What one side has sent and received of the whole.
+/// How much of the whole transfer one side has sent and received.
 #[derive(Debug, Default)]
 struct Progress {
     sent: usize,

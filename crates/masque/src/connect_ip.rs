@@ -24,7 +24,7 @@ pub fn template(text: &str) -> Result<Template, TemplateError> {
     Template::parse(text)
 }
 
-/// What a tunnel may reach (RFC 9484 §4.6).
+/// The targets that a tunnel may reach (RFC 9484 §4.6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// Anything: `*`.
@@ -261,7 +261,7 @@ pub enum ResponseError {
     /// A 2xx response that cannot carry capsules (RFC 9297 §3.2).
     #[error("malformed response: {reason}")]
     Malformed {
-        /// What is malformed.
+        /// The reason why the value is malformed.
         reason: String,
     },
 }

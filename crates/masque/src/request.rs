@@ -30,7 +30,7 @@ pub enum RequestKind {
 pub struct Rejection {
     /// HTTP status code.
     pub status: u16,
-    /// What was expected and what was received, as a text for users; sent in `proxy-status`.
+    /// The expected and the received value, as a text for users; sent in `proxy-status`.
     pub reason: Cow<'static, str>,
     /// Proxy error type (RFC 9209 §2.3), for example `dns_error`.
     pub error: Option<&'static str>,

@@ -23,7 +23,7 @@ const MAX_PART_BYTES: usize = 256 << 10;
 /// Time that a system program may take. Shorter: a busy machine's answers are missing. Longer: people wait.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What system programs are asked.
+/// The system programs whose output is collected.
 const PROGRAMS: &[(&str, &[&str])] = &[
     ("uname", &["-srvm"]),
     ("systemctl", &["--no-pager", "--full", "status", "mpvpn*"]),

@@ -22,7 +22,7 @@ const BAD_USAGE: u8 = 2;
 /// Why the program ends with a code other than 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What failed.
+    /// The failure in a sentence.
     summary: String,
     cause: String,
     next_step: String,

@@ -39,7 +39,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// costs CPU.
 const KEY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What arrives from the process.
+/// An arrival from the process.
 enum Arrival {
     Status(Box<Status>),
     Flows(FlowList),

@@ -213,7 +213,7 @@ fn events_are_told_for_people_and_programs_and_followed_until_the_end() {
         assert_eq!((&line["count"], &line["last"]), (&2.into(), &"2026-09-21T14:13:22.120Z".into()));
         let child = command.arg("--follow").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let child = follower.insert(child);
-        // What there was is read, so it is connected.
+        // The recorded event is read, so the command is connected.
         let mut first = [0; 4];
         child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
         assert_eq!(&first, b"2026");

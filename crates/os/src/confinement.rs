@@ -16,7 +16,7 @@ pub use system_calls::is_supported as has_seccomp;
 
 use crate::error::OsError;
 
-/// What a process needs from now on.
+/// The rights that a process needs from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// To configure the network: addresses, routes, firewall marks of sockets (CAP_NET_ADMIN).
@@ -37,7 +37,7 @@ pub struct Needs {
     pub writable: Vec<PathBuf>,
 }
 
-/// What holds for this process.
+/// The restrictions of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confinement {
     /// The capabilities that it keeps, by the names of capabilities(7) in small letters without `cap_`.
@@ -48,7 +48,7 @@ pub struct Confinement {
     pub landlock: Option<u32>,
 }
 
-/// What holds since [`confine`].
+/// The restrictions since [`confine`].
 static CONFINED: OnceLock<Confinement> = OnceLock::new();
 
 /// Confines this process, which must have one thread only: those that begin later are confined as well.
@@ -78,7 +78,7 @@ fn confine_thread(needs: &Needs) -> Result<Confinement, OsError> {
     Ok(Confinement { capabilities, system_calls, landlock })
 }
 
-/// What holds for this process; `None` if it is not confined.
+/// The restrictions of this process; `None` if it is not confined.
 pub fn current() -> Option<&'static Confinement> {
     CONFINED.get()
 }

@@ -85,7 +85,7 @@ pub enum OsError {
     NumbersInUse {
         /// How many there are.
         count: u32,
-        /// What they are for.
+        /// The purpose of the numbers.
         purpose: &'static str,
         /// The holders, each with the count of its numbers.
         holders: String,
@@ -115,7 +115,7 @@ pub enum OsError {
         "the descriptor for packets is {kind}: it must carry one packet a read, as a TUN device, SOCK_SEQPACKET or SOCK_DGRAM"
     )]
     NotPacketOriented {
-        /// What the descriptor refers to, as in "a pipe".
+        /// The kind of file that the descriptor refers to, as in "a pipe".
         kind: &'static str,
     },
     /// `/etc/resolv.conf` belongs to the whole machine, and this process runs in another network namespace.

@@ -74,7 +74,7 @@ pub(crate) struct Run {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// What a helper does.
+/// A task of a helper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Task {
     Run(Run),
@@ -82,7 +82,7 @@ enum Task {
     Read(PathBuf),
 }
 
-/// What is done with the file of name servers.
+/// A change to the file of name servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Change {
     /// It gets its new text.

@@ -35,7 +35,7 @@ use crate::{
     undo::{file_name, namespace_folder},
 };
 
-/// What one client lets past its tunnel.
+/// Packets that one client lets past its tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exceptions {
     /// TUN devices: packets may enter the tunnel by them.

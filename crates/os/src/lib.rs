@@ -8,7 +8,7 @@
 //! - a machine configured for a tunnel ([`tunnel_net`], which uses [`netlink`], [`firewall`] and [`sysctl`]),
 //!   and its name servers ([`dns`]).
 //!
-//! What always holds:
+//! Always holds:
 //! - Nothing here knows QUIC, sessions or configuration files.
 //! - A descriptor is nonblocking unless its type says otherwise, and closes with its owner.
 //! - Every change of the system that can outlive this process is written to the journal ([`undo`]) *before*

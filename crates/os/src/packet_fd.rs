@@ -1,7 +1,7 @@
 //! A descriptor that carries one IP packet per read and per write, without any header: the TUN device that
 //! Android's `VpnService` gives to an app, or one end of a pair of datagram sockets.
 //!
-//! What always holds: the descriptor is nonblocking, and writing to it never raises SIGPIPE.
+//! Always holds: the descriptor is nonblocking, and writing to it never raises SIGPIPE.
 
 use std::{
     io,

@@ -73,7 +73,7 @@ pub fn run(program: &str, args: &[String], input: String, timeout: Option<Durati
             status.map(|status| std::process::Output { status, stdout, stderr })
         }
     };
-    // What it did not read it did not want.
+    // The program may end without reading all of its input.
     let _ = writer.join();
     match ended {
         Ok(output) if output.status.success() => {
@@ -91,7 +91,7 @@ pub fn run(program: &str, args: &[String], input: String, timeout: Option<Durati
 
 fn read_all(mut pipe: impl io::Read) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // What came before an error counts.
+    // Bytes read before an error count.
     let _ = pipe.read_to_end(&mut bytes);
     bytes
 }

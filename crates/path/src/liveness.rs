@@ -167,7 +167,7 @@ pub enum LivenessChange {
     Dead,
 }
 
-/// What [`Liveness::poll`] asks for.
+/// The result of [`Liveness::poll`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LivenessUpdate {
     /// Send a heartbeat on it.
@@ -208,7 +208,7 @@ pub struct Liveness {
     answers: Option<Answers>,
 }
 
-/// What follows from configuration and measurements, and is asked for in each iteration.
+/// Intervals that follow from configuration and measurements, computed anew in each iteration.
 #[derive(Clone, Copy, Debug)]
 struct Intervals {
     /// The interval of dense heartbeats.

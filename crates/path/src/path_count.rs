@@ -159,7 +159,7 @@ enum State {
     Draining(Instant, Duration),
 }
 
-/// What the next test compares.
+/// The kind of the next test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NextTest {
     /// Whether the link carries more with one more path.

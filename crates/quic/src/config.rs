@@ -107,7 +107,7 @@ impl Default for FlowControlWindows {
     }
 }
 
-/// What a peer may demand by streams.
+/// Limits on the streams of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamLimits {
     /// Bidirectional streams at a time.

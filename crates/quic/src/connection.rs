@@ -89,8 +89,7 @@ impl GateDefaults {
     }
 }
 
-/// What noq has answered since it last changed. Each answer costs it a walk over all paths, so it is not
-/// asked twice.
+/// Values read from noq since it last changed. Each costs noq a walk over all paths, so it is read only once.
 #[derive(Debug, Default)]
 struct Answers {
     /// The MTU of all paths (bytes).

@@ -39,7 +39,7 @@ const MAX_OPEN: usize = 1024;
 /// away do not get in.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
-/// What becomes of an attempt to connect.
+/// The decision about an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is accepted.

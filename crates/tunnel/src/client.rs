@@ -69,7 +69,7 @@ pub use udp::UdpFlowEvent;
 /// seconds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the tunnels of a client or a server carry.
+/// The traffic that the tunnels of a client or a server carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TunnelMode {
     /// IP packets of a TUN, by CONNECT-IP, and relays.

@@ -20,11 +20,11 @@ pub struct PathEvent {
     pub path: PathId,
     /// The link of the path; meaningless at a server.
     pub link: LinkId,
-    /// What changed.
+    /// The change.
     pub change: PathChange,
 }
 
-/// What changed about a path, and why.
+/// A change of a path, and its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PathChange {
     /// The path was validated (RFC 9000 §8.2). Its remote address, if known.

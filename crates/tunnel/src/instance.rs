@@ -23,7 +23,7 @@ pub(crate) struct SessionHolder {
     later: Vec<ClientInstance>,
 }
 
-/// What a process that shows the secret of a session may do.
+/// The rights of a process that shows the secret of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// It has the session, or does not say which process it is.
@@ -41,7 +41,7 @@ impl SessionHolder {
         Self { now: instance, ..Self::default() }
     }
 
-    /// What a process may do that shows the secret.
+    /// The rights of a process that shows the secret.
     pub(crate) fn claim(&self, instance: Option<ClientInstance>) -> Claim {
         match instance {
             None => Claim::Holder,

@@ -23,7 +23,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use super::{Datagram, LINKS, SERVER, capsule, identity::SETUPS, packet, request};
 use crate::input::Input;
 
-/// What a client of this project offers in a request for packets, and the values that a server answers.
+/// The extensions that a client of this project requests for packets, and the values that a server answers.
 pub(super) const EXTENSIONS: &[(&str, &str, &str)] = &[
     ("mpvpn-class", r#""default";weight=2"#, "?1"),
     ("mpvpn-clocks", "12", "12"),

@@ -1,5 +1,5 @@
-//! What clients may reach, by packets as by connections that the server opens; who may reach them; and how
-//! many sessions a user may have.
+//! Access rights of clients, for packets and for connections that the server opens; reachability of clients;
+//! and the limit of sessions of a user.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ const COLLEAGUE: &str = "172.16.5.10";
 /// Metadata of Azure and Alibaba, and of AWS by IPv6.
 const METADATA: [&str; 3] = ["168.63.129.16", "100.100.100.200", "fd00:ec2::254"];
 
-/// What became of a TCP connection.
+/// The outcome of a TCP connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Connected,

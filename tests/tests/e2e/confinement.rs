@@ -1,5 +1,4 @@
-//! What a process may still do while it runs: capabilities, system calls, files. Read from the kernel, under
-//! load.
+//! The rights of a running process: capabilities, system calls, files. Read from the kernel, under load.
 
 use std::{fs, time::Duration};
 

@@ -164,7 +164,7 @@ fn a_link_is_changed_by_the_keyboard_alone() {
     });
     assert_eq!(browser.value("document.querySelectorAll('dialog').length"), 0);
 
-    // What the daemon refuses is said in the dialog, and nothing changes.
+    // A refusal of the daemon is shown in the dialog, and nothing changes.
     browser.click("button", "Change eth2");
     browser.fill("Limit up", "fast");
     browser.click("button", "Review");

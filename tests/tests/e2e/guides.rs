@@ -224,7 +224,7 @@ impl PageHosts {
         let log = self.folder.join(format!("{}-{program}.log", host_name(run.at.host)));
         let output = fs::File::create(&log).expect("a log");
         let script = format!("exec {script}");
-        // Who follows the page has a terminal, where a server shows the token.
+        // A reader of the page has a terminal, where a server shows the token.
         let has_terminal = run.script.contains("mpvpn server");
         let args: &[&str] = match has_terminal {
             true => &["script", "-qefc", &script, "/dev/null"],

@@ -75,7 +75,7 @@ impl Capture {
         Self(RefCell::new(Tcpdump::start(testbed, Host::Client, &filter)))
     }
 
-    /// What has left since the last call: interface and source address.
+    /// The packets that have left since the last call: interface and source address.
     fn sent(&self) -> BTreeSet<(String, String)> {
         let lines = self.0.borrow_mut().new_lines();
         // As in `12:00:00.000000 eth2  Out IP 10.102.0.2.2222 > 198.51.100.2.40000: Flags [P.]`.

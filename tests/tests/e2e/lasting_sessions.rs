@@ -81,7 +81,7 @@ fn addresses_survive_a_server_that_is_killed_while_their_clients_are_away() {
     let (of_first, before) = (addresses(&first), addresses(&client));
     wait_for_lease(&testbed, &before[0]);
     drop((first, client));
-    // What the clients know is not asked for: only the server's leases tell who has which address.
+    // The memory of the clients is deleted: only the server's leases tell which client has which address.
     for host in [Host::Client, Host::Other] {
         let file = session_file(&testbed, host);
         let text = fs::read_to_string(&file).expect("a session");

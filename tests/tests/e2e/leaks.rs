@@ -1,5 +1,5 @@
-//! What leaves by the links beside the tunnel's own packets, with the kill switch and without, seen by
-//! tcpdump. What passes in each state is in `table`.
+//! Packets that leave by the links beside the tunnel's own, with the kill switch and without, seen by
+//! tcpdump. The table of states and packets is in `table`.
 
 mod table;
 

@@ -224,7 +224,7 @@ fn measurements_as_streams_have_the_rates_of_their_user() {
     let rows = report["tcp"].as_array().expect("rows");
     assert_eq!(rows.len(), 4, "{text}");
     for row in rows {
-        // What passes in the burst of the first half second belongs to no rate.
+        // Bytes that pass in the burst of the first half second belong to no rate.
         let series = row["series"].as_array().expect("points");
         let later: Vec<f64> = series[1..].iter().map(|point| number(&point["bits_per_second"])).collect();
         let rate = later.iter().sum::<f64>() / later.len() as f64 / 1e6;

@@ -1,4 +1,4 @@
-//! What is installed: the archive with its script, the units, the examples.
+//! The installed files: the archive with its script, the units, the examples.
 
 use std::{
     fs,
@@ -144,7 +144,7 @@ fn the_archive_is_installed_again_and_removed_without_a_trace() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("no installation by install.sh"));
 }
 
-/// What install.sh says when it refuses; nothing may be installed.
+/// The message of install.sh when it refuses; nothing may be installed.
 #[track_caller]
 fn refused(release: &Path, args: &[&str]) -> String {
     let root = tempfile::tempdir().unwrap();

@@ -56,7 +56,7 @@ fn hurried_rules(testbed: &Testbed) -> PathBuf {
     file
 }
 
-/// What a process serves, as `promtool` reads it.
+/// Checks with `promtool` the metrics that a process serves.
 fn check_metrics(testbed: &Testbed, address: &str) {
     let url = format!("http://{address}/metrics");
     let text = testbed.run(Host::Client, &["curl", "-sSf", "--max-time", "10", &url]);

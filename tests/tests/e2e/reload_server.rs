@@ -89,7 +89,7 @@ fn variant(number: u64) -> String {
     )
 }
 
-/// What a server's log says of the certificate of its start.
+/// The warning in a server's log about the certificate of its start.
 const LOCKED_OUT_AT_START: &str = "this start shows another certificate than before. It locks out 1 user,";
 
 #[test]

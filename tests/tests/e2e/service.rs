@@ -1,4 +1,5 @@
-//! What a service manager learns about servers and clients, over the socket that it names in `NOTIFY_SOCKET`.
+//! Notifications of servers and clients to a service manager, over the socket that it names in
+//! `NOTIFY_SOCKET`.
 
 use std::{
     os::unix::net::UnixDatagram,

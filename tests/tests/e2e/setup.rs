@@ -306,7 +306,7 @@ fn firewalld_lets_clients_in_until_removal() {
     assert!(again.contains("nothing has to change"), "{again}");
     site.start_server();
     site.assert_serves(link_in(&printed));
-    // What is permanent is in force after a reload.
+    // Permanent rules are in force after a reload.
     site.must(&inside(&["firewall-cmd", "--reload"]));
     let again = site.must(&inside(&setup));
     assert!(again.contains("nothing has to change"), "{again}");

@@ -36,7 +36,7 @@ const ENVIRONMENT: [&str; 5] = [
     "TERM=dumb",
     "DEBIAN_FRONTEND=noninteractive",
 ];
-/// What the systems may do besides the defaults of nspawn, as on a machine of their own: networks, and
+/// Capabilities of the systems besides the defaults of nspawn, as on a machine of their own: networks, and
 /// programs of the kernel with which systemd restricts services, and Landlock, with which programs restrict
 /// themselves.
 const CAPABILITIES: &str = "--capability=CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON";

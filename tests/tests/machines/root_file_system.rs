@@ -62,7 +62,7 @@ impl RootFileSystem {
 
 impl Drop for RootFileSystem {
     fn drop(&mut self) {
-        // Whatever fails here ends with the namespace.
+        // A mount for which this fails ends with the namespace.
         for mounted in [self.path(), self.dir.clone()] {
             let _ = std::process::Command::new("umount").arg("--lazy").arg(mounted).status();
         }

@@ -1,4 +1,4 @@
-//! What a machine consists of, so that two moments can be compared: files, packages, users, units, and the
+//! The state of a machine, so that two moments can be compared: files, packages, users, units, and the
 //! settings of the kernel for the network.
 //!
 //! In: a machine that runs. Out: lines in groups, and the lines that differ. Left out are files that any use

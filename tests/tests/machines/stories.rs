@@ -15,7 +15,7 @@ mod upgrade;
 pub(crate) struct Story {
     /// Its name on the command line.
     pub(crate) name: &'static str,
-    /// What it proves.
+    /// The statement that the story proves.
     pub(crate) proves: &'static str,
     /// Whether it is one of the quick ones, `./dev test machines short`. They use the root file system `base`
     /// alone.

@@ -361,7 +361,7 @@ impl CapacityEstimator {
     ) {
         let passed = now.saturating_duration_since(self.interval_start);
         if passed > MAX_SAMPLE_GAP {
-            // What was delivered meanwhile cannot be assigned to an interval.
+            // Bytes delivered meanwhile cannot be assigned to an interval.
             (self.intervals, self.newest) = (Vec::new(), 0);
             (self.current_interval, self.interval_start) = (Interval::default(), now);
             return;

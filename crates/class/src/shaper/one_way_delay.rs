@@ -287,7 +287,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is reported, no queue is negative or longer than the largest clock step.
+        /// For any reported times, no queue is negative or longer than the largest clock step.
         #[test]
         fn any_reported_times_are_accepted(told in proptest::collection::vec(any::<(u32, Option<u32>, u8, u16)>(), 1..200)) {
             let mut now = Instant::now();

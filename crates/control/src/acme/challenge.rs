@@ -1,4 +1,4 @@
-//! What a server shows to a CA: the request for a certificate, and the answers to challenges.
+//! The request for a certificate, and the answers to the challenges of a CA.
 
 use std::collections::BTreeMap;
 

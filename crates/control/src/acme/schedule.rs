@@ -18,7 +18,7 @@ const FIRST_PAUSE_REFUSED: Duration = Duration::from_secs(120);
 /// The longest pause between orders that the CA refuses. Longer: a certificate that comes late after the
 /// cause is mended.
 const MAX_PAUSE_REFUSED: Duration = Duration::from_secs(12 * 3600);
-/// What a pause is multiplied by after each failure.
+/// The factor by which each failure lengthens the pause.
 const PAUSE_FACTOR: u32 = 3;
 
 /// Why there is no certificate.

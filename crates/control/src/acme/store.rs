@@ -87,7 +87,7 @@ impl AcmeStore {
     }
 }
 
-/// What all CAs have in the state folder: the files, and after them their folders.
+/// The files of all CAs in the state folder, and after them their folders.
 pub(crate) fn files_in(state_dir: &Path) -> Vec<PathBuf> {
     let top = state_dir.join(FOLDER);
     let mut found = Vec::new();

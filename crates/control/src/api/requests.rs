@@ -57,15 +57,15 @@ pub enum ControlRequest {
     },
     /// How measured flows use the links.
     Measure {
-        /// What changes.
+        /// The change of the measurement.
         request: MeasureRequest,
-        /// What the measurement needs to know, or why it cannot be.
+        /// The state that the measurement needs, or the reason why it cannot be given.
         reply: oneshot::Sender<std::result::Result<MeasureState, String>>,
     },
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
-    /// What the dashboard shows: totals, all sessions in short, and the `shown` ones with all details. Only a
-    /// server answers.
+    /// The content of the dashboard: totals, all sessions in short, and the `shown` ones with all details.
+    /// Only a server answers.
     Overview {
         /// [Identifiers](crate::status::SessionSummary::id) of sessions.
         shown: Arc<BTreeSet<u64>>,

@@ -45,7 +45,7 @@ const MAX_REQUEST_BODY_BYTES: usize = 4096;
 /// refused.
 const MAX_FOLLOWERS: usize = 8;
 
-/// What the answers to requests are made of.
+/// The state from which requests are answered.
 #[derive(Clone)]
 pub(super) struct ApiState {
     source: RequestHandler,

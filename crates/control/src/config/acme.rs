@@ -106,7 +106,7 @@ fn domains<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> 
 }
 
 impl AcmeTable {
-    /// What the table means for a server that listens at these addresses.
+    /// Resolves the table for a server that listens at these addresses.
     pub(super) fn resolve(self, listen: &[SocketAddr], tcp: Tcp) -> crate::Result<Acme> {
         let at_443 = tcp == Tcp::On && listen.iter().any(|address| address.port() == TLS_ALPN_PORT);
         let default = if at_443 { AcmeChallenge::TlsAlpn01 } else { AcmeChallenge::Http01 };

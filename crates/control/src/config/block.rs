@@ -17,7 +17,7 @@ use crate::{Result, files};
 /// Where systemd keeps the links to the units that are enabled.
 const UNITS: &str = "/etc/systemd/system";
 
-/// What a client's file says about the kill switch.
+/// The kill switch in a client's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockWish {
     /// Whether it has one.
@@ -27,8 +27,8 @@ pub struct BlockWish {
 }
 
 impl BlockWish {
-    /// What the files of the clients say whose services start with this machine. A client without a file
-    /// cannot start.
+    /// Reads the files of the clients whose services start with this machine. A client without a file cannot
+    /// start.
     ///
     /// # Errors
     /// If a file cannot be read.

@@ -33,7 +33,7 @@ pub enum ServerDns {
     Servers(Vec<IpAddr>),
 }
 
-/// What a server may be told about resolvers.
+/// The resolver that a server suggests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerDnsOption {
     /// To suggest none.

@@ -202,7 +202,7 @@ fn place(file: Option<&Path>, text: &str, at: Option<usize>) -> String {
     at.map_or(file.clone(), |at| format!("{file}, line {}", line_of(text, at)))
 }
 
-/// What the help of an option says about its default.
+/// The default that the help of an option names.
 fn default_of(help: &str) -> String {
     let default = help.rsplit_once("[default: ").and_then(|(_, rest)| rest.rsplit_once(']'));
     default.map_or_else(

@@ -185,7 +185,7 @@ fn dscps(links: &[LinkConfig]) -> Vec<(&str, u8)> {
 /// A setting of a server that can change while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerSetting {
-    /// What clients reach.
+    /// The targets that clients may reach.
     Access,
     /// The files of the certificates and keys.
     Certificates,
@@ -255,7 +255,7 @@ impl ServerSetting {
     }
 }
 
-/// What differs between two configurations of a server.
+/// The differences between two configurations of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerChanges {
     /// Settings that can change while the server runs.
@@ -265,7 +265,7 @@ pub struct ServerChanges {
 }
 
 impl ServerConfig {
-    /// What differs in `new`.
+    /// Finds the differences in `new`.
     pub fn compare(&self, new: &Self) -> ServerChanges {
         let restart = differing!(
             self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", acme: "acme",

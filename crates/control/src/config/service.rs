@@ -11,7 +11,7 @@ const DEFAULT_NAME: &str = "server";
 /// Default port of a server that may not listen on [`super::DEFAULT_PORT`].
 const UNPRIVILEGED_PORT: u16 = 4433;
 
-/// What the kernel allows this process.
+/// The rights that the kernel gives to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Open a TUN device and change addresses and routes.
@@ -51,7 +51,7 @@ impl ServerMode {
         self == Self::Packets
     }
 
-    /// What a server without a TUN device cannot do, and how to change that.
+    /// The limits of a server without a TUN device, and how to remove them.
     pub fn note(self) -> Option<&'static str> {
         match self {
             Self::Packets => None,

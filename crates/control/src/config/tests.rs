@@ -278,7 +278,7 @@ fn every_key_of_a_client_arrives() {
         "#
     ))
     .unwrap();
-    // What is said for all links.
+    // The settings of all links.
     let for_all =
         LinkConfig { pipes: Some(Pipes::Auto), transport: Some(Transport::Quic), ..LinkConfig::default() };
     assert_eq!(

@@ -23,7 +23,7 @@ pub enum Trust {
 }
 
 impl Trust {
-    /// What the options say.
+    /// Reads the trust from the options.
     ///
     /// # Errors
     /// If they say nothing, or contradict each other.

@@ -200,7 +200,8 @@ word_enum! {
         All = "all",
         /// Only the subnets of the tunnel.
         None = "none",
-        /// What the server advertises: private networks, and public ones of /8 (IPv6: /16) or smaller.
+        /// The networks that the server advertises: private ones, and public ones of /8 (IPv6: /16) or
+        /// smaller.
         Advertised = "advertised",
     }
 }

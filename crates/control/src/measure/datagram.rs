@@ -21,7 +21,7 @@ pub const DATAGRAM_BYTES: usize = 1200;
 /// The header of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// What it is for.
+    /// The purpose of the datagram.
     pub kind: DatagramKind,
     /// Number of the run.
     pub run: u32,
@@ -31,7 +31,7 @@ pub struct Datagram {
     pub sent_us: u64,
 }
 
-/// What a datagram is for.
+/// The purpose of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatagramKind {
     /// The responder sends it back as [`Self::EchoReply`], with the same length.
@@ -88,7 +88,7 @@ pub struct DatagramCounter {
     first_us: u64,
 }
 
-/// What a receiver has counted.
+/// The counters of a receiver.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct DatagramReport {
     /// Datagrams received.

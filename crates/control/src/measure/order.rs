@@ -1,4 +1,4 @@
-//! What a measuring client orders from the responder by TCP: one line of JSON an order.
+//! The orders that a measuring client sends to the responder by TCP: one line of JSON an order.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ pub enum Order {
     },
 }
 
-/// What the responder knows. Counters count for all connections of the client's address, closed ones
+/// The counters of the responder. They count for all connections of the client's address, closed ones
 /// included, as long as one is open.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ResponderReport {

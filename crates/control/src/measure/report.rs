@@ -52,7 +52,7 @@ pub struct MeasuredLink {
 }
 
 word_enum! {
-    /// What a series of requests went over.
+    /// The way of a series of requests.
     pub enum Route {
         /// Past the tunnel, over one link, to the server's public address, by ICMP.
         #[default]
@@ -81,7 +81,7 @@ word_schemas!(Route, LoadDirection);
 /// Latency without load.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct LatencyRow {
-    /// What the requests went over.
+    /// The way of the requests.
     pub route: Route,
     /// The link; empty for all of them.
     pub link: String,

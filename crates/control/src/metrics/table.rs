@@ -14,9 +14,9 @@ pub(crate) enum Kind {
 pub(crate) struct SingleMetric {
     /// Its name without the prefix.
     pub(crate) name: &'static str,
-    /// What its number is.
+    /// The kind of its value.
     pub(crate) kind: Kind,
-    /// What it tells, in a sentence.
+    /// Its meaning, in a sentence.
     pub(crate) help: &'static str,
     /// The names of its labels.
     pub(crate) labels: &'static [&'static str],
@@ -27,9 +27,9 @@ pub(crate) struct SingleMetric {
 pub(crate) struct Metric<T> {
     /// Its name without the prefix.
     pub(crate) name: &'static str,
-    /// What its number is.
+    /// The kind of its value.
     pub(crate) kind: Kind,
-    /// What it tells, in a sentence.
+    /// Its meaning, in a sentence.
     pub(crate) help: &'static str,
     /// The value of an item; `None`: the item has no sample.
     pub(crate) value: fn(&T) -> Option<f64>,

@@ -16,7 +16,7 @@ const OTHER: &str = "other";
 /// series. Chosen.
 const TRAFFIC_RATIO_TO_REPLACE: u64 = 2;
 
-/// What a series of users shows.
+/// The values of a user that a series shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UserFigures {
     tx_bytes: u64,

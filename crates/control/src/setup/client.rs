@@ -16,7 +16,7 @@ pub const CONFIRM_SECONDS: u32 = 60;
 /// The unit that holds the block of the kill switch from boot until clients run.
 pub const KILL_SWITCH_UNIT: &str = "mpvpn-kill-switch.service";
 
-/// What is wanted of a client.
+/// The settings that the user wants for a client.
 #[derive(Clone, Debug)]
 pub struct ClientWishes {
     /// Which client of this machine.

@@ -40,7 +40,7 @@ pub struct Firewall {
     pub ip6tables: String,
 }
 
-/// What has to pass a firewall for a server.
+/// The ports and devices that a firewall must open for a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Openings {
     /// Ports at which clients reach the server.

@@ -1,4 +1,4 @@
-//! What a machine has, as far as it matters for setup.
+//! The facts about a machine that matter for setup.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// What a machine has.
+/// The facts about a machine.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     /// Version of the kernel.
@@ -81,7 +81,7 @@ impl Machine {
         format!("Linux {} with TUN and nftables; {}", self.kernel, self.confinement)
     }
 
-    /// What puts the instance's file back as it is now.
+    /// The action that restores the instance's file as it is now.
     pub(super) fn restore_file(&self, instance: &Instance) -> Action {
         match &self.file {
             Some(text) => {
@@ -155,7 +155,7 @@ pub struct Interface {
     pub has_default_route: bool,
 }
 
-/// What a service that runs has to do after a plan.
+/// The change of a running service after a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServiceChange {
     /// Nothing.

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use super::{Instance, firewall::NftRule};
 use crate::users::UserCredential;
 
-/// Who may read a file.
+/// The readers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Root and the members of the group `mpvpn`, if there is one.
@@ -25,7 +25,7 @@ pub enum Action {
         path: PathBuf,
         /// Its whole text.
         text: String,
-        /// Who may read a new file; one that exists keeps its mode.
+        /// The readers of a new file; one that exists keeps its mode.
         audience: Audience,
     },
     /// Removes a file. It is fine if there is none.
@@ -40,7 +40,7 @@ pub enum Action {
         name: String,
         /// The file with the users.
         file: PathBuf,
-        /// What the server will know the user by.
+        /// The credential by which the server will know the user.
         credential: UserCredential,
     },
     /// Removes a user from the server.
@@ -99,9 +99,9 @@ fn quoted(word: &str) -> String {
 pub struct Step {
     /// The change.
     pub action: Action,
-    /// What it is for: a phrase.
+    /// Its purpose: a phrase.
     pub why: String,
-    /// What undoes it; `None` if nothing has to.
+    /// The action that undoes it; `None` if nothing has to be undone.
     pub undo: Option<Action>,
 }
 
@@ -111,25 +111,25 @@ impl Step {
     }
 }
 
-/// What setup found, and what it is going to do.
+/// The facts that setup found, and the steps that it is going to take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What was found, a line each.
+    /// The facts that were found, a line each.
     pub found: Vec<String>,
-    /// What somebody should know or do, a sentence each.
+    /// Warnings, a sentence each.
     pub warnings: Vec<String>,
     /// The changes in their order.
     pub steps: Vec<Step>,
-    /// What is to be done by hand afterwards, a sentence each.
+    /// The steps to be taken by hand afterwards, a sentence each.
     pub by_hand: Vec<String>,
-    /// What follows after all steps of a failed plan were undone.
+    /// The last action after all steps of a failed plan were undone.
     pub after_undo: Option<Action>,
     /// Whether the changes are taken back unless somebody confirms them.
     pub needs_confirmation: bool,
 }
 
 impl Plan {
-    /// What people are shown before they are asked. Tokens are hidden, and so are files that only root may
+    /// The text that people see before they confirm. Tokens are hidden, and so are files that only root may
     /// read.
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! What setup remembers: of a whole setup, for its removal; of one over SSH, for taking it back.
+//! The records of setup: of a whole setup, for its removal; of one over SSH, for taking it back.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{Error, Result, files, identity::Fingerprint};
 
-/// What setup made for an instance. The file is in the state folder, which the service may write to: it says
-/// only what may be removed among the files and rules of that instance.
+/// The record of an instance's setup. The file is in the state folder, which the service may write to: it
+/// says only what may be removed among the files and rules of that instance.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default)]
 pub struct Record {

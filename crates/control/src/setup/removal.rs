@@ -13,7 +13,7 @@ use crate::{
     status::Role,
 };
 
-/// What a server keeps for its users, or a client of its session.
+/// The state that a server keeps for its users, or a client of its session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptState {
     /// The files that exist.
@@ -27,7 +27,7 @@ pub struct KeptState {
 pub struct Removal {
     /// The plan.
     pub plan: Plan,
-    /// What stays on the machine, and why, a sentence each.
+    /// The things that stay on the machine, with the reason, a sentence each.
     pub left: Vec<String>,
 }
 

@@ -36,7 +36,7 @@ const DEFAULT_PORT: u16 = 443;
 /// A port for servers that cannot have the usual one; that of servers without root.
 const OTHER_PORT: u16 = 4433;
 
-/// What is wanted of a server.
+/// The settings that the user wants for a server.
 #[derive(Clone, Debug)]
 pub struct ServerWishes {
     /// Which server of this machine.
@@ -138,7 +138,7 @@ pub fn passing_firewall_steps(firewall: &Firewall, config: &ServerConfig, instan
     firewall.passing_changes(instance, &openings(config))
 }
 
-/// What has to pass the firewall for a server with this configuration.
+/// The ports and devices that the firewall must open for a server with this configuration.
 fn openings(config: &ServerConfig) -> Openings {
     let mut ports = Vec::new();
     for address in config.listen.iter().filter(|address| !address.ip().is_loopback()) {

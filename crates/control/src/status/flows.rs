@@ -55,7 +55,7 @@ pub struct Flow {
     /// How the flow travels.
     #[serde(rename = "lane")]
     pub mode: EffectiveFlowMode,
-    /// What decided how it travels; left out at a server.
+    /// The cause of the decision how it travels; left out at a server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// State of the connection; left out for flows as packets.

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use super::Status;
 
-/// What the dashboard of a server shows: the status with some sessions in full, and all sessions in short.
+/// The content of a server's dashboard: the status with some sessions in full, and all sessions in short.
 #[derive(Clone, Debug)]
 pub struct Overview {
     /// The status, without users; its `clients` are those of [`Self::shown`].

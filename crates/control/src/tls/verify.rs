@@ -81,7 +81,7 @@ pub enum CertificateRefusal {
         asked: String,
         /// The names in the certificate.
         presented: Vec<String>,
-        /// What is wrong with it.
+        /// The reason why it cannot be used.
         why: String,
     },
     /// The server presents a certificate whose private key it does not have.
@@ -109,7 +109,7 @@ impl CertificateRefusal {
         ]
     }
 
-    /// What the user can do about it.
+    /// The user's next step after the error.
     pub fn next_step(&self) -> &'static str {
         match self {
             Self::Untrusted { .. } => {

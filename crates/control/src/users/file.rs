@@ -24,7 +24,7 @@ const HEAD: &str = "\
 /// The key of the users in the file.
 const KEY: &str = "user";
 
-/// What a server knows a user by.
+/// The kind of credential by which a server knows a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserCredential {
     /// A token, whose hash is in the file.
@@ -42,7 +42,7 @@ impl From<AuthMode> for UserCredential {
     }
 }
 
-/// What `mpvpn user add` says about a user, beside the name.
+/// The settings of a user in `mpvpn user add`, beside the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserSettings {
     /// When the access ends.
@@ -59,7 +59,8 @@ pub struct UserSettings {
     pub quota: Option<ByteSize>,
 }
 
-/// What `mpvpn user set` changes of a user; a setting that is `None` stays, and `Some(None)` is none.
+/// The changes that `mpvpn user set` makes to a user; a setting that is `None` stays, and `Some(None)`
+/// removes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettingsChange {
     /// When the access ends.

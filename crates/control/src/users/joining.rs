@@ -11,7 +11,7 @@ use crate::{
     setup::HostOption,
 };
 
-/// What the join links of a server have beside the token.
+/// The content of a server's join links beside the token.
 #[derive(Clone, Debug)]
 pub struct Joining {
     config: ServerConfig,
@@ -20,7 +20,7 @@ pub struct Joining {
     trust: LinkTrust,
     /// Whether nobody said how clients reach it.
     pub is_guess: bool,
-    /// What the server knows users by.
+    /// The kind of credential by which the server knows users.
     pub credential: UserCredential,
 }
 

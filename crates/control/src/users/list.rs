@@ -12,7 +12,7 @@ use crate::{Result, config::ServerConfig, credentials::users_file};
 pub struct UserList {
     /// The users.
     pub users: Users,
-    /// What they have used.
+    /// The used parts of their quotas.
     pub quotas: UserQuotas,
 }
 

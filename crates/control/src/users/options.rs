@@ -24,7 +24,7 @@ pub struct LimitOptions {
     pub quota: Option<ByteSize>,
 }
 
-/// What changes of a user that exists.
+/// The changes to an existing user.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = true)]
 pub struct ChangeOptions {

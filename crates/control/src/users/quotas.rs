@@ -1,4 +1,4 @@
-//! What users have used of their quotas, in calendar months (UTC).
+//! The used parts of the users' quotas, in calendar months (UTC).
 //!
 //! In: bytes that users have carried, and the time. Out: how much is used, and who has used up the quota.
 //! Always holds: only users with a quota are counted, so no file tells how much others have carried.

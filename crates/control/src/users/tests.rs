@@ -92,7 +92,7 @@ fn settings_are_written_and_read_again() {
     for line in ["up = \"1500kbit\"", "down = \"20mbit\"", "quota = \"50.5GB\""] {
         assert!(home.text().contains(line), "{}", home.text());
     }
-    // What is not named stays, and what is none goes.
+    // A setting that is not named stays, and one that is `None` goes.
     let change = SettingsChange { up: Some(None), sessions: Some(Some(4)), ..SettingsChange::default() };
     home.open().set("alice", &change).unwrap();
     let changed = UserSettings { up: None, sessions: Some(4), ..settings.clone() };

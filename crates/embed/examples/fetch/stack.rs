@@ -108,7 +108,7 @@ impl Stack {
             if let Some(answer) = done(self)? {
                 return Ok(answer);
             }
-            // What that made the sockets want to send.
+            // Packets that the sockets send in reply.
             self.interface.poll(now, &mut self.wire, &mut self.sockets);
             let next = self.interface.poll_delay(now, &self.sockets);
             let wait = next.map_or(PATIENCE, |delay| Duration::from_micros(delay.total_micros()));

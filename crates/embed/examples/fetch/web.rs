@@ -15,7 +15,7 @@ use smoltcp::socket::tcp;
 
 use crate::stack::Stack;
 
-/// What to fetch.
+/// The page to fetch.
 pub(crate) struct Page {
     pub(crate) host: String,
     pub(crate) port: u16,

@@ -24,7 +24,7 @@ impl Classes {
         }
     }
 
-    /// What the sockets of the classes need.
+    /// The parameters of the classes for their sockets.
     pub(super) fn link_classes(&self) -> Vec<LinkClass> {
         self.list.iter().map(|class| LinkClass { id: class.id, dscp: class.dscp }).collect()
     }

@@ -32,7 +32,7 @@ use crate::{
     status,
 };
 
-/// What a data plane is made of.
+/// The parts of a data plane.
 pub(super) struct DataPlaneParts {
     pub(super) shard: u8,
     pub(super) connections: ClassConnections,

@@ -84,7 +84,7 @@ pub struct Network {
     pub mtu: u32,
 }
 
-/// What an app provides to start a client.
+/// The parts that an app provides to start a client.
 pub struct App {
     /// The configuration.
     pub options: ClientOptions,

@@ -41,7 +41,7 @@ pub(super) struct ClientKillSwitch {
     restorer: Restorer,
 }
 
-/// What the thread that resolves the proxy's name changes as well.
+/// The state that the thread that resolves the proxy's name changes as well.
 struct Shared {
     /// `None` once it was lifted.
     switch: Option<KillSwitch>,

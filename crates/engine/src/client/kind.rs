@@ -76,7 +76,7 @@ impl ClientKind {
         }
     }
 
-    /// What the kill switch does; `None` where there is nothing that it could block.
+    /// The state of the kill switch; `None` where there is nothing that it could block.
     pub(super) fn kill_switch_state(&self, is_up: bool) -> Option<KillSwitchState> {
         match self {
             Self::Machine(machine) => Some(machine.kill_switch_state(is_up)),

@@ -18,7 +18,7 @@ use crate::{links::Links, policies::LinkPolicies};
 pub(super) struct LinkUse {
     pub(super) quotas: Quotas,
     pub(super) pipes: AutoPipes,
-    /// What the links had carried at the last update (bytes).
+    /// The sum that the links had carried at the last update (bytes).
     carried: u64,
     /// Whether that was what they had carried at the one before.
     is_at_rest: bool,

@@ -224,7 +224,7 @@ impl Machine {
         self.kill_switch.as_mut().map_or(Ok(()), |kill_switch| kill_switch.set_servers(servers))
     }
 
-    /// What the kill switch does.
+    /// The state of the kill switch.
     pub(super) fn kill_switch_state(&self, is_up: bool) -> KillSwitchState {
         match (&self.kill_switch, is_up) {
             (None, _) => KillSwitchState::Off,

@@ -48,7 +48,7 @@ pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
 /// waits longer: 5 ms at 10 Mbit/s for this value.
 const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
 
-/// What differs between the kinds of clients.
+/// The parts that differ between the kinds of clients.
 pub(super) struct ClientParts {
     pub(super) kind: ClientKind,
     /// The packet devices, one per shard; none for proxies.
@@ -60,7 +60,7 @@ pub(super) struct ClientParts {
     pub(super) token: Option<Token>,
 }
 
-/// What all shards share.
+/// The parts that all shards share.
 struct ShardParts {
     config: ClientConfig,
     socket_options: LinkSocketOptions,

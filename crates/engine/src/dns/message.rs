@@ -1,4 +1,5 @@
-//! What a forwarder reads of DNS messages (RFC 1035, section 4), and the errors that it makes itself.
+//! The parts of DNS messages that a forwarder reads (RFC 1035, section 4), and the errors that it makes
+//! itself.
 
 use mpvpn_class::has_plausible_counts;
 use simple_dns::{Packet, PacketFlag, RCODE};

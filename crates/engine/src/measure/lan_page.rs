@@ -49,7 +49,7 @@ const SAFE_HEADERS: &str = "Cache-Control: no-store\r\nX-Content-Type-Options: n
     Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n";
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     target: Target,
     connections: AtomicUsize,

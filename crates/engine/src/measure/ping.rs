@@ -12,7 +12,7 @@ use mpvpn_os::icmp::EchoSocket;
 
 use super::{Interrupt, POLL_INTERVAL};
 
-/// What to ask, and how often.
+/// The target and the number of requests, and their interval.
 #[derive(Clone, Debug)]
 pub struct PingPlan {
     /// The address.
@@ -29,7 +29,7 @@ pub struct PingPlan {
     pub payload_bytes: usize,
 }
 
-/// What happened to a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingResult {
     /// Number of the request, from 0.

@@ -1,4 +1,4 @@
-//! What a measurement does, and what it uses.
+//! The steps of a measurement, and the data that they use.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -32,7 +32,7 @@ pub const CUT_SECONDS: [u32; 3] = [20, 40, 60];
 /// Connections of a load over hours.
 pub(super) const HOURS_FLOWS: u32 = 8;
 
-/// What to measure.
+/// The plan of a measurement.
 #[derive(Clone, Debug)]
 pub struct MeasurePlan {
     /// The socket of the client.

@@ -72,7 +72,7 @@ pub enum MeasureError {
     NoLinks(String),
 }
 
-/// What happens.
+/// An event of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MeasureEvent {
     /// A step begins.

@@ -23,7 +23,7 @@ const STOP_INTERVAL: Duration = Duration::from_millis(200);
 
 static ZEROES: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
-/// What all flows share.
+/// State shared by all flows.
 #[derive(Debug)]
 struct Shared {
     began: Instant,
@@ -46,7 +46,7 @@ pub(super) struct TcpLoad {
     flows: Vec<JoinHandle<()>>,
 }
 
-/// What the flows at this end have done.
+/// The counters of the flows at this end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LocalCounters {
     /// Segments sent by this end.

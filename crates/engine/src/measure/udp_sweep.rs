@@ -58,8 +58,8 @@ pub(super) fn step(
         |datagrams: u64, time: Duration| (datagrams * DATAGRAM_BYTES as u64 * 8) as f64 / time.as_secs_f64();
     Ok(UdpStep {
         sent_bits_per_second: rate(sent, time),
-        // What waited in queues at the end of the step arrives after it: the links carried it in the longer
-        // time.
+        // Datagrams that waited in queues at the end of the step arrive after it: the links carried them in
+        // the longer time.
         received_bits_per_second: rate(received.datagrams, time.max(Duration::from_micros(received.span_us))),
         loss_pct: 100.0 * sent.saturating_sub(received.datagrams) as f64 / sent.max(1) as f64,
         jitter_ms: received.jitter_us / 1000.0,

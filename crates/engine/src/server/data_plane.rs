@@ -86,7 +86,7 @@ pub(crate) struct ShardReport {
     pub(super) lost_packets: u64,
     /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
-    /// What closed connections have carried, by user.
+    /// The bytes that closed connections have carried, by user.
     pub(super) departed_users: BTreeMap<String, TrafficCounters>,
     /// Handshakes and refused requests.
     pub(super) counters: ServerCounters,
@@ -107,7 +107,7 @@ pub(crate) struct DataPlane {
     pub(super) shards: Vec<Outbox<ShardMessage>>,
     /// The counters of closed connections, by class.
     pub(super) departed: Vec<Class>,
-    /// What closed connections have carried, by user. As many as there were users.
+    /// The bytes that closed connections have carried, by user. As many entries as there were users.
     pub(super) departed_users: BTreeMap<String, TrafficCounters>,
     /// When the process started.
     pub(super) started: Instant,

@@ -52,7 +52,7 @@ use crate::{
 /// Takes the report of a reload, or why nothing changed.
 pub(crate) type Reply = oneshot::Sender<Result<ReloadReport, String>>;
 
-/// What a reload changes, beside the configuration and the shards.
+/// The parts that a reload changes, beside the configuration and the shards.
 pub(super) struct Reloadable {
     /// The certificates of QUIC and TCP.
     pub(super) certificates: ServerCertificates,

@@ -45,7 +45,7 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// memory. As for links.
 const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a change of the file means.
+/// The effect of a change of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UserChange {
     /// Number of users now.
@@ -101,14 +101,14 @@ impl UserList {
         };
         list.plan(now, clock);
         list.update_used_up(clock);
-        // What was written since the credentials were read, before anybody watched.
+        // Reads changes written after the credentials were read, before the file was watched.
         if let Err(reason) = list.read(now, clock) {
             tracing::warn!(reason, "the users' file has changed and cannot be read now");
         }
         Ok(Some(list))
     }
 
-    /// What the file says now, if it has changed.
+    /// Reads the file if it has changed.
     pub(super) fn read_if_changed(
         &mut self,
         now: Instant,

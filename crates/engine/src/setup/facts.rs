@@ -1,5 +1,5 @@
-//! What the machine has: from netlink, `/proc`, files, and what systemctl, nft, ufw, firewalld and iptables
-//! say.
+//! The facts about the machine: from netlink, `/proc`, files, and the output of systemctl, nft, ufw,
+//! firewalld and iptables.
 
 use std::{
     fs,
@@ -47,8 +47,8 @@ pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// What the machine has for an instance. `port` is the port that its server is going to have, if that is
-/// known.
+/// Collects the facts about the machine for an instance. `port` is the port that its server is going to have,
+/// if that is known.
 ///
 /// # Errors
 /// If the kernel does not say, or the configuration file has mistakes.
@@ -115,7 +115,7 @@ fn ask(name: &str, args: &[&str]) -> Ended {
     program::run(name, &args, String::new(), Some(QUESTION_TIMEOUT))
 }
 
-/// What a program prints; `None` if it fails or is missing.
+/// The output of a program; `None` if it fails or is missing.
 fn answer(name: &str, args: &[&str]) -> Option<String> {
     match ask(name, args) {
         Ended::Well(printed) => Some(printed),

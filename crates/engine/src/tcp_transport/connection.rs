@@ -83,7 +83,7 @@ const RTO_MAX: Duration = Duration::from_secs(1);
 /// docs/design/transport.md).
 pub(crate) const CLOSE_LINGER: Duration = Duration::from_millis(150);
 
-/// What all TCP connections of a client share.
+/// Configuration shared by all TCP connections of a client.
 pub(crate) struct TcpTransportConfig {
     runtime: Handle,
     tls: Arc<rustls::ClientConfig>,

@@ -46,7 +46,7 @@ const MAX_BATCH_BYTES: usize = 32 << 10;
 /// docs/design/transport.md).
 const STREAM_READ_BYTES: usize = 128 << 10;
 
-/// What a pump has moved: UDP payloads without headers.
+/// The amount that a pump has moved: UDP payloads without headers.
 #[derive(Debug, Default)]
 pub(crate) struct PumpCounters {
     /// From the socket to the stream.

@@ -234,7 +234,7 @@ mod tests {
         all
     }
 
-    /// What comes out, delivered or restored, in any order.
+    /// The packets that come out, delivered or restored, in any order.
     fn received(restorer: &mut GroupDecoder, all: &[(GroupPosition, Vec<u8>)]) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         for (position, bytes) in all {
@@ -278,7 +278,7 @@ mod tests {
             prop_assert_eq!(restorer.stats().recovered, lost as u64);
             let has_repair = rest.iter().any(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));
             prop_assert!(restorer.bytes == 0 || !has_repair, "nothing is kept of a group that is known to be whole");
-            // What comes late after all restores nothing again.
+            // Packets that arrive after their restoration restore nothing again.
             all.retain(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));
             prop_assert_eq!(received(&mut restorer, &all).len(), 0);
         }

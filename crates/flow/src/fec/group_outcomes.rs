@@ -11,7 +11,7 @@ use super::group_encoder::ClosedGroup;
 /// losses are sent again; more: memory.
 const MAX_GROUPS: usize = 8192;
 
-/// What repair packets of a path were for.
+/// Counters of the use that repair packets of a path had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutcomeStats {
     /// Lost packets that the receiver could restore.

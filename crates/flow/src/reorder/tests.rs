@@ -136,8 +136,8 @@ fn a_sender_that_jumps_far_ahead_is_followed() {
     assert_eq!((receiver.reorder.held_bytes(), receiver.reorder.poll_timeout()), (0, None));
 }
 
-/// What a hostile peer gets for one small packet in each of many sequences: what the buffer has allocated, in
-/// bytes.
+/// The memory that the buffer has allocated (bytes), when a hostile peer sends one small packet in each of
+/// many sequences.
 fn allocated(reorder: &ReorderBuffer) -> usize {
     let places = reorder.entries + reorder.spare.as_ref().map_or(0, |spare| spare.capacity());
     places * size_of::<Entry>()

@@ -315,7 +315,7 @@ mod tests {
             let all: Vec<u8> = (0..800u32).map(|n| (n % 251) as u8).collect();
             let mut inbound = Inbound::new(FIRST, 1000, scale);
             let mut read = Vec::new();
-            // Whatever was lost comes again at the end.
+            // Lost pieces come again at the end.
             for (start, len) in pieces.into_iter().chain([(0, 800)]) {
                 let stop = (start + len).min(all.len());
                 inbound.accept(at(start), &all[start..stop], stop == all.len());

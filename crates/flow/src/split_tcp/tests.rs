@@ -57,7 +57,7 @@ impl Stage {
         self.proxy.handle_packet(self.now, &ip::parse(bytes).unwrap());
     }
 
-    /// What all apps get, cut as the kernel cuts it.
+    /// The packets that all apps get, cut as the kernel cuts them.
     fn got(&mut self) -> Vec<Got> {
         let mut got = Vec::new();
         while let Some(joined) = self.proxy.poll_packet(self.now) {
@@ -518,7 +518,7 @@ fn all_flows_together_are_bounded() {
         assert!(sent > 0, "each has something");
         flows.push(id);
     }
-    // What had been promised before memory became short is kept.
+    // Windows promised before memory became short are kept.
     assert!(stage.proxy.held_bytes() < 3 * limits.max_total_bytes, "{} bytes", stage.proxy.held_bytes());
     for id in flows {
         stage.proxy.abort(id);

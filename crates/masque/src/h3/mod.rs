@@ -58,7 +58,7 @@ pub enum Side {
 pub struct H3Error {
     /// One of [`code`].
     pub code: u64,
-    /// What was expected and what was received, as a text for users.
+    /// The expected and the received value, as a text for users.
     pub reason: Cow<'static, str>,
 }
 
@@ -125,7 +125,7 @@ pub enum Event {
         stream: u64,
         /// The code to reset with.
         code: u64,
-        /// What was expected and what was received, as a text for users.
+        /// The expected and the received value, as a text for users.
         reason: String,
     },
 }

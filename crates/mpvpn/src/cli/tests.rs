@@ -8,7 +8,7 @@ use crate::commands::{client::Client, server::Server};
 
 /// The name of the command in a line, and its options.
 fn parse(line: &str) -> Result<(String, ArgMatches), Failure> {
-    // What is in quotes is one word.
+    // Text in quotes is one word.
     let parts = line.split('"').enumerate();
     let words = parts.flat_map(|(at, part)| match at % 2 {
         0 => part.split_whitespace().collect::<Vec<_>>(),

@@ -119,7 +119,7 @@ impl Command for Measure {
         }
         let interrupt = Interrupt::catch().map_err(caught)?;
         let mut show = |event| {
-            // Who closes the output wants the files nevertheless.
+            // A closed output does not stop the measurement: the files are still written.
             let _ = print_part(&match event {
                 MeasureEvent::Step(text) => format!("{text}\n"),
                 MeasureEvent::Result(text) => format!("    {text}\n"),
@@ -192,7 +192,7 @@ fn caught(error: std::io::Error) -> Failure {
     Failure::runtime(SUMMARY, error.to_string(), "this is a bug: report it to the project")
 }
 
-/// What a metered link is used for, in a line; `known`: its last rate (bit/s).
+/// The use of a metered link in a line; `known`: its last rate (bit/s).
 fn use_of(link: &str, known: Option<u64>, seconds: f64) -> String {
     let time = format_duration(seconds);
     match known.filter(|rate| *rate > 0) {

@@ -146,7 +146,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     parse_seconds(text, 0.05..=3600.0)
 }
 
-/// What has been printed.
+/// The counters of the printed requests.
 #[derive(Debug, Default)]
 struct PingLog {
     is_json: bool,

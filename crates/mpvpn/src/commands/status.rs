@@ -91,7 +91,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Status {
-    /// What is printed.
+    /// The text to print.
     fn text(&self, socket: &Path) -> Result<String, Failure> {
         let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if self.flows {

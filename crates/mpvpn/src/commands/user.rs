@@ -251,7 +251,7 @@ impl UserCommand {
 }
 
 fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<String> {
-    // What is used does not matter here, and may not be readable for who may change users.
+    // Usage does not matter here, and may be unreadable for a process that may change users.
     let quotas = UserQuotas::read(&config.state_dir).unwrap_or_default();
     let entry = users.get(name).ok_or_else(|| unknown_user(users, name))?;
     Ok(render_user(users, entry, &quotas, now, width()))

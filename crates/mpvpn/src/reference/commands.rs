@@ -59,7 +59,7 @@ fn visible(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(has_meaning)
 }
 
-/// What is typed: an option, or the name of a value without one.
+/// The text to type: an option, or the name of a value without one.
 pub(super) fn name(arg: &Arg) -> String {
     match arg.get_long() {
         Some(long) => format!("--{long}"),

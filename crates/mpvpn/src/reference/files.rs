@@ -91,7 +91,7 @@ fn row(key: &str, property: &Value, is_required: bool, is_new: bool, mark: &str)
     [code(key), value(property), default, format!("{meaning}{mark}{}", meanings(words))]
 }
 
-/// What stands behind the equals sign.
+/// The value behind the equals sign.
 fn value(property: &Value) -> String {
     let list = if property["anyOf"].is_array() { ", or a list of such" } else { "" };
     match (property["title"].as_str(), property["type"].as_str()) {

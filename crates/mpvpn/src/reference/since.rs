@@ -35,7 +35,7 @@ impl Since {
         Self { known, asked: BTreeSet::new() }
     }
 
-    /// What to write behind the description of this item.
+    /// The text behind the description of this item.
     pub(super) fn mark(&mut self, item: &str) -> String {
         self.asked.insert(item.to_owned());
         match self.version(item) {

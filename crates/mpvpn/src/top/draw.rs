@@ -81,7 +81,7 @@ fn dim() -> Style {
     Style::new().add_modifier(Modifier::DIM)
 }
 
-/// Who runs, in which state, and how fast.
+/// The name, the state and the rates of the process.
 fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let status = screen.shown_status();
     if let Some(why) = &screen.away {

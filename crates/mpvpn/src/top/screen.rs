@@ -1,4 +1,4 @@
-//! What a live screen shows: the state that arrivals and keys change.
+//! The state of a live screen, which arrivals and keys change.
 
 use mpvpn_control::{
     rates::Rates,
@@ -19,7 +19,7 @@ const MAX_RATE_SAMPLES: usize = 300;
 /// Rows that a page key moves.
 const PAGE: isize = 10;
 
-/// What a key asks for beyond the screen.
+/// The effect of a key beyond the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     None,
@@ -36,7 +36,7 @@ pub(super) struct Screen {
     pub(super) events: EventList,
     /// Why there is no current status.
     pub(super) away: Option<String>,
-    /// What is shown while paused: what was there when the pause began.
+    /// The status and the sheet at the begin of a pause, shown while paused.
     paused: Option<(Status, Sheet)>,
     pub(super) view: View,
     pub(super) sorting: Sorting,

@@ -70,7 +70,7 @@ pub(super) struct Row {
     pub(super) health: Health,
     /// Rates of the last minutes (bit/s), for the bars at the end of the row; empty without.
     pub(super) history: Vec<f64>,
-    /// What does not fit into the row; shown for the selected one.
+    /// Details that do not fit into the row; shown for the selected one.
     pub(super) detail: String,
 }
 

@@ -24,7 +24,7 @@ const DEVICES: [&str; 4] = ["/dev/null", "/dev/urandom", "/dev/random", "/dev/ne
 /// Settings of the network, for processes that configure it.
 const SYSCTLS: &str = "/proc/sys/net";
 
-/// What every process may read. The program itself is among it, for the names in a backtrace.
+/// Files that every process may read. The program itself is among them, for the names in a backtrace.
 static READABLE: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
     let own = std::env::current_exe().ok();
     SYSTEM.iter().chain(&DEVICES).map(PathBuf::from).chain(own).collect()

@@ -195,7 +195,7 @@ const ALLOWED_LEGACY: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_LEGACY: &[c_long] = &[];
 
-/// What starts programs; `clone` has a rule of its own.
+/// System calls that start programs; `clone` has a rule of its own.
 const PROGRAMS: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
 #[cfg(target_arch = "x86_64")]
 const PROGRAMS_LEGACY: &[c_long] = &[libc::SYS_fork, libc::SYS_vfork];

@@ -84,12 +84,12 @@ impl FileRewrite {
         key(&self.path)
     }
 
-    /// What the file gets.
+    /// The new text of the file.
     pub(super) fn new_text(&self) -> &str {
         &self.set
     }
 
-    /// What was there when it was planned.
+    /// The content of the file at the time of planning.
     pub(super) fn previous(&self) -> &PreviousContent {
         &self.before
     }

@@ -49,7 +49,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long resolvectl may take, as the client itself would wait.
 const RESOLVECTL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Request {
     /// The file names these servers.
@@ -186,7 +186,7 @@ fn restore(resolv_conf: &Path, state: &Path) -> Result<(), OsError> {
     else {
         return Ok(());
     };
-    // Whatever servers the last client had are taken back; what another program has written is not.
+    // The name servers of the last client are taken back; text that another program has written is not.
     let rewrite = file::plan(resolv_conf, "")?;
     if let Some(ours) = rewrite.previous_text().filter(|text| text.starts_with(HEADER)) {
         file::restore(&rewrite.with_new_text(ours), &before)?;

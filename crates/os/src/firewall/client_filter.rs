@@ -1,4 +1,4 @@
-//! What clients of a server reach by packets, and who reaches them.
+//! The packet filter for clients of a server: which targets they reach, and which sources reach them.
 //!
 //! In: the rules of kinds of users as [`Profile`]s, the server's networks, and which profile each session's
 //! addresses have. Out: the table `inet mpvpn_<tun>_clients`. Always holds: it judges the address that a

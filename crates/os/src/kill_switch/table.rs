@@ -42,7 +42,7 @@ pub(super) fn transaction(clients: &[Exceptions]) -> Value {
     json!({"nftables": commands})
 }
 
-/// What nft shows, without what differs between two installations of the same rules.
+/// The listing of nft, without the parts that differ between two installations of the same rules.
 pub(super) fn without_handles(listing: &Value) -> Value {
     match listing {
         Value::Array(list) => list.iter().map(without_handles).collect(),
@@ -118,7 +118,7 @@ fn forward_rules() -> Vec<Vec<Value>> {
     rules
 }
 
-/// What counts for packets of this machine and for those that it forwards.
+/// The rules for both locally generated and forwarded packets.
 fn shared_rules() -> Vec<Vec<Value>> {
     let is_inbound = equal(and(meta("mark"), INBOUND.mask), json!(INBOUND.value));
     let is_dns = equal(payload("th", "dport"), any_of(json!(DNS_PORTS)));

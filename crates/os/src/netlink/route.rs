@@ -31,11 +31,11 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// The source address of packets whose sender has not chosen one.
     pub source: Option<IpAddr>,
-    /// What the route does with packets.
+    /// The treatment of packets that match the route.
     pub kind: RouteKind,
 }
 
-/// What a route does with packets.
+/// The treatment of packets that match a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RouteKind {
     /// Forwards them.

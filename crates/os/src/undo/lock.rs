@@ -74,8 +74,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What root makes in the folder of a service's user belongs to that user, whose processes must be able to
-/// change it. Does nothing for other users, and where root has given up that right.
+/// A file that root makes in the folder of a service's user belongs to that user, whose processes must be
+/// able to change it. Does nothing for other users, and where root has given up that right.
 pub(crate) fn give_to_owner_of_folder(path: &Path) {
     let Some(Ok(folder)) = path.parent().map(fs::metadata) else { return };
     let is_other = || fs::symlink_metadata(path).is_ok_and(|own| own.uid() != folder.uid());

@@ -4,7 +4,7 @@
 //! the owner ends ([`UndoJournal::revert_all_steps`], or dropping), or after a kill when the next process
 //! opens the journal of the same name ([`UndoJournal::open`]).
 //!
-//! What always holds:
+//! Always holds:
 //! - At most one living process owns a journal name in a network namespace: it holds a lock on `<name>.lock`,
 //!   which the kernel releases however the process ends; `<name>.json` has its process ID and its steps.
 //! - The record on disk is complete: it is replaced by rename, after fsync.
@@ -58,7 +58,7 @@ pub struct UndoJournal {
     _lock: Lock,
 }
 
-/// What [`UndoJournal::reset_all`] found of one name.
+/// The state of one journal name that [`UndoJournal::reset_all`] found.
 #[derive(Debug)]
 pub enum Leftover {
     /// Its process runs: nothing was changed.
@@ -105,7 +105,7 @@ impl UndoJournal {
             for error in revert_all(&mut netlink, &owners, &abandoned.steps) {
                 tracing::warn!(%error, "cannot revert a change of a process that was killed");
             }
-            // What the killed process held is free now.
+            // The locks of the killed process are free now.
             let _ = fs::remove_file(&path);
         }
         numbers::clean(&folder, &EXCLUSIVE_POOLS);

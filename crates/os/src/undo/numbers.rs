@@ -30,7 +30,7 @@ const GUARD: &str = "lock";
 pub struct NumberPool {
     /// The folder's name.
     pub folder: &'static str,
-    /// What the numbers are, as in "firewall marks for classes"; for errors.
+    /// The purpose of the numbers, as in "firewall marks for classes"; for errors.
     pub purpose: &'static str,
     /// The smallest number.
     pub first: u8,
@@ -76,8 +76,8 @@ pub(super) fn share(
     let used = used_numbers(&folder);
     let known = used.iter().filter(|(_, other)| *other == label).map(|(number, _)| *number);
     let free = (pool.first..=pool.last).filter(|number| !used.contains_key(number));
-    // What ended processes have left keeps its meaning as long as there are others, because connections may
-    // remember it.
+    // Numbers left by ended processes keep their meaning as long as there are others, because connections may
+    // remember them.
     let lock = FlockOperation::NonBlockingLockShared;
     let stale = used.keys().copied().filter(|number| is_lockable(&folder.join(number.to_string())));
     let found = first_lockable(&folder, pool, known.chain(free).chain(stale), lock, label)?;

@@ -30,7 +30,7 @@ pub(crate) struct Owners {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record<T> {
-    /// What was there before all of them.
+    /// The value before all of them.
     before: T,
     /// In the order in which they came: the value of the last is in force.
     owners: Vec<Owner<T>>,
@@ -69,7 +69,8 @@ impl Owners {
             open_locked(&guard, FlockOperation::LockExclusive).map_err(|e| failed("lock", &guard, e))?;
         let path = self.path(key);
         let known = read::<T>(&path).filter(|record| record.owners.iter().any(|owner| owner.set == *now));
-        // What is there now is of none of them: another program has changed it, and this is what to put back.
+        // The present value belongs to none of them: another program has changed it, and this is the value to
+        // restore.
         let mut record = known.unwrap_or_else(|| Record { before: now.clone(), owners: Vec::new() });
         record.owners.retain(|owner| owner.name != self.name);
         let pid = std::process::id();
@@ -140,8 +141,8 @@ impl Owners {
     }
 }
 
-/// What was there before all instances that have changed the setting `key`, in the network namespace with
-/// this folder; `None` if none has.
+/// The value before all instances that have changed the setting `key`, in the network namespace with this
+/// folder; `None` if no instance has changed it.
 pub(crate) fn original<T: DeserializeOwned>(namespace: &Path, key: &str) -> Option<T> {
     read::<T>(&Owners::new(namespace, "").path(key)).map(|record| record.before)
 }

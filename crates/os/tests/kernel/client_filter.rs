@@ -1,4 +1,4 @@
-//! What clients of a server reach by packets, and who reaches them, against the kernel.
+//! The packet filter for clients of a server, against the kernel.
 
 use std::{
     io::{ErrorKind, IoSlice},
@@ -18,7 +18,7 @@ use mpvpn_os::{
 };
 use mpvpn_packets::Packet;
 
-/// What became of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// It left by the interface to the internet.
@@ -38,7 +38,7 @@ use Fate::{Dropped, Forwarded, Prohibited, Taken, ToClient};
 const WAIT: Duration = Duration::from_millis(150);
 const CLIENT: &str = "10.9.0.2";
 const CLIENT6: &str = "fd00:9::2";
-/// What clouds tell their machines; no rule of a test names them.
+/// Addresses of cloud metadata services; no rule of a test names them.
 const METADATA: [&str; 3] = ["168.63.129.16/32", "100.100.100.200/32", "fd00:ec2::254/128"];
 
 /// A server's machine: a TUN device for clients, another one that stands for the internet.
@@ -75,7 +75,7 @@ impl Machine {
         Self { clients, internet, program, net, _undo: undo, _folder: folder }
     }
 
-    /// What becomes of a UDP datagram of a client.
+    /// The outcome of a UDP datagram of a client.
     fn udp(&self, from: &str, to: &str) -> Fate {
         let from = SocketAddr::new(from.parse().unwrap(), 4000);
         self.fate(&self.clients, &Packet::between(from, to.parse().unwrap()).udp(b"x"))
@@ -98,7 +98,7 @@ impl Machine {
         self.fate_of_next()
     }
 
-    /// What becomes of the packet that is on its way.
+    /// The outcome of the packet in flight.
     fn fate_of_next(&self) -> Fate {
         let end = Instant::now() + WAIT;
         let mut buffer = vec![0; READ_BUFFER_LEN];
@@ -293,7 +293,7 @@ fn neighbours_open_no_connection_to_clients_unless_these_keep_their_addresses() 
         let machine = Machine::new(Nat::None, access(&[&[rule(false, &[], &[])]]));
         for (from, to) in cases {
             assert_eq!(from_outside(&machine, (from, to), (9, 4000)), ToClient, "{}", table());
-            // What a rule forbids may still be answered.
+            // Replies pass even where a rule forbids new packets.
             let there = SocketAddr::new(from.parse().unwrap(), 9);
             assert_eq!(machine.udp(to, &there.to_string()), Forwarded, "{}", table());
             let other = SocketAddr::new(from.parse().unwrap(), 10);

@@ -1,4 +1,4 @@
-//! What links, and a server, can do to the traffic of a client, against the kernel.
+//! Attacks of links and of a server on the traffic of a client, against the kernel.
 
 use std::{
     io::Read,

@@ -1,4 +1,4 @@
-//! What is merged, what is not, and in which order it leaves.
+//! Which packets are merged, which are not, and in which order they leave.
 
 use std::net::SocketAddr;
 

@@ -47,7 +47,7 @@ fn a_rate_that_was_measured_too_low_is_put_right_quickly() {
         let mut rounds = 0;
         while rate < 12_000_000 {
             rounds += 1;
-            // What is sent in this round arrives in the next one.
+            // Bytes sent in this round arrive in the next one.
             let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
             rate = rate.max(f64::min(capacity, paced as f64) as u64);
             bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0);
@@ -184,7 +184,7 @@ struct SimulatedPath {
     later: Duration,
 }
 
-/// What a path saw in the part of the time that counts.
+/// The utilisation and the queue of a path in the measured part of the time.
 struct Seen {
     /// The used share of its capacity.
     used: f64,

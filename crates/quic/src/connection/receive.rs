@@ -411,7 +411,7 @@ mod tests {
         }
         let pieces: usize = streams.streams.values().map(|stream| stream.held.len()).sum();
         assert_eq!((pieces, streams.chunks), (MAX_OUT_OF_ORDER_CHUNKS, MAX_OUT_OF_ORDER_CHUNKS));
-        // What is next is taken all the same.
+        // The next bytes in order are taken all the same.
         assert!(streams.take_reinjected(&piece(4, 0, b"first"), false, || 0));
         assert_eq!(streams.streams[&4].held[&0], &b"first"[..]);
         // All memory is given back.

@@ -29,7 +29,7 @@ const MAX_BULK_QUEUE: usize = 256 << 10;
 /// reading nothing.
 const MAX_BULK_QUEUES: usize = 12 << 20;
 const BULK_QUEUE_SHARE: usize = 8;
-/// What the queue of each bulk stream takes in any case (bytes), so that no stream starves: a few packets.
+/// The minimum capacity of the queue of each bulk stream (bytes), so that no stream starves: a few packets.
 /// Smaller: such streams are slow; larger: memory of thousands of them.
 const MIN_BULK_QUEUE: usize = 4 << 10;
 /// Bytes that a bulk stream may send before the next one has its turn. Smaller: overhead; larger: others

@@ -22,7 +22,7 @@ const PATH: PathId = PathId(0);
 /// IPv4 and UDP, bytes.
 const HEADERS: u32 = 28;
 
-/// What a class sends one way.
+/// The traffic that a class sends in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Demand {
     Nothing,
@@ -53,7 +53,7 @@ struct Class {
 struct Packet {
     class: usize,
     data: Vec<u8>,
-    /// What the sender's clock said, and what it found of the other way.
+    /// The time of the sender's clock, and the queues that it measured in the other direction.
     clock: u32,
     found: Option<u32>,
 }
@@ -335,7 +335,7 @@ fn three(params: &ChannelParams, capacity: Option<BitRate>) -> World {
     world
 }
 
-/// What three packets take at 1 Mbit/s.
+/// The transmission time of three packets at 1 Mbit/s.
 const THREE_PACKETS: Duration = Duration::from_millis(36);
 const OTHER: usize = 0;
 const CALLS: usize = 1;

@@ -7,12 +7,12 @@ use mpvpn_quic::{Endpoint, Handled, LocalAddress, TransportOptions};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 const MS: Duration = Duration::from_millis(1);
-/// What an Ethernet carries, and what a client takes inside TCP (bytes).
+/// The UDP payload of an Ethernet frame, and of a datagram inside TCP (bytes).
 const ETHERNET: u16 = 1472;
 const INSIDE_TCP: u16 = 4096;
 
-/// What the ends of a connection over `link` may put in a datagram after some time, and the largest packet
-/// that each sent (bytes). The way takes up to `largest`.
+/// The datagram limits at both ends of a connection over `link` after some time, and the largest packet that
+/// each sent (bytes). The path carries up to `largest`.
 fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, usize); 2] {
     let options = |udp, tcp| TransportOptions {
         max_udp_payload: udp,

@@ -1,4 +1,4 @@
-//! What is recorded for qlog of a connection over two paths, and that recording changes nothing.
+//! The qlog records of a connection over two paths; recording changes nothing.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,8 +21,8 @@ const LINKS: [(&str, Duration); 2] =
     [("198.51.100.1:5000", Duration::from_millis(10)), ("203.0.113.1:5000", Duration::from_millis(25))];
 /// Of the packets that the client sends over the second link one in so many is lost.
 const LOST: usize = 40;
-/// What a link carries in a millisecond (bytes): 20 Mbit/s. A packet that would wait for longer than this is
-/// lost.
+/// The bytes that a link carries in a millisecond: 20 Mbit/s. A packet that would wait for longer than this
+/// is lost.
 const RATE: u32 = 2500;
 const QUEUE: Duration = Duration::from_millis(40);
 
@@ -157,7 +157,7 @@ impl World {
     }
 }
 
-/// What was recorded of a path.
+/// The records of a path.
 #[derive(Debug, Default)]
 struct Recorded {
     sent: usize,

@@ -138,7 +138,7 @@ pub struct ClientReport {
     pub queued_bytes: usize,
     /// Handshakes with the server.
     pub handshakes: HandshakeCounters,
-    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    /// Counters of numbered packets; `None` where the two ends negotiated no numbers.
     pub resequencing: Option<ResequencingCounters>,
     /// The congestion controller of the server on this connection's paths; `None` if it reports none.
     pub peer_cc: Option<CongestionControl>,

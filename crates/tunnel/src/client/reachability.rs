@@ -79,7 +79,7 @@ impl Client {
         self.send_link_notices();
     }
 
-    /// What arrives from the server over a link.
+    /// How well packets from the server arrive over a link.
     pub fn heard_on(&self, id: LinkId) -> TransportHealth {
         let works = self.session.as_ref().and_then(|session| session.multipath.path_works_on(id));
         let handshakes = self.connector.handshakes().iter();

@@ -353,7 +353,7 @@ pub(crate) struct ClientNegotiation<'a> {
     pub(crate) agreed: NegotiatedExtensions,
 }
 
-/// What a client learned from the response of the server.
+/// The extensions that a client learned from the response of the server.
 #[derive(Debug, Default)]
 pub(crate) struct NegotiatedExtensions {
     /// The server supports classes.
@@ -388,7 +388,7 @@ pub(crate) struct ServerNegotiation<'a> {
     pub(crate) class: Option<ClassProfile>,
 }
 
-/// What a server knows about a client that it admitted to CONNECT-IP.
+/// The parameters of a client that the server admitted to CONNECT-IP.
 pub(crate) struct AdmittedClient {
     pub(crate) member: ConnectionNumber,
     pub(crate) limits: UserLimits,

@@ -176,8 +176,8 @@ impl Recovery {
     ) -> u64 {
         let (Some(acks), Some(reinjection)) = (&mut self.data_acks, &mut self.reinjection) else { return 0 };
         connection.enable_reinjection();
-        // What waits for a path is not queued again and again, while the peer takes nothing and says that it
-        // waits.
+        // Data that waits for a path is not queued again and again, while the peer takes nothing and reports
+        // that it waits.
         let budget = acks.refill_budget(passed, connection.stream_bytes_sent());
         let budget = budget.saturating_sub(reinjection.waiting_bytes());
         let Some(max) = connection.max_datagram_size().filter(|_| budget > 0) else { return 0 };

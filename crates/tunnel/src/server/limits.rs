@@ -28,8 +28,8 @@ const MAX_QUEUE_BYTES: usize = 4 << 20;
 /// CoDel's target and interval, as for the queues towards paths.
 const TARGET: Duration = Duration::from_millis(40);
 const INTERVAL: Duration = Duration::from_millis(300);
-/// What a relay may move before the next one has its turn: this time of the rate, within bounds. Smaller:
-/// more turns. Larger: other relays wait for longer. Chosen.
+/// The amount that a relay may move before the next one has its turn: this time of the rate, within bounds.
+/// Smaller: more turns. Larger: other relays wait for longer. Chosen.
 const TURN_DURATION: Duration = Duration::from_millis(5);
 const MIN_TURN_BYTES: u64 = 3000;
 const MAX_TURN_BYTES: u64 = 64 << 10;
@@ -63,7 +63,7 @@ impl ConnectionLimits {
         self.account.is_same(account)
     }
 
-    /// What waits.
+    /// The packets and bytes that wait.
     pub(super) fn into_waiting(mut self, now: Instant) -> Unlimited {
         let queue = self.uplink.queue.take();
         let queued = queue.into_iter().flat_map(|mut queue| std::iter::from_fn(move || queue.pop(now)));
@@ -82,7 +82,7 @@ impl ConnectionLimits {
     }
 }
 
-/// What waited for a limit that is gone.
+/// Packets and bytes that waited for a limit that is gone.
 #[derive(Debug, Default)]
 pub(super) struct Unlimited {
     pub(super) released: Vec<Released>,
@@ -92,7 +92,7 @@ pub(super) struct Unlimited {
     pub(super) writable: Vec<StreamId>,
 }
 
-/// What a client sent that may go on.
+/// Data of a client that may go on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Released {
     /// A packet.

@@ -36,7 +36,7 @@ pub struct SessionReport {
     pub sojourn: Duration,
     /// Bytes of packets that wait in its queues.
     pub queued_bytes: usize,
-    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    /// Counters of numbered packets; `None` where the two ends negotiated no numbers.
     pub resequencing: Option<ResequencingCounters>,
     /// Its paths; none if they were not asked for.
     pub paths: Vec<PathReport>,
@@ -53,11 +53,11 @@ pub struct ClosedConnection {
     pub counters: TrafficCounters,
     /// Packets dropped in its queues.
     pub drops: u64,
-    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    /// Counters of numbered packets; `None` where the two ends negotiated no numbers.
     pub resequencing: Option<ResequencingCounters>,
 }
 
-/// What a server has counted since the start, beside its connections.
+/// Counters of a server since the start, beside those of its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
     /// Handshakes.

@@ -11,8 +11,8 @@ use crate::{
     world::{MS, TOKEN, World},
 };
 
-/// What an honest client has in two seconds beside the rogue: the bytes of a transfer to the server that
-/// fills its link, and the delays of its pings through the tunnel (two ways), sorted.
+/// The service of an honest client in two seconds beside the rogue: the bytes of a transfer to the server
+/// that fills its link, and the delays of its pings through the tunnel (two ways), sorted.
 fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
     let mut world = World::new();
     world.unclaimed = Some(Vec::new());

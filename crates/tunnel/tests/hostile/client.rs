@@ -404,7 +404,7 @@ fn joins_by_the_hundred_and_with_the_secrets_of_others() {
     assert!(over < MAX_HELD, "{over} bytes");
 }
 
-/// What a unit of misuse costs, compared with an ordinary packet. In each world the rogue's own work is
+/// The cost of a unit of misuse, compared with an ordinary packet. In each world the rogue's own work is
 /// included.
 #[test]
 fn a_unit_of_misuse_costs_little_more_than_a_packet_and_many_cost_no_more_each() {

@@ -6,8 +6,8 @@ use std::{
     cell::Cell,
 };
 
-/// What an allocator adds to each block (bytes): the header of glibc's malloc, and half of its rounding to
-/// 16.
+/// The overhead of an allocator for each block (bytes): the header of glibc's malloc, and half of its
+/// rounding to 16.
 const BLOCK_OVERHEAD: isize = 16;
 
 thread_local! {

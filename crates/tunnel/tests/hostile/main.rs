@@ -18,7 +18,7 @@ mod server;
 #[path = "../simulation/world/mod.rs"]
 mod world;
 
-/// What the bookkeeping (places, entries, timers) of one connection may take over the baseline, bytes.
+/// The limit for the bookkeeping (places, entries, timers) of one connection over the baseline (bytes).
 const MAX_BOOKKEEPING: usize = 512 << 10;
-/// What a session may hold with packets and bytes of streams, bytes.
+/// The limit for packets and stream bytes that a session holds (bytes).
 const MAX_HELD: usize = 64 << 20;

@@ -273,7 +273,7 @@ impl Rogue {
     }
 
     fn step(&mut self) {
-        // What crosses without delay is answered within the millisecond.
+        // A request that crosses without delay is answered within the millisecond.
         for _ in 0..3 {
             self.drive();
             self.send();
@@ -429,7 +429,7 @@ impl Rogue {
         });
     }
 
-    /// What the server holds over what it held at `baseline`, at most since then, bytes.
+    /// The most memory that the server held over `baseline` since then (bytes).
     pub fn over(&self, baseline: usize) -> usize {
         self.peak.saturating_sub(baseline)
     }

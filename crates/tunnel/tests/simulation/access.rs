@@ -1,4 +1,4 @@
-//! What users may do: sessions wait until their packets are filtered, and have a limit.
+//! Rights of users: sessions wait until their packets are filtered, and have a limit.
 
 use std::net::SocketAddr;
 

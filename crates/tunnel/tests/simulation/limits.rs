@@ -95,7 +95,7 @@ fn datagrams_beyond_the_rate_are_dropped() {
     assert!(is_within(up, 5.0) && is_within(down, 8.0), "{up:.2} up, {down:.2} down");
     let [(user, carried)] = &world.servers[0].take_carried()[..] else { panic!("one user") };
     assert_eq!(user, "alice");
-    // What was dropped does not count.
+    // Dropped packets do not count.
     assert!(is_within(*carried as f64 * 8e-6 / 6.0, 13.0), "{carried} bytes");
 }
 

@@ -27,7 +27,7 @@ pub struct Found {
     pub ping: Duration,
 }
 
-/// What TCP flows get through in one direction in `time`, after two seconds.
+/// The goodput of TCP flows in one direction in `time`, after two seconds.
 pub fn carry(world: &mut World, client: usize, flows: u16, direction: Direction, time: Duration) -> Found {
     let mtu = world.machines[client].mtu.unwrap();
     let (near, far) = (world.address(client, true), SocketAddr::from(([203, 0, 113, 9], 5201)));

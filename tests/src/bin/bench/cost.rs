@@ -1,4 +1,4 @@
-//! What a tunnel costs at the rates that links have: processor time of each end a GB, wake-ups and system
+//! The cost of a tunnel at the rates that links have: processor time of each end a GB, wake-ups and system
 //! calls a packet, and the round trip beside the load. Links have 20 ms of round trip.
 //!
 //! In: options. Out: a figure for every load, as a ratio to a plain copy of packets in the same round. Always
@@ -127,7 +127,7 @@ impl Load {
     }
 }
 
-/// What one end used during a run.
+/// The resources that one end used during a run.
 #[derive(Clone, Copy, Default)]
 struct Used {
     /// Processor time, user and system, s.
@@ -137,7 +137,7 @@ struct Used {
     wakeups: f64,
 }
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Clone, Default)]
 struct Run {
     bytes: f64,
@@ -301,7 +301,7 @@ fn spend(
     Ok(Run { bytes, seconds, used, rtt, calls: [None, None] })
 }
 
-/// What a process has used so far; nothing if there is none.
+/// The resources that a process has used so far; zero without a process.
 fn used(pid: Option<u32>) -> Used {
     let read = |pid: u32| {
         let (user, system) = user_and_system_time(pid)?;

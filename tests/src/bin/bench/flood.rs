@@ -48,7 +48,7 @@ const LOAD: u32 = 50;
 /// Time for a flood to reach its rate: 1024 strangers at 500 in a second.
 const RAMP: Duration = Duration::from_millis(2500);
 
-/// What was measured in one run.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     /// The lower one of both directions (Mbit/s).

@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Capture, LAN_HOST, LAN_RESOLVER, Programs, SOON, dotted};
 use crate::inbound::{ADDRESS, PORT, let_inet_reach_links, serve};
 
-/// What passes by a link in the clear.
+/// The packets pass by a link in the clear.
 const CLEAR: &str = "in the clear";
-/// What goes into the tunnel.
+/// The packets go into the tunnel.
 const TUNNEL: &str = "tunnel";
-/// What does not leave.
+/// The packets do not leave.
 const NOTHING: &str = "–";
 /// The tunnel's device.
 const DEVICE: &str = "mpvpn0";
@@ -38,7 +38,8 @@ fn documented(intro: &str) -> Vec<Row> {
 struct Machine {
     testbed: Testbed,
     capture: Capture,
-    /// What its programs and the hosts of its LAN send all the time, in the order of the columns.
+    /// The targets of its programs and of the hosts of its LAN, which send all the time, in the order of the
+    /// columns.
     targets: [String; 6],
     rows: Vec<Row>,
     _programs: [Programs; 2],
@@ -145,7 +146,7 @@ impl Machine {
         self.watch("killed (SIGKILL)");
         let mut client = self.client(more).wait_until_up();
         self.watch("started again");
-        // What a panic outside of the handling of a peer ends in.
+        // A panic outside of the handling of a peer ends the process in this way.
         let pid = Pid::from_raw(i32::try_from(client.id()).expect("a process")).expect("a process");
         kill_process(pid, Signal::ABORT).expect("it runs");
         assert!(!client.wait(SOON).success());

@@ -1,4 +1,4 @@
-//! What people copy by hand: a machine's state folder, and the program itself.
+//! Copies that people make by hand: a machine's state folder, and the program itself.
 
 use mpvpn_tests::eventually;
 
@@ -11,7 +11,7 @@ use crate::{
     site::{CONNECT_TIMEOUT, Site, add_user, install, set_up_server, wait_for_tunnel},
 };
 
-/// What a person writes who has only the binary.
+/// A unit as a person writes it who has only the binary.
 const UNIT: &str = "\
 [Service]
 ExecStart=/usr/local/bin/mpvpn client --config /etc/mpvpn/client.toml

@@ -86,7 +86,7 @@ fn behind_firewall(test: &str, layers: &[&str], enable: impl FnOnce(&Machine)) {
     });
 }
 
-/// What firewalld lets through now and after its next start, if it is there.
+/// The ports that firewalld opens now and after its next start, if it is there.
 fn zones(server: &Machine) -> String {
     server.shell(
         "! command -v firewall-cmd >/dev/null || { firewall-cmd --list-all-zones; firewall-cmd --permanent --list-all-zones; }",

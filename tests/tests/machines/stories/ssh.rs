@@ -61,7 +61,7 @@ fn is_enabled(client: &Machine) -> bool {
     client.succeeds(&["systemctl", "is-enabled", "--quiet", "mpvpn-client"])
 }
 
-/// What a client changes in the network of its machine.
+/// The network settings of its machine that a client changes.
 fn network(client: &Machine) -> String {
     client
         .shell("ip -o link show | cut -d: -f2; ip rule; ip -6 rule; ip route show table all; nft list tables")

@@ -195,7 +195,7 @@ fn mistakes_in_a_table_are_told_where_they_are() {
     }
 }
 
-/// What fits no one table alone: the whole text that a person reads.
+/// Combinations that are invalid across tables: the whole text of each error.
 #[test]
 fn what_cannot_be_together_is_told_with_its_line() {
     for (text, expected) in [

@@ -93,7 +93,7 @@ impl Host {
         runs.entry(header.run).or_default().count(now_us, header, length);
     }
 
-    /// What was counted of a run.
+    /// The counters of a run.
     pub(super) fn run(&self, run: u32) -> DatagramReport {
         self.runs.borrow().get(&run).map(DatagramCounter::report).unwrap_or_default()
     }

@@ -34,7 +34,7 @@ impl From<RoleArg> for Role {
 
 #[derive(Args, Debug)]
 pub(super) struct RemoveArgs {
-    /// What is removed [default: all that setup has made here]
+    /// The part to remove [default: all that setup has made here]
     #[arg(value_name = "ROLE")]
     role: Option<RoleArg>,
     #[command(flatten)]

@@ -179,7 +179,7 @@ pub struct World {
     pub targets: Vec<Target>,
     /// The record of datagrams and deliveries, if one is kept.
     pub record: Option<Record>,
-    /// What the server sent to addresses of no client, if somebody wants it.
+    /// The packets that the server sent to addresses of no client, if a test records them.
     pub unclaimed: Option<Unclaimed>,
     /// Whether each expired timer has to be dealt with before time goes on, as a real end would do nothing
     /// else until then.

@@ -29,7 +29,7 @@ impl Identity {
     }
 }
 
-/// What a server knows of its users.
+/// The users of a server.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Users {
     pub(super) limits: UserLimits,
