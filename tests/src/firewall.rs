@@ -106,7 +106,10 @@ mod tests {
 
     #[test]
     fn only_active_paths_determine_the_transport_of_a_link() {
-        let path = |link: &str, state: &str, transport: &str| json!({ "class": "default", "link": link, "state": state, "transport": transport });
+        let path = |link: &str, state: &str, transport: &str| {
+            let class = "default";
+            json!({ "class": class, "link": link, "state": state, "transport": transport })
+        };
         let status = json!({ "paths": [
             path("eth1", "down", "quic"), path("eth1", "active", "mptcp"), path("eth2", "active", "quic"),
             path("eth2", "standby", "tcp"), path("eth3", "active", "quic"), path("eth3", "active", "tcp"),

@@ -6,7 +6,8 @@
 //! assertions that fail with the ends of the logs. Always holds: testbeds share only processors and memory,
 //! and each declares how much it needs; every wait is bounded; processes, devices, namespaces and files of a
 //! testbed are removed when it is dropped, also after a panic and when the program is interrupted.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
+// Edge: tests run processes, sockets and clocks.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod call;
 pub mod chromium;

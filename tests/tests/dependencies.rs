@@ -210,7 +210,8 @@ const READ_ADVISORIES: &[(&str, &str)] = &[
     ("RUSTSEC-2026-0185", "gaps in streams: `Assembler::insert` ends the connection after MAX_CHUNKS"),
 ];
 
-/// Clones of <https://github.com/rustsec/advisory-db>: the one that is named, and those of cargo-audit and cargo-deny.
+/// Clones of <https://github.com/rustsec/advisory-db>: the one that is named, and those of cargo-audit and
+/// cargo-deny.
 fn advisory_databases() -> Vec<PathBuf> {
     let named = std::env::var_os("MPVPN_ADVISORY_DB").map(PathBuf::from);
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);

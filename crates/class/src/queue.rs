@@ -153,7 +153,7 @@ impl FqCodel {
         if self.bytes <= self.limit_bytes && self.packets <= self.limit_packets {
             return 0;
         }
-        self.make_room()
+        self.drop_excess()
     }
 
     /// Puts a packet in the place of the last waiting packet of its bucket, if that is as long and
@@ -308,7 +308,7 @@ impl FqCodel {
     /// Drops from the fattest flows until the queue is a little below its limits, so that not every push has
     /// to search for the fattest flow (RFC 8290 §4.1). Returns the number of bytes dropped.
     #[cold]
-    fn make_room(&mut self) -> usize {
+    fn drop_excess(&mut self) -> usize {
         let before = self.bytes;
         while self.bytes > self.limit_bytes || self.packets > self.limit_packets {
             let Some(slot) = self.flows.fattest() else { break };

@@ -155,14 +155,15 @@ struct ClassState {
 }
 
 impl ClassState {
-    /// For how long the class has been backlogged since `backlog_changed`. A connection that has ended asks
-    /// no more.
+    /// How long the class has been backlogged since `backlog_changed`. A class whose connection does not poll
+    /// for [`DEMAND_TIMEOUT`] counts as ended from then on.
     fn current_backlog_time(&self, now: Instant) -> Duration {
-        let (Some(since), Some(asked)) = (self.backlog_changed.filter(|_| self.backlogged), self.last_polled)
+        let (Some(since), Some(polled)) =
+            (self.backlog_changed.filter(|_| self.backlogged), self.last_polled)
         else {
             return Duration::ZERO;
         };
-        now.min(asked + DEMAND_TIMEOUT).saturating_duration_since(since)
+        now.min(polled + DEMAND_TIMEOUT).saturating_duration_since(since)
     }
 
     /// Tokens that the class keeps while idle, on a link with `link` bytes/s.

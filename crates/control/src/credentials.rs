@@ -190,7 +190,7 @@ fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
     files::create_private_dir(state_dir)?;
     if !users_file.exists() {
         let mut users = LockedUsers::open(&users_file)?;
-        // Of two processes that start together one makes the user.
+        // One of two processes that start together makes the user.
         if users.users().is_empty() {
             let token = users.add_with(FIRST_USER, &UserSettings::default(), |token| {
                 // The token is written first: after a crash in between, its hash alone would lock everybody

@@ -341,8 +341,8 @@ pub enum Event {
 macro_rules! kinds {
     ($($kind:ident: $($event:ident $level:ident)+;)+) => {
         impl Event {
-            /// Every event by its name here, its subject, and the level of its log line but for the exceptions that
-            /// [`level`](Self::level) makes.
+            /// Every event by its name here, its subject, and the level of its log line but for the
+            /// exceptions that [`level`](Self::level) makes.
             pub(crate) const ALL: &[(&str, EventKind, tracing::Level)] =
                 &[$($((stringify!($event), EventKind::$kind, tracing::Level::$level),)+)+];
 
@@ -360,17 +360,20 @@ macro_rules! kinds {
 
 kinds! {
     Link: LinkUp INFO LinkDown INFO LinkUnusable WARN LinkSet INFO QuotaReached WARN QuotaRenewed INFO;
-    Path: PathOpened INFO PathFailed INFO PathRecovered INFO PathActive DEBUG PathStandby DEBUG PathClosed INFO;
+    Path: PathOpened INFO PathFailed INFO PathRecovered INFO PathActive DEBUG
+    PathStandby DEBUG PathClosed INFO;
     Transport: TransportChanged INFO TcpConnected INFO TcpFailed INFO TcpClosed INFO;
     Pipes: PipesChanged INFO;
     Class: ClassUsed DEBUG ClassConnected INFO ClassIdle DEBUG ClassDisconnected DEBUG ClassRefused WARN;
     Capacity: CapacityChanged DEBUG;
-    Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO Disconnected WARN
+    Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO
+    Disconnected WARN
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
     Certificate: CertificateIssued INFO CertificateFailed WARN;
-    Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO CertificatesRefused WARN
+    Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO
+    CertificatesRefused WARN
         UsersRead INFO UserQuotaReached INFO UserQuotaRenewed INFO UsersRefused WARN Ending INFO;
     Dashboard: DashboardLogin INFO DashboardLoginRefused WARN;
     Log: EventsDropped WARN;

@@ -178,7 +178,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<BTreeMap<String, Fingerprint>, Str
     let file: PinsFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let pin = |(user, pin): (String, String)| match pin.parse() {
         Ok(pin) => Ok((user, pin)),
-        Err(_) => Err(format!("the pin of {user} is none")),
+        Err(_) => Err(format!("the pin of {user} is not the hash of a key (64 hex digits)")),
     };
     file.pins.into_iter().map(pin).collect()
 }

@@ -81,7 +81,7 @@ impl LinkTrust {
 impl fmt::Display for JoinLink {
     /// The link, with the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Of the characters of tokens only this one ends the part before the host.
+        // Only this character of a token can end the part before the host.
         let token = self.token.reveal().replace('/', "%2F");
         write!(f, "{SCHEME}{token}@{}/?{}", self.server, self.trust)
     }

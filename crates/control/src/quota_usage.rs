@@ -51,7 +51,7 @@ impl QuotaUsage {
     }
 }
 
-/// Whose quotas a file counts.
+/// The owners of the quotas that a file counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaHolders {
     /// The links of a client, by interface.

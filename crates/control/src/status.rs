@@ -130,8 +130,8 @@ word_enum! {
         Up = "up",
         /// A client that lost its session and tries to get it back.
         Reconnecting = "reconnecting",
-        /// A class without traffic so far or for ten minutes, or in a client without traffic for a minute: it has no
-        /// connection, and its paths are on standby.
+        /// A class without traffic so far or for ten minutes, or in a client without traffic for a minute: it
+        /// has no connection, and its paths are on standby.
         Asleep = "asleep",
         /// A process that undoes its changes to the system.
         Stopping = "stopping",

@@ -35,7 +35,7 @@ use mpvpn::{Builder, Event, Network, Tunnel};
 use stack::{Port, Stack};
 
 /// How long the tunnel may take to come up.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     match run() {
@@ -129,7 +129,7 @@ fn start(way: &str, configuration: &str) -> Result<Started, Box<dyn Error>> {
 
 fn wait_for_network(events: &Receiver<Event>) -> Result<Network, Box<dyn Error>> {
     loop {
-        match events.recv_timeout(PATIENCE)? {
+        match events.recv_timeout(TIMEOUT)? {
             Event::Up(network) => return Ok(network),
             Event::Down(_) => {}
             Event::Failed(reason) => return Err(reason.into()),

@@ -31,7 +31,7 @@ pub(crate) struct Connection<'a> {
     active: Instant,
 }
 
-/// Whose connection it is.
+/// The owner of the connection.
 enum Owner<'a> {
     /// At a server: the connection of a client of this user.
     User(&'a str),

@@ -16,7 +16,7 @@ use mpvpn_os::file_watch::FileWatch;
 
 /// How long no file must change before the changes are reported. Shorter: of a certificate and its key, which
 /// programs write one after the other, only one is new; longer: a change counts later. Chosen.
-const SETTLE_TIME: Duration = Duration::from_millis(200);
+const SETTLING_TIME: Duration = Duration::from_millis(200);
 
 /// The watch.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl WatchedFiles {
     pub(crate) fn on_ready(&mut self, now: Instant) {
         self.changed.append(&mut self.watch.changed());
         if !self.changed.is_empty() {
-            self.due = Some(now + SETTLE_TIME);
+            self.due = Some(now + SETTLING_TIME);
         }
     }
 

@@ -133,7 +133,8 @@ mod tests {
             let mut bytes = Vec::new();
             position.encode(&mut bytes);
             prop_assert_eq!(GroupPosition::decode(&bytes), Ok((position, bytes.len())));
-            prop_assert_eq!(GroupPosition::decode(&bytes[..bytes.len() - 1]), Err(GroupPositionError::TooShort(bytes.len() - 1)));
+            let short = &bytes[..bytes.len() - 1];
+            prop_assert_eq!(GroupPosition::decode(short), Err(GroupPositionError::TooShort(short.len())));
         }
     }
 

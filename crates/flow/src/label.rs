@@ -133,13 +133,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_label_is_read_back(
-            bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS, part in any_part(),
+            bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS,
+            part in any_part(),
         ) {
             let reorder_timeout = Duration::from_millis(units * REORDER_TIMEOUT_UNIT_MS);
             let label = Label { bucket, ordered, reorder_timeout, number, part };
             let bytes = encoded(label);
             prop_assert_eq!(Label::decode(&bytes), Ok((label, bytes.len())));
-            prop_assert_eq!(Label::decode(&bytes[..bytes.len() - 1]), Err(LabelError::TooShort(bytes.len() - 1)));
+            let short = &bytes[..bytes.len() - 1];
+            prop_assert_eq!(Label::decode(short), Err(LabelError::TooShort(short.len())));
         }
     }
 

@@ -37,7 +37,8 @@ pub enum FlowModeReason {
     Rule(usize),
     /// No rule matches, and the configured flow mode is streams or packets for all.
     DefaultMode,
-    /// [`FlowMode::Auto`]: a stream, as the server translates the addresses of packets to this destination anyway.
+    /// [`FlowMode::Auto`]: a stream, as the server translates the addresses of packets to this
+    /// destination anyway.
     Translated,
     /// [`FlowMode::Auto`]: packets, as the server does not translate addresses to this destination.
     Untranslated,

@@ -87,7 +87,7 @@ struct Link {
     /// Packets that were lost since one arrived, to the app and to the proxy.
     lost: [u8; 2],
     to_app: VecDeque<Vec<u8>>,
-    to_lane: VecDeque<Vec<u8>>,
+    to_proxy: VecDeque<Vec<u8>>,
 }
 
 impl Link {
@@ -108,7 +108,7 @@ impl Link {
         self.lost[way] = 0;
         let twice = self.chance(100, repeated);
         let early = self.chance(100, overtaken);
-        let queue = if to_app { &mut self.to_app } else { &mut self.to_lane };
+        let queue = if to_app { &mut self.to_app } else { &mut self.to_proxy };
         let at = queue.len() - usize::from(early && !queue.is_empty());
         queue.insert(at, packet.clone());
         if twice {
@@ -207,7 +207,7 @@ impl Play {
             random: story.seed | 1,
             lost: [0; 2],
             to_app: VecDeque::new(),
-            to_lane: VecDeque::new(),
+            to_proxy: VecDeque::new(),
         };
         let mut config = IfaceConfig::new(HardwareAddress::Ip);
         config.random_seed = story.seed;
@@ -291,7 +291,7 @@ impl Play {
     }
 
     fn deliver(&mut self) {
-        while let Some(bytes) = self.link.to_lane.pop_front() {
+        while let Some(bytes) = self.link.to_proxy.pop_front() {
             let view = ip::parse(&bytes).expect("a packet");
             self.proxy.handle_packet(self.now, &view);
         }

@@ -70,7 +70,8 @@ To see the client's view, run `mpvpn status --api-socket PATH` in another termin
 #[derive(Debug, Args)]
 pub(crate) struct ClassesArgs {
     /// Seconds of traffic; packets are lost during the second third
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=300))]
+    #[arg(long, value_name = "N", default_value_t = 30,
+    value_parser = clap::value_parser!(u64).range(6..=300))]
     pub(crate) seconds: u64,
     /// Share of the bulk connection's packets that is lost
     #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
@@ -87,7 +88,8 @@ pub(crate) struct ClassesArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Seconds of traffic over both links; link 1 is cut during the second third
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
+    #[arg(long, value_name = "N", default_value_t = 30,
+    value_parser = clap::value_parser!(u64).range(12..=50))]
     pub(crate) seconds: u64,
     /// Show the client in its dashboard, too: print a link for a browser on this machine, and wait until it
     /// is open

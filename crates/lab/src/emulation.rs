@@ -1,7 +1,8 @@
 //! One direction of an emulated link, without clock or socket.
 //!
 //! ```text
-//! push ─▶ size limit ─▶ loss of its port ─▶ rate of its UDP flow ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
+//! push ─▶ size limit ─▶ loss of its port ─▶ rate of its UDP flow ─▶ queue, tail drop ─▶ rate ─▶ random loss
+//! ─▶ delay ± jitter ─▶ pop
 //! ```
 //!
 //! In: packets and the current time, which never runs backwards. Out: each packet once, or a counted drop.
@@ -143,7 +144,7 @@ impl<T> Channel<T> {
             return self.enqueue(now, ip_bytes, item);
         };
         let counted_bytes = ip_bytes + self.overhead;
-        if !self.shaper.has_room(&flow, rate, self.params.queue, counted_bytes) {
+        if !self.shaper.fits(&flow, rate, self.params.queue, counted_bytes) {
             return self.drop_packet(Verdict::QueueFull, item);
         }
         let evicted = self.shaper.push(now, flow, rate, Packet { ip_bytes, counted_bytes, item });

@@ -87,13 +87,7 @@ impl<T> FlowShaper<T> {
     }
 
     /// Whether the queue of `flow`, limited to the time `queue` at `rate`, takes a packet of `counted_bytes`.
-    pub(crate) fn has_room(
-        &self,
-        flow: &UdpFlow,
-        rate: BitRate,
-        queue: Duration,
-        counted_bytes: u32,
-    ) -> bool {
+    pub(crate) fn fits(&self, flow: &UdpFlow, rate: BitRate, queue: Duration, counted_bytes: u32) -> bool {
         self.flows.get(flow).is_none_or(|own| {
             own.packets.is_empty() || own.bytes + u64::from(counted_bytes) <= rate.bytes_in(queue)
         })
@@ -208,7 +202,7 @@ mod tests {
     #[test]
     fn a_queue_is_full_for_its_own_session_only() {
         let (mut shaper, start) = (FlowShaper::new(), Instant::now());
-        let room = |shaper: &FlowShaper<u32>, port| shaper.has_room(&flow(port), RATE, 2 * MS, 1000);
+        let room = |shaper: &FlowShaper<u32>, port| shaper.fits(&flow(port), RATE, 2 * MS, 1000);
         for n in 0..2 {
             assert!(room(&shaper, 1));
             shaper.push(start, flow(1), RATE, packet(n));

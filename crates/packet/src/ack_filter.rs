@@ -261,7 +261,8 @@ mod tests {
         let options = prop_oneof![
             4 => Just(Vec::new()),
             4 => (0u32..4, 0u32..4).prop_map(|(value, echo)| timestamps(value, echo)),
-            1 => prop::collection::vec(prop::collection::vec(0u8..12, 4), 1..4).prop_map(|words| words.concat()),
+            1 => prop::collection::vec(prop::collection::vec(0u8..12, 4), 1..4)
+                .prop_map(|words| words.concat()),
         ];
         let payload = prop_oneof![10 => Just(Vec::new()), 1 => Just(vec![0; 4])];
         let service = prop_oneof![10 => Just(0u8), 1 => any::<u8>()];
@@ -333,7 +334,9 @@ mod tests {
         #[test]
         fn no_bytes_cause_a_panic(
             mut later in acknowledgement(), mut earlier in acknowledgement(),
-            changes in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..6),
+            changes in prop::collection::vec(
+                (any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..6,
+            ),
             cut in any::<prop::sample::Index>(),
         ) {
             for (of_later, at, byte) in changes {

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use mpvpn_class::{FqCodel, QueueConfig, QueuedPacket};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
-use crate::{PathState, Scheduler, flows::FlowTable};
+use crate::{PathState, Scheduler, flows::PinnedFlows};
 
 /// The state of a path, as the dispatcher sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct Dispatcher {
     first: Option<Box<FqCodel>>,
     shared: FqCodel,
     pinned: BTreeMap<PathId, PinnedQueue>,
-    flows: FlowTable,
+    flows: PinnedFlows,
     /// Packets are numbered, so that the peer restores their order.
     numbered: bool,
     /// Packets dropped in queues that were removed.
@@ -96,7 +96,7 @@ impl Dispatcher {
             shared: FqCodel::new(config.clone()),
             config,
             pinned: BTreeMap::new(),
-            flows: FlowTable::default(),
+            flows: PinnedFlows::default(),
             numbered: false,
             removed_drops: 0,
             eligible: Vec::new(),

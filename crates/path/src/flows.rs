@@ -13,7 +13,7 @@ const MAX_FLOWS: usize = 4096;
 /// Two generations: a flow that is looked up moves to the young one; a flow that stays in the old one for a
 /// whole generation is forgotten with it. Lookups take constant time.
 #[derive(Debug, Default)]
-pub(crate) struct FlowTable {
+pub(crate) struct PinnedFlows {
     young: FxHashMap<u32, PathId>,
     old: FxHashMap<u32, PathId>,
     /// The number of flows of each path, in both generations; a list because there are few paths.
@@ -21,7 +21,7 @@ pub(crate) struct FlowTable {
     since: Option<Instant>,
 }
 
-impl FlowTable {
+impl PinnedFlows {
     /// The path of `flow`, unless it was forgotten.
     pub(crate) fn get(&mut self, now: Instant, flow: u32) -> Option<PathId> {
         self.start_generation_if_due(now);
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_used_flow_keeps_its_path_and_an_idle_one_is_forgotten() {
         let start = Instant::now();
-        let mut table = FlowTable::default();
+        let mut table = PinnedFlows::default();
         table.put(1, PathId(0));
         table.put(2, PathId(1));
         for second in 0..200 {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn counts_follow_moves() {
-        let mut table = FlowTable::default();
+        let mut table = PinnedFlows::default();
         table.put(1, PathId(0));
         table.put(1, PathId(3));
         assert_eq!((table.count_on(PathId(0)), table.count_on(PathId(3))), (0, 1));
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         let start = Instant::now();
-        let mut table = FlowTable::default();
+        let mut table = PinnedFlows::default();
         for flow in 0..100_000 {
             if table.get(start, flow).is_none() {
                 table.put(flow, PathId(flow % 3));

@@ -3,14 +3,14 @@
 //! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones
 //! otherwise. An end that misses several dense heartbeats in a row declares the path dead; after a few
 //! arrivals the path is alive again. Acknowledgements prove nothing, since they may come over another path;
-//! nor does a carrier, which some links never lose. The only path of a connection is judged by [`answers`]
-//! instead.
+//! nor does a carrier, which some links never lose. The only path of a connection is judged by
+//! [`awaited_ack`] instead.
 //!
 //! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes
-//! between alive and dead. Always holds: silence counts only while dense heartbeats or answers are expected;
-//! without a carrier nothing is sent.
+//! between alive and dead. Always holds: silence counts only while dense heartbeats or acknowledgements are
+//! expected; without a carrier nothing is sent.
 
-mod answers;
+mod awaited_ack;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +18,7 @@ use std::fmt;
 
 use mpvpn_types::{Duration, Instant, target::LIVENESS};
 
-use answers::{AnswerLimits, Answers};
+use awaited_ack::{AckTimeouts, AwaitedAck};
 
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
@@ -189,7 +189,7 @@ pub struct Liveness {
     state: State,
     reason: StateReason,
     carrier: bool,
-    /// When something last arrived, or silence was last excused.
+    /// When something last arrived, or silence last began to count anew.
     last_received: Instant,
     /// When something last arrived.
     last_arrival: Instant,
@@ -204,8 +204,8 @@ pub struct Liveness {
     rtt_var: Duration,
     loss: f64,
     intervals: Intervals,
-    /// The answers of the peer, if this is the only path of its connection.
-    answers: Option<Answers>,
+    /// The acknowledgement that the peer owes, if this is the only path of its connection.
+    awaited_ack: Option<AwaitedAck>,
 }
 
 /// Intervals that follow from configuration and measurements, computed anew in each iteration.
@@ -213,12 +213,12 @@ pub struct Liveness {
 struct Intervals {
     /// The interval of dense heartbeats.
     dense: Duration,
-    /// Consecutive heartbeats, or answers, that must be missing.
+    /// Consecutive heartbeats, or acknowledgements, that must be missing.
     misses: u32,
     /// How long heartbeats may be missing: the required number of intervals, and the variation of the
     /// round-trip time.
     max_gap: Duration,
-    answers: AnswerLimits,
+    ack_timeouts: AckTimeouts,
 }
 
 impl Liveness {
@@ -229,9 +229,9 @@ impl Liveness {
                 dense: Duration::ZERO,
                 misses: 0,
                 max_gap: Duration::ZERO,
-                answers: AnswerLimits::default(),
+                ack_timeouts: AckTimeouts::default(),
             },
-            answers: None,
+            awaited_ack: None,
             config,
             state: State::Alive { since: now },
             reason: StateReason::Works,
@@ -255,8 +255,8 @@ impl Liveness {
         let dense = self.rtt.clamp(self.config.min_dense_interval, self.config.max_dense_interval);
         let misses = self.required_misses();
         let max_gap = dense * misses + self.rtt_var.min(dense);
-        let answers = AnswerLimits::new(self.rtt, self.rtt_var, dense, misses);
-        self.intervals = Intervals { dense, misses, max_gap, answers };
+        let ack_timeouts = AckTimeouts::new(self.rtt, self.rtt_var, dense, misses);
+        self.intervals = Intervals { dense, misses, max_gap, ack_timeouts };
     }
 
     /// Whether the path may carry data.
@@ -279,31 +279,31 @@ impl Liveness {
 
     /// Sets whether the connection has no other path.
     pub fn set_only_path(&mut self, now: Instant, only: bool) {
-        if only == self.answers.is_some() {
+        if only == self.awaited_ack.is_some() {
             return;
         }
-        self.answers = only.then(Answers::default);
+        self.awaited_ack = only.then(AwaitedAck::default);
         // The peer learns a one-way delay later or earlier that heartbeats are dense.
         self.dense_since = now;
     }
 
-    /// Whether [`Self::on_sent`] is of use: the path is the only one, and everything that was sent is
-    /// answered.
-    pub fn is_answered(&self) -> bool {
-        self.answers.is_some_and(|answers| !answers.are_awaited())
+    /// Whether [`Self::on_sent`] is of use: the path is the only one, and every packet that was sent is
+    /// acknowledged.
+    pub fn is_acked(&self) -> bool {
+        self.awaited_ack.is_some_and(|awaited| !awaited.is_awaited())
     }
 
-    /// An ack-eliciting packet was sent on this path. Only needed if [`Self::is_answered`].
+    /// An ack-eliciting packet was sent on this path. Only needed if [`Self::is_acked`].
     pub fn on_sent(&mut self, now: Instant) {
-        if let Some(answers) = &mut self.answers {
-            answers.on_sent(now);
+        if let Some(awaited) = &mut self.awaited_ack {
+            awaited.on_sent(now);
         }
     }
 
     /// Silence so far proves nothing.
-    fn excuse_silence(&mut self, now: Instant) {
+    fn restart_silence(&mut self, now: Instant) {
         self.last_received = self.last_received.max(now);
-        self.answers.iter_mut().for_each(Answers::forget);
+        self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
     }
 
     /// Data of the tunnel moved, in any direction, on any path of the connection.
@@ -317,7 +317,7 @@ impl Liveness {
         if !self.is_dense(now) {
             self.dense_since = now;
             // Questions of the idle time were not repeated.
-            self.answers.iter_mut().for_each(Answers::forget);
+            self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
         }
     }
 
@@ -361,7 +361,7 @@ impl Liveness {
                 "a packet arrived on a dead path"
             );
         }
-        self.excuse_silence(now);
+        self.restart_silence(now);
         self.last_arrival = self.last_arrival.max(now);
     }
 
@@ -371,7 +371,7 @@ impl Liveness {
             return;
         }
         self.carrier = up;
-        self.answers.iter_mut().for_each(Answers::forget);
+        self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
         if up {
             self.last_heartbeat = None;
             self.reason = StateReason::Probing;
@@ -394,7 +394,7 @@ impl Liveness {
 
     /// This process got no processor for a while: silence in that time proves nothing.
     pub fn on_local_stall(&mut self, now: Instant) {
-        self.excuse_silence(now);
+        self.restart_silence(now);
     }
 
     /// Replaces the configuration.
@@ -402,7 +402,7 @@ impl Liveness {
         self.config = config;
         self.update_intervals();
         // The peer's heartbeats in flight still follow the old intervals.
-        self.excuse_silence(now);
+        self.restart_silence(now);
     }
 
     /// Takes the next heartbeat of the idle time before it is due, to leave together with one on another
@@ -445,7 +445,7 @@ impl Liveness {
             && now < self.last_received + MAX_ARRIVAL_GAP
     }
 
-    /// When something last arrived, or silence was last excused.
+    /// When something last arrived, or silence last began to count anew.
     pub fn last_received(&self) -> Instant {
         self.last_received
     }
@@ -466,29 +466,31 @@ impl Liveness {
         (self.rtt + self.intervals.max_gap).max(self.config.min_silence)
     }
 
-    /// The interval on the only path while it is dead: longer with each heartbeat that is not answered, as
-    /// probe timeouts are (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only
-    /// slow has to work off what it is asked.
-    fn retry_interval(&self, now: Instant, answers: Answers, dead_since: Instant) -> Duration {
+    /// The interval on the only path while it is dead: longer with each heartbeat that is not acknowledged,
+    /// as probe timeouts are (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only slow
+    /// has to work off its backlog of heartbeats.
+    fn retry_interval(&self, now: Instant, awaited: AwaitedAck, dead_since: Instant) -> Duration {
         let recent = now.saturating_duration_since(dead_since) < RECENT_DEATH;
         let most = if !self.config.peer_finds_return && (recent || self.is_dense(now)) {
             self.config.recent_death_interval
         } else {
             self.config.long_dead_interval
         };
-        self.intervals.dense.saturating_mul(1 << answers.retries()).min(most).max(self.rtt)
+        self.intervals.dense.saturating_mul(1 << awaited.retries()).min(most).max(self.rtt)
     }
 
     fn interval(&self, now: Instant) -> Duration {
-        if let (State::Dead { since, .. }, Some(answers)) = (self.state, self.answers) {
-            return self.retry_interval(now, answers, since);
+        if let (State::Dead { since, .. }, Some(awaited)) = (self.state, self.awaited_ack) {
+            return self.retry_interval(now, awaited, since);
         }
         match self.state {
             // The peer needs arrivals to revive the path, too.
             State::Dead { arrivals, .. } if arrivals > 0 && self.last_received + MAX_ARRIVAL_GAP > now => {
                 self.config.min_dense_interval
             }
-            State::Alive { .. } if self.answers.is_some() && self.is_dense(now) => answers::CALM_INTERVAL,
+            State::Alive { .. } if self.awaited_ack.is_some() && self.is_dense(now) => {
+                awaited_ack::ACKED_HEARTBEAT_INTERVAL
+            }
             // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
             _ if self.is_dense(now) => self.intervals.dense,
             State::Alive { .. } => self.config.idle_interval,
@@ -528,8 +530,8 @@ impl Liveness {
         if !self.is_alive() || !self.is_dense(now) {
             return None;
         }
-        if let Some(answers) = &self.answers {
-            return answers.dead_at(&self.intervals.answers, self.rtt + self.config.min_silence);
+        if let Some(awaited) = &self.awaited_ack {
+            return awaited.dead_at(&self.intervals.ack_timeouts, self.rtt + self.config.min_silence);
         }
         // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
         let expected = self.last_received.max(self.dense_since + self.rtt + self.intervals.dense);
@@ -548,13 +550,13 @@ impl Liveness {
     /// When the next heartbeat is due.
     fn next_heartbeat(&self, now: Instant) -> Instant {
         let Some(last) = self.last_heartbeat else { return now };
-        let answers = self.answers.filter(|_| self.is_alive() && self.is_dense(now));
-        let asked = answers.and_then(|answers| answers.last_asked());
-        let next = asked.map_or(last, |asked| asked.max(last)) + self.interval(now);
-        // More questions than the verdict needs would not be answered before it.
-        let wanted = answers.filter(|answers| answers.retries() + 1 < self.intervals.misses);
-        let late = wanted.and_then(|answers| answers.late_at(&self.intervals.answers));
-        late.map_or(next, |late| next.min(late.max(last + self.intervals.dense)))
+        let awaited = self.awaited_ack.filter(|_| self.is_alive() && self.is_dense(now));
+        let sent = awaited.and_then(|awaited| awaited.last_sent());
+        let next = sent.map_or(last, |sent| sent.max(last)) + self.interval(now);
+        // More heartbeats than the verdict needs would not be acknowledged before it.
+        let unproven = awaited.filter(|awaited| awaited.retries() + 1 < self.intervals.misses);
+        let probe = unproven.and_then(|awaited| awaited.probe_at(&self.intervals.ack_timeouts));
+        probe.map_or(next, |probe| next.min(probe.max(last + self.intervals.dense)))
     }
 
     /// Updates the path's state.
@@ -569,7 +571,7 @@ impl Liveness {
                         target: LIVENESS,
                         silence = ?now.saturating_duration_since(self.last_received),
                         limit = ?self.intervals.max_gap.max(self.config.min_silence),
-                        only_path = ?self.answers.map(|_| self.intervals.answers),
+                        only_path = ?self.awaited_ack.map(|_| self.intervals.ack_timeouts),
                         interval = ?self.intervals.dense,
                         misses = self.intervals.misses,
                         rtt = ?self.rtt,
@@ -597,7 +599,7 @@ impl Liveness {
         }
         if self.carrier && now >= self.next_heartbeat(now) {
             self.last_heartbeat = Some(now);
-            self.answers.iter_mut().for_each(Answers::on_heartbeat);
+            self.awaited_ack.iter_mut().for_each(AwaitedAck::on_heartbeat);
             verdict.send_heartbeat = true;
             tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
         }

@@ -373,14 +373,20 @@ impl PathCountController {
         let (path, verdict) = (test.path, test.verdict());
         if let Some([up, down]) = test.turns.last() {
             let used = test.turns.len() % 2 == 0;
-            trace!(target: PIPES, link = self.link, path, turn = test.turns.len(), used, up, down, ?verdict, "turn measured");
+            trace!(
+                target: PIPES, link = self.link, path, turn = test.turns.len(), used, up, down, ?verdict,
+                "turn measured"
+            );
         }
         let (gain, most, stays) = match verdict {
             Verdict::Undecided => return,
             // Without demand there is nothing to compare.
             Verdict::Void => {
                 let reason = "the demand ended";
-                debug!(target: PIPES, link = self.link, path, chosen = self.chosen, pause = ?FIRST_PAUSE, reason, "trial ended");
+                debug!(
+                    target: PIPES, link = self.link, path, chosen = self.chosen, pause = ?FIRST_PAUSE, reason,
+                    "trial ended"
+                );
                 self.end_test(now, path, FIRST_PAUSE);
                 return;
             }

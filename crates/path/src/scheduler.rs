@@ -78,8 +78,8 @@ word_enum! {
     /// How the packets of a session are spread over its paths.
     #[derive(Hash)]
     pub enum Scheduler {
-        /// Every packet takes the path on which it is expected to arrive first. At a peer that does not restore the
-        /// order of packets, flows that need it stay on a path.
+        /// Every packet takes the path on which it is expected to arrive first. At a peer that does not
+        /// restore the order of packets, flows that need it stay on a path.
         #[default]
         Auto = "auto",
         /// Every packet takes the path with the lowest round-trip time whose congestion window has space.
@@ -90,7 +90,8 @@ word_enum! {
         Weighted = "weighted",
         /// Every packet takes all paths, and the first copy to arrive wins.
         Redundant = "redundant",
-        /// Every flow stays on its path while that works; a new flow takes the path with the fewest flows for its rate.
+        /// Every flow stays on its path while that works; a new flow takes the path with the fewest flows for
+        /// its rate.
         Flow = "flow",
         /// The first link that works carries everything.
         Failover = "failover",

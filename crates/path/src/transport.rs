@@ -180,7 +180,10 @@ impl TransportSelector {
         self.open = Some(Established { since: now, works: None, silent: None, has_worked: false });
         (self.connecting, self.has_remains, self.next) = (false, true, Some(now));
         self.reason.clear();
-        debug!(target: TRANSPORT, link = self.link, took = ?now.saturating_duration_since(self.attempt_started), "TCP connection established");
+        debug!(
+            target: TRANSPORT, link = self.link, took = ?now.saturating_duration_since(self.attempt_started),
+            "TCP connection established"
+        );
     }
 
     /// The requested TCP connection could not be established, for this reason.
@@ -235,7 +238,10 @@ impl TransportSelector {
     /// Takes the observed state; returns what to do about the TCP connection.
     pub fn update(&mut self, now: Instant, signs: LinkSigns) -> Option<TcpAction> {
         if self.signs != signs {
-            trace!(target: TRANSPORT, link = self.link, up = signs.carrier, udp = ?signs.udp, tcp = ?signs.tcp, "signs changed");
+            trace!(
+                target: TRANSPORT, link = self.link, up = signs.carrier, udp = ?signs.udp, tcp = ?signs.tcp,
+                "signs changed"
+            );
         }
         (self.signs, self.next) = (signs, None);
         if !signs.carrier {
@@ -318,7 +324,8 @@ impl TransportSelector {
         };
         if transport != self.preferred.0 {
             debug!(
-                target: TRANSPORT, link = self.link, from = ?self.preferred.0, to = ?transport, trust = ?self.trust_time(),
+                target: TRANSPORT, link = self.link, from = ?self.preferred.0, to = ?transport,
+                trust = ?self.trust_time(),
                 relapses = self.relapses, reason, "transport changed"
             );
             self.preferred = (transport, now);

@@ -29,8 +29,8 @@ pub(crate) struct Cap {
     counted: (u64, u64),
     /// The rate (bytes/s) that the shaper allows the class now.
     allowed: Option<u64>,
-    /// When the shaper was last asked, and when it last got a sample.
-    asked: Instant,
+    /// When the shaper was last read, and when it last got a sample.
+    read: Instant,
     reported: Instant,
     /// Ack-eliciting and acknowledged bytes of IP packets at the last sample, and all bytes that left since.
     gated: (u64, u64),
@@ -51,7 +51,7 @@ impl Cap {
             header: if v4 { 28 } else { 48 },
             counted: (bytes, datagrams),
             allowed: None,
-            asked: now,
+            read: now,
             reported: now,
             gated: (0, 0),
             left: 0,
@@ -106,7 +106,7 @@ impl Cap {
 
     /// Bytes that may leave now.
     pub(crate) fn left(&mut self, now: Instant) -> u64 {
-        self.asked = now;
+        self.read = now;
         self.handle.shaper().available_bytes(now, self.handle.class())
     }
 
@@ -142,13 +142,13 @@ impl Cap {
         self.always_backlogged &= limited;
         self.was_backlogged |= limited;
         if held {
-            self.held = Some(self.asked);
+            self.held = Some(self.read);
         }
     }
 
     /// Tells the shaper whether the class has more data than it may send.
     pub(crate) fn set_backlogged(&self, wanting: bool) {
-        self.handle.shaper().set_backlogged(self.asked, self.handle.class(), wanting);
+        self.handle.shaper().set_backlogged(self.read, self.handle.class(), wanting);
     }
 
     /// When the shaper allows sending again; `None` if it does now.

@@ -296,7 +296,7 @@ impl Connection {
         let path = self.paths.get_mut(id)?;
         let dead = path.gate.ignore_losses.load(Relaxed);
         path.losses.update(second, (stats.sent_packets, stats.lost_packets), dead);
-        path.gate.set_excused_share(path.losses.excused_share());
+        path.gate.set_ignored_loss_share(path.losses.ignored_loss_share());
         Some(PathStats {
             id,
             local: tuple.local_ip().map(LocalAddress::from).or(initial_local),

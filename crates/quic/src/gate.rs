@@ -41,11 +41,12 @@ const UNLIMITED_WINDOW: u64 = u64::MAX / 4;
 /// bursts into slow links.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
-/// Losses (packets) that may be excused at once, because the losses of a round trip are detected together.
+/// Losses (packets) that may be ignored at once, because the losses of a round trip are detected together.
 /// Smaller: an ordinary bunch counts as congestion; larger: congestion is hidden. Chosen
 /// (docs/design/congestion-control.md).
-const MAX_EXCUSED_LOSSES: f64 = 32.0;
-/// The fixed-point representation of 1 in [`GateState::random_loss`] and [`GateState::excused_share`]: 2^32.
+const MAX_IGNORED_LOSSES: f64 = 32.0;
+/// The fixed-point representation of 1 in [`GateState::random_loss`] and [`GateState::ignored_loss_share`]:
+/// 2^32.
 const FIXED_POINT_ONE: f64 = 4_294_967_296.0;
 const UNKNOWN: u64 = u64::MAX;
 
@@ -89,7 +90,7 @@ pub(crate) struct GateState {
     /// The random loss, in units of 2^-32; all ones if unknown.
     random_loss: AtomicU64,
     /// The share of packets whose loss does not count as congestion, in units of 2^-32.
-    excused_share: AtomicU64,
+    ignored_loss_share: AtomicU64,
     /// Whether there are tracked datagrams.
     has_tracked: AtomicBool,
     sent_datagrams: Mutex<SentDatagrams>,
@@ -140,7 +141,7 @@ impl GateState {
             kind: AtomicU8::new(u8::MAX),
             kind_in_use: AtomicU8::new(0),
             random_loss: AtomicU64::new(UNKNOWN),
-            excused_share: AtomicU64::new(0),
+            ignored_loss_share: AtomicU64::new(0),
             has_tracked: AtomicBool::new(false),
             sent_datagrams: Mutex::new(SentDatagrams::default()),
             group: OnceLock::new(),
@@ -285,8 +286,8 @@ impl GateState {
 
     /// Sets the share of packets (0 to 1) whose loss does not count as congestion, because FEC restores them.
     /// Only for controllers that take every loss for congestion.
-    pub(crate) fn set_excused_share(&self, share: f64) {
-        self.excused_share.store((share.clamp(0.0, 1.0) * FIXED_POINT_ONE) as u64, Relaxed);
+    pub(crate) fn set_ignored_loss_share(&self, share: f64) {
+        self.ignored_loss_share.store((share.clamp(0.0, 1.0) * FIXED_POINT_ONE) as u64, Relaxed);
     }
 
     /// The shortest round-trip time, if there was a sample.
@@ -372,10 +373,10 @@ pub(crate) struct Gate {
     /// The largest UDP payload (bytes).
     mtu: u16,
     random: RandomLoss,
-    /// Losses (packets) that may still be excused; a token bucket that sent packets fill.
-    excusable_losses: f64,
-    /// Whether a loss was not excused since the controller was last told of congestion.
-    unexcused_loss: bool,
+    /// Losses (packets) that may still be ignored; a token bucket that sent packets fill.
+    ignorable_losses: f64,
+    /// Whether a loss was not ignored since congestion was last reported to the controller.
+    counted_loss: bool,
     acks: qlog::Acks,
     pub(crate) shared: Arc<GateState>,
 }
@@ -438,12 +439,9 @@ impl Controller for Gate {
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
         count(&self.shared.sent, bytes.into());
-        let excused_share = self.shared.excused_share.load(Relaxed) as f64 / FIXED_POINT_ONE;
-        self.excusable_losses = (self.excusable_losses + excused_share).min(if excused_share > 0.0 {
-            MAX_EXCUSED_LOSSES
-        } else {
-            0.0
-        });
+        let ignored_loss_share = self.shared.ignored_loss_share.load(Relaxed) as f64 / FIXED_POINT_ONE;
+        self.ignorable_losses = (self.ignorable_losses + ignored_loss_share)
+            .min(if ignored_loss_share > 0.0 { MAX_IGNORED_LOSSES } else { 0.0 });
         if let Some(mut sent_datagrams) = self.shared.tracked() {
             sent_datagrams.on_sent(pn, bytes.into());
         }
@@ -557,13 +555,13 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
-        let told = std::mem::take(&mut self.unexcused_loss) || is_ecn || is_persistent_congestion;
+        let is_congestion = std::mem::take(&mut self.counted_loss) || is_ecn || is_persistent_congestion;
         let window = self.shared.window();
         let report = |shared: &GateState, outcome| {
             report::losses(shared, lost_bytes, window, is_persistent_congestion, is_ecn, outcome);
         };
-        if !told {
-            report(&self.shared, "excused: FEC restores the constant loss of the path");
+        if !is_congestion {
+            report(&self.shared, "ignored: FEC restores the constant loss of the path");
             return;
         }
         self.decide(|model, random, shared| {
@@ -603,10 +601,10 @@ impl Controller for Gate {
             return;
         }
         self.random.on_outcome(pn, true);
-        if self.excusable_losses >= 1.0 {
-            self.excusable_losses -= 1.0;
+        if self.ignorable_losses >= 1.0 {
+            self.ignorable_losses -= 1.0;
         } else {
-            self.unexcused_loss = true;
+            self.counted_loss = true;
         }
         self.decide(|model, _, _| {
             model.delivery.on_lost(lost_bytes.into());
@@ -686,8 +684,8 @@ impl ControllerFactory for GateFactory {
             own: Model::new(self.0, now, current_mtu),
             mtu: current_mtu,
             random: RandomLoss::default(),
-            excusable_losses: 0.0,
-            unexcused_loss: false,
+            ignorable_losses: 0.0,
+            counted_loss: false,
             acks: qlog::Acks::default(),
             shared: Arc::new(GateState::new(now)),
         };
@@ -747,11 +745,11 @@ mod tests {
     }
 
     #[test]
-    fn repaired_losses_are_excused_and_further_ones_are_not() {
+    fn repaired_losses_are_ignored_and_further_ones_are_not() {
         let start = Instant::now();
-        let run = |excused_share: f64, one_in: u64| {
+        let run = |ignored_loss_share: f64, one_in: u64| {
             let (mut controller, shared) = gate();
-            shared.set_excused_share(excused_share);
+            shared.set_ignored_loss_share(ignored_loss_share);
             for packet in 0..1000 {
                 let now = start + Duration::from_millis(packet);
                 controller.on_packet_sent(now, 1200, packet);

@@ -101,7 +101,7 @@ impl SentDatagrams {
 
     /// A pass has ended, and noq still holds `left` bytes of datagrams. It has written all datagrams that
     /// were queued before these; they count as part of the last packet.
-    pub(crate) fn settle(&mut self, left: usize) {
+    pub(crate) fn on_pass_end(&mut self, left: usize) {
         while let Some(datagram) = self.pop_written(left) {
             self.add_sent(datagram);
         }
@@ -211,21 +211,21 @@ mod tests {
         }
     }
 
-    fn ledger(lens: &[usize]) -> SentDatagrams {
-        let mut ledger = SentDatagrams::default();
+    fn datagrams(lens: &[usize]) -> SentDatagrams {
+        let mut datagrams = SentDatagrams::default();
         for len in lens {
-            ledger.on_queued(*len, Some(tracked(*len)));
+            datagrams.on_queued(*len, Some(tracked(*len)));
         }
-        ledger
+        datagrams
     }
 
     fn lens(datagrams: &[TrackedDatagram]) -> Vec<usize> {
         datagrams.iter().map(|datagram| datagram.data.len()).collect()
     }
 
-    fn lost(ledger: &mut SentDatagrams) -> Vec<usize> {
+    fn lost(datagrams: &mut SentDatagrams) -> Vec<usize> {
         let mut lost = Vec::new();
-        ledger.drain_outcomes(|fate| match fate {
+        datagrams.drain_outcomes(|outcome| match outcome {
             Outcome::Lost(datagram) => lost.push(datagram),
             Outcome::Arrived(mark) => panic!("{mark}"),
         });
@@ -234,111 +234,111 @@ mod tests {
 
     #[test]
     fn a_lost_packet_gives_back_what_was_in_it() {
-        let mut ledger = ledger(&[1400, 1400, 50, 60, 1400]);
-        ledger.on_sent(10, 1432);
-        ledger.on_sent(11, 1432);
+        let mut datagrams = datagrams(&[1400, 1400, 50, 60, 1400]);
+        datagrams.on_sent(10, 1432);
+        datagrams.on_sent(11, 1432);
         // Two small ones with an acknowledgement of 40 bytes; the large one did not fit behind them.
-        ledger.on_sent(12, 26 + 40 + 52 + 62);
-        ledger.on_sent(14, 1432);
-        ledger.on_acked(10);
-        ledger.on_lost(12);
-        assert_eq!(lost(&mut ledger), [50, 60]);
-        ledger.on_acked(14);
-        ledger.on_acked(11);
-        assert!(ledger.is_empty());
+        datagrams.on_sent(12, 26 + 40 + 52 + 62);
+        datagrams.on_sent(14, 1432);
+        datagrams.on_acked(10);
+        datagrams.on_lost(12);
+        assert_eq!(lost(&mut datagrams), [50, 60]);
+        datagrams.on_acked(14);
+        datagrams.on_acked(11);
+        assert!(datagrams.is_empty());
     }
 
     #[test]
     fn what_sizes_hide_is_in_the_last_packet_of_its_pass() {
-        let mut ledger = ledger(&[1400, 600, 1400]);
+        let mut datagrams = datagrams(&[1400, 600, 1400]);
         // noq has written the second one on its own; the last one is still in noq.
-        ledger.on_sent(1, 632);
-        ledger.on_sent(2, 1432);
-        ledger.settle(1400);
-        ledger.on_lost(2);
-        assert_eq!(lost(&mut ledger), [1400, 600]);
-        ledger.on_sent(3, 1432);
-        ledger.settle(0);
-        ledger.on_lost(3);
-        assert_eq!(lost(&mut ledger), [1400]);
-        assert!(ledger.is_empty());
+        datagrams.on_sent(1, 632);
+        datagrams.on_sent(2, 1432);
+        datagrams.on_pass_end(1400);
+        datagrams.on_lost(2);
+        assert_eq!(lost(&mut datagrams), [1400, 600]);
+        datagrams.on_sent(3, 1432);
+        datagrams.on_pass_end(0);
+        datagrams.on_lost(3);
+        assert_eq!(lost(&mut datagrams), [1400]);
+        assert!(datagrams.is_empty());
     }
 
     #[test]
     fn what_another_path_has_sent_does_not_shift_what_follows() {
-        let mut ledger = ledger(&[1400]);
-        ledger.settle(1400);
-        ledger.forget_written_elsewhere(0);
+        let mut datagrams = datagrams(&[1400]);
+        datagrams.on_pass_end(1400);
+        datagrams.forget_written_elsewhere(0);
         for packet in 0..100_000 {
             let len = if packet % 7 == 0 { 600 } else { 1400 };
-            ledger.on_queued(len, Some(tracked(len)));
-            ledger.on_sent(packet, len + 32);
-            ledger.settle(0);
-            assert!(ledger.queued.is_empty() && ledger.sent.len() == 1, "packet {packet}");
-            ledger.on_acked(packet);
+            datagrams.on_queued(len, Some(tracked(len)));
+            datagrams.on_sent(packet, len + 32);
+            datagrams.on_pass_end(0);
+            assert!(datagrams.queued.is_empty() && datagrams.sent.len() == 1, "packet {packet}");
+            datagrams.on_acked(packet);
         }
-        assert!(ledger.is_empty() && !ledger.has_outcomes());
+        assert!(datagrams.is_empty() && !datagrams.has_outcomes());
     }
 
     #[test]
     fn packets_without_datagrams_are_nobodys_loss() {
-        let mut ledger = ledger(&[1400]);
-        ledger.on_sent(1, 60);
-        ledger.on_sent(2, 1432);
-        ledger.on_lost(1);
-        assert!(!ledger.has_outcomes());
-        ledger.on_lost(2);
-        ledger.on_acked(2);
-        assert_eq!(lost(&mut ledger), [1400]);
+        let mut datagrams = datagrams(&[1400]);
+        datagrams.on_sent(1, 60);
+        datagrams.on_sent(2, 1432);
+        datagrams.on_lost(1);
+        assert!(!datagrams.has_outcomes());
+        datagrams.on_lost(2);
+        datagrams.on_acked(2);
+        assert_eq!(lost(&mut datagrams), [1400]);
     }
 
     #[test]
     fn the_arrival_of_what_has_a_mark_is_told_before_losses() {
-        let mut ledger = SentDatagrams::default();
+        let mut datagrams = SentDatagrams::default();
         for mark in [Some(7), None, Some(9)] {
-            ledger.on_queued(1400, Some(TrackedDatagram { ack_token: mark, ..tracked(1400) }));
+            datagrams.on_queued(1400, Some(TrackedDatagram { ack_token: mark, ..tracked(1400) }));
         }
-        (0..3).for_each(|packet| ledger.on_sent(packet, 1432));
-        ledger.on_lost(2);
-        ledger.on_acked(1);
-        ledger.on_acked(0);
+        (0..3).for_each(|packet| datagrams.on_sent(packet, 1432));
+        datagrams.on_lost(2);
+        datagrams.on_acked(1);
+        datagrams.on_acked(0);
         let mut news = Vec::new();
-        ledger.drain_outcomes(|fate| news.push(fate));
+        datagrams.drain_outcomes(|outcome| news.push(outcome));
         assert_eq!(news[0], Outcome::Arrived(7));
         assert!(matches!(&news[1], Outcome::Lost(datagram) if datagram.ack_token == Some(9)), "{news:?}");
-        assert_eq!((news.len(), ledger.has_outcomes()), (2, false));
+        assert_eq!((news.len(), datagrams.has_outcomes()), (2, false));
     }
 
     #[test]
     fn a_packet_without_an_outcome_keeps_no_other_in_memory_and_is_lost_in_the_end() {
-        let mut ledger = ledger(&[1400]);
-        ledger.on_sent(0, 1432);
+        let mut datagrams = datagrams(&[1400]);
+        datagrams.on_sent(0, 1432);
         let mut most = 0;
         for packet in 1..=MAX_LATER_PACKETS + 1 {
-            ledger.on_queued(1300, Some(tracked(1300)));
-            ledger.on_sent(packet, 1332);
-            most = most.max(ledger.sent.len());
+            datagrams.on_queued(1300, Some(tracked(1300)));
+            datagrams.on_sent(packet, 1332);
+            most = most.max(datagrams.sent.len());
             if packet == 5 {
                 continue;
             }
-            assert!(!ledger.has_outcomes(), "packet {packet}");
-            ledger.on_acked(packet);
+            assert!(!datagrams.has_outcomes(), "packet {packet}");
+            datagrams.on_acked(packet);
         }
         assert!(most <= 2 * MAX_RESOLVED, "{most} entries");
-        assert_eq!(lost(&mut ledger), [1400]);
-        ledger.on_lost(5);
-        assert_eq!(lost(&mut ledger), [1300]);
-        assert!(ledger.is_empty());
+        assert_eq!(lost(&mut datagrams), [1400]);
+        datagrams.on_lost(5);
+        assert_eq!(lost(&mut datagrams), [1300]);
+        assert!(datagrams.is_empty());
     }
 
     #[test]
     fn what_is_not_followed_keeps_its_place() {
-        let mut ledger = SentDatagrams::default();
-        ledger.on_queued(1400, None);
-        ledger.on_queued(1300, Some(tracked(1300)));
-        ledger.on_sent(1, 1432);
-        ledger.on_sent(2, 1332);
-        assert_eq!(lens(&ledger.take_unacked()), [1300]);
-        assert!(ledger.is_empty());
+        let mut datagrams = SentDatagrams::default();
+        datagrams.on_queued(1400, None);
+        datagrams.on_queued(1300, Some(tracked(1300)));
+        datagrams.on_sent(1, 1432);
+        datagrams.on_sent(2, 1332);
+        assert_eq!(lens(&datagrams.take_unacked()), [1300]);
+        assert!(datagrams.is_empty());
     }
 }

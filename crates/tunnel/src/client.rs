@@ -401,7 +401,7 @@ impl Client {
 
     /// Takes another configuration: reconnects for the same session. Links and counters stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
-        const REASON: &str = "configured in another way";
+        const REASON: &str = "the configuration changed";
         self.apps.tcp.set_rules(flow_rules_of(&config));
         self.config = config;
         self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);

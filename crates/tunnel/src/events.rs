@@ -77,9 +77,9 @@ pub struct Reinjected {
 /// A change at a client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientChange {
-    /// Of a path.
+    /// A path changed.
     Path(PathEvent),
-    /// Of the connection of a class other than the default one.
+    /// The connection of a class other than the default one changed.
     Class(ClassId, ClassChange),
     /// A handshake over a link failed, for this reason.
     ConnectFailed(LinkId, String),
@@ -127,7 +127,7 @@ pub enum ServerChange {
         /// Why.
         reason: String,
     },
-    /// Of a path of a client.
+    /// A path of a client changed.
     Path {
         /// The client.
         client: ClientTag,
@@ -145,7 +145,7 @@ pub struct ClientTag {
     pub user: String,
     /// The first tunnel address of the session, if it has one.
     pub address: Option<IpAddr>,
-    /// Which connection of the session.
+    /// The connection of the session.
     pub connection: ConnectionNumber,
     /// The name of its class; empty without classes.
     pub class: String,

@@ -122,7 +122,7 @@ pub(crate) struct AdmissionRequest<'a> {
     /// The process of the client, if it says which.
     pub(crate) instance: Option<ClientInstance>,
     pub(crate) number: ConnectionNumber,
-    /// Of its user.
+    /// The limits of its user.
     pub(crate) limits: UserLimits,
     pub(crate) shard: u8,
     pub(crate) connection: ConnectionHandle,
@@ -469,7 +469,7 @@ mod tests {
     }
 
     /// A session with addresses; its initial connection is number 1 at shard 0.
-    fn home(registry: &Registry, secret: SessionSecret) -> (Admission, AddressSet) {
+    fn initial(registry: &Registry, secret: SessionSecret) -> (Admission, AddressSet) {
         let entry = registry.admit(&request(None, 0, 0, 1), || secret).unwrap();
         let addresses = registry.assign(secret, "alice", &[]).unwrap();
         (entry, addresses)
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_joined_connection_replaces_no_other() {
         let registry = registry();
-        let (first, addresses) = home(&registry, [1; 16]);
+        let (first, addresses) = initial(&registry, [1; 16]);
         let joined = registry.admit(&request(Some([1; 16]), 1, 1, 7), || panic!("no new session")).unwrap();
         assert_eq!((joined.session, joined.addresses), (first.session, Some(addresses)));
         assert_eq!(joined.replaced, []);
@@ -489,7 +489,7 @@ mod tests {
     #[test]
     fn a_later_connection_with_the_same_number_replaces_the_earlier_one() {
         let registry = registry();
-        let (first, addresses) = home(&registry, [1; 16]);
+        let (first, addresses) = initial(&registry, [1; 16]);
         let one = registry.admit(&request(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
         let two = registry.admit(&request(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
         let replaced = ConnectionSlot { shard: 1, connection: ConnectionHandle(7), serial: one.serial };
@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn a_session_ends_with_its_last_connection() {
         let registry = registry();
-        let (first, addresses) = home(&registry, [1; 16]);
+        let (first, addresses) = initial(&registry, [1; 16]);
         let ip = addresses.first().v4.unwrap().into();
         let other = registry.admit(&request(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
         registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
@@ -522,7 +522,7 @@ mod tests {
     #[test]
     fn joins_of_unknown_sessions_and_of_other_users_are_refused() {
         let registry = registry();
-        home(&registry, [1; 16]);
+        initial(&registry, [1; 16]);
         let stranger = request(Some([9; 16]), 1, 0, 5);
         assert_eq!(registry.admit(&stranger, || unreachable!()).unwrap_err(), AdmissionError::UnknownSession);
         let bob = AdmissionRequest { user: "bob", ..request(Some([1; 16]), 1, 0, 5) };
@@ -534,7 +534,7 @@ mod tests {
     #[test]
     fn additional_addresses_lead_to_the_session_and_stay_its_own() {
         let registry = registry();
-        let (first, addresses) = home(&registry, [1; 16]);
+        let (first, addresses) = initial(&registry, [1; 16]);
         assert_eq!(addresses.count(), 1);
         let more = registry.assign([1; 16], "alice", &[vec![], vec!["10.0.0.9".parse().unwrap()]]).unwrap();
         assert_eq!((more.first(), more.count()), (addresses.first(), 2));
@@ -567,7 +567,7 @@ mod tests {
     #[test]
     fn a_session_has_no_more_classes_than_its_user_may_have_over_all_shards() {
         let registry = registry();
-        home(&registry, [1; 16]);
+        initial(&registry, [1; 16]);
         let enter = |shard, class, classes| {
             let member = ConnectionNumber::of(shard, ClassId(class)).unwrap().number();
             let limits = UserLimits { max_classes: classes, ..UserLimits::default() };
@@ -586,7 +586,7 @@ mod tests {
         assert!(enter(2, 0, 1).is_ok(), "no limit keeps the default class out");
     }
 
-    /// Of at most `max` sessions of `user`.
+    /// Admits the initial connection of a session of `user`, who may have at most `max` of them.
     fn admit(
         registry: &Registry,
         (user, max): (&str, u32),
@@ -640,10 +640,10 @@ mod tests {
     #[test]
     fn a_client_that_comes_back_counts_for_the_limit_of_the_server_too() {
         let registry = registry();
-        let (first, _) = home(&registry, [1; 16]);
+        let (first, _) = initial(&registry, [1; 16]);
         registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         for n in 2..=4 {
-            home(&registry, [n; 16]);
+            initial(&registry, [n; 16]);
         }
         let back = registry.admit(&request(Some([1; 16]), 0, 0, 1), || unreachable!());
         assert_eq!(back.unwrap_err(), AdmissionError::ServerFull);
@@ -653,7 +653,7 @@ mod tests {
     fn joined_connections_do_not_count_as_sessions() {
         let registry = registry();
         for n in 1..=3 {
-            home(&registry, [n; 16]);
+            initial(&registry, [n; 16]);
             registry.admit(&request(Some([n; 16]), 1, 1, 7), || unreachable!()).unwrap();
         }
         assert_eq!(
@@ -705,7 +705,7 @@ mod tests {
     fn changed_leases_are_kept_once() {
         let registry = registry();
         assert!(!registry.take_leases_changed());
-        let (first, addresses) = home(&registry, [1; 16]);
+        let (first, addresses) = initial(&registry, [1; 16]);
         assert!(registry.take_leases_changed() && !registry.take_leases_changed());
         registry.remove(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         assert!(registry.take_leases_changed());

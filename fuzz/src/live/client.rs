@@ -179,7 +179,7 @@ impl Subject for ClientSubject {
             1 if self.flows.len() < MAX_FLOWS => self.flows.extend(self.client.udp_open(now, &target)),
             2 => {
                 if let Some(relay) = self.relays.get(at).copied() {
-                    let room = self.client.relay_room(relay);
+                    let room = self.client.relay_writable_bytes(relay);
                     let bytes = vec![what; usize::from(input.u16()).min(room)];
                     self.client.relay_write(relay, bytes.into());
                 }

@@ -199,7 +199,7 @@ impl Subject for ServerSubject {
                 0 => self.server.relay_opened(relay),
                 1 => self.server.relay_failed(relay, ProxyError::Refused, "refused".to_owned()),
                 2 => {
-                    let room = self.server.relay_room(now, relay);
+                    let room = self.server.relay_writable_bytes(now, relay);
                     let bytes = vec![what; usize::from(input.u16()).min(room)];
                     self.server.relay_write(now, relay, bytes.into());
                 }

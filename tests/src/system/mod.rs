@@ -120,7 +120,7 @@ impl System {
     }
 
     /// Whether the rig `peers` measures the system by default; other rigs measure the rest.
-    pub fn is_usual(self) -> bool {
+    pub fn is_default(self) -> bool {
         !matches!(
             self,
             Self::PlainCopy | Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream | Self::OpenvpnTcp

@@ -1,7 +1,8 @@
 //! End-to-end tests: the binary in network namespaces with real ping, iperf3 and curl. One file per topic.
 //!
 //! Bounds are generous, because tests run on busy machines; `./dev bench` measures exact figures.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
+// Edge: tests run processes, sockets and clocks.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod access;
 mod acme;

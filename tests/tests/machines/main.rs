@@ -9,7 +9,8 @@
 //!
 //! [`network`] is the internet between the machines, [`machine`] one of them, [`site`] a server and its
 //! clients, [`snapshot`] what a machine consists of, before and after. The tests are in [`stories`].
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
+// Edge: tests run processes, sockets and clocks.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod isolation;
 mod machine;

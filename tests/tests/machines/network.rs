@@ -151,8 +151,8 @@ impl Network {
         packets.and_then(|(packets, _)| packets.parse().ok()).expect("a counter")
     }
 
-    /// The addresses that have asked the router's resolver.
-    pub(crate) fn asked_by(&self) -> Vec<String> {
+    /// The addresses that have used the router's resolver.
+    pub(crate) fn resolver_clients(&self) -> Vec<String> {
         self.names.client_addresses().iter().map(ToString::to_string).collect()
     }
 }

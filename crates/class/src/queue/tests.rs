@@ -317,7 +317,9 @@ proptest! {
         buckets in prop_oneof![Just(1usize), Just(4), Just(1024)],
         codel_drops in any::<bool>(),
     ) {
-        let config = QueueConfig { limit_bytes: 60_000, limit_packets: 120, flows: buckets, ..Default::default() };
+        let config = QueueConfig {
+            limit_bytes: 60_000, limit_packets: 120, flows: buckets, ..Default::default()
+         };
         let mut queue = if codel_drops { FqCodel::new(config) } else { patient(config) };
         let mut now = start();
         let mut sent: Vec<VecDeque<(u64, usize)>> = vec![VecDeque::new(); 12];
@@ -378,7 +380,7 @@ proptest! {
 
 struct Outcome {
     mean_wait: Duration,
-    /// Of the time, while the last three quarters of the simulation ran.
+    /// The used share of the link in the last three quarters of the simulation.
     use_of_link: f64,
 }
 

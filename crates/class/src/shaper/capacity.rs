@@ -110,13 +110,13 @@ const MAX_HOLD_INTERVALS: usize = 64;
 /// maximum if the queue returns soon. Less lets calls wait, more leaves capacity unused.
 const MIN_BACK_OFF: f64 = 0.005;
 const MAX_BACK_OFF: f64 = 0.01;
-/// After this many intervals without a queue, raises may grow to [`MAX_CALM_RAISE`]: the link is much faster
-/// than estimated. Not derived (docs/design/shaper.md, open questions): fewer build queues, more follow a
-/// faster link slowly.
-const CALM_INTERVALS: usize = 40;
-/// Maximum raise in an interval after [`CALM_INTERVALS`] (share of the rate), with the trade-off of
+/// After this many intervals without a queue, raises may grow to [`MAX_QUEUE_FREE_RAISE`]: the link is much
+/// faster than estimated. Not derived (docs/design/shaper.md, open questions): fewer build queues, more
+/// follow a faster link slowly.
+const MIN_QUEUE_FREE_INTERVALS: usize = 40;
+/// Maximum raise in an interval after [`MIN_QUEUE_FREE_INTERVALS`] (share of the rate), with the trade-off of
 /// [`MAX_RAISE`].
-const MAX_CALM_RAISE: f64 = 0.04;
+const MAX_QUEUE_FREE_RAISE: f64 = 0.04;
 /// Minimum capacity to measure (bytes/s). Below it, too little arrives in an interval: an outage once lowered
 /// the estimate to 40 bit/s. A higher minimum would leave more slow links without a shaper.
 const MIN_CAPACITY: f64 = 100_000.0;
@@ -261,7 +261,7 @@ pub(super) struct CapacityEstimator {
     /// without a queue since the last decision.
     is_raising: bool,
     next_raise: f64,
-    calm_intervals: usize,
+    intervals_since_decision: usize,
     /// Number of intervals since the last queue in which the link was in use.
     queue_free_intervals: usize,
     /// Number of intervals to hold before the next raise: on average, and this time.
@@ -292,7 +292,7 @@ impl CapacityEstimator {
             excess_delay: None,
             is_raising: false,
             next_raise: MAX_RAISE,
-            calm_intervals: 0,
+            intervals_since_decision: 0,
             queue_free_intervals: 0,
             mean_hold_intervals: 1,
             hold_intervals: 0,
@@ -424,7 +424,7 @@ impl CapacityEstimator {
 
     /// The delivery rate over the last [`RECENT_INTERVALS`] less what may be too much: acknowledgements of a
     /// queue that drains come closer together than their packets arrived.
-    fn sure_rate(&self, rate: f64) -> f64 {
+    fn min_delivery_rate(&self, rate: f64) -> f64 {
         let spans = self.recent(0, RECENT_INTERVALS);
         let time: f64 = spans.clone().map(|interval| interval.duration).sum();
         let (least, most) = spans
@@ -487,8 +487,8 @@ impl CapacityEstimator {
             self.drain = None;
             return;
         }
-        let sure_rate = self.sure_rate(recent_rate.unwrap_or_default());
-        self.best_delivery_rate = self.best_delivery_rate.max(sure_rate.min(known));
+        let min_delivery_rate = self.min_delivery_rate(recent_rate.unwrap_or_default());
+        self.best_delivery_rate = self.best_delivery_rate.max(min_delivery_rate.min(known));
         if let Some(drain) = self.drain {
             self.continue_drain(now, known, queue, drain);
         } else if queue > self.high_queue_threshold(known) {
@@ -502,21 +502,25 @@ impl CapacityEstimator {
 
     /// Called for an interval without a queue: raises the estimate, or waits for the next raise.
     fn raise_if_due(&mut self, known: f64) {
-        self.calm_intervals += 1;
+        self.intervals_since_decision += 1;
         self.queue_free_intervals += 1;
         self.reason = "no queue, and the link is in use";
         if self.is_raising {
-            if self.calm_intervals >= SUCCESSFUL_RAISE_INTERVALS && known > self.failed_rate {
-                (self.calm_intervals, self.mean_hold_intervals, self.next_back_off) =
+            if self.intervals_since_decision >= SUCCESSFUL_RAISE_INTERVALS && known > self.failed_rate {
+                (self.intervals_since_decision, self.mean_hold_intervals, self.next_back_off) =
                     (0, MIN_HOLD_INTERVALS, MIN_BACK_OFF);
             }
             // The effect of a raise is only visible a round trip later.
             let raise = self.next_raise / (self.rtt_intervals().max(1) as f64).sqrt();
             self.estimate = Some((known * (1.0 + raise)).min(self.configured.unwrap_or(f64::INFINITY)));
-            let most = if self.queue_free_intervals > CALM_INTERVALS { MAX_CALM_RAISE } else { MAX_RAISE };
+            let most = if self.queue_free_intervals > MIN_QUEUE_FREE_INTERVALS {
+                MAX_QUEUE_FREE_RAISE
+            } else {
+                MAX_RAISE
+            };
             self.next_raise = (self.next_raise * self.queue_response().raise_growth).min(most);
-        } else if self.calm_intervals >= self.hold_intervals {
-            (self.calm_intervals, self.is_raising, self.next_back_off) = (0, true, MIN_BACK_OFF);
+        } else if self.intervals_since_decision >= self.hold_intervals {
+            (self.intervals_since_decision, self.is_raising, self.next_back_off) = (0, true, MIN_BACK_OFF);
         }
     }
 
@@ -549,8 +553,9 @@ impl CapacityEstimator {
                 spans.fold((0.0, 0.0), |all, interval| (all.0 + interval.sent, all.1 + interval.duration));
             (time > 0.0).then(|| (sent / time, time))
         };
-        let is_calm = |interval: &Interval| delay(*interval).is_some_and(|delay| delay < ONE_WAY.low_queue);
-        let (calm, _) = rate(&mut self.intervals.iter().copied().filter(is_calm))?;
+        let has_no_queue =
+            |interval: &Interval| delay(*interval).is_some_and(|delay| delay < ONE_WAY.low_queue);
+        let (rate_without_queue, _) = rate(&mut self.intervals.iter().copied().filter(has_no_queue))?;
         let (sent, time) = rate(&mut queued.clone())?;
         // A burst at the end of the intervals cannot have caused the delay at their start.
         if queued.clone().any(|interval| interval.sent < STEADY_SENDING_RATIO * sent * interval.duration) {
@@ -561,7 +566,7 @@ impl CapacityEstimator {
         let rate = sent / (1.0 + grows) * (1.0 - ONE_WAY.back_off);
         // At a low rate a few packets would make a longer delay: a shorter one is not a queue at this rate.
         let is_queue = shortest > self.high_queue_threshold(rate);
-        (is_queue && sent > calm * SENT_MORE_RATIO).then_some(rate)
+        (is_queue && sent > rate_without_queue * SENT_MORE_RATIO).then_some(rate)
     }
 
     /// Whether the queue in the own direction is long and growing.
@@ -589,7 +594,7 @@ impl CapacityEstimator {
         }
         let arrived =
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
-        let surely_arrived = self.sure_rate(arrived);
+        let min_arrived = self.min_delivery_rate(arrived);
         let before = known;
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
@@ -604,10 +609,10 @@ impl CapacityEstimator {
                 )
             }
             None if self.is_raising => {
-                let carried = self.capacity_before_queue().max(surely_arrived);
+                let carried = self.capacity_before_queue().max(min_arrived);
                 (known.min(carried) * (1.0 - self.queue_response().back_off), "a queue grew after a raise")
             }
-            None if self.calm_intervals < MIN_HOLD_INTERVALS || self.is_one_way_known() => {
+            None if self.intervals_since_decision < MIN_HOLD_INTERVALS || self.is_one_way_known() => {
                 (known * (1.0 - self.next_back_off), "a queue grew without a raise")
             }
             // This end raised nothing, and it is the first queue for a long time: the peer's shaper raised.
@@ -628,11 +633,11 @@ impl CapacityEstimator {
         }
         self.hold_intervals =
             self.mean_hold_intervals / 2 + usize::from(self.pseudo_random()) % self.mean_hold_intervals;
-        (self.is_raising, self.calm_intervals, self.queue_free_intervals) = (false, 0, 0);
+        (self.is_raising, self.intervals_since_decision, self.queue_free_intervals) = (false, 0, 0);
         let share = (queue / DRAIN_SECONDS).clamp(MIN_DRAIN_SHARE, MAX_DRAIN_SHARE);
         let time = 1.5 * queue / share + 2.0 * INTERVAL_SECONDS + self.last_rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
-        let rate = known.min(surely_arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
+        let rate = known.min(min_arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
         self.drain = Some(Drain { initial_queue: queue, longest_queue: queue, rate, end });
     }
 

@@ -289,10 +289,12 @@ mod tests {
     proptest! {
         /// For any reported times, no queue is negative or longer than the largest clock step.
         #[test]
-        fn any_reported_times_are_accepted(told in proptest::collection::vec(any::<(u32, Option<u32>, u8, u16)>(), 1..200)) {
+        fn any_reported_times_are_accepted(
+            reported in proptest::collection::vec(any::<(u32, Option<u32>, u8, u16)>(), 1..200)
+        ) {
             let mut now = Instant::now();
             let mut ways = ClockComparison::new(now);
-            for (sent, found, clock, passed) in told {
+            for (sent, found, clock, passed) in reported {
                 now += Duration::from_micros(u64::from(passed) * 100);
                 ways.on_report(now, clock % 2, sent, found);
                 if let Some(OneWayQueues { own, peer }) = ways.queues(now) {

@@ -75,12 +75,14 @@ pub(super) fn capacity(link: Option<u16>, before: CapacityDecision, now: Capacit
     };
     if moved || state(&before) != state(&now) {
         debug!(
-            target: SHAPER, link, from = before.estimate, to = estimate, drain_rate, excess_delay, is_raising, queue, delivered,
+            target: SHAPER, link, from = before.estimate, to = estimate,
+            drain_rate, excess_delay, is_raising, queue, delivered,
             arrived_ratio, one_way_known, reason, "capacity judged"
         );
     } else {
         trace!(
-            target: SHAPER, link, from = before.estimate, to = estimate, drain_rate, excess_delay, is_raising, queue, delivered,
+            target: SHAPER, link, from = before.estimate, to = estimate,
+            drain_rate, excess_delay, is_raising, queue, delivered,
             arrived_ratio, one_way_known, reason, "capacity measured"
         );
     }

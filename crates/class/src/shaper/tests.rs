@@ -345,8 +345,8 @@ fn a_single_class_is_not_limited_while_the_capacity_is_unknown() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// For any classes and demands, the whole link is used, no class gets more than the link, and none less than
-    /// its share.
+    /// For any classes and demands, the whole link is used, no class gets more than the link, and none less
+    /// than its share.
     #[test]
     fn any_classes_share_any_link_fairly(
         rate in 200_000u64..2_000_000_000,
@@ -397,7 +397,9 @@ proptest! {
         let mut shaper = Shaper::new(now, Some(BitRate::from_bps(rate)));
         for (time, bytes, class, on) in steps {
             now += Duration::from_nanos(time >> (time % 50 + 14));
-            let portion = Some(if on { Portion::Rate(BitRate::from_bps(bytes)) } else { Portion::Percent(class) });
+            let portion = Some(
+                if on { Portion::Rate(BitRate::from_bps(bytes)) } else { Portion::Percent(class) }
+            );
             let id = ClassId(class);
             shaper.set_share(now, id, Share { first: on, min: portion, max: portion, ..Share::default() });
             shaper.available_bytes(now, id);
@@ -406,7 +408,9 @@ proptest! {
             let wakes = shaper.retry_at(now, id);
             prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MAX_WAIT));
             shaper.class_rate(now, id);
-            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), backlogged: on };
+            let sample = Sample {
+                delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), backlogged: on
+             };
             shaper.on_sample(now, id, sample);
             if bytes % 7 == 0 {
                 shaper.set_capacity(now, on.then_some(BitRate::from_bps(time)));

@@ -25,7 +25,8 @@ const MAX_DOMAINS: usize = 100;
 word_enum! {
     /// How a server proves to a CA that a name is its own.
     pub enum AcmeChallenge {
-        /// TLS-ALPN-01 (RFC 8737): in a TLS handshake at the server's own TCP port, which has to be 443 for public CAs.
+        /// TLS-ALPN-01 (RFC 8737): in a TLS handshake at the server's own TCP port, which has to be 443 for
+        /// public CAs.
         #[default]
         TlsAlpn01 = "tls-alpn-01",
         /// HTTP-01 (RFC 8555 §8.3): by a page at port 80, which is open while the CA looks only.

@@ -237,8 +237,8 @@ pub struct ServerOptions {
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address that only
-    /// the monitoring reaches [default: no metrics]
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
+    /// that only the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
@@ -400,8 +400,8 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<CongestionControl>")]
     pub cc: Option<CongestionControl>,
 
-    /// HTTP proxy for TCP connections to the server, as in http://proxy:3128, where only a proxy leads out; none
-    /// ignores the environment [default: the proxy of the environment variable https_proxy or all_proxy,
+    /// HTTP proxy for TCP connections to the server, as in http://proxy:3128, where only a proxy leads out;
+    /// none ignores the environment [default: the proxy of the environment variable https_proxy or all_proxy,
     /// unless no_proxy names the server]
     #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaOption>)]
     #[serde(deserialize_with = "one")]
@@ -506,8 +506,8 @@ pub struct ClientOptions {
     #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address that only
-    /// the monitoring reaches [default: no metrics]
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
+    /// that only the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<SocketAddr>")]
@@ -603,8 +603,10 @@ impl ServerOptions {
     /// These options; a missing one is taken from `fallback`.
     pub(super) fn or_fallback(self, fallback: Self) -> Self {
         fields_or_fallback! { self, fallback;
-            listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site subnet subnet6 tun_name
-            auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit max_relays max_user_relays
+            listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site
+            subnet subnet6 tun_name
+            auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit
+            max_relays max_user_relays
             shards name api_socket metrics metrics_users dashboard measure qlog confine reload log_level
         }
     }
@@ -621,8 +623,11 @@ impl ClientOptions {
             (fallback.token, fallback.token_file) = (None, None);
         }
         fields_or_fallback! { self, fallback;
-            server path link class pipes transport ca pin cert key insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan share socks5 http state_dir shards name api_socket metrics dashboard
+            server path link class pipes transport ca pin cert key insecure token token_file tun_name
+            scheduler cc via
+            lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
+            share socks5 http state_dir shards name
+            api_socket metrics dashboard
             dashboard_cert dashboard_key qlog confine reload log_level
         }
     }

@@ -152,7 +152,10 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", cert: "cert and key", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes", dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes",
+            dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan",
+            share: "share", proxies: "socks5 or http", shards: "shards",
+            name: "name", api_socket: "api-socket", metrics: "metrics",
             dashboard: "dashboard, dashboard-cert or dashboard-key", qlog: "qlog", confine: "confine",
             reload: "reload"
         );

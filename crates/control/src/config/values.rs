@@ -186,8 +186,8 @@ word_enum! {
         /// Bearer tokens of named users (RFC 6750).
         #[default]
         Token = "token",
-        /// Certificates that a CA of `client-ca` has signed; the user is the first e-mail address, DNS name or URI of the
-        /// subjectAltName, else the common name, and has to be in the users' file.
+        /// Certificates that a CA of `client-ca` has signed; the user is the first e-mail address, DNS name
+        /// or URI of the subjectAltName, else the common name, and has to be in the users' file.
         Mtls = "mtls",
     }
 }
@@ -195,7 +195,8 @@ word_enum! {
 word_enum! {
     /// The destinations that a client sends into the tunnel.
     pub enum Routes {
-        /// Everything but the packets of the tunnel itself, and those to private networks, the links' networks and `keep-routes` that the system has routes to.
+        /// Everything but the packets of the tunnel itself, and those to private networks, the links'
+        /// networks and `keep-routes` that the system has routes to.
         #[default]
         All = "all",
         /// Only the subnets of the tunnel.
@@ -212,7 +213,8 @@ word_enum! {
         /// Clients' packets leave with the server's address as their source.
         #[default]
         On = "on",
-        /// Clients' packets keep their source addresses: the network behind the server needs a route back to it.
+        /// Clients' packets keep their source addresses: the network behind the server needs a route back to
+        /// it.
         Off = "off",
     }
 }

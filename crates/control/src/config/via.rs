@@ -61,7 +61,8 @@ pub enum ViaOption {
 impl FromStr for ViaProxy {
     type Err = String;
 
-    /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`; the scheme may be missing. Errors do not repeat the password.
+    /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`; the scheme may be missing. Errors do not repeat the
+    /// password.
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = match text.split_once("://") {
             None => text,

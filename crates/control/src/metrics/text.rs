@@ -31,7 +31,7 @@ const REFUSED: SingleMetric = single(
 pub(crate) const SINGLE_METRICS: &[SingleMetric] =
     &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, HANDSHAKES, REFUSED, CLIENTS, PATHS];
 /// Statuses of refused requests that are there from the start, so that the first refusal is an increase.
-const USUAL_REFUSALS: [u16; 3] = [401, 403, 503];
+const EXPECTED_REFUSALS: [u16; 3] = [401, 403, 503];
 
 const fn single(
     name: &'static str,
@@ -88,7 +88,7 @@ pub(crate) fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>)
 }
 
 fn refusals(out: &mut Exposition, status: &Status) {
-    let mut counts: BTreeMap<u16, u64> = USUAL_REFUSALS.map(|status| (status, 0)).into();
+    let mut counts: BTreeMap<u16, u64> = EXPECTED_REFUSALS.map(|status| (status, 0)).into();
     counts.extend(status.refused.iter().map(|refused| (refused.status, refused.count)));
     let counts: Vec<_> = counts.into_iter().map(|(status, count)| (status.to_string(), count)).collect();
     out.labelled(&REFUSED, counts.iter().map(|(status, count)| ([status.as_str()], *count as f64)));

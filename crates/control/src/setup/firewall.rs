@@ -237,7 +237,12 @@ mod tests {
         fn any_output_of_other_programs_is_read_without_panic(text in "\\PC*", name in "[a-z]{0,8}") {
             let firewall = Firewall {
                 ufw: Some(text.clone()),
-                firewalld: Some(Firewalld { zone: name, permanent: text.clone(), runtime: text.clone(), service_ports: Some(text.clone()) }),
+                firewalld: Some(Firewalld {
+                    zone: name,
+                    permanent: text.clone(),
+                    runtime: text.clone(),
+                    service_ports: Some(text.clone()),
+                }),
                 ruleset: serde_json::from_str(&text).unwrap_or_default(),
                 iptables: text.clone(),
                 ip6tables: format!("*filter\n:INPUT DROP\n-A INPUT {text}\n"),

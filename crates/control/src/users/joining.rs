@@ -25,7 +25,7 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// Of the server with this configuration; `host` says how clients reach it.
+    /// The join links of the server with this configuration; `host` says how clients reach it.
     ///
     /// # Errors
     /// If neither its certificate nor an address is known.

@@ -5,22 +5,20 @@ use mpvpn_control::status::{Client, Link, Overview, SessionSummary, Status};
 use super::*;
 use crate::{logins::Logins, secret::Secret, view::query_pairs};
 
-/// A server with sessions, which counts what it is asked.
+/// A server with sessions, which counts its requests.
 struct FakeServer {
-    asked: Arc<AtomicUsize>,
-    /// Sessions of which the last question wanted details.
+    requests: Arc<AtomicUsize>,
+    /// Sessions of which the last request wanted details.
     detailed: Arc<AtomicUsize>,
 }
 
 impl FakeServer {
     fn new(sessions: u64) -> (Self, RequestHandler) {
-        let (asked, detailed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let server = Self { asked: Arc::clone(&asked), detailed: Arc::clone(&detailed) };
+        let (requests, detailed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let server = Self { requests: Arc::clone(&requests), detailed: Arc::clone(&detailed) };
         let handler: RequestHandler = Arc::new(move |question| {
-            let ControlRequest::Overview { shown, reply } = question else {
-                panic!("something else was asked")
-            };
-            let number = asked.fetch_add(1, Ordering::Relaxed) as u64;
+            let ControlRequest::Overview { shown, reply } = question else { panic!("another request") };
+            let number = requests.fetch_add(1, Ordering::Relaxed) as u64;
             detailed.store(shown.len(), Ordering::Relaxed);
             let session = |id: u64| SessionSummary {
                 id,
@@ -85,7 +83,7 @@ fn json(stream: &Stream) -> serde_json::Value {
     serde_json::from_str(data.unwrap_or_else(|| panic!("{text}"))).unwrap()
 }
 
-/// Only the sessions that streams show are asked for in detail, once for all streams.
+/// Only the sessions that streams show are reported in detail, once for all streams.
 #[test]
 fn a_server_is_asked_once_for_all_streams_and_only_for_what_they_show() {
     block_on(async {
@@ -94,15 +92,22 @@ fn a_server_is_asked_once_for_all_streams_and_only_for_what_they_show() {
         let mut feeder = Feeder::new();
         let now = Instant::now();
         feeder.feed(&live, now).await.unwrap();
-        assert_eq!((server.asked.load(Ordering::Relaxed), server.detailed.load(Ordering::Relaxed)), (1, 0));
+        assert_eq!(
+            (server.requests.load(Ordering::Relaxed), server.detailed.load(Ordering::Relaxed)),
+            (1, 0)
+        );
         let one = live.stream(session(0), view("sort=user&count=10")).ok().unwrap();
         let other = live.stream(session(1), view("sort=-user&count=10&offset=5")).ok().unwrap();
         let same = live.stream(session(1), view("sort=user&count=10")).ok().unwrap();
         feeder.feed(&live, now + SAMPLE_INTERVAL).await.unwrap();
         assert_eq!(server.detailed.load(Ordering::Relaxed), 20);
-        assert_eq!(server.asked.load(Ordering::Relaxed), 3, "the second question is about what is shown now");
+        assert_eq!(
+            server.requests.load(Ordering::Relaxed),
+            3,
+            "the second question is about what is shown now"
+        );
         feeder.feed(&live, now + SAMPLE_INTERVAL * 2).await.unwrap();
-        assert_eq!(server.asked.load(Ordering::Relaxed), 4, "what is shown stays the same");
+        assert_eq!(server.requests.load(Ordering::Relaxed), 4, "what is shown stays the same");
         let shown = json(&one);
         assert_eq!(
             (shown["sessions_total"].as_u64(), shown["clients"].as_array().unwrap().len()),
@@ -164,19 +169,19 @@ fn sessions_are_sampled_whose_page_is_never_due_together_with_a_sample() {
             }
         }
         // One question at the start, one more for what the page shows, and one for each frame and sample.
-        assert_eq!(server.asked.load(Ordering::Relaxed), 1 + 1 + 6 + 3);
+        assert_eq!(server.requests.load(Ordering::Relaxed), 1 + 1 + 6 + 3);
     });
 }
 
 #[test]
 fn a_client_has_its_links_with_rates_and_each_view_its_own_pace() {
     block_on(async {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&requests);
         let live = Live::new(
             Role::Client,
             Arc::new(move |question| {
-                let ControlRequest::Status(reply) = question else { panic!("something else was asked") };
+                let ControlRequest::Status(reply) = question else { panic!("another request") };
                 let number = counter.fetch_add(1, Ordering::Relaxed) as u64;
                 let mut status = Status::new(Role::Client);
                 status.uptime_s = number as f64;
@@ -200,7 +205,7 @@ fn a_client_has_its_links_with_rates_and_each_view_its_own_pace() {
             fast_frames.borrow_and_update();
             slow_frames.borrow_and_update();
         }
-        assert_eq!((frames, asked.load(Ordering::Relaxed)), ((8, 2), 8));
+        assert_eq!((frames, requests.load(Ordering::Relaxed)), ((8, 2), 8));
         let shown = json(&fast);
         assert_eq!(
             (&shown["links"][0]["name"], &shown["links"][0]["rx_bps"]),

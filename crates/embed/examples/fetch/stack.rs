@@ -20,7 +20,7 @@ use smoltcp::{
 /// Bytes that a TCP connection may have on its way.
 const WINDOW: usize = 1 << 20;
 /// Without news of the far end, this is how long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Takes packets.
 pub(crate) type Sink = Box<dyn Fn(&[u8])>;
@@ -111,7 +111,7 @@ impl Stack {
             // Packets that the sockets send in reply.
             self.interface.poll(now, &mut self.wire, &mut self.sockets);
             let next = self.interface.poll_delay(now, &self.sockets);
-            let wait = next.map_or(PATIENCE, |delay| Duration::from_micros(delay.total_micros()));
+            let wait = next.map_or(TIMEOUT, |delay| Duration::from_micros(delay.total_micros()));
             let mut wait = wait.min(Duration::from_secs(1));
             while let Some(packet) = self.wire.port.receive(wait)? {
                 self.wire.received.push_back(packet);
@@ -120,7 +120,7 @@ impl Stack {
                     break;
                 }
             }
-            if heard.elapsed() > PATIENCE {
+            if heard.elapsed() > TIMEOUT {
                 return Err(ErrorKind::TimedOut.into());
             }
         }

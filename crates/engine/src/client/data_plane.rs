@@ -59,12 +59,13 @@ pub(super) struct DataPlane {
 impl DataPlane {
     /// Registers the device with the poller; a TUN queue must be attached.
     pub(super) fn new(
-        DataPlaneParts { shard, connections, classes, connection_factory, transports, events }: DataPlaneParts,
+        parts: DataPlaneParts,
         links: Links,
         policies: LinkPolicies,
         devices: Option<Devices>,
         event_loop: &EventLoop,
     ) -> Result<Self, EngineError> {
+        let DataPlaneParts { shard, connections, classes, connection_factory, transports, events } = parts;
         if let Some(devices) = &devices {
             devices.watch(&event_loop.poller)?;
         }

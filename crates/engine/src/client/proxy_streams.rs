@@ -25,7 +25,7 @@ impl ByteStreams for ProxyStreams<'_> {
     }
 
     fn writable_bytes(&mut self, _: Instant, id: RelayId) -> usize {
-        self.0.relay_room(id)
+        self.0.relay_writable_bytes(id)
     }
 
     fn write(&mut self, _: Instant, id: RelayId, data: Bytes) {

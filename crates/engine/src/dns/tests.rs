@@ -163,7 +163,10 @@ fn no_host_takes_all_places() {
 
 proptest! {
     #[test]
-    fn whatever_comes_is_a_query_or_not(bytes in prop::collection::vec(any::<u8>(), 0..600), other in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn whatever_comes_is_a_query_or_not(
+        bytes in prop::collection::vec(any::<u8>(), 0..600),
+        other in prop::collection::vec(any::<u8>(), 0..600)
+    ) {
         message::question(&bytes);
         message::answers(&bytes, &other);
         message::answers(&other, &query(1, "a.example"));

@@ -29,7 +29,7 @@ struct Stream {
     has_finished: bool,
     /// Bytes to the client.
     got: Vec<u8>,
-    room: usize,
+    window: usize,
     is_open: bool,
     is_ended: bool,
     is_aborted: bool,
@@ -39,7 +39,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn told(&self) -> bool {
+    fn has_outcome(&self) -> bool {
         self.is_open || self.failure.is_some()
     }
 }
@@ -63,13 +63,13 @@ impl ByteStreams for Fake {
     }
 
     fn writable_bytes(&mut self, _: Instant, id: u32) -> usize {
-        self.stream(id).room
+        self.stream(id).window
     }
 
     fn write(&mut self, _: Instant, id: u32, data: Bytes) {
         let stream = self.stream(id);
         assert!(stream.is_open && !stream.is_ended && !data.is_empty());
-        stream.room = stream.room.checked_sub(data.len()).expect("written without room");
+        stream.window = stream.window.checked_sub(data.len()).expect("written beyond the window");
         stream.got.extend_from_slice(&data);
     }
 
@@ -84,7 +84,7 @@ impl Relays for Fake {
     }
 
     fn failed(&mut self, _: Instant, id: u32, failure: ProxyError, reason: String) {
-        assert!(!self.stream(id).told(), "told twice");
+        assert!(!self.stream(id).has_outcome(), "told twice");
         self.stream(id).failure = Some((failure, reason));
     }
 
@@ -222,8 +222,8 @@ impl World {
     }
 
     /// The client's stream accepts `bytes` more.
-    fn add_room(&mut self, id: u32, bytes: usize) {
-        self.relays.stream(id).room += bytes;
+    fn add_window(&mut self, id: u32, bytes: usize) {
+        self.relays.stream(id).window += bytes;
         let now = self.now();
         self.egress.on_stream_writable(now, &self.poller, &mut self.relays, id);
     }
@@ -231,10 +231,10 @@ impl World {
     /// The failure of a relay that was not established.
     #[track_caller]
     fn failure(&mut self, id: u32) -> (ProxyError, String) {
-        self.until("a failure", |world| world.relays.stream(id).told());
-        let told = self.relays.stream(id).failure.take().expect("a failure");
+        self.until("a failure", |world| world.relays.stream(id).has_outcome());
+        let failure = self.relays.stream(id).failure.take().expect("a failure");
         assert_eq!((self.egress.table.len(), self.budget.in_use()), (0, 0), "something is left");
-        told
+        failure
     }
 
     /// An established connection, and its other end.
@@ -294,8 +294,8 @@ fn megabytes_go_both_ways_unchanged() {
     world.send(1, &there[4 * MB..], MB);
     world.finish(1);
     world.until("the end", |world| {
-        if world.relays.stream(1).room < MB / 2 {
-            world.add_room(1, MB / 3);
+        if world.relays.stream(1).window < MB / 2 {
+            world.add_window(1, MB / 3);
         }
         world.relays.stream(1).is_ended && world.egress.open_connections() == 0
     });
@@ -317,7 +317,7 @@ fn each_half_ends_by_itself() {
     peer.read_to_string(&mut got).unwrap();
     assert_eq!((got.as_str(), world.egress.open_connections()), ("question", 1));
     peer.write_all(b"answer").unwrap();
-    world.add_room(1, 100);
+    world.add_window(1, 100);
     world.until("the answer", |world| world.relays.stream(1).got == b"answer");
     assert!(!world.relays.stream(1).is_ended);
     drop(peer);
@@ -326,7 +326,7 @@ fn each_half_ends_by_itself() {
 
     // The target closes first.
     let mut peer = world.open(2);
-    world.add_room(2, 100);
+    world.add_window(2, 100);
     peer.write_all(b"greeting").unwrap();
     peer.shutdown(std::net::Shutdown::Write).unwrap();
     world.until("the end", |world| world.relays.stream(2).is_ended);
@@ -381,11 +381,11 @@ fn a_client_without_room_stops_the_destination() {
     assert!(world.relays.stream(1).got.is_empty());
     let before = world.turns;
     (0..5).for_each(|_| world.turn());
-    assert_eq!(world.turns, before, "woken for what nobody has room for");
+    assert_eq!(world.turns, before, "woken for what nobody has a window for");
     assert_eq!(fill(&mut world), first, "the destination did not stall");
-    world.add_room(1, 100);
-    world.until("what there is room for", |world| world.relays.stream(1).got.len() == 100);
-    world.add_room(1, first - 100);
+    world.add_window(1, 100);
+    world.until("the bytes that fit the window", |world| world.relays.stream(1).got.len() == 100);
+    world.add_window(1, first - 100);
     world.until("the rest", |world| world.relays.stream(1).got.len() == first);
     assert!(fill(&mut world) > first);
 }
@@ -411,7 +411,7 @@ fn a_destination_that_reads_slowly_stops_the_client() {
         got
     });
     world.until("the rest", |world| left(world) == 0 && !world.relays.stream(1).is_ended);
-    world.add_room(1, 1);
+    world.add_window(1, 1);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     assert!(reader.join().unwrap() == data);
     world.is_empty();
@@ -424,11 +424,11 @@ fn break_it(peer: TcpStream) {
 
 #[test]
 fn a_reset_of_the_destination_is_told() {
-    for room in [0, 100] {
+    for window in [0, 100] {
         let mut world = World::new();
         let peer = world.open(1);
         world.send(1, b"never read", 100);
-        world.add_room(1, room);
+        world.add_window(1, window);
         // It has to be there.
         peer.peek(&mut [0]).unwrap();
         break_it(peer);
@@ -436,7 +436,7 @@ fn a_reset_of_the_destination_is_told() {
         assert!(!world.relays.stream(1).is_ended);
         world.is_empty();
         world.readable(1);
-        world.add_room(1, 5);
+        world.add_window(1, 5);
         world.egress.on_client_gone(1);
     }
 }
@@ -445,7 +445,7 @@ fn a_reset_of_the_destination_is_told() {
 fn a_reset_after_the_end_of_the_destination_is_told() {
     let mut world = World::new();
     let peer = world.open(1);
-    world.add_room(1, 100);
+    world.add_window(1, 100);
     drop(peer);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     world.send(1, b"to nobody", 100);
@@ -485,9 +485,9 @@ fn both_have_ended_but_the_client_has_no_room_yet() {
     let before = world.turns;
     (0..5).for_each(|_| world.turn());
     assert_eq!(world.turns, before, "woken again and again");
-    world.add_room(1, 3);
+    world.add_window(1, 3);
     assert_eq!(world.relays.stream(1).got, b"the");
-    world.add_room(1, 100);
+    world.add_window(1, 100);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     assert_eq!(world.relays.stream(1).got, b"the last words");
     world.is_empty();
@@ -641,12 +641,12 @@ fn what_takes_too_long_is_given_up() {
     world.connect(1, "slow.example:80");
     world.skipped += CONNECT_TIMEOUT - Duration::from_secs(1);
     world.turn();
-    assert!(!world.relays.stream(1).told());
+    assert!(!world.relays.stream(1).has_outcome());
     world.skipped += Duration::from_secs(1);
     assert_eq!(world.failure(1).0, ProxyError::TimedOut);
 
     let mut peer = world.open(2);
-    world.add_room(2, 100);
+    world.add_window(2, 100);
     world.skipped += Duration::from_secs(7000);
     peer.write_all(b"x").unwrap();
     world.until("a byte", |world| world.relays.stream(2).got.len() == 1);

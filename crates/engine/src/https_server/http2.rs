@@ -83,7 +83,9 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
     loop {
         tokio::select! {
             accepted = connection.accept() => match accepted {
-                Some(Ok((_, mut respond))) if is_unauthenticated && answers.len() >= MAX_UNAUTHENTICATED_STREAMS => {
+                Some(Ok((_, mut respond)))
+                    if is_unauthenticated && answers.len() >= MAX_UNAUTHENTICATED_STREAMS =>
+                {
                     respond.send_reset(Reason::REFUSED_STREAM);
                 }
                 Some(Ok((request, respond))) => {

@@ -41,7 +41,7 @@ const SWITCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the status is looked at meanwhile.
 const SWITCH_POLL: Duration = Duration::from_millis(100);
 /// Time that queues get to drain between two loads.
-const SETTLE_TIME: Duration = Duration::from_millis(500);
+const SETTLING_TIME: Duration = Duration::from_millis(500);
 /// Length of an interval in the series of a load.
 pub(super) const SERIES_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -334,7 +334,7 @@ impl Run<'_> {
             .change(|request| (request.only, request.exclude) = (only.clone(), Vec::new()))
             .map_err(io::Error::other)?;
         self.await_links(&only)?;
-        self.interrupt.sleep(SETTLE_TIME);
+        self.interrupt.sleep(SETTLING_TIME);
         self.responder.reconnect()
     }
 
@@ -412,7 +412,7 @@ impl Run<'_> {
         let has_failed = load.has_failed();
         let own = load.stop();
         let loaded = samples(&probe.stop()).summary();
-        self.interrupt.sleep(SETTLE_TIME);
+        self.interrupt.sleep(SETTLING_TIME);
         let ended: ResponderReport = self.responder.orders.ask(Order::Report)?;
         if has_failed {
             return Err(io::Error::other("all connections ended early"));

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     /// The origin of a request, and its rewritten head.
-    fn asked(request: &str) -> (String, String) {
+    fn parse(request: &str) -> (String, String) {
         let mut bytes = BytesMut::from(request);
         match step(&mut bytes) {
             RequestStep::Connect { to, early } => {
@@ -187,12 +187,12 @@ mod tests {
         let wanted = RequestStep::Connect { to: "example.com:443".parse().unwrap(), early: BytesMut::new() };
         assert_eq!(step(&mut bytes), wanted);
         assert_eq!(&bytes[..], b"early");
-        assert_eq!(asked("CONNECT [2001:db8::1]:443 HTTP/1.0\r\n\r\n").0, "[2001:db8::1]:443");
+        assert_eq!(parse("CONNECT [2001:db8::1]:443 HTTP/1.0\r\n\r\n").0, "[2001:db8::1]:443");
     }
 
     #[test]
     fn the_origin_gets_the_request_without_what_is_for_the_proxy() {
-        let (to, head) = asked(
+        let (to, head) = parse(
             "POST HTTP://Example.com/a?b#c HTTP/1.1\r\nHost: other.example\r\nProxy-Connection: keep-alive\r\n\
              Proxy-Authorization: Basic eA==\r\nConnection: X-Own, content-length\r\nX-Own: 1\r\n\
              Content-Length: 3\r\nX-Kept:  two words \r\n\r\n",
@@ -214,11 +214,11 @@ mod tests {
             ("http://[2001:db8::1]/", "[2001:db8::1]:80", "/"),
             ("http://[2001:db8::1]:81/", "[2001:db8::1]:81", "/"),
         ] {
-            let (got, head) = asked(&format!("GET {target} HTTP/1.1\r\n\r\n"));
+            let (got, head) = parse(&format!("GET {target} HTTP/1.1\r\n\r\n"));
             assert_eq!(got, to, "{target}");
             assert!(head.starts_with(&format!("GET {path} HTTP/1.1\r\n")), "{target}: {head}");
         }
-        assert!(asked("OPTIONS http://a HTTP/1.1\r\n\r\n").1.starts_with("OPTIONS * HTTP/1.1\r\n"));
+        assert!(parse("OPTIONS http://a HTTP/1.1\r\n\r\n").1.starts_with("OPTIONS * HTTP/1.1\r\n"));
     }
 
     #[test]

@@ -204,7 +204,7 @@ mod tests {
         (said, RequestStep::Incomplete, buffer)
     }
 
-    fn asked(request: &[u8]) -> RequestStep {
+    fn read_request(request: &[u8]) -> RequestStep {
         let (said, step, left) = talk(&[HELLO, request].concat());
         assert_eq!(said, [5, 0]);
         assert!(
@@ -227,26 +227,26 @@ mod tests {
 
     #[test]
     fn all_kinds_of_addresses_are_understood() {
-        assert_eq!(asked(&[5, 1, 0, 1, 192, 0, 2, 1, 0, 80]), connects("192.0.2.1:80"));
+        assert_eq!(read_request(&[5, 1, 0, 1, 192, 0, 2, 1, 0, 80]), connects("192.0.2.1:80"));
         let v6 =
             [&[5, 1, 0, 4][..], &"2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), &[1, 187]].concat();
-        assert_eq!(asked(&v6), connects("[2001:db8::1]:443"));
+        assert_eq!(read_request(&v6), connects("[2001:db8::1]:443"));
         let name = |name: &str| [&[5, 1, 0, 3, name.len() as u8], name.as_bytes(), &[1, 187]].concat();
-        assert_eq!(asked(&name("Example.com")), connects("example.com:443"));
-        assert_eq!(asked(&name("192.0.2.1")), connects("192.0.2.1:443"));
-        assert_eq!(asked(&name("2001:db8::1")), connects("[2001:db8::1]:443"));
+        assert_eq!(read_request(&name("Example.com")), connects("example.com:443"));
+        assert_eq!(read_request(&name("192.0.2.1")), connects("192.0.2.1:443"));
+        assert_eq!(read_request(&name("2001:db8::1")), connects("[2001:db8::1]:443"));
     }
 
     #[test]
     fn what_is_not_supported_gets_its_reply_code() {
-        assert_eq!(refused_with(&asked(&[5, 2, 0, 1])), Reply::CommandNotSupported as u8);
-        assert_eq!(asked(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]), RequestStep::Associate);
-        assert_eq!(refused_with(&asked(&[5, 3, 0, 2])), Reply::AddressTypeNotSupported as u8);
-        assert_eq!(refused_with(&asked(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
-        assert_eq!(refused_with(&asked(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
+        assert_eq!(refused_with(&read_request(&[5, 2, 0, 1])), Reply::CommandNotSupported as u8);
+        assert_eq!(read_request(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]), RequestStep::Associate);
+        assert_eq!(refused_with(&read_request(&[5, 3, 0, 2])), Reply::AddressTypeNotSupported as u8);
+        assert_eq!(refused_with(&read_request(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
+        assert_eq!(refused_with(&read_request(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
         for name in [&b""[..], b"a b", b"\xff", b"1.2.3", b"a:1"] {
             let request = [&[5, 1, 0, 3, name.len() as u8], name, &[0, 80]].concat();
-            assert_eq!(refused_with(&asked(&request)), Reply::HostUnreachable as u8, "{name:?}");
+            assert_eq!(refused_with(&read_request(&request)), Reply::HostUnreachable as u8, "{name:?}");
         }
     }
 

@@ -40,7 +40,7 @@ impl DatagramFlows for Fake {
 struct Stream {
     to: String,
     got: Vec<u8>,
-    room: usize,
+    window: usize,
     sends: VecDeque<Bytes>,
     has_finished: bool,
     is_ended: bool,
@@ -60,13 +60,13 @@ impl ByteStreams for Fake {
     }
 
     fn writable_bytes(&mut self, _: Instant, id: usize) -> usize {
-        self.streams[id].room
+        self.streams[id].window
     }
 
     fn write(&mut self, _: Instant, id: usize, data: Bytes) {
         let stream = &mut self.streams[id];
         assert!(!stream.is_ended && !stream.is_aborted && !data.is_empty());
-        stream.room = stream.room.checked_sub(data.len()).expect("written without room");
+        stream.window = stream.window.checked_sub(data.len()).expect("written without room");
         stream.got.extend_from_slice(&data);
     }
 
@@ -195,11 +195,11 @@ fn bytes_go_both_ways_and_each_half_ends_by_itself() {
 fn what_comes_with_the_request_arrives_first_and_as_there_is_room() {
     let mut world = World::new();
     let mut app = world.app(Protocol::Http, b"CONNECT a:1 HTTP/1.1\r\n\r\nearly");
-    world.tunnel.streams[0].room = 3;
+    world.tunnel.streams[0].window = 3;
     app.write_all(b" and late").unwrap();
     world.send_event(StreamEvent::Opened(0));
     assert_eq!(world.tunnel.streams[0].got, b"ear");
-    world.tunnel.streams[0].room = 100;
+    world.tunnel.streams[0].window = 100;
     world.send_event(StreamEvent::Writable(0));
     assert_eq!(world.tunnel.streams[0].got, b"early and late");
     assert_eq!(read(&mut app, http::ESTABLISHED.len()), http::ESTABLISHED);

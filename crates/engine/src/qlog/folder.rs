@@ -86,14 +86,14 @@ impl Folder {
     }
 
     fn append(&mut self, mut file: File, name: String, bytes: &[u8]) -> io::Result<()> {
-        self.make_room(bytes.len() as u64, &name)?;
+        self.delete_oldest(bytes.len() as u64, &name)?;
         file.write_all(bytes)?;
         *self.files.entry(name).or_default() += bytes.len() as u64;
         Ok(())
     }
 
     /// Removes the oldest files, except `kept`, until `bytes` more fit.
-    fn make_room(&mut self, bytes: u64, kept: &str) -> io::Result<()> {
+    fn delete_oldest(&mut self, bytes: u64, kept: &str) -> io::Result<()> {
         while self.files.values().sum::<u64>() + bytes > self.limit || self.files.len() > MAX_FILES {
             let Some(oldest) = self.files.keys().find(|name| *name != kept).cloned() else {
                 return Ok(());

@@ -34,7 +34,7 @@ impl ByteStreams for ClientRelays<'_> {
 
     fn writable_bytes(&mut self, now: Instant, id: RelayKey) -> usize {
         match id {
-            RelayKey::Tcp(id) => self.0.relay_room(now, id),
+            RelayKey::Tcp(id) => self.0.relay_writable_bytes(now, id),
             RelayKey::Udp(_) => 0,
         }
     }

@@ -33,8 +33,9 @@ use crate::{
     client::{check::kernel_check, random},
 };
 
-/// The longest that a question may take. Chosen: firewalld, in Python, takes some 0.3 s on an idle machine.
-const QUESTION_TIMEOUT: Duration = Duration::from_secs(20);
+/// The longest that a program may take to report a fact. Chosen: firewalld, in Python, takes some 0.3 s on
+/// an idle machine.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 /// Ancestors of this process that are looked at. Chosen: a shell in a shell in a session has fewer.
 const MAX_ANCESTORS: usize = 32;
 /// The table `local` of linux/rtnetlink.h, which has the addresses of the machine.
@@ -112,7 +113,7 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
 
 fn ask(name: &str, args: &[&str]) -> Ended {
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-    program::run(name, &args, String::new(), Some(QUESTION_TIMEOUT))
+    program::run(name, &args, String::new(), Some(PROGRAM_TIMEOUT))
 }
 
 /// The output of a program; `None` if it fails or is missing.

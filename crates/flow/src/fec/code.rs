@@ -140,12 +140,15 @@ mod tests {
         #[test]
         fn as_many_losses_as_repair_packets_are_restored(packets in group(), repair in 1u8..=32, seed: u64) {
             let mut encoder = Encoder::default();
-            let shards: Vec<(u8, Vec<u8>)> = (0..).zip(encoder.encode(&packets, repair).iter().cloned()).collect();
+            let shards: Vec<(u8, Vec<u8>)> =
+            (0..).zip(encoder.encode(&packets, repair).iter().cloned()).collect();
             let mut order: Vec<u8> = (0..packets.len() as u8).collect();
-            order.sort_by_key(|index| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(u32::from(*index)));
+            let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            order.sort_by_key(|index| mixed.rotate_left(u32::from(*index)));
             let lost = usize::from(repair).min(packets.len());
             let (missing, rest) = order.split_at(lost);
-            let received: Vec<_> = rest.iter().map(|index| (*index, packets[usize::from(*index)].clone())).collect();
+            let received = rest.iter().map(|index| (*index, packets[usize::from(*index)].clone()));
+            let received: Vec<_> = received.collect();
             // Not the first repairs, but any.
             let from = seed as usize % (shards.len() - lost + 1);
             let mut restored = Vec::new();

@@ -91,7 +91,7 @@ impl GroupDecoder {
 
     /// Takes a received source or repair packet; passes restored packets to `out`.
     pub fn push(&mut self, now: Instant, position: GroupPosition, bytes: &[u8], out: impl FnMut(Bytes)) {
-        self.make_room(now, bytes.len());
+        self.evict(now, bytes.len());
         if !self.groups.contains_key(&position.group) {
             self.order.push_back((now, position.group));
         }
@@ -171,7 +171,7 @@ impl GroupDecoder {
     }
 
     /// Drops old groups, and the oldest ones until `bytes` more fit.
-    fn make_room(&mut self, now: Instant, bytes: usize) {
+    fn evict(&mut self, now: Instant, bytes: usize) {
         while let Some((since, number)) = self.order.front().copied() {
             let old = now.saturating_duration_since(since) > MAX_GROUP_AGE;
             let fits = self.bytes + bytes <= MAX_KEPT_BYTES && self.packets < MAX_KEPT_PACKETS;
@@ -266,7 +266,8 @@ mod tests {
             repair in 1u8..=32, seed: u64,
         ) {
             let mut all = datagrams(65_535, &packets, repair);
-            let key = |n: usize| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(n as u32).wrapping_add(n as u64);
+            let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let key = |n: usize| mixed.rotate_left(n as u32).wrapping_add(n as u64);
             let mut order: Vec<usize> = (0..all.len()).collect();
             order.sort_by_key(|n| key(*n));
             let rest: Vec<_> = order[usize::from(repair)..].iter().map(|n| all[*n].clone()).collect();
@@ -276,7 +277,8 @@ mod tests {
             prop_assert_eq!(received(&mut restorer, &rest), expected);
             let lost = order[..usize::from(repair)].iter().filter(|n| **n < packets.len()).count();
             prop_assert_eq!(restorer.stats().recovered, lost as u64);
-            let has_repair = rest.iter().any(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));
+            let is_repair = |position: &GroupPosition| matches!(position.symbol, Symbol::Repair { .. });
+            let has_repair = rest.iter().any(|(position, _)| is_repair(position));
             prop_assert!(restorer.bytes == 0 || !has_repair, "nothing is kept of a group that is known to be whole");
             // Packets that arrive after their restoration restore nothing again.
             all.retain(|(position, _)| matches!(position.symbol, Symbol::Repair { .. }));

@@ -196,7 +196,7 @@ impl<T> GroupOutcomes<T> {
         if let Some(all) = outcome.closed
             && outcome.arrived + outcome.lost >= u16::from(all.source_count) + u16::from(all.repair_count)
         {
-            // Of the packets of a group, the receiver needs as many as it has source packets.
+            // The receiver needs as many packets of a group as it has source packets.
             let wasted = outcome.arrived.saturating_sub(all.source_count.into());
             if let Some(stats) = self.stats.get_mut(&all.path) {
                 stats.wasted += u64::from(wasted);

@@ -231,7 +231,9 @@ proptest! {
     /// Arrivals in any order, with losses and repetitions: each that arrived comes out once, and those
     /// that were never overtaken by a deadline in order.
     #[test]
-    fn whatever_arrives_is_delivered_once(mut arrivals in proptest::collection::vec(0..300u32, 1..400), pause in 0..30u64) {
+    fn whatever_arrives_is_delivered_once(
+        mut arrivals in proptest::collection::vec(0..300u32, 1..400), pause in 0..30u64
+    ) {
         let mut receiver = Receiver::new();
         for number in &arrivals {
             receiver.arrive(*number);
@@ -252,7 +254,9 @@ proptest! {
     }
 
     #[test]
-    fn without_deadlines_order_is_perfect(swaps in proptest::collection::vec((0..200usize, 0..20usize), 0..200)) {
+    fn without_deadlines_order_is_perfect(
+        swaps in proptest::collection::vec((0..200usize, 0..20usize), 0..200)
+    ) {
         let mut numbers: Vec<u32> = (0..220).collect();
         for (at, by) in swaps {
             numbers.swap(at, at + by);

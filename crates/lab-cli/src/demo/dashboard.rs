@@ -37,7 +37,7 @@ pub(super) struct DashboardForwarder {
 }
 
 impl DashboardForwarder {
-    /// Of this client in this namespace.
+    /// Forwards to the dashboard of this client in this namespace.
     pub(super) fn start(namespace: &Namespace, client: &Endpoint) -> Result<Self, LabError> {
         let listener = TcpListener::bind(ADDRESS).or_else(|_| TcpListener::bind("127.0.0.1:0"));
         let listener = listener.map_err(LabError::io("listen on the loopback"))?;

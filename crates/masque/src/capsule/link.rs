@@ -204,8 +204,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(
-            path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
-            weight in 1..=1000u64, with in proptest::option::of(any::<u32>()), link in proptest::option::of(any::<u16>()),
+            path in any::<u32>(), tier in 0..3usize, metered: bool,
+            kbps in proptest::option::of(1..=MAX_KBPS),
+            weight in 1..=1000u64, with in proptest::option::of(any::<u32>()),
+            link in proptest::option::of(any::<u16>()),
             dscp in 0..=63u8,
         ) {
             let up = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));

@@ -248,7 +248,9 @@ fn any_capsule() -> impl Strategy<Value = Capsule> {
 
 proptest! {
     #[test]
-    fn capsules_survive_any_chunking(capsules in prop::collection::vec(any_capsule(), 0..6), chunk in 1usize..64) {
+    fn capsules_survive_any_chunking(
+        capsules in prop::collection::vec(any_capsule(), 0..6), chunk in 1usize..64
+    ) {
         let mut bytes = BytesMut::new();
         for capsule in &capsules {
             capsule.encode(&mut bytes);

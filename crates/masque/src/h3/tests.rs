@@ -448,7 +448,8 @@ fn any_frames() -> impl Strategy<Value = Vec<u8>> {
     let any_frame = prop_oneof![
         3 => headers.prop_map(|headers| encoded(&headers)),
         2 => prop::collection::vec(any::<u8>(), 0..40).prop_map(|data| frame(0, &data)),
-        2 => (0u64..0x40, prop::collection::vec(any::<u8>(), 0..12)).prop_map(|(kind, payload)| frame(kind, &payload)),
+        2 => (0u64..0x40, prop::collection::vec(any::<u8>(), 0..12))
+            .prop_map(|(kind, payload)| frame(kind, &payload)),
         1 => prop::collection::vec(any::<u8>(), 0..12),
     ];
     prop::collection::vec(any_frame, 0..8).prop_map(|frames| frames.concat())
@@ -467,7 +468,9 @@ proptest! {
 
     #[test]
     fn random_streams_never_make_it_panic_and_state_stays_bounded(
-        pieces in prop::collection::vec((0u64..24, prop::collection::vec(any::<u8>(), 0..50), 0u8..10), 0..40),
+        pieces in prop::collection::vec(
+            (0u64..24, prop::collection::vec(any::<u8>(), 0..50), 0u8..10), 0..40,
+        ),
         is_server in any::<bool>(),
     ) {
         let side = if is_server { Side::Server } else { Side::Client };

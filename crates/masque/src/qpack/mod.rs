@@ -325,7 +325,9 @@ mod tests {
         }
 
         #[test]
-        fn numbers_of_any_prefix_survive(value in 0..=crate::varint::MAX, shift in 0u32..62, bits in 3u32..=8) {
+        fn numbers_of_any_prefix_survive(
+            value in 0..=crate::varint::MAX, shift in 0u32..62, bits in 3u32..=8
+        ) {
             let mut bytes = Vec::new();
             encode_integer(0, bits, value >> shift, &mut bytes);
             let mut input = Input { left: &bytes };

@@ -54,7 +54,8 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "NAME")]
     link: Vec<String>,
     /// Duration of each TCP load, from 1 to 600 seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LOAD_SECONDS, value_parser = clap::value_parser!(u32).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LOAD_SECONDS,
+    value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// How TCP connections travel [default: as others to this address]
     #[arg(long, value_name = "auto|datagram|stream", value_parser = parse_lane)]

@@ -55,7 +55,8 @@ pub(crate) struct Ping {
     #[arg(short = 'W', long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
     timeout: Duration,
     /// Bytes of data in each request
-    #[arg(short, long, value_name = "BYTES", default_value_t = 56, value_parser = clap::value_parser!(u16).range(..=65_000))]
+    #[arg(short, long, value_name = "BYTES", default_value_t = 56,
+    value_parser = clap::value_parser!(u16).range(..=65_000))]
     size: u16,
     /// Use an IPv4 address of the host
     #[arg(short = '4', long, conflicts_with = "ipv6")]

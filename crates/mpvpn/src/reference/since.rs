@@ -18,7 +18,7 @@ const FIRST: &str = "0.1.0";
 /// The record.
 pub(super) struct Since {
     known: BTreeMap<String, String>,
-    asked: BTreeSet<String>,
+    used: BTreeSet<String>,
 }
 
 impl Since {
@@ -32,12 +32,12 @@ impl Since {
                 None => version = line,
             }
         }
-        Self { known, asked: BTreeSet::new() }
+        Self { known, used: BTreeSet::new() }
     }
 
     /// The text behind the description of this item.
     pub(super) fn mark(&mut self, item: &str) -> String {
-        self.asked.insert(item.to_owned());
+        self.used.insert(item.to_owned());
         match self.version(item) {
             FIRST => String::new(),
             version => format!(" (since {version})"),
@@ -48,10 +48,10 @@ impl Since {
         self.known.get(item).map_or(env!("CARGO_PKG_VERSION"), String::as_str)
     }
 
-    /// The record with the items that were asked for.
+    /// The record with the items that are in use.
     pub(super) fn written(&self) -> String {
         let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for item in &self.asked {
+        for item in &self.used {
             versions.entry(self.version(item)).or_default().push(item);
         }
         let mut text = HEAD.to_owned();

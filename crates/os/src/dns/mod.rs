@@ -78,7 +78,7 @@ impl ResolverConfig {
         if servers.is_empty() {
             return Ok(());
         }
-        if resolved::is_asked(&nameservers(Path::new(RESOLV_CONF))) {
+        if resolved::is_listed(&nameservers(Path::new(RESOLV_CONF))) {
             match resolved::apply(resolved::resolvectl, &self.tun, servers) {
                 Ok(()) => {
                     self.applied = Some(Applied::Resolved);
@@ -109,7 +109,7 @@ impl ResolverConfig {
             Some(_) => self.servers.clone(),
             None => nameservers(Path::new(RESOLV_CONF)),
         };
-        if self.applied.is_none() && resolved::is_asked(&asked) {
+        if self.applied.is_none() && resolved::is_listed(&asked) {
             return Ok(nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)));
         }
         let mut netlink = Netlink::open()?;
@@ -145,7 +145,7 @@ pub fn system_resolvers() -> Vec<IpAddr> {
 
 /// Whether programs of this machine ask systemd-resolved.
 pub fn uses_systemd_resolved() -> bool {
-    resolved::is_asked(&nameservers(Path::new(RESOLV_CONF)))
+    resolved::is_listed(&nameservers(Path::new(RESOLV_CONF)))
 }
 
 /// The name servers that this machine asks without a tunnel, as the links' networks gave them: those of
@@ -159,7 +159,7 @@ pub fn link_resolvers(base: &Path) -> Vec<IpAddr> {
         text = file::text_before_instances(base, Path::new(RESOLV_CONF)).unwrap_or_default();
     }
     let listed = parse(&text);
-    if resolved::is_asked(&listed) { nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)) } else { listed }
+    if resolved::is_listed(&listed) { nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)) } else { listed }
 }
 
 /// The name servers in a file; empty if it cannot be read.

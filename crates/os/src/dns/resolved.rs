@@ -15,7 +15,7 @@ const STUB_ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::n
 const RESOLVECTL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Whether programs that use these name servers ask systemd-resolved.
-pub(super) fn is_asked(servers: &[IpAddr]) -> bool {
+pub(super) fn is_listed(servers: &[IpAddr]) -> bool {
     servers.iter().any(|server| STUB_ADDRESSES.iter().any(|stub| *server == IpAddr::V4(*stub)))
 }
 
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn only_the_stub_addresses_mean_systemd_resolved() {
-        let is_asked = |ip: &str| is_asked(&[ip.parse().unwrap()]);
-        assert!(is_asked("127.0.0.53") && is_asked("127.0.0.54"));
-        assert!(!is_asked("127.0.0.1") && !is_asked("192.0.2.53"));
+        let is_listed = |ip: &str| is_listed(&[ip.parse().unwrap()]);
+        assert!(is_listed("127.0.0.53") && is_listed("127.0.0.54"));
+        assert!(!is_listed("127.0.0.1") && !is_listed("192.0.2.53"));
     }
 }

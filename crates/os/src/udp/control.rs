@@ -127,7 +127,9 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), CAPACITY), length in 0_usize..200) {
+        fn any_bytes_are_read_without_panic(
+            bytes in prop::collection::vec(any::<u8>(), CAPACITY), length in 0_usize..200
+        ) {
             let mut control = Control::default();
             control.bytes.copy_from_slice(&bytes);
             prop_assert!(control.messages(length).count() <= CAPACITY / CMSG_HEADER_LEN);

@@ -190,7 +190,7 @@ impl RecvBatch {
 
     fn prepare(&mut self) {
         for ((slot, header), piece) in self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces) {
-            slot.make_room(&mut self.retained);
+            slot.reserve(&mut self.retained);
             let spare = slot.buffer.spare_capacity_mut();
             piece.iov_base = spare.as_mut_ptr().cast();
             piece.iov_len = MAX_DATAGRAM_BYTES;
@@ -208,7 +208,7 @@ impl RecvBatch {
 
 impl Slot {
     /// Makes at least [`MAX_DATAGRAM_BYTES`] spare, in the same memory if no part of it is in use.
-    fn make_room(&mut self, retained: &mut RetainedBuffers) {
+    fn reserve(&mut self, retained: &mut RetainedBuffers) {
         self.buffer.clear();
         if self.buffer.capacity() < MAX_DATAGRAM_BYTES && !self.buffer.try_reclaim(MAX_DATAGRAM_BYTES) {
             self.buffer = retained.exchange(std::mem::take(&mut self.buffer));
@@ -346,12 +346,12 @@ mod tests {
     #[test]
     fn a_slot_reuses_its_memory_if_all_parts_have_been_dropped() {
         let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
-        slot.make_room(&mut retained);
+        slot.reserve(&mut retained);
         let base = slot.buffer.as_ptr() as usize;
         for _ in 0..1000 {
             slot.buffer.extend_from_slice(&[7; 1200]);
             drop(slot.buffer.split());
-            slot.make_room(&mut retained);
+            slot.reserve(&mut retained);
             assert!(slot.buffer.capacity() >= MAX_DATAGRAM_BYTES);
             assert!((base..base + BUFFER_BYTES).contains(&(slot.buffer.as_ptr() as usize)), "moved");
         }
@@ -360,20 +360,20 @@ mod tests {
     #[test]
     fn a_slot_takes_new_memory_while_parts_of_the_old_are_in_use() {
         let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
-        slot.make_room(&mut retained);
+        slot.reserve(&mut retained);
         slot.buffer.resize(MAX_DATAGRAM_BYTES, 1);
         let first = slot.buffer.split();
-        slot.make_room(&mut retained);
+        slot.reserve(&mut retained);
         slot.buffer.resize(MAX_DATAGRAM_BYTES, 2);
         let second = slot.buffer.split();
-        slot.make_room(&mut retained);
+        slot.reserve(&mut retained);
         assert!(slot.buffer.capacity() >= MAX_DATAGRAM_BYTES);
         assert!(first.iter().all(|&b| b == 1) && second.iter().all(|&b| b == 2));
     }
 
     /// Fills the buffer of a slot, and returns one datagram of it.
     fn one_of(slot: &mut Slot, retained: &mut RetainedBuffers) -> BytesMut {
-        slot.make_room(retained);
+        slot.reserve(retained);
         slot.buffer.resize(slot.buffer.capacity() - 1000, 3);
         slot.buffer.split().split_to(100)
     }

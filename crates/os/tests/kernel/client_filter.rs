@@ -20,7 +20,7 @@ use mpvpn_packets::Packet;
 
 /// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     /// It left by the interface to the internet.
     Forwarded,
     /// It left by the TUN device, for another client.
@@ -32,7 +32,7 @@ enum Fate {
     /// None of these, within [`WAIT`].
     Dropped,
 }
-use Fate::{Dropped, Forwarded, Prohibited, Taken, ToClient};
+use Outcome::{Dropped, Forwarded, Prohibited, Taken, ToClient};
 
 /// How long a packet may take inside one machine.
 const WAIT: Duration = Duration::from_millis(150);
@@ -76,30 +76,30 @@ impl Machine {
     }
 
     /// The outcome of a UDP datagram of a client.
-    fn udp(&self, from: &str, to: &str) -> Fate {
+    fn udp(&self, from: &str, to: &str) -> Outcome {
         let from = SocketAddr::new(from.parse().unwrap(), 4000);
-        self.fate(&self.clients, &Packet::between(from, to.parse().unwrap()).udp(b"x"))
+        self.outcome(&self.clients, &Packet::between(from, to.parse().unwrap()).udp(b"x"))
     }
 
     /// The same from the client that most tests use, over the family of the destination.
-    fn datagram_to(&self, to: &str) -> Fate {
+    fn datagram_to(&self, to: &str) -> Outcome {
         self.udp(if to.starts_with('[') { CLIENT6 } else { CLIENT }, to)
     }
 
-    fn tcp(&self, to: &str) -> Fate {
+    fn tcp(&self, to: &str) -> Outcome {
         let from = SocketAddr::new(CLIENT.parse().unwrap(), 4000);
         let syn = mpvpn_packets::Tcp { flags: 2, ..mpvpn_packets::Tcp::default() };
-        self.fate(&self.clients, &Packet::between(from, to.parse().unwrap()).tcp_with(&syn, b""))
+        self.outcome(&self.clients, &Packet::between(from, to.parse().unwrap()).tcp_with(&syn, b""))
     }
 
-    fn fate(&self, by: &Tun, packet: &[u8]) -> Fate {
+    fn outcome(&self, by: &Tun, packet: &[u8]) -> Outcome {
         let header = [0; VNET_HEADER_LEN];
         by.write_vectored(&[IoSlice::new(&header), IoSlice::new(packet)]).unwrap();
-        self.fate_of_next()
+        self.outcome_of_next()
     }
 
     /// The outcome of the packet in flight.
-    fn fate_of_next(&self) -> Fate {
+    fn outcome_of_next(&self) -> Outcome {
         let end = Instant::now() + WAIT;
         let mut buffer = vec![0; READ_BUFFER_LEN];
         while Instant::now() < end {
@@ -149,9 +149,9 @@ fn access(profiles: &[&[FilterRule]]) -> PacketAccess {
 }
 
 #[track_caller]
-fn check(machine: &Machine, cases: &[(&str, Fate)]) {
-    for (to, fate) in cases {
-        assert_eq!(machine.datagram_to(to), *fate, "{to}: {}", table());
+fn check(machine: &Machine, cases: &[(&str, Outcome)]) {
+    for (to, outcome) in cases {
+        assert_eq!(machine.datagram_to(to), *outcome, "{to}: {}", table());
     }
 }
 
@@ -277,7 +277,7 @@ fn neighbours_open_no_connection_to_clients_unless_these_keep_their_addresses() 
     let from_outside = |machine: &Machine, (from, to): (&str, &str), ports: (u16, u16)| {
         let address = |ip: &str, port| SocketAddr::new(ip.parse().unwrap(), port);
         let packet = Packet::between(address(from, ports.0), address(to, ports.1));
-        machine.fate(&machine.internet, &packet.udp(b"x"))
+        machine.outcome(&machine.internet, &packet.udp(b"x"))
     };
     in_namespace(move || {
         let machine = Machine::new(Nat::Masquerade, access(&[]));
@@ -287,7 +287,7 @@ fn neighbours_open_no_connection_to_clients_unless_these_keep_their_addresses() 
         // The server's own programs do.
         let program = UdpSocket::bind("10.9.0.1:0").unwrap();
         program.send_to(b"x", (CLIENT, 9)).unwrap();
-        assert_eq!(machine.fate_of_next(), ToClient);
+        assert_eq!(machine.outcome_of_next(), ToClient);
     });
     in_namespace(move || {
         let machine = Machine::new(Nat::None, access(&[&[rule(false, &[], &[])]]));

@@ -9,7 +9,7 @@ use mpvpn_os::{
 
 use crate::{
     common::{Folder, assert_becomes, in_namespace},
-    network::{route_get, state, tun, uplink, wanted, way},
+    network::{outgoing_interface, route_get, state, tun, uplink, wanted},
 };
 
 #[test]
@@ -30,10 +30,17 @@ fn two_clients_have_routes_of_their_own_and_one_that_ends_leaves_those_of_the_ot
         let [mut first, mut second] = configs.map(|config| ClientNet::new(config).unwrap());
         first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         second.apply(&mut second_undo, &wanted(&["10.8.0.2/24"], Routes::All, 1400)).unwrap();
-        assert_eq!(way("203.0.113.1", None), by_first);
+        assert_eq!(outgoing_interface("203.0.113.1", None), by_first);
         assert_eq!(route_get("203.0.113.1 from 10.8.0.2"), by_second);
-        assert_eq!((way("10.9.0.1", None), way("10.8.0.1", None)), (by_first, by_second));
-        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0; 2], "a tunnel is inside the other");
+        assert_eq!(
+            (outgoing_interface("10.9.0.1", None), outgoing_interface("10.8.0.1", None)),
+            (by_first, by_second)
+        );
+        assert_eq!(
+            marks.map(|mark| outgoing_interface("203.0.113.1", mark)),
+            [eth0; 2],
+            "a tunnel is inside the other"
+        );
 
         // One that would use the numbers of the first is refused, and takes nothing away from it.
         let mut third_undo = UndoJournal::open(&folder.0, "third").unwrap();
@@ -41,13 +48,16 @@ fn two_clients_have_routes_of_their_own_and_one_that_ends_leaves_those_of_the_ot
         let error = third.apply(&mut third_undo, &wanted(&["10.7.0.2/24"], Routes::All, 1400)).unwrap_err();
         assert!(error.to_string().contains("mpvpn reset"), "{error}");
         drop(third_undo);
-        assert_eq!((way("203.0.113.1", None), way("203.0.113.1", marks[0])), (by_first, eth0));
+        assert_eq!(
+            (outgoing_interface("203.0.113.1", None), outgoing_interface("203.0.113.1", marks[0])),
+            (by_first, eth0)
+        );
 
         first.clear(&mut first_undo).unwrap();
-        assert_eq!(way("203.0.113.1", None), by_second);
+        assert_eq!(outgoing_interface("203.0.113.1", None), by_second);
         first.apply(&mut first_undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         assert_eq!(second_undo.revert_all_steps().len(), 0);
-        assert_eq!(way("203.0.113.1", None), by_first);
+        assert_eq!(outgoing_interface("203.0.113.1", None), by_first);
         drop((first_undo, second_undo, first_tun, second_tun));
         assert_becomes(&before, state);
     });

@@ -15,7 +15,7 @@ use mpvpn_os::{
 
 use crate::{
     common::{Folder, in_namespace, ip, run},
-    network::{net, route_get, squeezed, tun, uplink, wanted, way},
+    network::{net, outgoing_interface, route_get, squeezed, tun, uplink, wanted},
 };
 
 /// A host behind the far end of the link `eth0`, until it is dropped.
@@ -86,24 +86,31 @@ fn routes_of_a_link_do_not_draw_the_internet_past_the_tunnel() {
         for into_tunnel in
             ["8.8.8.8", "198.51.100.9", "203.0.113.9", "10.9.0.1", "10.30.0.1", "2001:db8:1::1"]
         {
-            assert_eq!(way(into_tunnel, None), tunnel, "{into_tunnel}");
-            assert_eq!(way(into_tunnel, mark), eth0, "{into_tunnel}, for the tunnel's own packets");
+            assert_eq!(outgoing_interface(into_tunnel, None), tunnel, "{into_tunnel}");
+            assert_eq!(
+                outgoing_interface(into_tunnel, mark),
+                eth0,
+                "{into_tunnel}, for the tunnel's own packets"
+            );
         }
         for past in ["10.20.0.9", "203.0.113.200", "192.0.2.99", "2001:db8::99"] {
-            assert_eq!(way(past, None), eth0, "{past}");
+            assert_eq!(outgoing_interface(past, None), eth0, "{past}");
         }
 
         // The networks of links are found again, unless they are large.
         ip("address add 100.64.7.7/24 dev eth0");
         ip("address add 64.0.0.7/2 dev eth0");
-        assert_eq!(way("100.64.7.9", None), tunnel);
+        assert_eq!(outgoing_interface("100.64.7.9", None), tunnel);
         client.refresh(&mut undo).unwrap();
-        assert_eq!((way("100.64.7.9", None), way("100.64.8.9", None)), (eth0, tunnel));
+        assert_eq!(
+            (outgoing_interface("100.64.7.9", None), outgoing_interface("100.64.8.9", None)),
+            (eth0, tunnel)
+        );
         ip("address del 100.64.7.7/24 dev eth0");
         client.refresh(&mut undo).unwrap();
-        assert_eq!(way("100.64.7.9", None), tunnel);
+        assert_eq!(outgoing_interface("100.64.7.9", None), tunnel);
         assert_eq!(undo.revert_all_steps().len(), 0);
-        assert_eq!(way("8.8.8.8", None), eth0);
+        assert_eq!(outgoing_interface("8.8.8.8", None), eth0);
     });
 }
 
@@ -174,8 +181,8 @@ fn replies_to_connections_from_outside_have_a_table_for_each_link() {
         let mut net = InboundNet::new(ClientNetConfig::new(t0, 0)).unwrap();
         net.update(&mut undo, &["t0"]).unwrap();
         let marks = [0x0080_6d70, 0x0081_6d70].map(Some);
-        assert_eq!(marks.map(|mark| way("203.0.113.1", mark)), [eth0, eth1]);
-        assert_eq!(way("2001:db8:1::1", marks[0]), eth0);
+        assert_eq!(marks.map(|mark| outgoing_interface("203.0.113.1", mark)), [eth0, eth1]);
+        assert_eq!(outgoing_interface("2001:db8:1::1", marks[0]), eth0);
         let shown = run("nft", "list table inet mpvpn_t0_inbound");
         for words in [
             r#"iifname "eth1" ct direction original ct mark & 0x00ff0000 == 0x00000000 ct state"#,
@@ -189,11 +196,11 @@ fn replies_to_connections_from_outside_have_a_table_for_each_link() {
         // A link whose routes vanish gets them back, and one that comes later gets a table too.
         ip("link set eth1 down");
         net.update(&mut undo, &["t0"]).unwrap();
-        assert_ne!(way("203.0.113.1", marks[1]), eth1);
+        assert_ne!(outgoing_interface("203.0.113.1", marks[1]), eth1);
         ip("link set eth1 up");
         ip("route add default via 198.51.100.1 dev eth1 metric 200");
         net.update(&mut undo, &["t0"]).unwrap();
-        assert_eq!(way("203.0.113.1", marks[1]), eth1);
+        assert_eq!(outgoing_interface("203.0.113.1", marks[1]), eth1);
         drop(undo);
         assert_eq!((ip("rule"), run("nft", "list ruleset")), (before.0, before.2));
         folder.assert_empty();

@@ -167,10 +167,12 @@ fn the_monitor_sees_carrier_addresses_and_routes_come_and_go() {
         // Notifications about the interfaces that just came up may still follow.
         while monitor.next().unwrap().is_some() {}
         ip("link set v1 down");
-        expect(
-            &mut monitor,
-            |event| matches!(event, Event::Link { name, up: true, carrier: false, removed: false, .. } if name == "v0"),
-        );
+        expect(&mut monitor, |event| {
+            let Event::Link { name, up: true, carrier: false, removed: false, .. } = event else {
+                return false;
+            };
+            name == "v0"
+        });
         ip("link set v1 up");
         expect(
             &mut monitor,
@@ -182,10 +184,10 @@ fn the_monitor_sees_carrier_addresses_and_routes_come_and_go() {
             |event| matches!(event, Event::Address { address, removed: false, .. } if *address == net("10.1.0.1/24")),
         );
         ip("route add default via 10.1.0.2");
-        expect(
-            &mut monitor,
-            |event| matches!(event, Event::Route { route, removed: false } if route.is_default() && route.gateway.is_some()),
-        );
+        expect(&mut monitor, |event| {
+            let Event::Route { route, removed: false } = event else { return false };
+            route.is_default() && route.gateway.is_some()
+        });
         ip("link delete v0");
         expect(
             &mut monitor,
@@ -283,7 +285,7 @@ pub(crate) fn route_get(words: &str) -> Option<u32> {
 }
 
 /// The outgoing interface of a packet to `destination`.
-pub(crate) fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
+pub(crate) fn outgoing_interface(destination: &str, mark: Option<u32>) -> Option<u32> {
     route_get(&mark.map_or(destination.to_owned(), |mark| format!("{destination} mark {mark}")))
 }
 
@@ -302,33 +304,45 @@ fn a_client_routes_everything_into_the_tunnel_and_reverts_it() {
         let mut client = ClientNet::new(config).unwrap();
 
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-        assert_eq!(way("203.0.113.1", None), tunnel);
-        assert_eq!(way("203.0.113.1", mark), eth0, "the tunnel's own packets loop");
-        assert_eq!(way("192.0.2.99", None), eth0, "the LAN is cut off");
-        assert_eq!(way("2001:db8:1::1", None), None, "IPv6 leaks beside the tunnel");
-        assert_eq!(way("2001:db8:1::1", mark), eth0);
+        assert_eq!(outgoing_interface("203.0.113.1", None), tunnel);
+        assert_eq!(outgoing_interface("203.0.113.1", mark), eth0, "the tunnel's own packets loop");
+        assert_eq!(outgoing_interface("192.0.2.99", None), eth0, "the LAN is cut off");
+        assert_eq!(outgoing_interface("2001:db8:1::1", None), None, "IPv6 leaks beside the tunnel");
+        assert_eq!(outgoing_interface("2001:db8:1::1", mark), eth0);
 
         // The server assigns an IPv6 address too, and another IPv4 address of the same network.
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1300)).unwrap();
-        assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, tunnel));
+        assert_eq!(
+            (outgoing_interface("203.0.113.1", None), outgoing_interface("2001:db8:1::1", None)),
+            (tunnel, tunnel)
+        );
         let shown = ip("address show dev t0");
         assert!(shown.contains("10.9.0.5/32") && !shown.contains("10.9.0.2"), "{shown}");
         assert!(shown.contains("mtu 1300") && !shown.contains("fe80::"), "{shown}");
 
         // An MTU too small for IPv6, and back.
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1200)).unwrap();
-        assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, None));
+        assert_eq!(
+            (outgoing_interface("203.0.113.1", None), outgoing_interface("2001:db8:1::1", None)),
+            (tunnel, None)
+        );
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1400)).unwrap();
-        assert_eq!(way("2001:db8:1::1", None), tunnel);
+        assert_eq!(outgoing_interface("2001:db8:1::1", None), tunnel);
 
         let some = Routes::Advertised(vec![net("203.0.113.0/24"), net("192.0.2.0/24")]);
         client.apply(&mut undo, &wanted(&["10.9.0.5/24"], some, 1400)).unwrap();
-        assert_eq!(way("203.0.113.1", None), tunnel);
-        assert_eq!(way("192.0.2.99", None), eth0, "the server drew the LAN into the tunnel");
-        assert_eq!((way("198.51.100.1", None), way("2001:db8:1::1", None)), (eth0, eth0));
+        assert_eq!(outgoing_interface("203.0.113.1", None), tunnel);
+        assert_eq!(outgoing_interface("192.0.2.99", None), eth0, "the server drew the LAN into the tunnel");
+        assert_eq!(
+            (outgoing_interface("198.51.100.1", None), outgoing_interface("2001:db8:1::1", None)),
+            (eth0, eth0)
+        );
 
         client.apply(&mut undo, &wanted(&["10.9.0.5/24"], Routes::None, 1400)).unwrap();
-        assert_eq!((way("203.0.113.1", None), way("10.9.0.1", None)), (eth0, tunnel));
+        assert_eq!(
+            (outgoing_interface("203.0.113.1", None), outgoing_interface("10.9.0.1", None)),
+            (eth0, tunnel)
+        );
         client.clear(&mut undo).unwrap();
         assert!(undo.steps().is_empty());
 
@@ -407,7 +421,10 @@ fn a_server_forwards_and_translates_and_reverts_it() {
         };
         let server = ServerNet::configure(&mut undo, &config).unwrap();
         assert_eq!(server.addresses(), [net("10.9.0.1/24"), net("fd00:9::1/64")]);
-        assert_eq!((way("10.9.0.77", None), way("fd00:9::77", None)), (Some(t0.index), Some(t0.index)));
+        assert_eq!(
+            (outgoing_interface("10.9.0.77", None), outgoing_interface("fd00:9::77", None)),
+            (Some(t0.index), Some(t0.index))
+        );
         assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
         assert_eq!(sysctl::read("net/ipv4/conf/all/accept_redirects").unwrap(), "0");
         assert_eq!(sysctl::read("net/ipv6/conf/all/forwarding").unwrap(), "1");
@@ -507,9 +524,16 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
 
         let mark = Some(2 << 24 | 0x10);
         for (destination, lan) in [("203.0.113.1", "192.0.2.99"), ("2001:db8:1::1", "2001:db8::99")] {
-            assert_eq!((way(destination, None), way(destination, mark)), (main, of_class));
-            assert_eq!(way(destination, Some(config.mark())), eth0, "the tunnel's own packets loop");
-            assert_eq!(way(lan, mark), eth0, "the LAN is cut off");
+            assert_eq!(
+                (outgoing_interface(destination, None), outgoing_interface(destination, mark)),
+                (main, of_class)
+            );
+            assert_eq!(
+                outgoing_interface(destination, Some(config.mark())),
+                eth0,
+                "the tunnel's own packets loop"
+            );
+            assert_eq!(outgoing_interface(lan, mark), eth0, "the LAN is cut off");
             assert_eq!(route_get(&format!("{destination} oif c0")), of_class);
         }
         let rules = ip("rule");
@@ -537,7 +561,10 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         // has no IPv6.
         classes.apply(&mut undo, vec![given(false)], 1279).unwrap();
         assert!(!ip("rule").contains("from 10.9.0.3"));
-        assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));
+        assert_eq!(
+            (outgoing_interface("203.0.113.1", mark), outgoing_interface("2001:db8:1::1", mark)),
+            (of_class, main)
+        );
         assert_eq!(undo.revert_all_steps().len(), 0);
         drop((device, class_device));
         assert_becomes(&before, state);

@@ -36,7 +36,7 @@ const QUIET_PATH: Duration = Duration::from_millis(8);
 
 /// The current pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
+enum PassKind {
     Idle,
     /// The data pass of the path at this index.
     Data(usize),
@@ -50,7 +50,7 @@ enum Pass {
 /// The passes of a connection.
 #[derive(Debug)]
 pub(super) struct Passes {
-    pass: Pass,
+    pass: PassKind,
     /// The initial credit of the data pass (bytes).
     credit: u64,
     /// Whether the data pass has stream data, too.
@@ -63,7 +63,7 @@ pub(super) struct Passes {
 
 impl Passes {
     pub(super) fn new() -> Self {
-        Self { pass: Pass::Idle, credit: 0, has_streams: false, is_done: false, control_due: true }
+        Self { pass: PassKind::Idle, credit: 0, has_streams: false, is_done: false, control_due: true }
     }
 
     /// noq may have something for a control pass.
@@ -73,20 +73,20 @@ impl Passes {
 
     /// Restarts, because the indices of paths have changed.
     pub(super) fn reset(&mut self) {
-        self.pass = Pass::Idle;
+        self.pass = PassKind::Idle;
     }
 
     fn is_idle(&self) -> bool {
-        self.pass == Pass::Idle
+        self.pass == PassKind::Idle
     }
 
-    fn begin(&mut self, pass: Pass) {
+    fn begin(&mut self, pass: PassKind) {
         (self.pass, self.is_done) = (pass, false);
     }
 
     /// Begins a data pass with this credit (bytes).
     fn begin_data(&mut self, index: usize, credit: u64, has_streams: bool) {
-        self.begin(Pass::Data(index));
+        self.begin(PassKind::Data(index));
         (self.credit, self.has_streams) = (credit, has_streams);
     }
 
@@ -94,9 +94,9 @@ impl Passes {
     fn on_written(&mut self, datagrams_left: bool) {
         self.is_done = !datagrams_left
             && match self.pass {
-                Pass::Data(_) => !self.has_streams,
-                Pass::Report(_) => true,
-                Pass::Idle | Pass::ActiveControl | Pass::Control => false,
+                PassKind::Data(_) => !self.has_streams,
+                PassKind::Report(_) => true,
+                PassKind::Idle | PassKind::ActiveControl | PassKind::Control => false,
             };
     }
 
@@ -104,7 +104,7 @@ impl Passes {
     /// passes batch: if the first packet is only a PING, noq does not check that retransmitted frames fit
     /// into the second.
     fn max_segments(&self, mtu: u16) -> NonZeroUsize {
-        if !matches!(self.pass, Pass::Data(_)) {
+        if !matches!(self.pass, PassKind::Data(_)) {
             return NonZeroUsize::MIN;
         }
         NonZeroUsize::new((MAX_BATCH_BYTES / usize::from(mtu.max(1200))).min(MAX_SEGMENTS))
@@ -152,7 +152,7 @@ impl Connection {
     /// noq has no more to send in this pass; returns whether another one has begun.
     fn end_pass(&mut self, now: Instant) -> bool {
         match self.passes.pass {
-            Pass::Data(index) => {
+            PassKind::Data(index) => {
                 let bytes_left = self.datagram_bytes_left_of_pass();
                 if self.end_data_pass(now, index, bytes_left) {
                     return true;
@@ -160,19 +160,19 @@ impl Connection {
                 self.check_stall(now, index, bytes_left);
                 self.begin_pass(now)
             }
-            Pass::ActiveControl => {
+            PassKind::ActiveControl => {
                 self.begin_control(now, false);
                 true
             }
-            Pass::Control => {
+            PassKind::Control => {
                 // Where the credit was not enough, there is more to say.
                 let mut is_spent = false;
                 self.paths.iter().for_each(|path| is_spent |= path.gate.take_credit() == 0);
                 self.passes.control_due = is_spent;
                 self.begin_report(0)
             }
-            Pass::Idle => self.begin_report(0),
-            Pass::Report(index) => {
+            PassKind::Idle => self.begin_report(0),
+            PassKind::Report(index) => {
                 if let Some(path) = self.paths.at(index) {
                     path.gate.set_credit(0);
                 }
@@ -199,7 +199,7 @@ impl Connection {
         let Some(path) = self.paths.at(index) else { return false };
         let (head, left) = (path.head, path.gate.take_credit());
         if let Some(mut sent) = path.gate.tracked() {
-            sent.settle(bytes_left);
+            sent.on_pass_end(bytes_left);
         }
         self.spend(head, self.passes.credit.saturating_sub(left));
         let mtu = self.mtu();
@@ -273,12 +273,12 @@ impl Connection {
     fn begin_control(&mut self, now: Instant, active_first: bool) {
         let credit = u64::from(self.mtu()) * CONTROL_PACKETS;
         let latest = self.paths.latest_activity().filter(|_| active_first);
-        self.passes.begin(Pass::Control);
+        self.passes.begin(PassKind::Control);
         for path in self.paths.iter() {
             let later = path.activity.is_silent(latest, QUIET_PATH);
             path.gate.set_credit(if later { 0 } else { credit });
             if later {
-                self.passes.pass = Pass::ActiveControl;
+                self.passes.pass = PassKind::ActiveControl;
             }
         }
         self.note_retransmissions(now);
@@ -293,7 +293,7 @@ impl Connection {
                 let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
                 if self.inner.datagrams().send_many(&[report], false).is_ok() {
                     path.gate.set_credit(bytes + ACK_CREDIT);
-                    self.passes.begin(Pass::Report(index));
+                    self.passes.begin(PassKind::Report(index));
                     return true;
                 }
             }
@@ -344,7 +344,7 @@ mod tests {
             passes.is_done
         };
         assert_eq!([is_done(false, false), is_done(false, true), is_done(true, false)], [true, false, false]);
-        passes.begin(Pass::Control);
+        passes.begin(PassKind::Control);
         passes.on_written(false);
         assert!(!passes.is_done, "noq may have more control frames");
     }

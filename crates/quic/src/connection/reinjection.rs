@@ -241,7 +241,7 @@ mod tests {
         StreamChunk { stream: 0, offset: at, data: Bytes::from_static(bytes), fin: false }
     }
 
-    fn progress(next: u64, gaps: &[(u64, u64)]) -> DataAck {
+    fn data_ack(next: u64, gaps: &[(u64, u64)]) -> DataAck {
         DataAck { stream: 0, next_offset: next, reader_waits: true, gaps: gaps.to_vec() }
     }
 
@@ -278,10 +278,10 @@ mod tests {
         let (mut log, start) = (log(), Instant::now());
         log.on_sent(start, PathId(0), &piece(0, b"abcd"));
         log.on_sent(start, PathId(0), &piece(4, b"efgh"));
-        log.on_data_ack(progress(1, &[(1, 1), (3, 2)]));
+        log.on_data_ack(data_ack(1, &[(1, 1), (3, 2)]));
         let missing = [(1, b"b".to_vec(), false), (3, b"d".to_vec(), false), (4, b"e".to_vec(), false)];
         assert_eq!(overdue(&mut log, start + 40 * MS, 100), missing);
-        log.on_data_ack(DataAck { reader_waits: false, ..progress(5, &[]) });
+        log.on_data_ack(DataAck { reader_waits: false, ..data_ack(5, &[]) });
         assert_eq!(overdue(&mut log, start + 200 * MS, 100), [], "the reader has something to read");
     }
 
@@ -293,7 +293,7 @@ mod tests {
         }
         assert!(log.bytes <= MAX_KEPT_BYTES + 1 + CHUNK_OVERHEAD, "{} bytes", log.bytes);
         assert_eq!(log.bytes_sent(), 5_000_000);
-        log.on_data_ack(progress(5_000_000, &[]));
+        log.on_data_ack(data_ack(5_000_000, &[]));
         assert_eq!((log.bytes, log.non_empty.len()), (0, 0));
         log.on_sent(start, PathId(0), &piece(5_000_000, b"x"));
         log.forget(0);
@@ -306,7 +306,7 @@ mod tests {
         log.on_sent(start, PathId(0), &piece(0, b"abcd"));
         log.note_reinjected(start, &piece(0, b"abcd"));
         log.on_sent(start, PathId(0), &StreamChunk { fin: true, ..piece(4, b"") });
-        log.on_data_ack(progress(4, &[]));
+        log.on_data_ack(data_ack(4, &[]));
         // At once, whatever the timeout.
         assert_eq!(overdue(&mut log, start, 100), [(4, Vec::new(), false)]);
         assert_eq!(overdue(&mut log, start, 100), []);

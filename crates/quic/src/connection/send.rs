@@ -113,7 +113,7 @@ impl SendStream {
 
 /// The turn of a bulk stream in a path's pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
+pub(super) struct StreamTurn {
     pub(super) id: StreamId,
     /// Bytes that the stream may send.
     pub(super) max: u64,
@@ -381,7 +381,7 @@ impl SendStreams {
         long_since: Option<Instant>,
         read_ahead: Option<ReadAhead>,
         skipped: &mut Vec<StreamId>,
-    ) -> Option<Turn> {
+    ) -> Option<StreamTurn> {
         while left > 0
             && skipped.len() < MAX_SEARCHED
             && let Some(id) = self.ready.pop_front()
@@ -400,14 +400,14 @@ impl SendStreams {
             if max == 0 {
                 (stream.blocked, stream.blocked_by_reader) = (true, true);
             }
-            return Some(Turn { id, max, wanted, was_full });
+            return Some(StreamTurn { id, max, wanted, was_full });
         }
         None
     }
 
     /// Ends the turn of a stream that has sent `done` bytes; `is_read`: this end reads the stream, too.
     /// Returns whether its writer may go on.
-    pub(super) fn end_turn(&mut self, turn: Turn, done: u64, is_read: bool) -> bool {
+    pub(super) fn end_turn(&mut self, turn: StreamTurn, done: u64, is_read: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&turn.id) else {
             self.waiting = self.waiting.saturating_sub(done);
             return false;

@@ -85,7 +85,8 @@ pub(super) fn acknowledged(
         };
         debug!(
             target: CONGESTION, connection, path, from = reported, to = rate, delivered = window.rate,
-            full = window.full, lost = window.lost, rtt = ?window.shortest, congestion_window = shared.window(),
+            full = window.full, lost = window.lost, rtt = ?window.shortest,
+            congestion_window = shared.window(),
             reason, "rate changed"
         );
     }
@@ -93,8 +94,10 @@ pub(super) fn acknowledged(
         target: CONGESTION, connection, path, rate, delivered = window.rate, full = window.full,
         lost = window.lost, overflows = window.overflows, random_loss = random.share(),
         shortest_rtt = ?window.shortest, longest_rtt = ?window.longest, base_rtt = ?shared.base_rtt(),
-        in_flight = shared.in_flight(), congestion_window = shared.window(), pacing_rate = shared.pacing_rate(),
-        phase = decisions(model).map(|decisions| decisions.phase), step = decisions(model).map(|decisions| decisions.step),
+        in_flight = shared.in_flight(), congestion_window = shared.window(),
+        pacing_rate = shared.pacing_rate(),
+        phase = decisions(model).map(|decisions| decisions.phase),
+        step = decisions(model).map(|decisions| decisions.step),
         "round"
     );
 }

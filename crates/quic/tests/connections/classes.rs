@@ -32,12 +32,12 @@ enum Demand {
     Calls,
 }
 
-/// One way of a class: from the client (0) or to it (1).
-struct Way {
+/// One direction of a class: from the client (0) or to it (1).
+struct Direction {
     demand: Demand,
     next: Instant,
     waiting: VecDeque<Bytes>,
-    /// When each packet of calls was made, and how long those that came were on their way.
+    /// When each packet of calls was made, and how long those that came were on their direction.
     made: Vec<Instant>,
     delays: Vec<Duration>,
     /// Bytes of datagrams that came.
@@ -46,10 +46,10 @@ struct Way {
 
 struct Class {
     ids: [Option<ConnectionHandle>; 2],
-    ways: [Way; 2],
+    directions: [Direction; 2],
 }
 
-/// A packet on its way.
+/// A packet on its direction.
 struct Packet {
     class: usize,
     data: Vec<u8>,
@@ -131,7 +131,7 @@ impl World {
     }
 
     fn connect(&mut self) {
-        let way = || Way {
+        let direction = || Direction {
             demand: Demand::Nothing,
             next: self.now,
             waiting: VecDeque::new(),
@@ -139,18 +139,18 @@ impl World {
             delays: Vec::new(),
             got: 0,
         };
-        let ways = [way(), way()];
+        let directions = [direction(), direction()];
         let (local, remote) =
             (LocalAddress::link(LinkId(self.classes.len() as u16)), SERVER.parse().unwrap());
         let id = self.ends[0].connect(self.now, &self.setup, local, remote, "mpvpn").unwrap();
-        self.classes.push(Class { ids: [Some(id), None], ways });
+        self.classes.push(Class { ids: [Some(id), None], directions });
     }
 
-    /// From now on a class sends that on the first `ways` ways.
-    fn demand(&mut self, class: usize, demand: Demand, ways: usize) {
-        for way in &mut self.classes[class].ways[..ways] {
-            (way.demand, way.next) = (demand, self.now);
-            way.waiting.clear();
+    /// From now on a class sends that on the first `directions` directions.
+    fn demand(&mut self, class: usize, demand: Demand, directions: usize) {
+        for direction in &mut self.classes[class].directions[..directions] {
+            (direction.demand, direction.next) = (demand, self.now);
+            direction.waiting.clear();
         }
     }
 
@@ -171,11 +171,11 @@ impl World {
     fn next(&mut self) -> Option<Instant> {
         let mut next = self.wires.iter().filter_map(Channel::next_wake).min();
         for class in &self.classes {
-            for (end, way) in class.ways.iter().enumerate() {
+            for (end, direction) in class.directions.iter().enumerate() {
                 let Some(connection) = class.ids[end].and_then(|id| self.ends[end].get(id)) else { continue };
-                let waits = way.demand == Demand::Greedy || !way.waiting.is_empty();
+                let waits = direction.demand == Demand::Greedy || !direction.waiting.is_empty();
                 let pacer = if waits { connection.pacer_timeout(self.now) } else { None };
-                let makes = (way.demand == Demand::Calls).then_some(way.next);
+                let makes = (direction.demand == Demand::Calls).then_some(direction.next);
                 next = [next, connection.poll_timeout(), pacer, makes].into_iter().flatten().min();
             }
         }
@@ -184,14 +184,14 @@ impl World {
 
     fn turn(&mut self) {
         let now = self.now;
-        for way in 0..2 {
-            let end = 1 - way;
-            while let Some(Packet { class, data, clock, found }) = self.wires[way].pop(now) {
+        for direction in 0..2 {
+            let end = 1 - direction;
+            while let Some(Packet { class, data, clock, found }) = self.wires[direction].pop(now) {
                 if self.tells {
                     self.found[end] =
                         Some(self.shapers[end].lock().unwrap().on_clock_report(now, 0, clock, found));
                 }
-                self.carried[way] += data.len() as u64 + u64::from(HEADERS);
+                self.carried[direction] += data.len() as u64 + u64::from(HEADERS);
                 let (local, remote) = match end {
                     0 => (LocalAddress::link(LinkId(class as u16)), SERVER.parse().unwrap()),
                     _ => {
@@ -203,7 +203,7 @@ impl World {
                     self.classes[class].ids[end] = Some(id);
                 }
             }
-            drop(self.wires[way].discarded());
+            drop(self.wires[direction].discarded());
         }
         let mut buf = Vec::new();
         for end in 0..2 {
@@ -218,8 +218,8 @@ impl World {
                     assert!(!matches!(event, Event::Lost(_)), "{event:?}");
                 }
                 connection.drain_paths_with_arrivals(now, |_| {});
-                class.ways[1 - end].receive(now, connection);
-                class.ways[end].send(now, connection, &mut buf, |datagram| {
+                class.directions[1 - end].receive(now, connection);
+                class.directions[end].send(now, connection, &mut buf, |datagram| {
                     let packet = Packet { class: at, data: datagram.to_vec(), clock, found };
                     self.wires[end].push(now, datagram.len() as u32 + HEADERS, packet);
                 });
@@ -228,47 +228,48 @@ impl World {
         }
     }
 
-    /// Mbit/s of datagrams of each class, and of IP packets on the link, each way, in a time from now on.
+    /// Mbit/s of datagrams of each class, and of IP packets on the link, each direction, in a time from now
+    /// on.
     fn rates(&mut self, time: Duration) -> [(Vec<f64>, f64); 2] {
-        let got = |world: &Self, way: usize| -> Vec<u64> {
-            world.classes.iter().map(|class| class.ways[way].got).collect()
+        let got = |world: &Self, direction: usize| -> Vec<u64> {
+            world.classes.iter().map(|class| class.directions[direction].got).collect()
         };
         let before = [got(self, 0), got(self, 1)];
         let carried = self.carried;
         self.run(time);
         let rate = |bytes: u64| bytes as f64 * 8e-6 / time.as_secs_f64();
-        [0, 1].map(|way| {
-            let after = got(self, way).into_iter().zip(&before[way]);
+        [0, 1].map(|direction| {
+            let after = got(self, direction).into_iter().zip(&before[direction]);
             (
                 after.map(|(after, before)| rate(after - before)).collect(),
-                rate(self.carried[way] - carried[way]),
+                rate(self.carried[direction] - carried[direction]),
             )
         })
     }
 
-    /// How many packets of calls were lost on a way, and the 99th percentile of the others' delays, in a time
-    /// from now on.
+    /// How many packets of calls were lost on a direction, and the 99th percentile of the others' delays, in
+    /// a time from now on.
     fn calls(&mut self, class: usize, time: Duration) -> [(usize, Duration); 2] {
         self.run(SECOND / 10);
-        let made = [0, 1].map(|way| {
-            let way = &mut self.classes[class].ways[way];
-            way.delays.clear();
-            way.made.len()
+        let made = [0, 1].map(|direction| {
+            let direction = &mut self.classes[class].directions[direction];
+            direction.delays.clear();
+            direction.made.len()
         });
         self.run(time);
-        [0, 1].map(|way| {
-            let own = &mut self.classes[class].ways[way];
+        [0, 1].map(|direction| {
+            let own = &mut self.classes[class].directions[direction];
             own.delays.sort_unstable();
-            let count = own.made.len() - made[way];
+            let count = own.made.len() - made[direction];
             let at = own.delays.len().saturating_sub(1) * 99 / 100;
             let p99 = own.delays.get(at).copied().unwrap_or_default();
-            // One or two are on their way.
+            // One or two are on their direction.
             (count.saturating_sub(own.delays.len() + 2), p99)
         })
     }
 }
 
-impl Way {
+impl Direction {
     fn receive(&mut self, now: Instant, connection: &mut Connection) {
         connection.receive_datagrams(|_, datagram| {
             self.got += datagram.len() as u64;
@@ -341,61 +342,61 @@ const OTHER: usize = 0;
 const CALLS: usize = 1;
 const BULK: usize = 2;
 
-/// Calls beside bulk on a link of 50 Mbit/s that is full `ways` ways, then beside two classes; and then bulk
-/// again. They take longer than on an idle link by no more than `most`.
-fn compete(capacity: Option<BitRate>, tells: bool, ways: usize, least: f64, most: Duration) {
-    let what = format!("{capacity:?}, told {tells}, {ways} ways full");
+/// Calls beside bulk on a link of 50 Mbit/s that is full `directions` directions, then beside two classes;
+/// and then bulk again. They take longer than on an idle link by no more than `most`.
+fn compete(capacity: Option<BitRate>, tells: bool, directions: usize, least: f64, most: Duration) {
+    let what = format!("{capacity:?}, cap reported {tells}, {directions} directions full");
     let mut world = three(&link(50, 6500 * MS / 1000), capacity);
     world.tells = tells;
     let idle = world.calls(CALLS, 2 * SECOND);
-    world.demand(BULK, Demand::Greedy, ways);
+    world.demand(BULK, Demand::Greedy, directions);
     world.run(4 * SECOND);
     let felt = |world: &mut World| {
         let beside = world.calls(CALLS, 6 * SECOND);
-        [0, 1].map(|way| {
-            let more = beside[way].1.saturating_sub(idle[way].1);
-            assert_eq!(beside[way].0, 0, "{what}: lost");
+        [0, 1].map(|direction| {
+            let more = beside[direction].1.saturating_sub(idle[direction].1);
+            assert_eq!(beside[direction].0, 0, "{what}: lost");
             assert!(more <= most, "{what}: calls take {more:?} longer");
             more
         })
     };
     let more = felt(&mut world);
     let alone = world.rates(3 * SECOND);
-    world.demand(OTHER, Demand::Greedy, ways);
+    world.demand(OTHER, Demand::Greedy, directions);
     world.run(SECOND);
     println!("{what}: calls take {more:?} longer, and {:?} beside two", felt(&mut world));
     let both = world.rates(3 * SECOND);
     println!("    {alone:.1?}, {both:.1?}");
-    for way in 0..ways {
-        assert!(alone[way].1 >= least * 50.0, "{what}: {alone:?}");
-        assert!(both[way].1 >= least * 50.0, "{what}: {both:?}");
-        let share = both[way].0[OTHER] / both[way].0[BULK];
+    for direction in 0..directions {
+        assert!(alone[direction].1 >= least * 50.0, "{what}: {alone:?}");
+        assert!(both[direction].1 >= least * 50.0, "{what}: {both:?}");
+        let share = both[direction].0[OTHER] / both[direction].0[BULK];
         assert!((2.85..=3.15).contains(&share), "{what}: {share} instead of 3");
     }
     world.demand(OTHER, Demand::Nothing, 2);
     world.run(200 * MS);
     let again = world.rates(SECOND);
-    assert!((0..ways).all(|way| again[way].1 >= least * 50.0), "{what}: {again:?}");
+    assert!((0..directions).all(|direction| again[direction].1 >= least * 50.0), "{what}: {again:?}");
 }
 
 #[test]
 fn calls_are_not_felt_and_shares_are_kept_on_a_link_of_known_rate() {
-    for ways in [1, 2] {
-        compete(Some(mbit(50)), true, ways, 0.98, 5 * MS);
+    for directions in [1, 2] {
+        compete(Some(mbit(50)), true, directions, 0.98, 5 * MS);
     }
 }
 
 #[test]
 fn calls_are_not_felt_and_shares_are_kept_on_a_link_that_is_measured() {
-    for ways in [1, 2] {
-        compete(None, true, ways, 0.95, 5 * MS);
+    for directions in [1, 2] {
+        compete(None, true, directions, 0.95, 5 * MS);
     }
 }
 
 #[test]
 fn calls_are_felt_little_on_a_link_that_is_measured_by_round_trips() {
     compete(None, false, 1, 0.95, 5 * MS);
-    // A round trip does not say on which of the two ways a queue is.
+    // A round trip does not say on which of the two directions a queue is.
     compete(None, false, 2, 0.75, 15 * MS);
 }
 

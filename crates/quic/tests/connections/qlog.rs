@@ -19,7 +19,7 @@ const SERVER: &str = "192.0.2.1:443";
 /// The client's addresses, and how long packets take over the links behind them.
 const LINKS: [(&str, Duration); 2] =
     [("198.51.100.1:5000", Duration::from_millis(10)), ("203.0.113.1:5000", Duration::from_millis(25))];
-/// Of the packets that the client sends over the second link one in so many is lost.
+/// One in so many packets that the client sends over the second link is lost.
 const LOST: usize = 40;
 /// The bytes that a link carries in a millisecond: 20 Mbit/s. A packet that would wait for longer than this
 /// is lost.
@@ -215,7 +215,10 @@ fn each_path_is_recorded_with_the_windows_of_the_controller_inside_its_gate() {
     let events = memories.map(|memory| memory.0.lock().unwrap().clone());
     let id = events[0][0].0;
     assert!(events.iter().flatten().all(|(connection, _)| *connection == id), "one identifier at both ends");
-    let is_assigned = |(_, event): &(u64, QlogEvent)| matches!(event, QlogEvent::PathAssigned { path, .. } if *path == second);
+    let is_assigned = |(_, event): &(u64, QlogEvent)| {
+        let QlogEvent::PathAssigned { path, .. } = event else { return false };
+        *path == second
+    };
     assert!(events.iter().all(|events| events.iter().any(is_assigned)));
     let last = events[0].last().map(|(_, event)| event.clone());
     assert_eq!(last, Some(QlogEvent::Closed { local: true, reason: "done".into() }));

@@ -149,7 +149,7 @@ impl Client {
     }
 
     /// Bytes that may be written now; after 0, [`ClientEvent::RelayWritable`] follows.
-    pub fn relay_room(&mut self, relay: RelayId) -> usize {
+    pub fn relay_writable_bytes(&mut self, relay: RelayId) -> usize {
         open_relay(&self.edge_relays, &mut self.session, &mut self.endpoint, relay)
             .map_or(0, |(_, connection)| connection.writable_bytes(relay.stream))
     }

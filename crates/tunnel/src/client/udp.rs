@@ -107,13 +107,13 @@ impl Client {
     }
 
     /// The largest payload that can be sent now (bytes); 0 if there is no such flow.
-    pub fn udp_room(&mut self, id: UdpId) -> usize {
+    pub fn max_udp_payload(&mut self, id: UdpId) -> usize {
         let Some((session, connection)) = self.udp_session(id) else { return 0 };
         session.udp.flows.max_payload_bytes(connection, id.stream)
     }
 
-    /// Sends a payload. It is dropped and counted if it is larger than [`Self::udp_room`], and dropped beyond
-    /// `MAX_UNANSWERED_BYTES` before the server has responded.
+    /// Sends a payload. It is dropped and counted if it is larger than [`Self::max_udp_payload`], and dropped
+    /// beyond `MAX_UNANSWERED_BYTES` before the server has responded.
     pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
         let Some((session, connection)) = self.udp_session(id) else { return };
         if let Some(Stage::Requested(left, waiting)) = session.udp.stages.get_mut(&id.stream) {

@@ -77,7 +77,7 @@ impl MultipathConnection {
         for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);
             let queued = QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false };
-            // Of TCP, only acknowledgements need no order.
+            // Among TCP packets, only acknowledgements need no order.
             if urgent || ordered || flow.protocol != protocol::TCP {
                 self.scheduler.push(now, queued, urgent);
             } else if self.scheduler.push_superseding(now, queued, |later, earlier| {
@@ -138,7 +138,7 @@ impl MultipathConnection {
         loop {
             let moved = connection.is_between_passes() && self.assign_to_paths(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {
-                self.note_question(now, connection);
+                self.note_ack_eliciting(now, connection);
                 return Some(transmit);
             }
             if !moved && !self.assign_to_paths(now, connection) {
@@ -147,11 +147,11 @@ impl MultipathConnection {
         }
     }
 
-    /// Records that the only path has sent something that the peer has to answer.
+    /// Records that the only path has sent a packet that the peer has to acknowledge.
     #[inline]
-    fn note_question(&mut self, now: Instant, connection: &Connection) {
+    fn note_ack_eliciting(&mut self, now: Instant, connection: &Connection) {
         if let Some((id, path)) = self.paths.only_mut()
-            && path.liveness.is_answered()
+            && path.liveness.is_acked()
             && connection.has_in_flight(id)
         {
             path.liveness.on_sent(now);

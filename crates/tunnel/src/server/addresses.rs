@@ -23,11 +23,11 @@ use crate::{AddressSet, ConnectionSlot, SessionSecret, events::ServerChange};
 const MAX_WAITING_REQUESTS: usize = 4 * AddressSet::MAX;
 
 impl Server {
-    /// Assigns addresses to a session, in answer to the requests `asked`, as soon as its packets are
+    /// Assigns addresses to a session, in answer to the requests `requested`, as soon as its packets are
     /// filtered.
-    pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
+    pub(super) fn grant(&mut self, id: ConnectionHandle, addresses: AddressSet, requested: &[(u64, IpNet)]) {
         if !self.config.auth.has_rules_of_users() {
-            return self.send_assignment(id, addresses, asked);
+            return self.send_assignment(id, addresses, requested);
         }
         let shard = self.shard.index();
         let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
@@ -38,16 +38,16 @@ impl Server {
         };
         let mut waiting = match &mut tunnel.grant {
             PendingGrant::None => Vec::new(),
-            PendingGrant::Filtering { next } => next.take().map_or(Vec::new(), |next| next.asked),
+            PendingGrant::Filtering { next } => next.take().map_or(Vec::new(), |next| next.requested),
         };
-        waiting.extend(asked.iter().take(MAX_WAITING_REQUESTS.saturating_sub(waiting.len())));
+        waiting.extend(requested.iter().take(MAX_WAITING_REQUESTS.saturating_sub(waiting.len())));
         if let PendingGrant::Filtering { next } = &mut tunnel.grant {
-            *next = Some(Box::new(NextGrant { addresses, asked: waiting }));
+            *next = Some(Box::new(NextGrant { addresses, requested: waiting }));
             return;
         }
         tunnel.grant = PendingGrant::Filtering { next: None };
         let connection = ConnectionSlot { shard, connection: id, serial: tunnel.serial };
-        let request = FilterRequest { user: user.clone(), addresses, connection, asked: waiting };
+        let request = FilterRequest { user: user.clone(), addresses, connection, requested: waiting };
         self.events.push_back(ServerEvent::Filter(Box::new(request)));
     }
 
@@ -59,9 +59,9 @@ impl Server {
         let id = request.connection.connection;
         let tunnel = self.peers.get_mut(id).and_then(Peer::tunnel_mut);
         let pending = tunnel.map(|tunnel| std::mem::take(&mut tunnel.grant));
-        self.send_assignment(id, request.addresses, &request.asked);
+        self.send_assignment(id, request.addresses, &request.requested);
         if let Some(PendingGrant::Filtering { next: Some(next) }) = pending {
-            self.grant(id, next.addresses, &next.asked);
+            self.grant(id, next.addresses, &next.requested);
         }
         self.peers.mark_sends(id);
     }
@@ -73,7 +73,7 @@ impl Server {
     }
 
     /// Assigns addresses to a session and sends them to the client.
-    fn send_assignment(&mut self, id: ConnectionHandle, addresses: AddressSet, asked: &[(u64, IpNet)]) {
+    fn send_assignment(&mut self, id: ConnectionHandle, addresses: AddressSet, requested: &[(u64, IpNet)]) {
         let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
         let Some(authenticated) = authenticated else { return };
         let (Some(tunnel), Some(request)) = (&mut authenticated.tunnel, &authenticated.request) else {
@@ -84,7 +84,7 @@ impl Server {
             self.changes.push(ServerChange::Joined { client: authenticated.tag(), resumed });
         }
         self.update_downlink(&secret, addresses);
-        let entries = answers(addresses, asked);
+        let entries = answers(addresses, requested);
         let mut capsule = BytesMut::new();
         Capsule::AddressAssign(entries).encode(&mut capsule);
         if let Some(connection) = self.endpoint.get(id) {
@@ -93,14 +93,14 @@ impl Server {
     }
 
     /// Assigns the addresses that a client requests, or those that its session has.
-    pub(super) fn address(&mut self, now: Instant, id: ConnectionHandle, asked: &[(u64, IpNet)]) {
+    pub(super) fn address(&mut self, now: Instant, id: ConnectionHandle, requested: &[(u64, IpNet)]) {
         let Some(authenticated) = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref()) else {
             return;
         };
         let Some(tunnel) = &authenticated.tunnel else { return };
-        let (known, preferred) = (tunnel.addresses, preferred_addresses(asked));
+        let (known, preferred) = (tunnel.addresses, preferred_addresses(requested));
         if let Some(addresses) = known.filter(|known| known.count() >= preferred.len()) {
-            return self.grant(id, addresses, asked);
+            return self.grant(id, addresses, requested);
         }
         let secret = tunnel.secret;
         let addresses = match self.registry.assign(secret, &authenticated.user, &preferred) {
@@ -110,7 +110,7 @@ impl Server {
                 return self.close_peer(now, id, h3::code::INTERNAL_ERROR, "no address is free");
             }
         };
-        self.grant(id, addresses, asked);
+        self.grant(id, addresses, requested);
         if known.is_some_and(|known| known != addresses) {
             self.update_joined_connections(id, &secret, addresses);
         }
@@ -135,10 +135,10 @@ impl Server {
 
 /// The addresses that a client prefers, by index: those of each family in the order of the requests, at most
 /// [`AddressSet::MAX`].
-fn preferred_addresses(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
+fn preferred_addresses(requested: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
     let mut preferred: Vec<Vec<IpAddr>> = Vec::new();
     for v4 in [true, false] {
-        let family = asked.iter().map(|(_, net)| net.addr()).filter(|ip| ip.is_ipv4() == v4);
+        let family = requested.iter().map(|(_, net)| net.addr()).filter(|ip| ip.is_ipv4() == v4);
         for (at, ip) in family.take(AddressSet::MAX).enumerate() {
             match preferred.get_mut(at) {
                 Some(wanted) => wanted.push(ip),
@@ -151,9 +151,9 @@ fn preferred_addresses(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
 
 /// All addresses of a session. Each answers the request for this very address, or else the next request of
 /// its family; requests without an address are refused (RFC 9484 §4.7.2).
-fn answers(addresses: AddressSet, asked: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
+fn answers(addresses: AddressSet, requested: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
     let (mut known, mut open): (Vec<_>, Vec<_>) =
-        asked.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));
+        requested.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));
     let mut entries = Vec::new();
     for ip in addresses.iter() {
         let exact = known.iter().position(|(_, net)| net.addr() == ip).map(|at| known.remove(at));
@@ -184,10 +184,10 @@ mod tests {
         assert!(pool.assign_additional(&[1; 16], &[]));
         let addresses = pool.addresses(&[1; 16]).unwrap();
         let net = |text: &str| text.parse::<IpAddr>().map(IpNet::from).unwrap();
-        let answered = |asked: &[(u64, &str)]| {
-            let asked: Vec<_> = asked.iter().map(|(id, ip)| (*id, net(ip))).collect();
+        let answered = |requested: &[(u64, &str)]| {
+            let requested: Vec<_> = requested.iter().map(|(id, ip)| (*id, net(ip))).collect();
             let of = |entry: AssignedAddress| (entry.request_id, entry.net.addr().to_string());
-            answers(addresses, &asked).into_iter().map(of).collect::<Vec<_>>()
+            answers(addresses, &requested).into_iter().map(of).collect::<Vec<_>>()
         };
         let line = |expected: &[(u64, &str)]| {
             expected.iter().map(|(id, ip)| (*id, (*ip).to_owned())).collect::<Vec<_>>()

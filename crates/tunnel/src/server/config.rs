@@ -112,7 +112,7 @@ pub enum ServerEvent {
     },
     /// A relay is readable: call [`Server::relay_read`].
     RelayReadable(RelayId),
-    /// A relay is writable: [`Server::relay_room`] is not 0.
+    /// A relay is writable: [`Server::relay_writable_bytes`] is not 0.
     RelayWritable(RelayId),
     /// A relay is closed: the client reset it, or its connection is lost.
     RelayGone(RelayId),
@@ -140,7 +140,7 @@ pub struct FilterRequest {
     /// The connection that waits for them.
     pub connection: ConnectionSlot,
     /// The client's requests that the assignment answers.
-    pub(crate) asked: Vec<(u64, IpNet)>,
+    pub(crate) requested: Vec<(u64, IpNet)>,
 }
 
 /// The outcome of a packet that was read from the TUN.

@@ -117,7 +117,7 @@ pub(super) enum PendingGrant {
 pub(super) struct NextGrant {
     pub(super) addresses: AddressSet,
     /// The client's requests that it answers.
-    pub(super) asked: Vec<(u64, IpNet)>,
+    pub(super) requested: Vec<(u64, IpNet)>,
 }
 
 impl Peer {

@@ -128,7 +128,7 @@ impl Server {
     }
 
     /// Bytes that may be written now; after 0, [`ServerEvent::RelayWritable`] follows.
-    pub fn relay_room(&mut self, now: Instant, relay: RelayId) -> usize {
+    pub fn relay_writable_bytes(&mut self, now: Instant, relay: RelayId) -> usize {
         let Some((peer, connection)) = self.relay(relay) else { return 0 };
         let writable = connection.writable_bytes(relay.stream);
         let Some(limits) = peer.limits.as_mut().filter(|_| writable > 0) else { return writable };

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::session_flows::Arrival;
 
-    const HOME: ConnectionHandle = ConnectionHandle(3);
+    const INITIAL: ConnectionHandle = ConnectionHandle(3);
     const CALLS: ConnectionHandle = ConnectionHandle(9);
     const SHARD: u8 = 1;
 
@@ -129,17 +129,17 @@ mod tests {
         assert_eq!(downlink(&group, &|_| true), None);
         assert!(group.set([(ClassId(1), CALLS)].into_iter()));
         assert_eq!(downlink(&group, &|_| true), Some(CALLS), "the only one there is");
-        assert!(group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter()));
-        assert_eq!(downlink(&group, &|_| true), Some(HOME));
+        assert!(group.set([(ClassId(0), INITIAL), (ClassId(1), CALLS)].into_iter()));
+        assert_eq!(downlink(&group, &|_| true), Some(INITIAL));
         arrives(&group, 1);
         assert_eq!(downlink(&group, &|_| true), Some(CALLS));
-        assert_eq!(downlink(&group, &|id| id != CALLS), Some(HOME), "its paths are down");
+        assert_eq!(downlink(&group, &|id| id != CALLS), Some(INITIAL), "its paths are down");
         assert_eq!(downlink(&group, &|_| false), Some(CALLS), "none is better");
-        group.set([(ClassId(0), HOME)].into_iter());
-        assert_eq!(downlink(&group, &|_| true), Some(HOME), "its connection is gone");
-        group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter());
+        group.set([(ClassId(0), INITIAL)].into_iter());
+        assert_eq!(downlink(&group, &|_| true), Some(INITIAL), "its connection is gone");
+        group.set([(ClassId(0), INITIAL), (ClassId(1), CALLS)].into_iter());
         arrives(&group, 0);
-        assert_eq!(downlink(&group, &|_| true), Some(HOME), "it is of another class now");
+        assert_eq!(downlink(&group, &|_| true), Some(INITIAL), "it is of another class now");
     }
 
     #[test]
@@ -150,18 +150,18 @@ mod tests {
         let (mut here, mut other) = (SessionConnections::default(), SessionConnections::default());
         other.flows = here.flows.clone();
         for shard in [&mut here, &mut other] {
-            shard.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter());
+            shard.set([(ClassId(0), INITIAL), (ClassId(1), CALLS)].into_iter());
         }
         let read_by = |shard: &SessionConnections, number| {
             shard.downlink(now, PacketSource::Tun { shard: number }, &down, |_| true)
         };
-        assert_eq!(read_by(&other, 2), Some(Downlink::Connection(HOME)), "an unknown flow");
+        assert_eq!(read_by(&other, 2), Some(Downlink::Connection(INITIAL)), "an unknown flow");
         here.flows.record(now, Arrival { class: ClassId(1), shard: SHARD }, &up);
         assert_eq!(read_by(&here, SHARD), Some(Downlink::Connection(CALLS)));
         assert_eq!(read_by(&other, 2), Some(Downlink::OtherShard(SHARD)));
         let handed = other.downlink(now, PacketSource::OtherShard, &down, |_| true);
         assert_eq!(handed, Some(Downlink::Connection(CALLS)), "it is not handed over again");
         here.set(std::iter::empty());
-        assert_eq!(read_by(&other, 2), Some(Downlink::Connection(HOME)), "that shard has no connection");
+        assert_eq!(read_by(&other, 2), Some(Downlink::Connection(INITIAL)), "that shard has no connection");
     }
 }

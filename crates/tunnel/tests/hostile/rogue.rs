@@ -405,7 +405,7 @@ impl Rogue {
             }
             if *targets == Targets::Flood {
                 for relay in relays.iter() {
-                    let room = server.relay_room(now, *relay);
+                    let room = server.relay_writable_bytes(now, *relay);
                     if room > 0 {
                         server.relay_write(now, *relay, Bytes::from(vec![7; room]));
                     }

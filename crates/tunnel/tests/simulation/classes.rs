@@ -274,7 +274,7 @@ fn a_link_that_is_full_both_ways_is_used_whatever_its_delay() {
 
 /// The results on a link of 150 Mbit/s that three classes share.
 struct Shared {
-    /// Of a call's packets on their way down, sorted.
+    /// The delays of a call's packets on their way down, sorted.
     delays: Vec<Duration>,
     /// Received rate of the class `bulk`, Mbit/s.
     bulk: f64,
@@ -362,11 +362,11 @@ const BEFORE: Phase = Phase { time: Duration::from_secs(2), ..STEADY };
 
 /// Whether a call is as quick as when nothing is lost, and `bulk` gets so much.
 fn assert_unharmed(what: &str, found: &Shared, most: [(usize, Duration); 2], bulk: f64) {
-    static CALM: OnceLock<Shared> = OnceLock::new();
-    let calm = CALM.get_or_init(|| down_beside_losses(&[BEFORE, BEFORE], Duration::ZERO));
+    static LOSSLESS: OnceLock<Shared> = OnceLock::new();
+    let lossless = LOSSLESS.get_or_init(|| down_beside_losses(&[BEFORE, BEFORE], Duration::ZERO));
     println!("{what}: {:?}, {:?}, bulk {:.1}", found.percentile(50), found.percentile(99), found.bulk);
     for (part, most) in most {
-        let (with, without) = (found.percentile(part), calm.percentile(part));
+        let (with, without) = (found.percentile(part), lossless.percentile(part));
         assert!(with <= without + most, "{what}: {with:?} instead of {without:?} at {part} %");
     }
     assert!(found.bulk > bulk, "{what}: {:.1} of {bulk:.1} Mbit/s", found.bulk);
@@ -387,8 +387,8 @@ fn retransmissions_of_a_class_that_fill_the_link_do_not_affect_others() {
     // With retransmissions it is 1 to 3 % more than the link carries.
     for rate in [42, 43] {
         let phase = Phase { loss: 30, offered: rate, others: rate, ..STEADY };
-        let calm = Phase { time: BEFORE.time, loss: 0, ..phase };
-        let found = down_beside_losses(&[calm, phase], Duration::ZERO);
+        let lossless = Phase { time: BEFORE.time, loss: 0, ..phase };
+        let found = down_beside_losses(&[lossless, phase], Duration::ZERO);
         let most = [(50, MS / 2), (99, 5 * MS)];
         assert_unharmed(&format!("30 % lost of {rate} Mbit/s"), &found, most, 34.0);
     }

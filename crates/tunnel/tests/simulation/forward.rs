@@ -23,7 +23,7 @@ pub(super) struct Inside {
     world: World,
     forwarder: Forwarder,
     events: Vec<ForwardEvent>,
-    asked: Vec<ServerEvent>,
+    requests: Vec<ServerEvent>,
     /// Packets that came out of the server's TUN.
     packets: Vec<Vec<u8>>,
 }
@@ -34,7 +34,7 @@ impl Inside {
         let setup = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr).setup;
         let remote = SERVER.parse().unwrap();
         let forwarder = Forwarder::connect(world.now, &setup, remote, "mpvpn").unwrap();
-        Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() }
+        Self { world, forwarder, events: Vec::new(), requests: Vec::new(), packets: Vec::new() }
     }
 
     pub(super) fn new() -> Self {
@@ -60,7 +60,7 @@ impl Inside {
             self.exchange();
         }
         let server = &mut self.world.servers[0];
-        self.asked.extend(std::iter::from_fn(|| server.poll_event()));
+        self.requests.extend(std::iter::from_fn(|| server.poll_event()));
         self.events.extend(std::iter::from_fn(|| self.forwarder.poll_event()));
         while let Some(packet) = server.poll_tun() {
             self.packets.push(packet.to_vec()[VNET_HDR_LEN..].to_vec());
@@ -120,7 +120,9 @@ impl Inside {
     fn connected(&mut self) -> (RelayId, RelayId) {
         let request = self.ask(&connect::request(&"target.example:80".parse().unwrap(), Some(&bearer())));
         assert_eq!(self.forwarder.answer(self.world.now, request), ResponseStatus::Pending);
-        let Some(ServerEvent::Connect { relay, user, to }) = self.asked.pop() else { panic!("no request") };
+        let Some(ServerEvent::Connect { relay, user, to }) = self.requests.pop() else {
+            panic!("no request")
+        };
         assert_eq!((&*user, &*to.to_string()), ("alice", "target.example:80"));
         self.world.servers[0].relay_opened(relay);
         self.run(5 * MS);
@@ -151,7 +153,7 @@ impl Inside {
     fn udp(&mut self) -> (RelayId, UdpId) {
         let path = connect_udp::path(&connect_udp::default_template(), &"192.0.2.9:53".parse().unwrap());
         let request = self.ask(&connect_udp::request(SERVER, &path, Some(&bearer())));
-        let Some(ServerEvent::ConnectUdp { udp, .. }) = self.asked.pop() else { panic!("no request") };
+        let Some(ServerEvent::ConnectUdp { udp, .. }) = self.requests.pop() else { panic!("no request") };
         self.world.servers[0].udp_opened(udp);
         self.run(5 * MS);
         let answer = self.answer(request);
@@ -222,7 +224,7 @@ fn a_connection_that_breaks_at_either_end_is_broken_at_the_other() {
     let (request, relay) = inside.connected();
     inside.forwarder.end(request, code::REQUEST_CANCELLED);
     inside.run(5 * MS);
-    assert_eq!(inside.asked.last(), Some(&ServerEvent::RelayGone(relay)));
+    assert_eq!(inside.requests.last(), Some(&ServerEvent::RelayGone(relay)));
 }
 
 #[test]
@@ -235,7 +237,7 @@ fn refusals_and_their_reasons_come_back() {
     inside.forwarder.end(request, code::REQUEST_CANCELLED);
 
     let request = inside.ask(&connect::request(&target, Some(&bearer())));
-    let Some(ServerEvent::Connect { relay, .. }) = inside.asked.pop() else { panic!("no request") };
+    let Some(ServerEvent::Connect { relay, .. }) = inside.requests.pop() else { panic!("no request") };
     inside.world.servers[0].relay_failed(relay, ProxyError::Dns, "no such name".to_owned());
     inside.run(5 * MS);
     let answer = inside.answer(request);
@@ -250,7 +252,7 @@ fn a_reader_that_stops_stops_the_sender() {
     let (request, relay) = inside.connected();
     let mut sent = 0;
     for _ in 0..2000 {
-        let room = inside.world.servers[0].relay_room(inside.world.now, relay);
+        let room = inside.world.servers[0].relay_writable_bytes(inside.world.now, relay);
         inside.world.servers[0].relay_write(inside.world.now, relay, vec![7; room].into());
         sent += room;
         inside.turn();

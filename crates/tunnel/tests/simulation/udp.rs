@@ -51,7 +51,7 @@ fn payloads_go_there_and_back_from_the_first_one_on() {
         world.run(35 * MS);
         assert_eq!(news(&mut world, client), [(udp, UdpFlowEvent::Opened)], "{mode:?}");
         assert_eq!(world.machines[client].payloads, [(udp, b"early".to_vec())], "{mode:?}");
-        let room = world.machines[client].client.udp_room(udp);
+        let room = world.machines[client].client.max_udp_payload(udp);
         assert!((1200..1500).contains(&room), "{room}");
         for payload in [vec![7; room], vec![], vec![9; room + 1]] {
             send(&mut world, client, udp, &payload);
@@ -97,7 +97,7 @@ fn each_end_learns_that_the_other_has_closed_a_flow() {
     world.run(100 * MS);
     assert_eq!(news(&mut world, client), [(theirs, UdpFlowEvent::Closed)]);
     assert!(world.targets[0].closed && !world.targets[1].closed, "who closes is told nothing");
-    assert_eq!(world.machines[client].client.udp_room(theirs), 0);
+    assert_eq!(world.machines[client].client.max_udp_payload(theirs), 0);
     send(&mut world, client, theirs, b"too late");
     world.run(100 * MS);
     assert_eq!(world.targets[0].received_payloads + world.targets[1].received_payloads, 0);

@@ -45,7 +45,7 @@ const CALL_PORT: u16 = 5301;
 /// UDP payload of a datagram of the video and of the half load, bytes.
 const DATAGRAM_BYTES: u32 = 1200;
 /// Time from the start of a system to the first load: path MTU, pipes and classes have settled.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLING_TIME: Duration = Duration::from_secs(2);
 /// A GB, bytes.
 const GB: f64 = 1e9;
 
@@ -244,7 +244,7 @@ fn measure(load: &Load, system: System, counts_calls: bool, options: &Options) -
     let address = tunnel.address().to_string();
     let mut target = IperfTarget::new(&testbed, &address, PORT);
     target.listen();
-    thread::sleep(SETTLE);
+    thread::sleep(SETTLING_TIME);
     if matches!(load.traffic, LoadTraffic::Idle) {
         // A client counts as idle after a minute without traffic.
         thread::sleep(Duration::from_secs(60));

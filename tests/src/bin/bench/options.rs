@@ -103,7 +103,7 @@ impl Options {
             rounds: 5,
             seconds: 2,
             tries: 3,
-            systems: System::ALL.into_iter().filter(|system| system.is_usual()).collect(),
+            systems: System::ALL.into_iter().filter(|system| system.is_default()).collect(),
             settings: Setting::ALL.to_vec(),
             against: None,
             pairs: None,

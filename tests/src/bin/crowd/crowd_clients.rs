@@ -152,7 +152,7 @@ fn socket(from: Ipv4Addr, server: SocketAddr) -> UdpSocket {
 
 struct CrowdClient {
     connections: ClassConnections,
-    /// Of the class `default`; the others stay asleep.
+    /// The socket of the class `default`; the others stay asleep.
     socket: UdpSocket,
     /// Its entry in the timer queue.
     timer_at: Option<Instant>,

@@ -4,7 +4,8 @@
 //! SECONDS]` runs a server and a busy client of the release build in namespaces, connects N idle clients that
 //! run in this process, and compares before and after; with `--talk` also while each of them sends and gets a
 //! packet a second. The table goes to stdout. Exit code 1: the bar was missed.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
+// Edge: it runs processes and sockets and reads clocks.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod crowd_clients;
 
@@ -37,7 +38,7 @@ const OTHER_OPEN_FILES: usize = 100;
 /// Average time per client to connect before the run fails.
 const CONNECT_TIMEOUT_PER_CLIENT: Duration = Duration::from_millis(100);
 /// Wait until path MTU discovery is complete and memory of handshakes has been freed.
-const SETTLE_TIME: Duration = Duration::from_secs(5);
+const SETTLING_TIME: Duration = Duration::from_secs(5);
 /// Wait until the server has returned the memory of closed sessions to the system.
 const MEMORY_RETURN_TIME: Duration = Duration::from_secs(20);
 
@@ -128,14 +129,14 @@ fn run(options: &Options) -> bool {
     let count = options.clients as f64;
     let took = crowd.wait_until_up_within(
         options.clients,
-        CONNECT_TIMEOUT_PER_CLIENT * options.clients as u32 + SETTLE_TIME,
+        CONNECT_TIMEOUT_PER_CLIENT * options.clients as u32 + SETTLING_TIME,
     );
     let handshake_time = server.processor_time() - before.1;
     row("clients", count, "");
     row("time to connect all", took.as_secs_f64(), "s");
     row("connected", count / took.as_secs_f64(), "1/s");
     row("server's processor time to connect one", handshake_time.as_secs_f64() * 1e3 / count, "ms");
-    thread::sleep(SETTLE_TIME);
+    thread::sleep(SETTLING_TIME);
     let each = (server.memory() - before.0) as f64 / 1024.0 / count;
     row("server's memory a client, connected", each, "KiB");
 
@@ -177,7 +178,7 @@ fn talk(testbed: &Testbed, server: &MpvpnProcess, crowd: &Crowd, options: &Optio
     };
     let alone = p99();
     crowd.talk(true);
-    thread::sleep(SETTLE_TIME);
+    thread::sleep(SETTLING_TIME);
     let (started, answers) = (server.processor_time(), crowd.answers());
     let among = p99();
     thread::sleep(Duration::from_secs(options.talk));

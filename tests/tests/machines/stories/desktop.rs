@@ -33,7 +33,10 @@ pub(super) fn run() {
         assert!(device.contains("10."), "systemd-resolved knows no resolver of the tunnel: {device}");
         assert_eq!(network.count("queries past the tunnel"), past, "queries leave past the tunnel");
         let server = server.links()[0].address();
-        assert!(network.asked_by().iter().any(|it| it.contains(&server)), "the server asks no resolver");
+        assert!(
+            network.resolver_clients().iter().any(|it| it.contains(&server)),
+            "the server asks no resolver"
+        );
     });
     step(
         "NetworkManager leaves the tunnel's device alone, and a link that it reconnects is used again",

@@ -276,7 +276,12 @@ mod tests {
     #[test]
     fn rules_that_are_there_are_not_added_and_those_not_needed_removed() {
         let mut ruleset = ruleset();
-        let tagged = |handle: u64, chain: &str, expr: Value| json!({"rule": {"family": "inet", "table": "filter", "chain": chain, "handle": handle, "comment": "mpvpn-server", "expr": expr}});
+        let tagged = |handle: u64, chain: &str, expr: Value| {
+            json!({"rule": {
+                "family": "inet", "table": "filter", "chain": chain, "handle": handle,
+                "comment": "mpvpn-server", "expr": expr
+            }})
+        };
         let port = |port: u16| json!([{"match": {"op": "==", "left": {"payload": {"protocol": "udp", "field": "dport"}}, "right": port}}, {"accept": null}]);
         let list = ruleset["nftables"].as_array_mut().unwrap();
         list.push(tagged(20, "input", port(443)));
@@ -300,7 +305,12 @@ mod tests {
 
     #[test]
     fn chains_that_jump_in_circles_do_not_drop() {
-        let jump = |chain: &str, to: &str| json!({"rule": {"family": "inet", "table": "t", "chain": chain, "handle": 1, "expr": [{"jump": {"target": to}}]}});
+        let jump = |chain: &str, to: &str| {
+            json!({"rule": {
+                "family": "inet", "table": "t", "chain": chain, "handle": 1,
+                "expr": [{"jump": {"target": to}}]
+            }})
+        };
         let chain = json!({"chain": {"family": "inet", "table": "t", "name": "a", "type": "filter", "hook": "input", "policy": "accept"}});
         let ruleset = json!({"nftables": [chain, jump("a", "b"), jump("b", "a")]});
         assert_eq!(dropping_chains(&ruleset, false), []);

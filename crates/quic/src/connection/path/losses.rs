@@ -7,7 +7,7 @@ use crate::path_stats::LossWindow;
 
 /// Losses up to this multiple of the constant loss do not count as congestion (CUBIC on a path with FEC), as
 /// losses come in bunches. Smaller: an ordinary bunch shrinks the window; larger: congestion is hidden.
-const EXCUSED_LOSS_RATIO: f64 = 1.25;
+const IGNORED_LOSS_RATIO: f64 = 1.25;
 
 /// The losses of one path.
 #[derive(Debug, Default)]
@@ -36,8 +36,8 @@ impl Losses {
     }
 
     /// The share of packets (0 to 1) whose loss does not count as congestion.
-    pub(crate) fn excused_share(&self) -> f64 {
-        if self.repaired { self.window.constant_loss() * EXCUSED_LOSS_RATIO } else { 0.0 }
+    pub(crate) fn ignored_loss_share(&self) -> f64 {
+        if self.repaired { self.window.constant_loss() * IGNORED_LOSS_RATIO } else { 0.0 }
     }
 
     /// The share of packets lost in the last 10 s (0 to 1).
@@ -62,14 +62,14 @@ mod tests {
     }
 
     #[test]
-    fn only_repaired_losses_are_excused() {
+    fn only_repaired_losses_are_ignored() {
         let mut losses = Losses::default();
         for second in 0..4 {
             losses.update(second, (1000 * (second + 1), 100 * (second + 1)), false);
         }
-        assert_eq!(losses.excused_share(), 0.0);
+        assert_eq!(losses.ignored_loss_share(), 0.0);
         losses.set_repaired(true);
         // 10 % and two standard deviations more, by 1.25.
-        assert!((0.14..0.16).contains(&losses.excused_share()), "{}", losses.excused_share());
+        assert!((0.14..0.16).contains(&losses.ignored_loss_share()), "{}", losses.ignored_loss_share());
     }
 }

@@ -176,7 +176,10 @@ impl Destination {
             }
         }
         while self.sent < self.sends && !self.closed {
-            let room = server.relay_room(now, self.relay).min((self.sends - self.sent) as usize).min(60_000);
+            let room = server
+                .relay_writable_bytes(now, self.relay)
+                .min((self.sends - self.sent) as usize)
+                .min(60_000);
             if room == 0 {
                 break;
             }

@@ -75,7 +75,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of a world that begins at `began`.
+    /// The record of a world that begins at `began`.
     pub fn new(began: Instant) -> Self {
         Self { began, lines: Vec::new() }
     }

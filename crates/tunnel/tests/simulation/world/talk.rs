@@ -76,7 +76,7 @@ impl RelayedConnection {
             }
         }
         while self.sent < self.sends {
-            let room = client.relay_room(relay).min((self.sends - self.sent) as usize).min(60_000);
+            let room = client.relay_writable_bytes(relay).min((self.sends - self.sent) as usize).min(60_000);
             if room == 0 {
                 break;
             }

@@ -42,7 +42,7 @@ const LONG: [&str; 3] = ["paths", "stream", "classes"];
 const INTERRUPTED: i32 = 130;
 
 /// The number of pairs of a rig, without `--pairs`.
-pub(crate) fn usual_pairs(rig: &str, is_quick: bool) -> u32 {
+pub(crate) fn default_pairs(rig: &str, is_quick: bool) -> u32 {
     if is_quick && LONG.contains(&rig) { PAIRS_OF_A_LONG_RIG } else { PAIRS }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
     let pairs: Vec<u32> = options
         .rigs
         .iter()
-        .map(|rig| options.pairs.unwrap_or_else(|| usual_pairs(rig, options.quick)))
+        .map(|rig| options.pairs.unwrap_or_else(|| default_pairs(rig, options.quick)))
         .collect();
     comparison.play(&schedule(&pairs, 0))?;
     let repeats = comparison.repeats(&pairs);
@@ -204,7 +204,7 @@ fn last_line(log: &Path) -> String {
 
 /// The number of pairs, as the list of rigs shows it.
 pub(crate) fn about(rig: &str) -> String {
-    let (whole, quick) = (usual_pairs(rig, false), usual_pairs(rig, true));
+    let (whole, quick) = (default_pairs(rig, false), default_pairs(rig, true));
     if whole == quick { format!("{whole} pairs") } else { format!("{whole} pairs, {quick} with --quick") }
 }
 
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn long_quick_rigs_get_two_pairs_and_all_others_five() {
         let pairs = [("cut", false), ("cut", true), ("paths", false), ("paths", true), ("classes", true)]
-            .map(|(rig, quick)| usual_pairs(rig, quick));
+            .map(|(rig, quick)| default_pairs(rig, quick));
         assert_eq!(pairs, [5, 5, 5, 2, 2]);
     }
 

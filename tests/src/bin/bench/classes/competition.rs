@@ -250,6 +250,7 @@ fn add_figures(case: &Case, direction: Direction, result: &CaseResult, outcome: 
 
 fn case_json(case: &Case, direction: Direction, result: &CaseResult) -> Value {
     json!({ "case": case.title, "way": direction_name(direction), "idle": call_json(&result.idle),
-            "beside_bulk": call_json(&result.calls[0]), "beside_both": call_json(&result.calls[1]), "bulk_alone_mbit": result.mbit[0], "bulk_mbit": result.mbit[1],
+            "beside_bulk": call_json(&result.calls[0]), "beside_both": call_json(&result.calls[1]),
+            "bulk_alone_mbit": result.mbit[0], "bulk_mbit": result.mbit[1],
             "default_mbit": result.mbit[2], "used": result.utilization })
 }

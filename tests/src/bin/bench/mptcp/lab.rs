@@ -293,8 +293,10 @@ fn table_row(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -
 
 fn json_of_runs(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -> Value {
     let run = |run: &LabRun| {
-        json!({ "both": run.both_links_mbit, "one": run.one_link_mbit, "again": run.after_return_mbit, "back_s": run.recovery_s, "stall_s": run.longest_stall_s,
+        json!({ "both": run.both_links_mbit, "one": run.one_link_mbit, "again": run.after_return_mbit,
+                "back_s": run.recovery_s, "stall_s": run.longest_stall_s,
                 "lost": run.error, "mbit_per_100ms": run.steps })
     };
-    json!({ "who": system.name(), "way": direction_name(direction), "runs": runs_done.iter().map(run).collect::<Vec<_>>() })
+    let runs: Vec<_> = runs_done.iter().map(run).collect();
+    json!({ "who": system.name(), "way": direction_name(direction), "runs": runs })
 }

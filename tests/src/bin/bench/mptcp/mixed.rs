@@ -43,7 +43,7 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 /// Gaps are searched from this long before the block, so that the last reply before it counts.
 const LOOK_BACK: Duration = Duration::from_millis(100);
 /// Time after a change of transport that is left out of the means, s.
-const SETTLE_AFTER_CHANGE_S: f64 = 3.0;
+const SETTLING_S: f64 = 3.0;
 
 /// UDP blocked on link 1.
 const FIRST_LINK_BLOCKED: Firewall<'static> = Firewall { no_udp: &[1], ..Firewall::OPEN };
@@ -238,8 +238,8 @@ fn measure_block(testbed: &Testbed, options: &Options, direction: Direction) -> 
     let [measure_block, unblock, end] = [measure_block, unblock, end].map(f64::from);
     Ok(BlockResult {
         before_mbit: mean(&steps, START_UP_SECONDS.into(), measure_block),
-        blocked_mbit: mean(&steps, measure_block + SETTLE_AFTER_CHANGE_S, unblock),
-        after_mbit: mean(&steps, unblock + quic_after_s + SETTLE_AFTER_CHANGE_S, end),
+        blocked_mbit: mean(&steps, measure_block + SETTLING_S, unblock),
+        after_mbit: mean(&steps, unblock + quic_after_s + SETTLING_S, end),
         longest_ping_gap_s: [
             pings.longest_gap(blocked - LOOK_BACK, unblocked.0).as_secs_f64(),
             pings.longest_gap(unblocked.0, last).as_secs_f64(),

@@ -201,7 +201,10 @@ pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String
 pub(crate) fn raw(row: &Row) -> Value {
     let runs = row.runs.iter().map(|run| {
         let impairments = run.impairments.iter().map(
-            |impairment| json!({ "gap_ms": impairment.gap.as_secs_f64() * 1e3, "back_s": impairment.recovery_time.map(|back| back.as_secs_f64()) }),
+            |impairment| {
+                let back = impairment.recovery_time.map(|back| back.as_secs_f64());
+                json!({ "gap_ms": impairment.gap.as_secs_f64() * 1e3, "back_s": back })
+            },
         );
         let arrived = run.arrived.as_ref();
         json!({
@@ -225,6 +228,7 @@ pub(crate) fn raw(row: &Row) -> Value {
     json!({
         "load": row.load.name(), "way": if row.direction == Direction::Up { "up" } else { "down" },
         "runs": runs.collect::<Vec<_>>(),
-        "sent_per_payload": row.sent_per_payload(), "without_loss": row.clean_sent_per_payload(), "alone": singles.collect::<Vec<_>>(), "mptcp": mptcp,
+        "sent_per_payload": row.sent_per_payload(), "without_loss": row.clean_sent_per_payload(),
+        "alone": singles.collect::<Vec<_>>(), "mptcp": mptcp,
     })
 }
