@@ -1,9 +1,9 @@
 //! Checks the documents of this repository offline: links have a target, shell blocks of the guide state
-//! where they run or why they are skipped, files and functions named in the architecture exist, and parts of
-//! configuration files are valid.
+//! where they run or why they are skipped, files, functions, commands of `./dev` and tests named in documents
+//! exist, and parts of configuration files are valid.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -94,6 +94,82 @@ fn every_file_and_function_named_in_the_architecture_exists() {
 }
 
 #[test]
+fn every_rust_file_named_in_a_document_exists() {
+    let files = listed("*.rs");
+    let exists = |name: &str| files.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
+    let (mut missing, mut checked) = (Vec::new(), 0);
+    for document in documents() {
+        for (line, word) in code_words(&read(&document)) {
+            if word.ends_with(".rs") && !word.contains(char::is_whitespace) {
+                checked += 1;
+                if !exists(&word) {
+                    missing.push(format!("{}:{line}: {word}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no file of the tree ends with these paths:\n  {}", missing.join("\n  "));
+    assert!(checked > 150, "only {checked} files were found in the documents");
+}
+
+/// Names of types, constants, functions and tests: those that are more than a word.
+#[test]
+fn every_name_of_the_code_in_a_document_exists() {
+    let code: BTreeSet<String> = ["*.rs", "*.ts", "*.toml", "*.py"]
+        .iter()
+        .flat_map(|kind| listed(kind))
+        .fold(BTreeSet::new(), |mut known, file| {
+            let text = read(&root().join(file));
+            known.extend(text.split(|next: char| !is_of_name(next)).map(str::to_owned));
+            known
+        });
+    let about_code = |document: &PathBuf| {
+        let name = document.strip_prefix(root()).expect("below").to_string_lossy().into_owned();
+        let pages = ["CONTRIBUTING.md", "docs/architecture.md", "docs/security.md", "docs/performance.md"];
+        pages.contains(&&*name) || name.starts_with("docs/design/") || name.starts_with("docs/vectors/")
+    };
+    let (mut missing, mut checked) = (Vec::new(), 0);
+    for document in documents().into_iter().filter(about_code) {
+        for (line, word) in code_words(&read(&document)) {
+            if is_name_of_code(&word) {
+                checked += 1;
+                let parts = word.split("::");
+                missing.extend(
+                    parts
+                        .filter(|part| !code.contains(*part))
+                        .map(|part| format!("{}:{line}: {part}", document.display())),
+                );
+            }
+        }
+    }
+    assert!(missing.is_empty(), "these names are not in the code:\n  {}", missing.join("\n  "));
+    assert!(checked > 500, "only {checked} names were found in the documents");
+}
+
+#[test]
+fn every_command_of_dev_in_a_document_exists() {
+    let dev = read(&root().join("dev"));
+    let (_, cases) = dev.split_once("\ncase $command in\n").expect("the commands of ./dev");
+    let labels = cases.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()));
+    let labels = labels.filter_map(|line| line.split_once(')')).flat_map(|(names, _)| names.split('|'));
+    let known: BTreeSet<&str> = labels.map(str::trim).chain(["help"]).collect();
+    let (mut missing, mut checked) = (Vec::new(), 0);
+    for document in documents() {
+        for (line, text) in (1..).zip(read(&document).lines()) {
+            for rest in text.split("./dev ").skip(1) {
+                let name: String = rest.chars().take_while(|next| next.is_ascii_lowercase()).collect();
+                checked += usize::from(!name.is_empty());
+                if !name.is_empty() && !known.contains(&*name) {
+                    missing.push(format!("{}:{line}: ./dev {name}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "commands that ./dev does not have:\n  {}", missing.join("\n  "));
+    assert!(checked > 100, "only {checked} commands were found in the documents");
+}
+
+#[test]
 fn the_architecture_is_short() {
     let text = read(&root().join("docs/architecture.md"));
     let size: usize = text.split("```").step_by(2).map(str::len).sum();
@@ -137,12 +213,48 @@ fn read(path: &Path) -> String {
 
 /// All Markdown files of the repository.
 fn documents() -> Vec<PathBuf> {
-    let words = ["ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
+    listed("*.md").iter().map(|name| root().join(name)).collect()
+}
+
+/// The files of the repository that a pattern matches, by their paths in it.
+fn listed(pattern: &str) -> Vec<String> {
+    let words = ["ls-files", "--cached", "--others", "--exclude-standard", pattern];
     let output = Command::new("git").args(words).current_dir(root()).output().expect("git runs");
     let listing = String::from_utf8_lossy(&output.stdout).into_owned();
-    let found: Vec<_> = listing.lines().map(|name| root().join(name)).filter(|path| path.exists()).collect();
-    assert!(found.len() > 10, "git ls-files finds {} documents", found.len());
+    let exists = |name: &&str| root().join(name).exists();
+    let found: Vec<_> = listing.lines().filter(exists).map(str::to_owned).collect();
+    assert!(!found.is_empty(), "git ls-files finds no {pattern}");
     found
+}
+
+/// The texts between backticks in the prose of a document, with their lines.
+fn code_words(text: &str) -> Vec<(usize, String)> {
+    let words = |(number, line): (usize, &str)| {
+        let words: Vec<_> =
+            line.split('`').skip(1).step_by(2).map(|word| (number, word.to_owned())).collect();
+        words
+    };
+    prose(text).into_iter().flat_map(words).collect()
+}
+
+fn is_of_name(next: char) -> bool {
+    next.is_ascii_alphanumeric() || next == '_'
+}
+
+/// Whether a word can only be a name of the code: a path of names, a constant or type of several words, a
+/// sentence.
+fn is_name_of_code(word: &str) -> bool {
+    let is_name = |part: &str| !part.is_empty() && part.chars().all(is_of_name);
+    let is_path = word.contains("::") && word.split("::").all(is_name);
+    let is_constant = word.contains('_')
+        && !word.ends_with('_')
+        && word.chars().all(|next| next.is_ascii_uppercase() || next == '_');
+    let humps = word.chars().filter(char::is_ascii_uppercase).count();
+    let is_type = word.chars().all(|next| next.is_ascii_alphanumeric())
+        && word.starts_with(|first: char| first.is_ascii_uppercase())
+        && (2..word.len() / 2).contains(&humps);
+    let is_sentence = is_name(word) && word.matches('_').count() > 2;
+    is_path || is_constant || is_type || is_sentence
 }
 
 /// The README and the guide.

@@ -34,7 +34,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 17] = [
+const PAGES: [&str; 22] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -52,6 +52,11 @@ const PAGES: [&str; 17] = [
     "docs/guide/how-tcp-travels.md",
     "docs/guide/several-instances.md",
     "docs/guide/measuring.md",
+    "docs/guide/users.md",
+    "docs/guide/what-clients-reach.md",
+    "docs/guide/server-certificates.md",
+    "docs/guide/server-site.md",
+    "docs/guide/server-without-root.md",
 ];
 
 #[test]
@@ -91,6 +96,11 @@ pages! {
     how_tcp_travels 14
     several_instances 15
     measuring 16
+    users_of_a_server 17
+    what_clients_reach 18
+    certificates_of_a_server 19
+    a_server_that_strangers_see 20
+    a_server_without_root 21
 }
 
 fn play(path: &str) {
