@@ -79,7 +79,8 @@ fn every_file_and_function_named_in_the_architecture_exists() {
         for word in row.split('`').skip(1).step_by(2) {
             checked += 1;
             if word.contains('/') {
-                let file = root().join("crates").join(word);
+                let below_crates = root().join("crates").join(word);
+                let file = if below_crates.exists() { below_crates } else { root().join(word) };
                 code = if file.is_file() { read(&file) } else { String::new() };
                 if !file.exists() {
                     missing.push(format!("{word}: no such file"));
@@ -110,6 +111,36 @@ fn every_rust_file_named_in_a_document_exists() {
     }
     assert!(missing.is_empty(), "no file of the tree ends with these paths:\n  {}", missing.join("\n  "));
     assert!(checked > 150, "only {checked} files were found in the documents");
+}
+
+/// A page of docs/design names the modules of its code: "Code: crate `x`, modules `a`, `b::c` (…); crate …".
+#[test]
+fn every_module_named_by_a_design_page_exists() {
+    let files = listed("*.rs");
+    let (mut missing, mut checked) = (Vec::new(), 0);
+    for document in documents().into_iter().filter(|page| page.starts_with(root().join("docs/design"))) {
+        let text = read(&document);
+        let Some((_, modules)) = text.lines().find_map(|line| line.split_once("Code: ")) else { continue };
+        for part in modules.split("; ").filter_map(|part| part.strip_prefix("crate `")) {
+            let Some((name, rest)) = part.split_once('`') else { continue };
+            let rest = rest.split(". ").next().unwrap_or_default();
+            let modules =
+                rest.split('`').skip(1).step_by(2).filter(|word| !word.contains(['(', ')', '.', '/']));
+            for module in modules.filter(|word| word.chars().all(|next| !next.is_uppercase())) {
+                checked += 1;
+                let path = module.replace("::", "/");
+                let is_file = |file: &String| {
+                    file.starts_with(&format!("crates/{name}/"))
+                        && (file.ends_with(&format!("/{path}.rs")) || file.contains(&format!("/{path}/")))
+                };
+                if !files.iter().any(is_file) {
+                    missing.push(format!("{}: crate {name} has no module {module}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/design names modules that are gone:\n  {}", missing.join("\n  "));
+    assert!(checked > 100, "only {checked} modules were found in docs/design");
 }
 
 /// Names of types, constants, functions and tests: those that are more than a word.

@@ -1,8 +1,8 @@
 //! The program `mpvpn-lab`, which `mpvpn lab` starts: `mpvpn` over emulated links of this machine.
 //!
 //! In: the command line. Out: exit code 0 (success), 1 (failure), 2 (bad usage), or that of the command that
-//! ran in the lab; every failure prints to stderr what failed, why, and the next step. Always holds: server and
-//! client are the program `mpvpn` as it is installed, and touch no state of the machine's own.
+//! ran in the lab; every failure prints to stderr what failed, why, and the next step. Always holds: server
+//! and client are the program `mpvpn` as it is installed, and touch no state of the machine's own.
 // This crate is an edge: it talks to the kernel, the clock, files and other processes.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 

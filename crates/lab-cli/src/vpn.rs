@@ -13,8 +13,8 @@ use rustix::process::Signal;
 const SERVER_PORT: u16 = 4433;
 /// The server's address in the tunnel, in the subnet that [`start_server`] sets.
 pub(crate) const TUNNEL_SERVER_V4: &str = "10.0.0.1";
-/// Time in which each side must report the state `up`. It takes a second; longer delays an error, shorter fails
-/// on a busy machine.
+/// Time in which each side must report the state `up`. It takes a second; longer delays an error, shorter
+/// fails on a busy machine.
 const UP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Lines of each log that an error shows. More hide the error, fewer may lack its cause.
 const LOG_TAIL_LINES: usize = 30;
@@ -179,7 +179,8 @@ impl Endpoint {
         })
     }
 
-    /// Waits until the status reports the state `up`, for `UP_TIMEOUT` at most. The error shows the logs of this side and of `peer`.
+    /// Waits until the status reports the state `up`, for `UP_TIMEOUT` at most. The error shows the logs of
+    /// this side and of `peer`.
     fn wait_up(&mut self, peer: Option<&Self>) -> Result<(), LabError> {
         let start = Instant::now();
         loop {

@@ -12,8 +12,8 @@
 //!   clock nor socket.
 //! * [`Lab`] creates and removes namespaces, devices and processes; [`LinkHandle`] changes links of a running
 //!   lab.
-//! * [`requirements`], [`process`] and [`signals`] are what programs with a lab need besides: what the machine
-//!   must have, programs that end with the lab, and the removal of labs after Ctrl-C.
+//! * [`requirements`], [`process`] and [`signals`] are for programs with a lab: requirements of the machine,
+//!   programs that end with the lab, and the removal of labs after Ctrl-C.
 //!
 //! Always holds: links do not reorder packets; dropping a [`Lab`] removes everything that it created; what a
 //! lab of a killed process left is removed when the next lab starts.

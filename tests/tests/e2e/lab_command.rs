@@ -156,7 +156,8 @@ fn the_program_of_the_lab_is_found_in_path_and_gets_all_arguments() {
 fn a_lab_leaves_the_state_of_the_machine_s_own_server_and_client_alone() {
     let _share = MachineShare::take(Share::LIGHT);
     let files = tempfile::tempdir().expect("a folder");
-    // A folder of its own stands for that of the machine, with a file that a server would set aside as unreadable.
+    // A folder of its own stands for that of the machine, with a file that a server would set aside as
+    // unreadable.
     let script = "
         mount -t tmpfs state /var/lib
         mkdir /var/lib/mpvpn

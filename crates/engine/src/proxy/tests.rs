@@ -66,7 +66,7 @@ impl ByteStreams for Fake {
     fn write(&mut self, _: Instant, id: usize, data: Bytes) {
         let stream = &mut self.streams[id];
         assert!(!stream.is_ended && !stream.is_aborted && !data.is_empty());
-        stream.window = stream.window.checked_sub(data.len()).expect("written without room");
+        stream.window = stream.window.checked_sub(data.len()).expect("written beyond the window");
         stream.got.extend_from_slice(&data);
     }
 
@@ -81,7 +81,7 @@ impl ProxyTunnel for Fake {
             return None;
         }
         self.allowed -= 1;
-        self.streams.push(Stream { to: to.to_string(), room: 1 << 20, ..Stream::default() });
+        self.streams.push(Stream { to: to.to_string(), window: 1 << 20, ..Stream::default() });
         Some(self.streams.len() - 1)
     }
 
@@ -376,7 +376,7 @@ fn targets_of_an_association_are_bounded_and_end_when_they_are_silent() {
     }
     let closed = |world: &World| world.tunnel.flows.iter().filter(|flow| flow.2).count();
     assert_eq!((world.tunnel.flows.len(), closed(&world)), (100, 36));
-    assert!(world.tunnel.flows[..36].iter().all(|flow| flow.2), "the oldest make room");
+    assert!(world.tunnel.flows[..36].iter().all(|flow| flow.2), "the oldest are closed");
     world.skipped += Duration::from_secs(200);
     world.run();
     assert_eq!(closed(&world), 100);

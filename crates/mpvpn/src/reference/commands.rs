@@ -8,8 +8,8 @@ use super::{
 };
 use crate::commands::ALL;
 
-/// Every command and subcommand with options of its own, by what is typed. The commands of the lab are those of
-/// the program that `mpvpn lab` starts.
+/// Every command and subcommand with options of its own, by what is typed. The commands of the lab are those
+/// of the program that `mpvpn lab` starts.
 pub(super) fn visit(act: &mut impl FnMut(&str, &Command)) {
     fn go(path: &str, command: &Command, act: &mut impl FnMut(&str, &Command)) {
         let path = format!("{path} {}", command.get_name());
