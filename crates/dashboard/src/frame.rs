@@ -32,7 +32,7 @@ pub(crate) struct RateMeter {
 }
 
 impl RateMeter {
-    /// Of what is shown live.
+    /// Rates over the interval of live views.
     pub(crate) fn live() -> Self {
         Self { rates: Rates::new(1), measured: 0.0, interval: MIN_RATE_INTERVAL_S }
     }

@@ -104,7 +104,7 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// That of this process, as its environment says.
+    /// The service manager of this process, from its environment.
     pub(crate) fn of_process() -> Self {
         let socket = NotifySocket::from_environment().unwrap_or_else(|error| {
             tracing::warn!(%error, "the service manager of NOTIFY_SOCKET cannot be told anything");
@@ -211,7 +211,7 @@ impl ServiceManager {
             Ok(()) => self.unsent.clear(),
             Err(error) => {
                 tracing::debug!(%error, "the service manager is not told yet");
-                // Of what waits, the last state and sign of life suffice.
+                // The last state and sign of life suffice of the waiting lines.
                 self.unsent = latest(&self.unsent);
                 self.retry_at = Some(Instant::now() + RETRY_INTERVAL);
             }

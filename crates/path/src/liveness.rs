@@ -88,9 +88,8 @@ impl LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// For the end that leaves it to the other one to find out when the only path works again: a server,
-    /// whose thousands of clients are all silent when it is slow itself, and would become slower by what
-    /// it asks them.
+    /// For a server, whose clients find out when the only path works again: if the server is slow, thousands
+    /// of its clients seem silent at once, and replies to its heartbeats would make it slower.
     pub fn of_server(self) -> Self {
         Self { peer_finds_return: true, ..self }
     }

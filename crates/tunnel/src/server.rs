@@ -438,7 +438,7 @@ impl Server {
         let counted = peer.tunnel_mut().map(|tunnel| std::mem::replace(&mut tunnel.counted_mtu, mtu));
         self.peers.arm(id, own.into_iter().chain(connection.poll_timeout()).min());
         if connection.has_events() {
-            // Only after a panic in these questions.
+            // The calls above have events only after a panic.
             self.peers.mark_sends(id);
         }
         if let Some(counted) = counted {

@@ -53,7 +53,7 @@ fn only_the_advertised_network_is_reached_through_the_tunnel() {
 
 #[test]
 fn a_server_cannot_capture_networks_of_the_client() {
-    // Of a host in the LAN behind the client.
+    // The address of a host in the LAN behind the client.
     const LAN_HOST: &str = "192.168.77.2";
     let testbed = Testbed::with_lan(&[LINK]);
     let way = |to: &str| testbed.run(Host::Client, &["ip", "route", "get", to]);

@@ -53,7 +53,7 @@ pub(crate) fn run_inside(words: &[String]) -> ExitCode {
 /// Mounts what belongs to the new namespaces: network interfaces in /sys, control groups, and names of
 /// network namespaces.
 pub(crate) fn prepare() {
-    // That of the machine shows its own interfaces, and may have control groups of version 1.
+    // The sysfs of the machine shows its own interfaces, and may have control groups of version 1.
     mount(&["-t", "sysfs", "machines", "/sys"]);
     mount(&["-t", "cgroup2", "machines", CONTROL_GROUPS]);
     fs::create_dir_all("/run/netns").expect("a folder below /run");

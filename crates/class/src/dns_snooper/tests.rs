@@ -97,7 +97,7 @@ fn every_name_of_a_cname_chain_counts_in_any_record_order() {
             cname("meet.calls.example", "x.cdn.example"),
             cname("x.cdn.example", "y.other.example"),
             a("y.other.example", [198, 51, 100, 9], 300),
-            // Of a name that the question does not lead to.
+            // This name is not in the chain of the question.
             a("meet.elsewhere.example", [203, 0, 113, 1], 300),
         ];
         if flip {

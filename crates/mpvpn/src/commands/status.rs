@@ -117,7 +117,7 @@ impl Status {
             });
             match &answer {
                 Ok(status) if status.state == State::Up => return Ok(()),
-                // Which one is meant does not become clear by waiting.
+                // An ambiguous name does not become clear by waiting.
                 Err(failure) if failure.is_usage() => return Err(answer.unwrap_err()),
                 _ => {}
             }

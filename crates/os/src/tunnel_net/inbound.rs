@@ -12,7 +12,7 @@
 //! 3. The policy rule of this mark looks up the link's routing table: its routes of the main table, and its
 //!    default route.
 //!
-//! Of connections that are older than the table, the kernel may know nothing. TCP connections of this machine
+//! The kernel may not track connections that are older than the table. TCP connections of this machine
 //! with a local port that it listens at are read from `/proc` and marked by their addresses and ports;
 //! forwarded ones if destination NAT was applied to them.
 

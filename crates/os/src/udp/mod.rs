@@ -113,7 +113,7 @@ impl UdpSocket {
     /// # Errors
     /// If the kernel does not make it wait.
     pub fn into_blocking(self) -> io::Result<std::net::UdpSocket> {
-        // Of joined datagrams the standard library does not tell the boundaries. A kernel without the option
+        // The standard library does not report the boundaries of joined datagrams. A kernel without the option
         // joins none.
         let _ = set_int(&self.fd, libc::SOL_UDP, libc::UDP_GRO, 0);
         let socket = std::net::UdpSocket::from(self.fd);

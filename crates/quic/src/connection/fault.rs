@@ -109,7 +109,7 @@ impl Connection {
         catch_panic(|| work(self)).map_err(|reason| self.on_panic(reason)).ok()
     }
 
-    /// As [`Self::guarded`], for a question that changes nothing. [`Event::Lost`] follows a panic.
+    /// As [`Self::guarded`], for a call that changes nothing. [`Event::Lost`] follows a panic.
     pub(crate) fn ask<T>(&self, work: impl FnOnce(&noq_proto::Connection) -> T) -> Option<T> {
         self.guard.ask(self.id, || work(&self.inner))
     }
@@ -171,7 +171,7 @@ mod tests {
         assert!(!endpoint.process_endpoint_events(doomed));
         assert!(endpoint.get(doomed).is_none());
 
-        // A question that panics has its event later.
+        // The event of a call that panics follows later.
         let asked = connect(&mut endpoint);
         let connection = endpoint.get(asked).unwrap();
         assert_eq!(connection.ask(|_| panic!("no round-trip time")), None::<()>);

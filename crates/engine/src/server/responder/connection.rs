@@ -84,7 +84,7 @@ async fn send(mut stream: TcpStream, host: &Host) -> io::Result<()> {
         }
         match written {
             Ok(Ok(_)) => {}
-            // That is how a client ends it.
+            // A client ends the connection in this way.
             Ok(Err(error)) if is_closed(&error) => return Ok(()),
             Ok(Err(error)) => return Err(error),
             Err(late) => return Err(late.into()),

@@ -6,7 +6,7 @@
 //! ends only its run. Out: a verdict on every figure, on standard output and in `target/bench/against/`. The
 //! files are written after every run, with what is known by then.
 //!
-//! Of many figures some look worse by chance. So the rigs of figures that look worse run again, with as many
+//! Some of many figures look worse by chance. So the rigs of figures that look worse run again, with as many
 //! pairs, and the verdict uses all pairs.
 
 mod judge;
@@ -51,7 +51,7 @@ pub(crate) fn default_pairs(rig: &str, is_quick: bool) -> u32 {
 /// # Errors
 /// If there is nothing to compare with, or the comparison was interrupted.
 pub(crate) fn run(options: &Options, before: &Path) -> Result<bool, String> {
-    // They run in other directories.
+    // The programs run in other directories.
     let absolute = |program: &Path| {
         let found = program.canonicalize().ok().filter(|found| found.is_file());
         found.ok_or_else(|| format!("there is no binary at {}", program.display()))
