@@ -188,7 +188,7 @@ fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_30
         panic!("{died:?}");
     };
     assert!(asked <= 160 * MS, "the end that sends data took {asked:?}");
-    let most = answers::CALM_INTERVAL + 160 * MS;
+    let most = awaited_ack::ACKED_HEARTBEAT_INTERVAL + 160 * MS;
     assert!(silent <= most, "the other one, which asks with a heartbeat now and then, took {silent:?}");
     pair.must_be_back_soon();
 }
