@@ -82,8 +82,8 @@ pub struct Dispatcher {
 #[derive(Debug)]
 struct PinnedQueue {
     queue: FqCodel,
-    /// Bytes that the shared queue has sent more than this one while packets waited in both: it is the turn of
-    /// the one that sent less. A queue that was empty has no right to catch up, as in deficit round robin.
+    /// Bytes that the shared queue has sent more than this one while packets waited in both: it is the turn
+    /// of the one that sent less. A queue that was empty has no right to catch up, as in deficit round robin.
     deficit: i64,
 }
 

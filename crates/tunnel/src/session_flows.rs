@@ -1,8 +1,8 @@
 //! Where the packets of a session's flows arrive at the server: their class and their shard.
 //!
 //! In: the class and the shard at which a packet of a client arrived. Out: those of the newest packet of a
-//! flow. Always holds: all shards of the server see the same flows of a session, since the kernel may read the
-//! answer to a flow through the queue of any shard; a session whose flows all arrive in the default class
+//! flow. Always holds: all shards of the server see the same flows of a session, since the kernel may read
+//! the answer to a flow through the queue of any shard; a session whose flows all arrive in the default class
 //! stores nothing, and its packets take no lock; the number of flows is bounded.
 
 use std::sync::{

@@ -113,8 +113,8 @@ impl UdpSocket {
     /// # Errors
     /// If the kernel does not make it wait.
     pub fn into_blocking(self) -> io::Result<std::net::UdpSocket> {
-        // The standard library does not report the boundaries of joined datagrams. A kernel without the option
-        // joins none.
+        // The standard library does not report the boundaries of joined datagrams. A kernel without the
+        // option joins none.
         let _ = set_int(&self.fd, libc::SOL_UDP, libc::UDP_GRO, 0);
         let socket = std::net::UdpSocket::from(self.fd);
         socket.set_nonblocking(false)?;

@@ -2,9 +2,9 @@
 //! data is left.
 //!
 //! In: queues, lost packets, and the available window of each path. Out: datagrams queued at the QUIC
-//! connection for their paths, and send quotas for stream data. Always holds: FEC repair packets go first, then
-//! packets of flows that send little, then what is sent again, then other new data; paths of later tiers get
-//! only what is left.
+//! connection for their paths, and send quotas for stream data. Always holds: FEC repair packets go first,
+//! then packets of flows that send little, then what is sent again, then other new data; paths of later tiers
+//! get only what is left.
 
 use bytes::Bytes;
 use mpvpn_class::{QueuedPacket, RateLimitMember};
@@ -134,7 +134,8 @@ impl Pass<'_> {
     }
 
     /// Moves the packets of flows that send little, each to the path on which it arrives first. They do not
-    /// wait for what other flows send again: after the death of a path that is as much as was in flight on it.
+    /// wait for what other flows send again: after the death of a path that is as much as was in flight on
+    /// it.
     fn give_new_flows(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let mut moved = false;
         while let Some(pick) =
