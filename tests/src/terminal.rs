@@ -74,8 +74,8 @@ impl Terminal {
         })
     }
 
-    /// Waits for the end of the program. Returns its exit status, and whether it has left the alternate screen, so
-    /// that what was on the terminal before is shown again.
+    /// Waits for the end of the program. Returns its exit status, and whether it has left the alternate
+    /// screen, so that what was on the terminal before is shown again.
     pub fn wait_for_end(&mut self, limit: Duration) -> (ExitStatus, bool) {
         let status = eventually(limit, "its end", || {
             self.child.try_wait().expect("our own child").ok_or_else(|| self.lines().join("\n"))
@@ -95,7 +95,8 @@ impl Drop for Terminal {
 fn open() -> [OwnedFd; 2] {
     let (mut near, mut far) = (-1, -1);
     let size = libc::winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the pointers are valid or null, as openpty(3) allows; on success both descriptors are new and ours.
+    // SAFETY: the pointers are valid or null, as openpty(3) allows; on success both descriptors are new and
+    // ours.
     unsafe {
         let code = libc::openpty(&raw mut near, &raw mut far, ptr::null_mut(), ptr::null(), &raw const size);
         assert_eq!(code, 0, "openpty: {}", std::io::Error::last_os_error());
@@ -103,7 +104,7 @@ fn open() -> [OwnedFd; 2] {
     }
 }
 
-/// What a terminal shows.
+/// The content of a terminal.
 struct Screen {
     rows: Vec<Vec<char>>,
     row: usize,

@@ -13,8 +13,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
-/// Secrets and names that the configuration files of this machine have beside the ones of the running client: a
-/// token without a digit, shorter than a hash, and the password of a proxy.
+/// Secrets and names that the configuration files of this machine have beside the ones of the running client:
+/// a token without a digit, shorter than a hash, and the password of a proxy.
 const OFFICE: &str = "\
 server = 'office.example.test:443'
 token = 'correct-horse'
@@ -29,7 +29,7 @@ const HIDDEN: [&str; 6] = [
     "9.9.9.9",
 ];
 
-/// What the report has of any machine, beside status, events and configuration.
+/// The parts of a report of any machine, beside status, events and configuration.
 const PARTS: [&str; 21] = [
     "uname -srvm",
     "systemctl --no-pager --full status mpvpn*",

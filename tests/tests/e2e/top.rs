@@ -8,8 +8,8 @@ use mpvpn_tests::{
     testbed::{Direction, Host, MpvpnProcess, Testbed, binary, inet4},
 };
 
-/// How long a test waits for an expected screen: paths, rates and events follow within a second or two. Only a
-/// failing test takes longer.
+/// How long a test waits for an expected screen: paths, rates and events follow within a second or two. Only
+/// a failing test takes longer.
 const SOON: Duration = Duration::from_secs(15);
 
 fn top(testbed: &Testbed, host: Host, process: &MpvpnProcess) -> Terminal {

@@ -31,8 +31,8 @@ fn measure(link: &str, flows: u16, direction: Direction) -> (f64, u64) {
 
 #[test]
 fn superseded_acknowledgements_leave_a_slow_direction_free_for_others() {
-    // Without the ACK filter 12.6, 12.6 and 14.5 Mbit/s; with it 68.7, 56.8 and 23.9. Where the bars come from:
-    // docs/design/packets.md, "ACK filter".
+    // Without the ACK filter 12.6, 12.6 and 14.5 Mbit/s; with it 68.7, 56.8 and 23.9. Where the bars come
+    // from: docs/design/packets.md, "ACK filter".
     for (link, flows, direction, bar) in [
         ("100mbit,10ms,up=1mbit,queue=60ms", 1, Direction::Down, 50.0),
         ("100mbit,10ms,up=1mbit,queue=60ms", 8, Direction::Down, 34.0),

@@ -1,8 +1,8 @@
-//! The rig `cut`: how long an application waits when one of two links fails under load, and how long until the
-//! link is used again.
+//! The rig `cut`: how long an application waits when one of two links fails under load, and how long until
+//! the link is used again.
 //!
-//! In: the number of cuts, or one for each kind. Out: figures; for several cuts their distribution, a plot, and
-//! the logs around each gap that is longer than `MAX_P99`.
+//! In: the number of cuts, or one for each kind. Out: figures; for several cuts their distribution, a plot,
+//! and the logs around each gap that is longer than `MAX_P99`.
 
 use std::{
     fs,
