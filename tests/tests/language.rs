@@ -261,8 +261,8 @@ fn without_literals(text: &str) -> String {
             continue;
         } else if rest.starts_with("'\"'") {
             3
-        } else if rest.starts_with("'\\") {
-            2 + rest[2..].chars().next().map_or(0, char::len_utf8)
+        } else if let Some(escaped) = rest.strip_prefix("'\\") {
+            2 + escaped.chars().next().map_or(0, char::len_utf8)
         } else {
             next.len_utf8()
         };
