@@ -23,6 +23,7 @@
 use mpvpn_types::{Duration, Instant};
 
 use crate::{
+    config::{ACK_ELICITING_THRESHOLD, MAX_ACK_DELAY},
     delivery::{Delivery, Window},
     queue_probe::{self, QueueProbe},
 };
@@ -456,9 +457,11 @@ impl Bbr {
     /// variation and held-back acknowledgements explain.
     fn queueing_delay(&self, rate: u64) -> Duration {
         let Some(base) = self.base_rtt() else { return Duration::ZERO };
-        // The peer holds acknowledgements back for 10 packets, or for 5 ms.
-        let held = Duration::from_nanos(10 * self.mtu * 1_000_000_000 / rate.max(1));
-        let usual = base + base / 8 + held.min(Duration::from_millis(6)) + Duration::from_millis(2);
+        // The peer holds acknowledgements back for so many packets, or for MAX_ACK_DELAY.
+        let held =
+            Duration::from_nanos(u64::from(ACK_ELICITING_THRESHOLD) * self.mtu * 1_000_000_000 / rate.max(1));
+        let held = held.min(MAX_ACK_DELAY + Duration::from_millis(1));
+        let usual = base + base / 8 + held + Duration::from_millis(2);
         self.last_shortest.saturating_sub(usual)
     }
 
@@ -480,10 +483,10 @@ impl Bbr {
     }
 
     /// Bytes that have arrived but count as in flight, because the peer holds acknowledgements back for up to
-    /// 10 packets or 5 ms. Large packets count as ordinary ones: 10 of them would be a queue on a slow
-    /// link.
+    /// [`ACK_ELICITING_THRESHOLD`] packets or [`MAX_ACK_DELAY`]. Large packets count as ordinary ones: so many of
+    /// them would be a queue on a slow link.
     fn unacked_at_peer(&self, rate: u64) -> u64 {
-        10 * self.mtu.min(ETHERNET_PAYLOAD) + rate / 200
+        u64::from(ACK_ELICITING_THRESHOLD) * self.mtu.min(ETHERNET_PAYLOAD) + bytes_in(rate, MAX_ACK_DELAY)
     }
 
     /// The congestion window (bytes) at a rate (bytes/s).

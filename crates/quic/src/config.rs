@@ -29,6 +29,11 @@ const INITIAL_MTU: u16 = 1328;
 /// How long the peer may keep an acknowledgement, if it takes ACK_FREQUENCY frames. Shorter: more packets;
 /// longer: rates and losses are known later.
 pub(crate) const MAX_ACK_DELAY: Duration = Duration::from_millis(5);
+/// How many ack-eliciting packets may arrive before the peer has to acknowledge them
+/// (draft-ietf-quic-ack-frequency §4; RFC 9000 §13.2.2 recommends 2). Smaller: more packets back; larger:
+/// acknowledgements come in larger bunches, and BBR takes more of what has arrived for what is in flight.
+/// Chosen.
+pub(crate) const ACK_ELICITING_THRESHOLD: u32 = 10;
 /// How long after a detected MTU black hole the MTU is searched again. It is short because noq also takes an
 /// overflowing queue for a black hole: when packets are lost that are a few bytes shorter than an earlier
 /// acknowledged one. With much loss and many paths that happens every few seconds, and the smallest MTU of
@@ -180,7 +185,8 @@ impl TransportOptions {
         let mut mtu = MtuDiscoveryConfig::default();
         mtu.upper_bound(largest).minimum_change(2).black_hole_cooldown(BLACK_HOLE_COOLDOWN);
         let mut acks = AckFrequencyConfig::default();
-        acks.ack_eliciting_threshold(VarInt::from_u32(10)).max_ack_delay(Some(MAX_ACK_DELAY));
+        acks.ack_eliciting_threshold(VarInt::from_u32(ACK_ELICITING_THRESHOLD))
+            .max_ack_delay(Some(MAX_ACK_DELAY));
         let mut config = TransportConfig::default();
         config
             .congestion_controller_factory(Arc::new(GateFactory(self.cc)))

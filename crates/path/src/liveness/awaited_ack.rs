@@ -14,8 +14,10 @@ use mpvpn_types::{Duration, Instant};
 /// their packets, as programs that send once a second get one beside each; longer: an end that only receives
 /// notices later that nothing comes any more.
 pub(super) const ACKED_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(1200);
-/// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2.
-const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
+/// How long the peer may keep an acknowledgement: the default of RFC 9000 §18.2. Peers of our own are asked
+/// for less by ACK_FREQUENCY frames, which another peer need not understand, so that less would take its late
+/// acknowledgements for missing ones.
+const DEFAULT_MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
 /// Retries are counted up to this, after which intervals are a thousand times the first one.
 const MAX_RETRIES: u32 = 10;
@@ -44,7 +46,7 @@ impl AckTimeouts {
     /// `interval` is that of heartbeats while an acknowledgement is late, `misses` the number of
     /// acknowledgements that must be missing.
     pub(super) fn new(rtt: Duration, rtt_var: Duration, interval: Duration, misses: u32) -> Self {
-        let probe = rtt + rtt_var.min(interval) + MAX_ACK_DELAY;
+        let probe = rtt + rtt_var.min(interval) + DEFAULT_MAX_ACK_DELAY;
         // The last heartbeat follows the late first acknowledgement, and its own may take as long.
         Self { probe, dead: probe * 2 + interval * misses.saturating_sub(1) }
     }
