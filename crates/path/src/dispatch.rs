@@ -133,12 +133,12 @@ impl Dispatcher {
     pub fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
         let before: Vec<PathId> = self.paths_by_preference().collect();
         self.eligible.clear();
-        for state in [PathState::Active, PathState::Standby, PathState::Probing, PathState::Down] {
+        for state in [PathState::Active, PathState::Standby, PathState::Down] {
             if self.eligible.is_empty() {
                 self.eligible.extend(paths.iter().filter(|path| path.state == state));
             }
         }
-        if self.scheduler.policy().uses_one_link() {
+        if self.scheduler.uses_one_link() {
             self.eligible.sort_by_key(|path| (path.link, path.id));
             self.eligible.truncate(1);
         } else {

@@ -7,7 +7,6 @@
 
 mod auto;
 mod balanced;
-mod failover;
 mod flow;
 mod min_rtt;
 mod redundant;
@@ -35,16 +34,6 @@ pub(crate) trait Policy: Debug + Sync {
     /// How far a path may fall behind the others and still catch up, in the unit of its work.
     fn max_deficit(&self, _candidate: &PathCandidate) -> f64 {
         MAX_WORK_DEFICIT_SECS
-    }
-
-    /// Whether every packet leaves on all paths.
-    fn uses_all_paths(&self) -> bool {
-        false
-    }
-
-    /// Whether only the first link that works carries data.
-    fn uses_one_link(&self) -> bool {
-        false
     }
 
     /// Whether the order of the paths is fixed, so that a path gets its whole available window at a time.
@@ -102,18 +91,22 @@ impl Scheduler {
     pub(crate) fn policy(self) -> &'static dyn Policy {
         match self {
             Self::Auto => &auto::Auto,
-            Self::MinRtt => &min_rtt::MinRtt,
+            Self::MinRtt | Self::Failover => &min_rtt::MinRtt,
             Self::Balanced => &balanced::Balanced,
             Self::Weighted => &weighted::Weighted,
             Self::Redundant => &redundant::Redundant,
             Self::Flow => &flow::Flow,
-            Self::Failover => &failover::Failover,
         }
     }
 
     /// Whether every packet leaves on all paths.
     pub fn uses_all_paths(self) -> bool {
-        self.policy().uses_all_paths()
+        self == Self::Redundant
+    }
+
+    /// Whether only the first link that works carries data.
+    pub(crate) fn uses_one_link(self) -> bool {
+        self == Self::Failover
     }
 
     /// Whether the order of the paths is fixed, so that a path gets its whole available window at a time.

@@ -132,7 +132,7 @@ impl PathSelector {
     ) -> Option<Selection> {
         let policy = scheduler.policy();
         let pick = policy.pick(&mut self.work, candidates, backlog)?;
-        let copies_wanted = if policy.uses_all_paths() { 1 } else { self.copies };
+        let copies_wanted = if scheduler.uses_all_paths() { 1 } else { self.copies };
         if copies_wanted > 0 && !self.has_window_for_copies(now, candidates, pick.index, copies_wanted.into())
         {
             tracing::trace!(

@@ -114,7 +114,7 @@ impl Tiers {
         }
         let works = |tier| paths.iter().any(|path| path.tier == tier && path.works);
         let best = Tier::ALL[..3].iter().copied().find(|tier| works(*tier)).unwrap_or(Tier::Primary);
-        let one = scheduler.policy().uses_one_link();
+        let one = scheduler.uses_one_link();
         let first = paths.iter().filter(|path| path.tier == best && path.works);
         let first = first.min_by_key(|path| (path.link, path.id)).map(|path| path.group);
         let place = |path: &TieredPath| match path.tier {

@@ -1,4 +1,5 @@
-//! `minrtt`: the path with the least round-trip time that has available window.
+//! `minrtt`: the path with the least round-trip time that has available window. `failover`: the same, of the
+//! paths of the first link that works, which [`super::Scheduler::uses_one_link`] leaves as the only candidate.
 
 use super::Policy;
 use crate::selector::{PathCandidate, Selection, Work, first_with_window};

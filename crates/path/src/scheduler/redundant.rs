@@ -11,8 +11,4 @@ impl Policy for Redundant {
     fn pick(&self, _: &mut Work, candidates: &[PathCandidate], _: u64) -> Option<Selection> {
         first_to_arrive(candidates).map(Selection::best)
     }
-
-    fn uses_all_paths(&self) -> bool {
-        true
-    }
 }
