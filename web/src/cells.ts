@@ -11,7 +11,6 @@ const HEALTH: Record<string, Health> = {
   up: "works",
   active: "works",
   standby: "waits",
-  probing: "waits",
   starting: "waits",
   connecting: "waits",
   reconnecting: "fails",

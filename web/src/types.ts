@@ -69,7 +69,7 @@ export interface Path extends Rates, SentAndReceived {
   transport?: string;
   local: string;
   remote: string;
-  state: "active" | "standby" | "probing" | "down";
+  state: "active" | "standby" | "down";
   reason: string;
   rtt_ms: number;
   min_rtt_ms: number;

@@ -576,8 +576,6 @@ word_enum! {
         Active = "active",
         /// It works, and carries no data now.
         Standby = "standby",
-        /// It is being validated.
-        Probing = "probing",
         /// It does not work.
         #[default]
         Down = "down",

@@ -20,13 +20,7 @@ const LATER_ARRIVAL: Duration = Duration::from_secs(1);
 /// nothing has arrived on the working ones since. A path without traffic has few heartbeats, and so notices a
 /// failure late. `paths` are all over one link, with the time of the last arrival on each.
 pub(crate) fn deciding_path(paths: &[(PathState, Instant)], now: Instant) -> Option<usize> {
-    let rank = |state: PathState| match state {
-        PathState::Active => 0,
-        PathState::Standby => 1,
-        PathState::Probing => 2,
-        PathState::Down => 3,
-    };
-    let best = (0..paths.len()).min_by_key(|at| rank(paths[*at].0));
+    let best = (0..paths.len()).min_by_key(|at| paths[*at].0);
     let down = (0..paths.len()).filter(|at| paths[*at].0 == PathState::Down);
     let Some(failed) = down.max_by_key(|at| paths[*at].1) else { return best };
     let is_proof = |(state, last_arrival): &(PathState, Instant)| {
@@ -53,7 +47,6 @@ mod tests {
         assert_eq!(decide(&[]), None);
         assert_eq!(decide(&[(PathState::Standby, 9000), (PathState::Active, 9000)]), Some(PathState::Active));
         assert_eq!(decide(&[(PathState::Down, 9000), (PathState::Active, 20)]), Some(PathState::Active));
-        assert_eq!(decide(&[(PathState::Down, 9000), (PathState::Probing, 20)]), Some(PathState::Down));
     }
 
     #[test]

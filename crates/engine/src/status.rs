@@ -536,7 +536,6 @@ fn path_of(
         state: match report.state {
             TunnelPathState::Active => PathState::Active,
             TunnelPathState::Standby => PathState::Standby,
-            TunnelPathState::Probing => PathState::Probing,
             TunnelPathState::Down => PathState::Down,
         },
         reason: report.reason.clone(),

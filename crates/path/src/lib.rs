@@ -38,15 +38,13 @@ pub use selector::{
 pub use tiers::{Placement, TieredPath, Tiers};
 pub use transport::{LinkSigns, PathTransport, TcpAction, TransportHealth, TransportSelector};
 
-/// Whether a path carries data.
+/// Whether a path carries data; the better state is the smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathState {
     /// Carries data.
     Active,
     /// Works, and carries data only when no active path is left.
     Standby,
-    /// Just opened, or receiving again, and does not carry data yet.
-    Probing,
     /// Nothing arrives on it.
     Down,
 }
@@ -57,7 +55,6 @@ impl PathState {
         match self {
             Self::Active => "active",
             Self::Standby => "standby",
-            Self::Probing => "probing",
             Self::Down => "down",
         }
     }

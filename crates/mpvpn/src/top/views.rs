@@ -232,7 +232,7 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
             ],
             health: match path.state {
                 PathState::Active => Health::Works,
-                PathState::Standby | PathState::Probing => Health::Waits,
+                PathState::Standby => Health::Waits,
                 PathState::Down => Health::Fails,
             },
             history: rates.last(&key, HISTORY),

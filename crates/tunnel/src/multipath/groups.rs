@@ -27,8 +27,8 @@ pub(super) struct PathGroups {
 impl PathGroups {
     /// Rebuilds the groups: each contains the paths of one link that are in the best state among them.
     pub(super) fn set(&mut self, members: impl Iterator<Item = Member>) {
-        let mut all: Vec<(u32, u8, PathId)> =
-            members.map(|member| (member.link_key, rank(member.state), member.id)).collect();
+        let mut all: Vec<(u32, PathState, PathId)> =
+            members.map(|member| (member.link_key, member.state, member.id)).collect();
         all.sort_unstable();
         self.groups.clear();
         for link in all.chunk_by(|(a, ..), (b, ..)| a == b) {
@@ -56,15 +56,6 @@ impl PathGroups {
     /// Returns the head of the group to which a path belongs.
     pub(super) fn head_of(&self, id: PathId) -> Option<PathId> {
         self.groups.iter().find(|group| group.contains(&id)).and_then(|group| group.first().copied())
-    }
-}
-
-fn rank(state: PathState) -> u8 {
-    match state {
-        PathState::Active => 0,
-        PathState::Standby => 1,
-        PathState::Probing => 2,
-        PathState::Down => 3,
     }
 }
 
