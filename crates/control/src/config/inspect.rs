@@ -155,11 +155,14 @@ pub fn values(kind: FileKind, file: Option<&Path>, args: &[String]) -> Result<Ve
         let in_file = document.get(key);
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let (value, origin) = match (given.get(key), in_file) {
-            (Some(given), _) => (given.join(", "), "option".to_owned()),
-            (None, Some(item)) => (text_of(item), origin_of(file, &text, item)),
+            (Some(GivenOption::ByJoinLink), _) => ("as the join link says".to_owned(), "option".to_owned()),
+            (Some(GivenOption::Values(given)), _) => {
+                (without_secrets(key, given.join(", ")), "option".to_owned())
+            }
+            (None, Some(item)) => (without_secrets(key, text_of(item)), origin_of(file, &text, item)),
             (None, None) => (default_of(&help), "default".to_owned()),
         };
-        values.push(ConfigValue { key: key.to_owned(), value: without_secrets(key, value), origin });
+        values.push(ConfigValue { key: key.to_owned(), value, origin });
     }
     // Tables, which are no options.
     for (key, item) in
@@ -211,15 +214,22 @@ fn default_of(help: &str) -> String {
     )
 }
 
-/// The options of a command line with their values. The token of a join link is hidden already.
-fn options_of(args: &[String]) -> BTreeMap<String, Vec<String>> {
-    let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
+/// What a command line says of an option.
+enum GivenOption {
+    /// The join link has its value.
+    ByJoinLink,
+    Values(Vec<String>),
+}
+
+/// The options of a command line.
+fn options_of(args: &[String]) -> BTreeMap<String, GivenOption> {
+    let mut options: BTreeMap<String, GivenOption> = BTreeMap::new();
     let mut args = args.iter().peekable();
     while let Some(arg) = args.next() {
         let Some(option) = arg.strip_prefix("--") else {
             if arg.starts_with("mpvpn://") {
                 for key in ["server", "token", "pin"] {
-                    options.entry(key.to_owned()).or_default().push("as the join link says".to_owned());
+                    options.entry(key.to_owned()).or_insert(GivenOption::ByJoinLink);
                 }
             }
             continue;
@@ -231,15 +241,18 @@ fn options_of(args: &[String]) -> BTreeMap<String, Vec<String>> {
                 (option, value.map_or_else(|| "true".to_owned(), Clone::clone))
             }
         };
-        options.entry(key.to_owned()).or_default().push(value);
+        match options.entry(key.to_owned()).or_insert(GivenOption::Values(Vec::new())) {
+            GivenOption::Values(values) => values.push(value),
+            by_join_link => *by_join_link = GivenOption::Values(vec![value]),
+        }
     }
     options
 }
 
-/// A value that everybody may see.
+/// A value of a file or command line, as everybody may see it.
 fn without_secrets(key: &str, value: String) -> String {
     match key {
-        "token" if value != default_of("") && !value.starts_with("as the") => "(hidden)".to_owned(),
+        "token" => "(hidden)".to_owned(),
         "via" => {
             match value.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?))) {
                 Some((scheme, (_, host))) => format!("{scheme}://(hidden)@{host}"),
@@ -317,5 +330,18 @@ mod tests {
         assert_eq!((of("token")[0].0, of("via")[0].0.contains("(hidden)@proxy:3128")), ("(hidden)", true));
         assert!(values.iter().all(|value| !value.value.contains("secret")), "{values:?}");
         assert!(values.is_sorted_by(|a, b| a.key <= b.key));
+    }
+
+    #[test]
+    fn a_token_is_hidden_whatever_it_looks_like_and_beside_a_join_link() {
+        let token_of = |args: &[&str]| {
+            let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
+            let values = values(FileKind::Client, None, &args).unwrap();
+            values.into_iter().find(|value| value.key == "token").map(|value| value.value).unwrap()
+        };
+        assert_eq!(token_of(&[]), "not set");
+        assert_eq!(token_of(&["mpvpn://vpn.example/#x"]), "as the join link says");
+        assert_eq!(token_of(&["mpvpn://vpn.example/#x", "--token", "mpvpn_secret"]), "(hidden)");
+        assert_eq!(token_of(&["--token", "as the secret"]), "(hidden)");
     }
 }
