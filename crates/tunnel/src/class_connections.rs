@@ -196,7 +196,7 @@ impl ClassConnections {
 
     /// See [`Client::poll_udp`]; flows belong to the default class.
     pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
-        self.all[0].client_unchanged().poll_udp()
+        self.all[0].poll_udp()
     }
 
     fn connection_of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
@@ -324,7 +324,7 @@ impl ClassConnections {
                 if self.session_secret.is_some() {
                     connection.note_use(now, default.client(), &view);
                 }
-                match connection.packet_owner(now, default.client_unchanged(), &key, &view) {
+                match connection.packet_owner(now, default, &key, &view) {
                     PacketOwner::OwnClass => Some(own),
                     PacketOwner::DefaultClass => Some(0),
                     PacketOwner::Undecided => None,
@@ -373,8 +373,7 @@ impl ClassConnections {
     /// Returns the next packet for a TUN device; the device is that of the class to which the destination
     /// address belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let joined =
-            self.all.iter_mut().find_map(|connection| connection.client_unchanged().poll_tun(now))?;
+        let joined = self.all.iter_mut().find_map(|connection| connection.poll_tun(now))?;
         if self.all.len() > 1
             && self.names.has_patterns()
             && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())
@@ -389,7 +388,7 @@ impl ClassConnections {
 
     /// See [`Client::recycle`].
     pub fn recycle(&mut self, joined: TunPacket) {
-        self.all[0].client_unchanged().recycle(joined);
+        self.all[0].recycle(joined);
     }
 
     /// Returns the bytes that wait for a path.
@@ -402,13 +401,13 @@ impl ClassConnections {
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
         for connection in &mut self.all[1..] {
             // Clients of other classes open no app streams, and their failures are never fatal.
-            while let Some(event) = connection.client_unchanged().poll_event() {
+            while let Some(event) = connection.poll_event() {
                 connection.take_event(now, &event);
             }
             connection.update_readiness(now, self.mtu);
         }
         self.release_waiting(now);
-        while let Some(event) = self.all[0].client_unchanged().poll_event() {
+        while let Some(event) = self.all[0].poll_event() {
             match &event {
                 ClientEvent::Mtu(mtu) => {
                     self.all[0].mtu = Some(*mtu);
@@ -493,7 +492,7 @@ impl ClassConnections {
     /// carries its packets.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
         let of = |connection: &mut ClassConnection| {
-            let mut report = connection.client_unchanged().report(now);
+            let mut report = connection.report(now);
             if report.state == ClientState::Up && connection.id != ClassId::DEFAULT && !connection.is_ready()
             {
                 report.state = ClientState::Connecting;

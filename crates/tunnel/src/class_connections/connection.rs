@@ -9,12 +9,15 @@
 
 use std::collections::VecDeque;
 
-use mpvpn_packet::{FlowKey, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
+use bytes::Bytes;
+use mpvpn_packet::{FlowKey, TunPacket, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
 use tracing::debug;
 
-use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
+use crate::{
+    ClassChange, Client, ClientChange, ClientEvent, ClientReport, PathEvent, UdpId, events::Changes,
+};
 
 /// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a
 /// handshake more often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost
@@ -147,9 +150,31 @@ impl ClassConnection {
         &mut self.client
     }
 
-    /// The client, for what leaves it as it is: results that it holds, and reports.
-    pub(super) fn client_unchanged(&mut self) -> &mut Client {
-        &mut self.client
+    // Taking results and reports makes nothing due.
+
+    /// See [`Client::poll_udp`].
+    pub(super) fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
+        self.client.poll_udp()
+    }
+
+    /// See [`Client::poll_tun`].
+    pub(super) fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
+        self.client.poll_tun(now)
+    }
+
+    /// See [`Client::recycle`].
+    pub(super) fn recycle(&mut self, joined: TunPacket) {
+        self.client.recycle(joined);
+    }
+
+    /// See [`Client::poll_event`].
+    pub(super) fn poll_event(&mut self) -> Option<ClientEvent> {
+        self.client.poll_event()
+    }
+
+    /// See [`Client::report`].
+    pub(super) fn report(&mut self, now: Instant) -> ClientReport {
+        self.client.report(now)
     }
 
     /// See [`Client::handle_batch`].
@@ -213,7 +238,7 @@ impl ClassConnection {
     pub(super) fn packet_owner(
         &self,
         now: Instant,
-        default_client: &mut Client,
+        Self { client: default_client, .. }: &mut Self,
         flow: &FlowKey,
         packet: &ip::IpPacket<'_>,
     ) -> PacketOwner {
