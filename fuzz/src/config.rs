@@ -1,14 +1,11 @@
 //! Configuration files: a client's, a server's, the users'.
 
+use mpvpn_config::SharedNetwork;
 use std::path::Path;
 
-use mpvpn_control::{
-    config::{
-        ClientConfig, ClientOptions, Rights, ServerAddr, ServerConfig, ServerOptions, SharedNetwork,
-        render_classes,
-    },
-    users::Users,
-};
+use mpvpn_config::{ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions, render_classes};
+use mpvpn_input::values::ServerAddr;
+use mpvpn_users::Users;
 
 use crate::input::Input;
 
@@ -76,9 +73,9 @@ fn values(text: &str) {
 }
 
 /// Errors for people say what failed and what to do next.
-fn says_what_to_do(error: &mpvpn_control::Error) {
+fn says_what_to_do(error: &mpvpn_input::Error) {
     assert!(!error.to_string().is_empty() && !error.next_step().is_empty());
-    if let mpvpn_control::Error::ConfigFile { line, column, .. } = error {
+    if let mpvpn_input::Error::ConfigFile { line, column, .. } = error {
         assert!(*line >= 1 && *column >= 1);
     }
 }

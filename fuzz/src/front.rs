@@ -1,6 +1,7 @@
 //! Bytes that strangers and apps send to the TCP side of a server, to a client's proxies, and as DNS
 //! messages.
 
+use mpvpn_config::AuthMode;
 use std::{
     net::SocketAddr,
     sync::LazyLock,
@@ -9,14 +10,13 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_class::{DnsSnooper, DomainPattern, has_plausible_counts};
-use mpvpn_control::{
-    config::{AuthMode, ServerConfig},
-    credentials::Credentials,
-};
+use mpvpn_config::ServerConfig;
 use mpvpn_engine::untrusted::{
     PlainHttpsServer, PlainProtocol, RequestStep, Socks5Dialogue, dns_errors, dns_question,
     encode_socks5_datagram, http_proxy_step, is_dns_answer, proxy_protocol_header, socks5_datagram,
 };
+
+use mpvpn_users::credentials::Credentials;
 
 use crate::input::Input;
 

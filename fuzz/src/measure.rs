@@ -1,6 +1,6 @@
 //! Bytes that clients of the tunnel send to the responder.
 
-use mpvpn_control::measure::{Datagram, DatagramCounter, MAX_ORDER_BYTES, Order};
+use mpvpn_status::measure::{Datagram, DatagramCounter, MAX_ORDER_BYTES, Order};
 
 /// A line of an order, and a datagram: what is read is written back, and counters stand every header.
 pub fn measure(data: &[u8]) {

@@ -3,7 +3,6 @@
 //! `MPVPN_WRITE_SEEDS=1 cargo test -p mpvpn-fuzz seeds` writes them to `fuzz/seeds/`; without it that test
 //! says which differ.
 
-use mpvpn_control::measure::{Datagram, DatagramKind, Order};
 use mpvpn_flow::{
     Label, Part,
     fec::{GroupPosition, Symbol},
@@ -18,6 +17,7 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::VnetHdr;
 use mpvpn_packets::{Packet, Tcp};
+use mpvpn_status::measure::{Datagram, DatagramKind, Order};
 use mpvpn_types::{Duration, PathId};
 
 use crate::masque::{NAMES, http_datagram, message};

@@ -19,7 +19,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mpvpn_control::{config::Trust, tls};
+use mpvpn_identity::{tls, trust::Trust};
 use mpvpn_quic::{ClientSetup, ConnectionHandle, Endpoint, Event, LocalAddress, TransportOptions};
 use mpvpn_types::LinkId;
 use rustix::net::{

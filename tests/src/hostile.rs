@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_control::{config::Trust, identity::Identity, tls};
+use mpvpn_identity::{identity::Identity, tls, trust::Trust};
 use mpvpn_quic::{
     ClientSetup, Connection, ConnectionHandle, Endpoint, Event, Handled, LocalAddress, ServerSetup,
     TransportOptions,

@@ -73,5 +73,5 @@ pub fn target_dir() -> PathBuf {
 
 /// The percentile of sorted values, by their nearest rank. NaN if there are none.
 pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
-    mpvpn_control::measure::percentile(sorted, percent as f64).unwrap_or(f64::NAN)
+    mpvpn_status::measure::percentile(sorted, percent as f64).unwrap_or(f64::NAN)
 }

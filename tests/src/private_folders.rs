@@ -14,10 +14,8 @@ use std::{
     process::Command,
 };
 
-use mpvpn_control::{
-    api::SOCKET_DIR,
-    config::{SERVER_FILE, STATE_DIR},
-};
+use mpvpn_config::SERVER_FILE;
+use mpvpn_input::dirs::{SOCKET_DIR, STATE_DIR};
 
 use crate::testbed::Host;
 

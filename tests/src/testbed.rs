@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::api::{self, SOCKET_DIR};
+use mpvpn_input::dirs::SOCKET_DIR;
 pub use mpvpn_lab::Direction;
 use mpvpn_lab::{
     INET_V4, INET_V6, Lab, LabBuilder, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
@@ -188,13 +188,13 @@ impl Testbed {
         self.lab.dir()
     }
 
-    /// The folder that processes of the testbed see as [`mpvpn_control::api::SOCKET_DIR`], by its path
+    /// The folder that processes of the testbed see as [`mpvpn_input::dirs::SOCKET_DIR`], by its path
     /// outside of them.
     pub fn default_sockets(&self) -> &Path {
         self.folders.sockets()
     }
 
-    /// The folder that processes of a host see as [`mpvpn_control::config::STATE_DIR`], by its path outside
+    /// The folder that processes of a host see as [`mpvpn_input::dirs::STATE_DIR`], by its path outside
     /// of them.
     pub fn state_dir(&self, host: Host) -> PathBuf {
         self.folders.state(host)
@@ -589,7 +589,7 @@ impl MpvpnProcess {
 
     /// The JSON of `mpvpn status --json`, fetched without starting a process.
     fn try_status(&self) -> Result<Value, String> {
-        let status = api::fetch_status(&self.socket).map_err(|error| error.to_string())?;
+        let status = mpvpn_api::fetch_status(&self.socket).map_err(|error| error.to_string())?;
         serde_json::to_value(status).map_err(|error| error.to_string())
     }
 

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use mpvpn_control::config::{ClientConfig, Rights, ServerConfig, ServerOptions};
+use mpvpn_config::{ClientConfig, Rights, ServerConfig, ServerOptions};
 use mpvpn_tests::guide::{Action, parse};
 
 #[test]

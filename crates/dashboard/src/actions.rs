@@ -3,17 +3,15 @@
 //! In: names and settings, as text. Out: JSON, or why nothing was done. Always holds: tokens are in one
 //! answer and nowhere else.
 
+use mpvpn_config::AuthMode;
 use std::{collections::BTreeMap, str::FromStr, time::SystemTime};
 
-use mpvpn_control::{
-    Error,
-    auth::Token,
-    config::{AuthMode, ServerConfig},
-    credentials::users_file,
-    join::JoinLink,
-    users::{
-        ExpiryOption, Joining, LockedUsers, OrNone, SettingsChange, UserList, UserSettings, check_addresses,
-    },
+use mpvpn_config::ServerConfig;
+use mpvpn_identity::token::Token;
+use mpvpn_input::Error;
+use mpvpn_users::{
+    ExpiryOption, Joining, LockedUsers, OrNone, SettingsChange, UserList, UserSettings, check_addresses,
+    credentials::users_file, join::JoinLink,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

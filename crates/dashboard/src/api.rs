@@ -14,12 +14,12 @@ use hyper::{
     body::Incoming,
     header::{self, HeaderName, HeaderValue},
 };
-use mpvpn_control::{
-    api::ControlRequest,
-    config::LinkChange,
+use mpvpn_api::{ControlRequest, ask_data_plane};
+use mpvpn_http::{HttpResponse, NoTimeLimit};
+use mpvpn_input::role::Role;
+use mpvpn_status::{
     events::{Entry, Event},
-    http::{HttpResponse, NoTimeLimit, ask_data_plane},
-    status::Role,
+    link_change::LinkChange,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;

@@ -10,10 +10,8 @@ use std::{
 };
 
 use hyper::body::Bytes;
-use mpvpn_control::{
-    events::EventReader,
-    http::{PulledBody, ResponseBody},
-};
+use mpvpn_http::{PulledBody, ResponseBody};
+use mpvpn_status::events::EventReader;
 use tokio::time::timeout;
 
 use crate::{Shared, live::Stream};

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mpvpn_control::{
+use mpvpn_input::role::Role;
+use mpvpn_status::{
+    Client, Link, Overview, Path, PathState, Status,
     rates::{Counters, Rate, Rates},
-    status::{Client, Link, Overview, Path, PathState, Role, Status},
 };
 use serde::Serialize;
 use serde_json::{Map, Value};

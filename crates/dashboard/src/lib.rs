@@ -32,18 +32,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{
-    Error, Result,
-    api::{DashboardLink, RequestHandler},
-    config::{ClientConfig, ServerConfig},
-    credentials::guess_address,
-    events::{EventSender, SharedEventLog},
-    http,
+use mpvpn_api::{DashboardLink, RequestHandler};
+use mpvpn_config::{ClientConfig, ServerConfig};
+use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
+use mpvpn_identity::{
     identity::Identity,
-    limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot},
-    status::Role,
     tls::{self, ServerCertificates},
 };
+use mpvpn_input::{Error, Result, role::Role};
+use mpvpn_status::events::{EventSender, SharedEventLog};
+use mpvpn_users::credentials::guess_address;
 use tokio::{
     net::TcpStream,
     task::JoinSet,
@@ -156,7 +154,7 @@ impl Dashboard {
         server: Option<&ServerConfig>,
         name: &str,
     ) -> Result<Self> {
-        let listener = http::listen("dashboard", address)?;
+        let listener = mpvpn_http::listen("dashboard", address)?;
         let address = listener.local_addr().unwrap_or(address);
         let tls = certificates.map(|certificates| {
             let config = tls::server_config(&certificates, &[b"http/1.1"])?;
@@ -189,7 +187,7 @@ impl Dashboard {
         events: SharedEventLog,
         reporter: EventSender,
     ) -> Result<()> {
-        let listener = http::into_tokio("dashboard", self.listener)?;
+        let listener = mpvpn_http::into_tokio("dashboard", self.listener)?;
         let role = if self.shared.server.is_some() { Role::Server } else { Role::Client };
         let site = Arc::new(Site {
             live: Live::new(role, Arc::clone(&source)),
@@ -271,10 +269,10 @@ impl Site {
         let answer = |request| api::answer(Arc::clone(&self), ends, request);
         let served = async {
             match &self.tls {
-                None => http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await,
+                None => mpvpn_http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await,
                 Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => {
-                        http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await
+                        mpvpn_http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await
                     }
                     Ok(Err(error)) => {
                         tracing::debug!(%peer, %error, "dashboard: the TLS handshake of a browser failed");

@@ -12,11 +12,9 @@ use std::{
 };
 
 use hyper::body::Bytes;
-use mpvpn_control::{
-    api::{ControlRequest, RequestHandler},
-    http::ask_data_plane,
-    status::{Overview, Role},
-};
+use mpvpn_api::{ControlRequest, RequestHandler, ask_data_plane};
+use mpvpn_input::role::Role;
+use mpvpn_status::Overview;
 use tokio::{
     sync::{Notify, watch},
     time::sleep_until,

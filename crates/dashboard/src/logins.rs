@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::limiter::ClientNetwork;
+use mpvpn_http::limiter::ClientNetwork;
 
 use crate::secret::Secret;
 

@@ -5,7 +5,7 @@ use hyper::{
     body::Bytes,
     header::{self, HeaderName, HeaderValue},
 };
-use mpvpn_control::http::{HttpResponse, ResponseBody, complete};
+use mpvpn_http::{HttpResponse, ResponseBody, complete};
 use serde::Serialize;
 
 /// No code but the page's own, no requests to others, no frame around it.

@@ -7,7 +7,7 @@ use aws_lc_rs::{
     rand::{SecureRandom, SystemRandom},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use mpvpn_control::{Error, Result};
+use mpvpn_input::{Error, Result};
 
 /// 256 random bits as text.
 #[derive(Clone, PartialEq, Eq)]

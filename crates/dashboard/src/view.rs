@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use mpvpn_control::status::SessionSummary;
+use mpvpn_status::SessionSummary;
 
 /// Sessions that a browser gets at a time, each of some 2 kB with its paths. More: larger frames, up to four
 /// times a second; fewer: more pages to turn.

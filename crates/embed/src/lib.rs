@@ -18,9 +18,9 @@ mod log;
 mod tunnel;
 
 pub use log::Level;
-pub use mpvpn_control::status::Status;
 pub use mpvpn_engine::{
     EngineError as Error, GivenLink as Link,
     client::embedded::{Event, Network},
 };
+pub use mpvpn_status::Status;
 pub use tunnel::{Builder, Tunnel};

@@ -6,13 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use mpvpn_control::config::ClientOptions;
+use mpvpn_config::ClientOptions;
 use mpvpn_engine::{
     Protect, Resolve,
     client::embedded::{App, Handle, Packets, start},
 };
 
-use crate::{Error, Event, Level, Link, Status, log};
+use crate::{Error, Event, Level, Link, log};
+use mpvpn_status::Status;
 
 /// A tunnel that is about to be started.
 pub struct Builder {

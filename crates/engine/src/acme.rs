@@ -4,6 +4,7 @@
 //! and events. Always holds: this runs on the slow thread, one order at a time; a failure leaves the
 //! certificate in use; every wait for the CA is bounded; port 80 is open only while the CA looks there.
 
+mod http_challenge;
 mod http_client;
 
 use std::{
@@ -17,17 +18,15 @@ use instant_acme::{
     Account, AccountCredentials, AuthorizationStatus, CertificateIdentifier, ChallengeType, Identifier,
     NewAccount, NewOrder, Order, OrderStatus, RetryPolicy,
 };
-use mpvpn_control::{
-    acme::{
-        AcmeStore, Failure, RenewalWindow, Schedule, certificate_request, serve_http_challenges,
-        tls_alpn_certificate,
-    },
-    config::{Acme as AcmeConfig, AcmeChallenge, ServerConfig, Trust},
-    events::{Event, EventSender},
+use mpvpn_config::{Acme as AcmeConfig, AcmeChallenge, ServerConfig};
+use mpvpn_identity::{
+    acme::{AcmeStore, Failure, RenewalWindow, Schedule, certificate_request, tls_alpn_certificate},
     identity::Identity,
     tls::{self, LastRefusal, ServerCertificates},
+    trust::Trust,
 };
 use mpvpn_os::tcp::{ListenOptions, Protocol, TcpAcceptor};
+use mpvpn_status::events::{Event, EventSender};
 use rustls::ClientConfig;
 use tokio::{
     net::TcpListener,
@@ -35,6 +34,7 @@ use tokio::{
 };
 
 use crate::{EngineError, client::random, dial::first_ready};
+use http_challenge::serve_http_challenges;
 use http_client::{HttpClient, Unreached};
 
 /// Time for a whole order. Longer: an order that hangs delays the next one. Shorter: fails at a CA that
@@ -76,7 +76,7 @@ impl Acme {
         let trust = acme.ca.clone().map_or(Trust::System, Trust::Ca);
         let last_refusal = LastRefusal::default();
         let tls = tls::client_config_reporting(&trust, None, &[b"http/1.1"], &last_refusal)?;
-        let store = AcmeStore::new(&config.state_dir, acme);
+        let store = AcmeStore::new(&config.state_dir, &acme.directory, &acme.domains);
         let current = store.certificate();
         let [fraction] = random::<1>()?;
         Ok(Some(Self {

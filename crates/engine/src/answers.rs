@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use mpvpn_control::api::ControlRequest;
+use mpvpn_api::ControlRequest;
 
 use crate::{EngineError, client::Running as Client, event_loop::EventLoop, server::Running as Server};
 

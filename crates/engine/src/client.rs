@@ -35,13 +35,9 @@ pub(crate) mod transports;
 
 use std::sync::Arc;
 
-use mpvpn_control::{
-    api,
-    config::{ClientConfig, ClientOptions, ConfigSource},
-    metrics,
-    tls::{self, LastRefusal},
-};
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource};
 use mpvpn_dashboard::Dashboard;
+use mpvpn_identity::tls::{self, LastRefusal};
 use mpvpn_os::privilege;
 use mpvpn_tunnel::ClientError;
 
@@ -70,8 +66,8 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let mut service_manager = ServiceManager::of_process();
     let slot = LastRefusal::default();
     let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], &slot)?;
-    let api = api::Server::bind(&config.api_socket)?;
-    let metrics = config.metrics.map(|address| metrics::Server::bind(address, 0)).transpose()?;
+    let api = mpvpn_api::Server::bind(&config.api_socket)?;
+    let metrics = config.metrics.map(|address| mpvpn_api::metrics::Server::bind(address, 0)).transpose()?;
     let dashboard = Dashboard::of_client(&config)?;
     let state_dir = Some(config.state_dir.clone());
     let token = config.load_token()?;

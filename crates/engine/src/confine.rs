@@ -3,22 +3,22 @@
 //! In: their configurations. Out: a confined process, and a helper where there is a TUN device. Always holds:
 //! files that may belong to other users (tokens, keys) are read, and ports below 1024 are bound, before.
 
+use mpvpn_config::Confine;
 use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use mpvpn_control::{
-    config::{AcmeChallenge, ClientConfig, Confine, ServerConfig, ServerDns, Trust},
-    credentials::users_file,
-    files,
-    status::Confinement,
-};
+use mpvpn_config::{AcmeChallenge, ClientConfig, ServerConfig, ServerDns};
+use mpvpn_identity::trust::Trust;
+use mpvpn_input::files;
 use mpvpn_os::{
     confinement::{self, Needs},
     helper, undo,
 };
+use mpvpn_status::Confinement;
+use mpvpn_users::credentials::users_file;
 
 use crate::EngineError;
 

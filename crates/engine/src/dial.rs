@@ -18,10 +18,9 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::{
-    config::{ProxyCredentials, ServerAddr},
-    tls::{CertificateRefusal, LastRefusal},
-};
+use mpvpn_config::ProxyCredentials;
+use mpvpn_identity::tls::{CertificateRefusal, LastRefusal};
+use mpvpn_input::values::ServerAddr;
 use mpvpn_os::{
     TcpOptions, TcpSocket,
     tcp::{ConnectFailure, MptcpState, Protocol, Tuning},

@@ -31,12 +31,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{access::Access, status::EffectiveFlowMode};
+use mpvpn_access::Access;
 use mpvpn_masque::connect::{Authority, Host, ProxyError};
 use mpvpn_os::{
     RecvBatch, TcpSocket,
     poll::{Event, Interest, Poller},
 };
+use mpvpn_status::EffectiveFlowMode;
 use slab::Slab;
 
 use crate::{

@@ -1,6 +1,6 @@
 use std::io;
 
-use mpvpn_control::tls::CertificateRefusal;
+use mpvpn_identity::tls::CertificateRefusal;
 use mpvpn_masque::connect_ip::RefusalDetail;
 use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
@@ -11,7 +11,7 @@ use mpvpn_tunnel::ClientError;
 pub enum EngineError {
     /// A file, an option or a credential is not usable.
     #[error("{0}")]
-    Control(#[from] mpvpn_control::Error),
+    Control(#[from] mpvpn_input::Error),
     /// The certificate of the server was not accepted.
     #[error("{0}")]
     Refused(#[from] CertificateRefusal),

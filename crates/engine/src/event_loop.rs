@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{config::ReloadReport, events::Event as ControlEvent};
 use mpvpn_os::{
     memory,
     poll::{Event, Events, Interest, PollTimer, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
 };
+use mpvpn_status::{events::Event as ControlEvent, reload_report::ReloadReport};
 
 use crate::{
     EngineError, loop_timer::LoopTimer, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,

@@ -1,7 +1,7 @@
 //! Converts path changes of the tunnel into events of the log and the local API, for both ends.
 
 use mpvpn_class::CapacityReason as Measured;
-use mpvpn_control::events::{CapacityReason, Event, PathFailure, PathName};
+use mpvpn_status::events::{CapacityReason, Event, PathFailure, PathName};
 use mpvpn_tunnel::{FailureReason, PathChange};
 use mpvpn_types::{BitRate, Duration};
 

@@ -5,14 +5,13 @@
 
 use std::time::Instant;
 
-use mpvpn_control::{
-    config::ClientConfig,
-    status::{EffectiveFlowMode, Flow, FlowList, FlowState, Role},
-};
+use mpvpn_config::ClientConfig;
 use mpvpn_flow::{rules::FlowModeReason, split_tcp::ConnectionState};
+use mpvpn_input::role::Role;
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::TcpSocket;
 use mpvpn_packet::{FlowKey, protocol};
+use mpvpn_status::{EffectiveFlowMode, Flow, FlowList, FlowState};
 use mpvpn_tunnel::{FlowReport, FlowTransport};
 use mpvpn_types::ClassId;
 
@@ -236,7 +235,7 @@ mod tests {
     use mpvpn_types::Duration;
 
     use super::*;
-    use mpvpn_control::config::Trust;
+    use mpvpn_identity::trust::Trust;
 
     #[test]
     fn the_latest_thousand_are_listed_and_the_others_counted() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mpvpn_control::config::BlockWish;
+use mpvpn_config::BlockWish;
 use mpvpn_os::{kill_switch, undo::DEFAULT_FOLDER};
 
 use crate::EngineError;

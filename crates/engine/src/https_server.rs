@@ -4,7 +4,7 @@
 //! server's own QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody
 //! else a web site ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet
 //! waits; connections without credentials are bounded in number (in all and per network), time and memory
-//! ([`limiter`](mpvpn_control::limiter)); the same [`Authenticator`] checks credentials as over QUIC.
+//! ([`limiter`](mpvpn_http::limiter)); the same [`Authenticator`] checks credentials as over QUIC.
 
 mod gateway;
 mod http1;
@@ -29,13 +29,9 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use ipnet::IpNet;
-use mpvpn_control::{
-    acme::ACME_TLS_ALPN,
-    auth::{Authenticator, Denied},
-    config::{AcmeChallenge, ServerConfig},
-    credentials::Credentials,
-    limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot},
-};
+use mpvpn_config::{AcmeChallenge, ServerConfig};
+use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
+use mpvpn_identity::acme::ACME_TLS_ALPN;
 use mpvpn_masque::{
     connect, connect_udp,
     headers::{Headers, Section},
@@ -45,6 +41,10 @@ use mpvpn_masque::{
 use mpvpn_os::{
     OsError,
     tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, Tuning},
+};
+use mpvpn_users::{
+    auth::{Authenticator, Denied},
+    credentials::Credentials,
 };
 use tokio::{
     net::TcpStream,
@@ -200,7 +200,7 @@ impl HttpsServer {
 fn listen_error(error: OsError) -> EngineError {
     match error {
         OsError::Listen { local: address, source } => {
-            mpvpn_control::Error::TcpAddress { address, source }.into()
+            mpvpn_input::Error::TcpAddress { address, source }.into()
         }
         error => error.into(),
     }

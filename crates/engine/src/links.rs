@@ -12,15 +12,14 @@ use std::{
     sync::Arc,
 };
 
-use mpvpn_control::{
-    config::is_match,
-    events::{self, EventSender, ShortText},
-};
+use mpvpn_config::is_match;
+use mpvpn_input::short_text::ShortText;
 use mpvpn_os::{
     OsError, UdpOptions, UdpSocket,
     netlink::Event,
     poll::{Interest, Poller},
 };
+use mpvpn_status::events::{self, EventSender};
 use mpvpn_types::{ClassId, LinkId};
 
 use crate::{

@@ -9,10 +9,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    config::ServerConfig,
-    status::{Class, Overview, SessionSummary},
-};
+use mpvpn_config::ServerConfig;
+use mpvpn_status::{Class, Overview, SessionSummary};
 use mpvpn_tunnel::{SessionReport, TrafficCounters};
 use mpvpn_types::SessionId;
 

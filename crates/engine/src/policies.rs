@@ -9,8 +9,9 @@ use std::{
     },
 };
 
-use mpvpn_control::config::{LinkConfig, Pipes, is_match};
+use mpvpn_config::{LinkConfig, is_match};
 use mpvpn_path::{Day, PathCount};
+use mpvpn_status::pipes::Pipes;
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport};
 

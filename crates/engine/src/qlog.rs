@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{Error, status::Role};
+use mpvpn_input::{Error, role::Role};
 use mpvpn_quic::{QlogEvent, QlogSink};
 
 use self::{folder::Folder, trace::Trace};

@@ -18,6 +18,7 @@ mod store;
 mod tun_queues;
 mod users;
 
+use mpvpn_config::{Nat as NatOption, Tcp};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -26,24 +27,23 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use mpvpn_control::{
-    api,
-    backup::RunningLock,
-    client_certificates,
-    config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp},
-    credentials::{Credentials, Reader, first_start_message, guess_address},
-    events::{Event, EventSender},
-    given_pins::LockoutPolicy,
-    metrics,
-    shared::Shared,
-    status::Role,
-};
+use mpvpn_config::{ConfigSource, Rights, ServerConfig, ServerMode, ServerOptions};
 use mpvpn_dashboard::Dashboard;
+use mpvpn_input::{role::Role, shared::Shared};
 use mpvpn_os::{
     UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
 };
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
+use mpvpn_status::{
+    events::{Event, EventSender},
+    reload_report::LockoutPolicy,
+};
 use mpvpn_tunnel::{CertificateId, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
+use mpvpn_users::{
+    backup::RunningLock,
+    client_certificates,
+    credentials::{Credentials, Reader, first_start_message, guess_address},
+};
 
 use crate::{
     EngineError,
@@ -89,9 +89,11 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let mut event_loop = EventLoop::new()?;
     let mut service_manager = ServiceManager::of_process();
     let credentials = Credentials::load(&config)?;
-    let api = api::Server::bind(&config.api_socket)?;
-    let metrics =
-        config.metrics.map(|address| metrics::Server::bind(address, config.metrics_users)).transpose()?;
+    let api = mpvpn_api::Server::bind(&config.api_socket)?;
+    let metrics = config
+        .metrics
+        .map(|address| mpvpn_api::metrics::Server::bind(address, config.metrics_users))
+        .transpose()?;
     let dashboard = Dashboard::of_server(&config, &credentials.certificates)?;
     // First: the journal may have changes of a killed process to undo, and another server may own this TUN
     // name.

@@ -1,18 +1,16 @@
 //! The edge of `mpvpn setup`: finds out what the machine has, and carries plans out.
 //!
-//! In: an instance, or a plan. Out: a [`Machine`](mpvpn_control::setup::Machine); [`Done`], or what failed.
+//! In: an instance, or a plan. Out: a [`Machine`](mpvpn_setup::Machine); [`Done`], or what failed.
 //! Always holds: a plan that fails is undone in reverse order; every program that runs is bounded in time.
 
 mod facts;
 
 use std::time::Duration;
 
-use mpvpn_control::{
-    auth::Token,
-    setup::{Action, Plan, Step, firewall::handle_of, remove_file, write_file},
-    users::{LockedUsers, UserSettings},
-};
+use mpvpn_identity::token::Token;
 use mpvpn_os::program::{self, Ended};
+use mpvpn_setup::{Action, Plan, Step, firewall::handle_of, remove_file, write_file};
+use mpvpn_users::{LockedUsers, UserSettings};
 
 pub use facts::{files_of_server, firewall, is_root, look, records};
 
@@ -74,7 +72,7 @@ fn undo(plan: &Plan, count: usize) -> Vec<String> {
 }
 
 fn perform(action: &Action, done: &mut Done) -> Result<(), String> {
-    let said = |error: mpvpn_control::Error| error.to_string();
+    let said = |error: mpvpn_input::Error| error.to_string();
     match action {
         Action::Write { path, text, audience } => write_file(path, text, *audience).map_err(said),
         Action::Remove(path) => remove_file(path).map_err(said),

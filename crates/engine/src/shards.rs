@@ -12,8 +12,9 @@ mod threads;
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
-use mpvpn_control::status::{FlowList, Overview, Role};
+use mpvpn_input::role::Role;
 use mpvpn_os::poll::PollWaker;
+use mpvpn_status::{FlowList, Overview};
 use tokio::sync::oneshot;
 
 use crate::{EngineError, service_manager::LoopActivity};

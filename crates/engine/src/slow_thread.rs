@@ -11,14 +11,10 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::{
-    api,
-    config::ServerAddr,
-    events::{EventReceiver, EventSender, SharedEventLog, event_channel},
-    metrics,
-};
 use mpvpn_dashboard::Dashboard;
+use mpvpn_input::values::ServerAddr;
 use mpvpn_os::poll::PollWaker;
+use mpvpn_status::events::{EventReceiver, EventSender, SharedEventLog, event_channel};
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
@@ -47,7 +43,7 @@ pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync
 /// A message to the data plane.
 pub(crate) enum Message {
     /// A request of the local API.
-    ApiRequest(api::ControlRequest),
+    ApiRequest(mpvpn_api::ControlRequest),
     /// The result of [`SlowThread::resolve`].
     Resolved(Result<Vec<SocketAddr>, String>),
     /// The result of [`SlowThread::reverse_resolve`]: an address and its name, if it has one.
@@ -89,8 +85,8 @@ impl ReverseLookup {
 /// The services that the thread runs.
 #[derive(Default)]
 pub(crate) struct Services {
-    pub(crate) api: Option<api::Server>,
-    pub(crate) metrics: Option<metrics::Server>,
+    pub(crate) api: Option<mpvpn_api::Server>,
+    pub(crate) metrics: Option<mpvpn_api::metrics::Server>,
     pub(crate) dashboard: Option<Dashboard>,
     pub(crate) https_server: Option<HttpsServer>,
     pub(crate) acme: Option<Acme>,
@@ -234,8 +230,8 @@ async fn serve(
     };
     let ask = post.clone();
     let login_links = dashboard.as_ref().map(Dashboard::login_links);
-    let source: api::RequestHandler = Arc::new(move |question| match (question, &login_links) {
-        (api::ControlRequest::DashboardLink(reply), Some(login_links)) => {
+    let source: mpvpn_api::RequestHandler = Arc::new(move |question| match (question, &login_links) {
+        (mpvpn_api::ControlRequest::DashboardLink(reply), Some(login_links)) => {
             drop(reply.send(login_links.create().map_err(|error| error.to_string())));
         }
         (question, _) => ask(Message::ApiRequest(question)),

@@ -7,15 +7,14 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    config::{ClientConfig, ServerConfig},
-    status::{
-        Class, Client, FecStats, Handshakes, Link, LinkState, Path, PathFec, PathState, RefusedRequests,
-        Resequencing, Role, Session, State, Status,
-    },
-};
+use mpvpn_config::{ClientConfig, ServerConfig};
+use mpvpn_input::role::Role;
 use mpvpn_path::PathState as TunnelPathState;
 use mpvpn_quic::HandshakeCounters;
+use mpvpn_status::{
+    Class, Client, FecStats, Handshakes, Link, LinkState, Path, PathFec, PathState, RefusedRequests,
+    Resequencing, Session, State, Status,
+};
 use mpvpn_tunnel::{
     ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathFecCounters, PathReport,
     ResequencingCounters, SecretSharing, ServerCounters, SessionReport, TrafficCounters,

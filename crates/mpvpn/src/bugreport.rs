@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::api;
 use mpvpn_os::program::{self, Ended};
 
 use self::redact::Redactor;
@@ -77,11 +76,11 @@ pub(crate) fn collect(sockets: &[PathBuf], progress: &mut dyn FnMut(&str)) -> St
         add("processes", "no mpvpn answers here");
     }
     for socket in sockets {
-        let status = api::fetch_status(socket)
+        let status = mpvpn_api::fetch_status(socket)
             .map_err(|error| error.to_string())
             .and_then(|status| serde_json::to_string_pretty(&status).map_err(|error| error.to_string()));
         add(&format!("status of {}", socket.display()), &status.unwrap_or_else(|error| error));
-        let events = api::fetch_events(socket).unwrap_or_else(|error| error.to_string());
+        let events = mpvpn_api::fetch_events(socket).unwrap_or_else(|error| error.to_string());
         add(&format!("events of {}", socket.display()), &events);
     }
     for (path, text) in &configs {

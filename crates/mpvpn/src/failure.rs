@@ -1,7 +1,7 @@
 use std::{error::Error as StdError, process::ExitCode};
 
-use mpvpn_control::tls::CertificateRefusal;
 use mpvpn_engine::EngineError;
+use mpvpn_identity::tls::CertificateRefusal;
 
 /// The next step for errors that have none of their own.
 pub(crate) const READ_THE_LOG: &str = "read the log above; --log-level debug shows more";
@@ -45,7 +45,7 @@ impl Failure {
     }
 
     /// An error of configuration or the local API.
-    pub(crate) fn from_control_error(summary: &str, error: &mpvpn_control::Error) -> Self {
+    pub(crate) fn from_control_error(summary: &str, error: &mpvpn_input::Error) -> Self {
         Self::new(summary, error.to_string(), error.next_step(), exit_code_of(error))
     }
 
@@ -59,7 +59,7 @@ impl Failure {
         let mut next_step = default_next_step.to_owned();
         let mut exit_code = RUNTIME_FAILURE;
         for cause in causes(error) {
-            if let Some(control) = cause.downcast_ref::<mpvpn_control::Error>() {
+            if let Some(control) = cause.downcast_ref::<mpvpn_input::Error>() {
                 next_step = control.next_step();
                 exit_code = exit_code_of(control);
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
@@ -87,7 +87,7 @@ impl Failure {
     }
 }
 
-fn exit_code_of(error: &mpvpn_control::Error) -> u8 {
+fn exit_code_of(error: &mpvpn_input::Error) -> u8 {
     if error.is_usage() { BAD_USAGE } else { RUNTIME_FAILURE }
 }
 
@@ -113,7 +113,7 @@ fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::{ClientConfig, ClientOptions};
+    use mpvpn_config::{ClientConfig, ClientOptions};
 
     use super::*;
 

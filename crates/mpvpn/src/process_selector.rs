@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mpvpn_control::api;
 
 use crate::failure::Failure;
 
@@ -31,7 +30,7 @@ impl ProcessSelector {
     pub(crate) fn socket(&self, summary: &str) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
-            None => select(summary, api::list_sockets(), self.name.as_deref()),
+            None => select(summary, mpvpn_api::list_sockets(), self.name.as_deref()),
         }
     }
 }
@@ -49,7 +48,7 @@ fn select(summary: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Resul
             let named = name.map_or_else(String::new, |name| format!(" with the name `{name}`"));
             Err(Failure::runtime(
                 summary,
-                format!("no mpvpn{named} answers in {}", api::SOCKET_DIR),
+                format!("no mpvpn{named} answers in {}", mpvpn_input::dirs::SOCKET_DIR),
                 "start `mpvpn server`, `mpvpn client` or `mpvpn proxy`, or name its socket with --api-socket",
             ))
         }
@@ -73,7 +72,7 @@ mod tests {
     const SUMMARY: &str = "cannot show the status";
 
     fn sockets(names: &[&str]) -> Vec<PathBuf> {
-        names.iter().map(|name| Path::new(api::SOCKET_DIR).join(name)).collect()
+        names.iter().map(|name| Path::new(mpvpn_input::dirs::SOCKET_DIR).join(name)).collect()
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Writes `docs/reference` from the definitions in the code, or reports where the two differ.
 //!
-//! In: the commands (clap), and what `mpvpn_control::reference` gives: schemas of files and answers, metrics,
+//! In: the commands (clap), and what `definitions` gives: schemas of files and answers, metrics,
 //! events, errors. Out: pages of Markdown and two JSON schemas. Always holds: all texts about options, keys,
 //! fields, metrics, events and errors come from their definitions; only the introductions of the pages are in
 //! the folder `text`.
 
 mod answers;
 mod commands;
+mod definitions;
 mod files;
 mod markdown;
 mod since;
@@ -33,8 +34,8 @@ fn pages(since: &mut Since) -> BTreeMap<&'static str, String> {
         ("server.md", files::server(since)),
         ("client.md", files::client(since)),
         ("users.md", files::users(since)),
-        ("server.schema.json", files::schema(&mpvpn_control::reference::server_for_editors())),
-        ("client.schema.json", files::schema(&mpvpn_control::reference::client_for_editors())),
+        ("server.schema.json", files::schema(&definitions::server_for_editors())),
+        ("client.schema.json", files::schema(&definitions::client_for_editors())),
         ("status.md", answers::status(since)),
         ("check.md", answers::check(since)),
         ("measure.md", answers::measure(since)),

@@ -24,10 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{
-    api,
-    status::{FlowList, Status},
-};
+use mpvpn_status::{FlowList, Status};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use self::screen::{Effect, Screen};
@@ -52,7 +49,8 @@ enum Arrival {
 /// Shows the process at `socket` until a key ends it; measures every `interval`.
 pub(crate) fn run(socket: &Path, interval: Duration) -> Result<ExitCode, Failure> {
     // A process that cannot be asked at all is an error, not a screen.
-    let first = api::fetch_status(socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+    let first =
+        mpvpn_api::fetch_status(socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
     let (sender, arrivals) = mpsc::channel();
     let wants_flows = Arc::new(AtomicBool::new(false));
     start_reader(socket.into(), interval, Arc::clone(&wants_flows), sender.clone());
@@ -112,7 +110,7 @@ fn start_reader(socket: PathBuf, interval: Duration, wants_flows: Arc<AtomicBool
     thread::spawn(move || {
         loop {
             let started = Instant::now();
-            let arrived = match api::fetch_status(&socket) {
+            let arrived = match mpvpn_api::fetch_status(&socket) {
                 Ok(status) => Arrival::Status(Box::new(status)),
                 Err(error) => Arrival::Away(error.to_string()),
             };
@@ -120,7 +118,7 @@ fn start_reader(socket: PathBuf, interval: Duration, wants_flows: Arc<AtomicBool
                 return;
             }
             if wants_flows.load(Ordering::Relaxed)
-                && let Ok(flows) = api::fetch_flows(&socket)
+                && let Ok(flows) = mpvpn_api::fetch_flows(&socket)
             {
                 let _ = to.send(Arrival::Flows(flows));
             }
@@ -137,7 +135,7 @@ fn start_follower(socket: PathBuf, to: Sender<Arrival>) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             };
-            let _ = api::follow_events(&socket, take);
+            let _ = mpvpn_api::follow_events(&socket, take);
             thread::sleep(RETRY_INTERVAL);
         }
     });

@@ -10,12 +10,13 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use mpvpn_control::{
-    api::{ControlRequest, DashboardLink, RequestHandler, Server},
-    config::ReloadReport,
+use mpvpn_api::{ControlRequest, DashboardLink, RequestHandler, Server};
+use mpvpn_input::role::Role;
+use mpvpn_status::{
+    FlowList, Link, LinkState, State, Status,
     events::{Event, PathName, SharedEventLog},
     measure::{EchoReport, MeasureState},
-    status::{FlowList, Link, LinkState, Role, State, Status},
+    reload_report::ReloadReport,
 };
 
 fn mpvpn(args: &[&str]) -> Output {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use mpvpn_control::{config::Trust, identity::Identity, tls};
+use mpvpn_identity::{identity::Identity, tls, trust::Trust};
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
 use rustls::client::Resumption;
 

@@ -10,7 +10,7 @@ use std::{
     sync::LazyLock,
 };
 
-use mpvpn_control::config::{ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions};
+use mpvpn_config::{ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions};
 use mpvpn_tests::testbed::binary;
 use tempfile::TempDir;
 

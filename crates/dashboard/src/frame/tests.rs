@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-use mpvpn_control::status::SessionSummary;
+use mpvpn_status::SessionSummary;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mpvpn_control::status::{Client, Link, Overview, SessionSummary, Status};
+use mpvpn_status::{Client, Link, Overview, SessionSummary, Status};
 
 use super::*;
 use crate::{logins::Logins, secret::Secret, view::query_pairs};
@@ -57,7 +57,7 @@ fn session(number: usize) -> SessionId {
             cookie: Secret::of(&format!("cookie{at}")),
             token: Secret::of("token"),
         };
-        let network = mpvpn_control::limiter::ClientNetwork::of([127, 0, 0, 1].into());
+        let network = mpvpn_http::limiter::ClientNetwork::of([127, 0, 0, 1].into());
         logins.log_in(now, network, "code", &new).unwrap();
         id = logins.session(now, &format!("cookie{at}"), "token");
     }

@@ -10,7 +10,7 @@ use http::{
 use http_body_util::{BodyExt, Limited};
 use hyper_util::rt::TokioIo;
 use instant_acme::{BodyWrapper, BytesResponse};
-use mpvpn_control::tls::LastRefusal;
+use mpvpn_identity::tls::LastRefusal;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     net::{TcpStream, lookup_host},

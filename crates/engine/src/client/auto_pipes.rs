@@ -15,11 +15,11 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::{
-    events::{Event, EventSender},
-    status::Link as LinkStatus,
-};
 use mpvpn_path::{LinkBytes, MIN_BUSY_RATE, PathCountController, SessionLimitHint};
+use mpvpn_status::{
+    Link as LinkStatus,
+    events::{Event, EventSender},
+};
 use mpvpn_tunnel::PathReport;
 use mpvpn_types::{Duration, LinkId, Tier};
 

@@ -8,15 +8,15 @@ mod udp;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use mpvpn_control::{
-    check::{CheckReport, KernelCheck, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck},
-    config::ClientConfig,
-    tls::{self, LastRefusal},
-};
+use mpvpn_config::ClientConfig;
 use mpvpn_flow::rules::{FlowMode, Rules};
+use mpvpn_identity::tls::{self, LastRefusal};
 use mpvpn_os::{confinement, poll::Poller, tcp::MptcpState};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
+use mpvpn_status::check::{
+    CheckReport, KernelCheck, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck,
+};
 use mpvpn_tunnel::{ClientConfig as TunnelConfig, TunnelMode};
 use mpvpn_types::{Duration, Fec};
 use tokio::runtime::{Builder, Runtime};

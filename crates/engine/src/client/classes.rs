@@ -1,7 +1,7 @@
 //! The classes of a client: the configuration of each class's connection, and how it uses the links.
 
 use mpvpn_class::{Rules, Share};
-use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
+use mpvpn_config::{ClassConfig, ClientConfig, is_match, rules_of};
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
 use mpvpn_types::{ClassId, LinkId, Tier};
 
@@ -87,8 +87,9 @@ fn profile(class: &ClassConfig) -> ClassProfile {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::{LinkConfig, Pipes};
+    use mpvpn_config::LinkConfig;
     use mpvpn_path::PathCount;
+    use mpvpn_status::pipes::Pipes;
     use mpvpn_types::ClassId;
 
     use super::*;

@@ -1,7 +1,7 @@
 //! Makes the configurations of a client's connections from TLS, transport options and the settings of the
 //! classes.
 
-use mpvpn_control::config::ClientConfig;
+use mpvpn_config::ClientConfig;
 use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_quic::ClientSetup;
 use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};

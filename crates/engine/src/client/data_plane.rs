@@ -3,12 +3,9 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{
-    config::ClientConfig,
-    events::Event,
-    status::{FlowList, Status},
-};
+use mpvpn_config::ClientConfig;
 use mpvpn_os::PacketFd;
+use mpvpn_status::{FlowList, Status, events::Event};
 use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, LinkPolicy};
 use mpvpn_types::{LinkId, Tier};
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use mpvpn_control::measure::{EchoPaths, EchoReport};
+use mpvpn_status::measure::{EchoPaths, EchoReport};
 use mpvpn_tunnel::ConnectionNumber;
 use mpvpn_types::{LinkId, PathId};
 

@@ -16,17 +16,13 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    api,
-    config::{ClientConfig, ClientOptions, ConfigSource, LinkConfig},
-    metrics,
-    status::Status,
-    tls::{self, LastRefusal},
-};
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, LinkConfig};
+use mpvpn_identity::tls::{self, LastRefusal};
 use mpvpn_os::{
     PacketFd,
     poll::{PollWaker, reduce_timer_slack},
 };
+use mpvpn_status::Status;
 use mpvpn_tunnel::Assignment;
 use mpvpn_types::{Duration, Transport, catch_panic};
 
@@ -269,8 +265,8 @@ fn start_slow_thread(
     if api_socket.is_none() && config.metrics.is_none() && config.server.ip().is_some() && no_tcp {
         return Ok(SlowThread::disabled());
     }
-    let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
-    let metrics = config.metrics.map(|address| metrics::Server::bind(address, 0)).transpose()?;
+    let api = api_socket.map(|path| mpvpn_api::Server::bind(path)).transpose()?;
+    let metrics = config.metrics.map(|address| mpvpn_api::metrics::Server::bind(address, 0)).transpose()?;
     SlowThread::start(Services { api, metrics, ..Services::default() }, resolve, event_loop.wake.clone())
 }
 

@@ -5,7 +5,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use mpvpn_control::events::{Event, EventSender, PathName, ShortText};
+use mpvpn_input::short_text::ShortText;
+use mpvpn_status::events::{Event, EventSender, PathName};
 use mpvpn_tunnel::{ClassChange, ClientChange, ConnectionNumber, PathChange, PathEvent, SecretSharing};
 use mpvpn_types::{ClassId, LinkId};
 

@@ -14,10 +14,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::{
-    config::{self, ClientConfig},
-    events::{Event, EventSender},
-};
+use mpvpn_config::ClientConfig;
 use mpvpn_os::{
     OsError,
     dns::link_resolvers,
@@ -25,6 +22,7 @@ use mpvpn_os::{
     poll::{Events, Interest, PollWaker, Poller},
     undo::DEFAULT_FOLDER,
 };
+use mpvpn_status::events::{Event, EventSender};
 
 use crate::{EngineError, dns, slow_thread::Resolve};
 
@@ -82,7 +80,7 @@ impl ClientKillSwitch {
         mark: u32,
     ) -> Result<Option<Self>, EngineError> {
         let base = Path::new(DEFAULT_FOLDER);
-        let config::KillSwitch::On { allows_lan } = config.kill_switch else {
+        let mpvpn_config::KillSwitch::On { allows_lan } = config.kill_switch else {
             if kill_switch::lift_left_over(base, &config.tun_name)? {
                 tracing::warn!("the kill switch that an earlier process left in force is lifted");
             }

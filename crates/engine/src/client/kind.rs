@@ -8,7 +8,8 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::{config::ClientConfig, events::EventSender, status::KillSwitchState};
+use mpvpn_config::ClientConfig;
+use mpvpn_status::{KillSwitchState, events::EventSender};
 use mpvpn_tunnel::{AddressesInUse, Assignment, RelayId, UdpId};
 
 use super::{embedded::AppHost, machine::Machine};

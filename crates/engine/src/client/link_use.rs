@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use mpvpn_control::status::Link as LinkStatus;
+use mpvpn_status::Link as LinkStatus;
 use mpvpn_tunnel::PathReport;
 
 use super::{

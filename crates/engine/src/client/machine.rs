@@ -1,5 +1,6 @@
 //! The changes of a client to its machine: TUN devices, addresses, routes, rules and name servers.
 
+use mpvpn_config::Routes;
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
@@ -8,11 +9,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    config::{ClientConfig, Dns, Routes, SteeringRule},
-    events::EventSender,
-    status::KillSwitchState,
-};
+use mpvpn_config::{ClientConfig, Dns, SteeringRule};
+
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
@@ -24,6 +22,7 @@ use mpvpn_os::{
     },
     undo::{self, Interface},
 };
+use mpvpn_status::{KillSwitchState, events::EventSender};
 use mpvpn_tunnel::{AddressesInUse, Assignment};
 use tokio::runtime::Handle;
 

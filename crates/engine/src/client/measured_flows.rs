@@ -12,11 +12,11 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_class::Rule;
-use mpvpn_control::{
-    config::{ClassConfig, ClientConfig, MatchRule, RuleOrigin},
-    measure::{MAX_LINKS_OF_REQUEST, MEASURE_CLASS, MeasureRequest, MeasureState, RESPONDER_PORT},
-};
+use mpvpn_config::{ClassConfig, ClientConfig, MatchRule, RuleOrigin};
 use mpvpn_packet::protocol;
+use mpvpn_status::measure::{
+    MAX_LINKS_OF_REQUEST, MEASURE_CLASS, MeasureRequest, MeasureState, RESPONDER_PORT,
+};
 use mpvpn_types::{ClassId, target::CLASSES};
 
 use super::{Running, other_shard::ClientMessage};
@@ -174,7 +174,7 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::Trust;
+    use mpvpn_identity::trust::Trust;
     use mpvpn_types::FlowMode;
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{config::ClientConfig, events::Event, status::Status};
+use mpvpn_config::ClientConfig;
+use mpvpn_status::{Status, events::Event};
 use mpvpn_tunnel::{ClientEvent, ConnectionNumber};
 
 use super::data_plane::DataPlane;

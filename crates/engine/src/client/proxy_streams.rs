@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use mpvpn_control::config::Proxies;
+use mpvpn_config::Proxies;
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::poll::Poller;
 use mpvpn_tunnel::{Client, ClientEvent, RelayId, UdpId};

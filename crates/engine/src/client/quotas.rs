@@ -6,11 +6,10 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use mpvpn_control::{
-    events::{Event, EventSender, ShortText},
-    quota_usage::{self, QuotaHolders, QuotaUsage},
-};
+use mpvpn_input::short_text::ShortText;
 use mpvpn_path::Month;
+use mpvpn_state::quota_usage::{self, QuotaHolders, QuotaUsage};
+use mpvpn_status::events::{Event, EventSender};
 use mpvpn_types::Duration;
 
 use crate::policies::{LinkMeters, LinkPolicies};
@@ -44,7 +43,7 @@ impl Quotas {
         name: &str,
         meters: LinkMeters,
         events: EventSender,
-    ) -> Result<Self, mpvpn_control::Error> {
+    ) -> Result<Self, mpvpn_input::Error> {
         let file = state_dir.map(|dir| quota_usage::links_file(dir, name));
         Ok(Self {
             used: match &file {
@@ -150,7 +149,7 @@ impl Quotas {
 mod tests {
     use super::*;
     use crate::policies::Direction;
-    use mpvpn_control::config::LinkConfig;
+    use mpvpn_config::LinkConfig;
     use mpvpn_types::{ByteSize, Tier};
 
     const NOVEMBER: u64 = 1_793_491_200;

@@ -7,11 +7,13 @@
 use std::{net::SocketAddr, time::Instant};
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    config::{ClientConfig, ClientOptions, ConfigSource, ConfigValue, LinkChange, ReloadReport, ServerAddr},
-    events::{Event, EventSender, ShortText},
-    log,
-    status::{FlowList, Link, Role, Status},
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, log};
+use mpvpn_input::{role::Role, short_text::ShortText, values::ServerAddr};
+use mpvpn_status::{
+    FlowList, Link, Status,
+    events::{Event, EventSender},
+    link_change::LinkChange,
+    reload_report::{ConfigValue, ReloadReport},
 };
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
 
@@ -245,7 +247,7 @@ impl Running {
     }
 
     /// The values of the configuration, and where each comes from.
-    pub(crate) fn config_values(&self) -> Result<Vec<ConfigValue>, mpvpn_control::Error> {
+    pub(crate) fn config_values(&self) -> Result<Vec<ConfigValue>, mpvpn_input::Error> {
         self.origin.values()
     }
 

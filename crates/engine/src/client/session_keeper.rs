@@ -7,11 +7,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mpvpn_control::{
-    Error,
-    config::{ClientConfig, ServerAddr},
-    kept_session::KeptSession,
-};
+use mpvpn_config::ClientConfig;
+use mpvpn_input::{Error, values::ServerAddr};
+use mpvpn_state::kept_session::KeptSession;
 use mpvpn_tunnel::{Assignment, Client};
 
 /// The file of a session, and what it has.
@@ -69,7 +67,7 @@ impl SessionKeeper {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::Trust;
+    use mpvpn_identity::trust::Trust;
 
     use super::*;
 

@@ -2,14 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
-use mpvpn_control::{
-    auth::Token,
-    config::{ClientConfig, ClientOptions, ConfigSource, LaneRule},
-    events::EventSender,
-    status::Role,
-};
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, LaneRule};
 use mpvpn_flow::rules::{Rule, Rules};
+use mpvpn_identity::token::Token;
+use mpvpn_input::role::Role;
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
+use mpvpn_status::events::EventSender;
 use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, TunnelMode};
 use mpvpn_types::{ClassId, Fec};
 

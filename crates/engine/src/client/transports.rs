@@ -14,9 +14,9 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::events::{self, Event, EventSender};
 use mpvpn_os::poll::PollWaker;
 use mpvpn_path::{LinkSigns, PathTransport as PrimaryTransport, TcpAction, TransportSelector};
+use mpvpn_status::events::{self, Event, EventSender};
 use mpvpn_tunnel::{ClassConnections, LinkPolicy};
 use mpvpn_types::{Duration, LinkId, Tier, Transport};
 

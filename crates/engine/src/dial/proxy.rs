@@ -2,7 +2,7 @@
 
 use std::io;
 
-use mpvpn_control::config::ServerAddr;
+use mpvpn_input::values::ServerAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::ProxyTarget;
@@ -102,7 +102,7 @@ fn parse_response(head: &[u8], proxy_target: &ProxyTarget) -> Option<Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::ViaProxy;
+    use mpvpn_config::ViaProxy;
 
     use super::*;
 

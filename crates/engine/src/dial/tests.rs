@@ -5,11 +5,8 @@ use std::{
     thread,
 };
 
-use mpvpn_control::{
-    config::{Trust, ViaProxy},
-    identity::Identity,
-    tls,
-};
+use mpvpn_config::ViaProxy;
+use mpvpn_identity::{identity::Identity, tls, trust::Trust};
 use rustls::{ServerConnection, StreamOwned};
 
 use super::*;
@@ -143,7 +140,7 @@ fn the_next_address_is_tried_where_nobody_listens_at_the_first() {
 #[test]
 fn a_certificate_that_is_not_trusted_is_the_reason() {
     let server = server(Speaks::Http2);
-    let other = Trust::Pin(vec![mpvpn_control::identity::Fingerprint([7; 32])]);
+    let other = Trust::Pin(vec![mpvpn_identity::identity::Fingerprint([7; 32])]);
     let error = failure(&to(server.address, &other));
     assert!(matches!(error, DialError::Refused(CertificateRefusal::OtherFingerprint { .. })), "{error}");
 }
@@ -188,7 +185,7 @@ fn an_app_that_does_not_protect_the_socket_sees_nothing_sent() {
 
 #[test]
 fn what_gets_no_answer_is_tried_by_as_many_sockets_as_are_allowed() {
-    let trust = Trust::Pin(vec![mpvpn_control::identity::Fingerprint([7; 32])]);
+    let trust = Trust::Pin(vec![mpvpn_identity::identity::Fingerprint([7; 32])]);
     let tried = |sockets| {
         run(async {
             let full = tokio::net::TcpSocket::new_v4().unwrap();

@@ -6,7 +6,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_control::access::{AccessRule, Ports};
+use mpvpn_access::AccessRule;
+use mpvpn_input::rules::Ports;
 use mpvpn_os::poll::{Events, PollWaker};
 
 use super::*;

@@ -22,10 +22,8 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use mpvpn_control::{
-    limiter::{ClientNetwork, ConnectionLimiter, Slot},
-    tls::{self, ServerCertificates},
-};
+use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, Slot};
+use mpvpn_identity::tls::{self, ServerCertificates};
 use mpvpn_masque::{
     h3::code,
     headers::{Headers, Section},

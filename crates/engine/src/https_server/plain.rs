@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::{config::ServerConfig, credentials::Credentials};
+use mpvpn_config::ServerConfig;
+use mpvpn_users::credentials::Credentials;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
     runtime::Runtime,

@@ -14,10 +14,8 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER},
 };
-use mpvpn_control::{
-    config::{self, SiteContent},
-    shared::Shared,
-};
+use mpvpn_config::SiteContent;
+use mpvpn_input::shared::Shared;
 use mpvpn_masque::headers::Headers;
 use mpvpn_os::folder::Folder;
 use tokio::sync::Semaphore;
@@ -59,11 +57,11 @@ impl ConfiguredSite {
     ///
     /// # Errors
     /// If the folder does not exist.
-    pub(crate) fn new(config: &config::Site) -> Result<Self, mpvpn_control::Error> {
+    pub(crate) fn new(config: &mpvpn_config::Site) -> Result<Self, mpvpn_input::Error> {
         let content = match &config.content {
             SiteContent::Nothing => Content::Nothing,
             SiteContent::Root(root) => {
-                let error = |source| mpvpn_control::Error::File { doing: "open", path: root.clone(), source };
+                let error = |source| mpvpn_input::Error::File { doing: "open", path: root.clone(), source };
                 Content::Files(Folder::new(root).map_err(error)?)
             }
             SiteContent::Upstream(authority) => Content::Upstream(authority.clone()),
@@ -79,7 +77,7 @@ impl Site {
     ///
     /// # Errors
     /// If the folder does not exist.
-    pub(crate) fn new(config: &config::Site) -> Result<Self, EngineError> {
+    pub(crate) fn new(config: &mpvpn_config::Site) -> Result<Self, EngineError> {
         let now = Shared::from(ConfiguredSite::new(config)?);
         Ok(Self { now, answer_slots: Arc::new(Semaphore::new(MAX_ANSWERS_IN_PROGRESS)) })
     }

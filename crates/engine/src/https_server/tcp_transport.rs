@@ -9,7 +9,7 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use mpvpn_control::limiter::Slot;
+use mpvpn_http::limiter::Slot;
 use mpvpn_masque::{
     connect::Authority,
     connect_udp::{self, ConnectUdp},

@@ -6,7 +6,8 @@ mod sites;
 use std::net::UdpSocket;
 
 use http::StatusCode;
-use mpvpn_control::config::{ServerConfig, Trust};
+use mpvpn_config::ServerConfig;
+use mpvpn_identity::trust::Trust;
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader, MAX_DATAGRAM_LEN, encode_datagram_header},
     connect_udp::path,
@@ -68,7 +69,7 @@ impl TestServer {
 
     async fn tls_over(&self, tcp: TcpStream, alpn: &[u8]) -> TlsStream<TcpStream> {
         let trust = Trust::Pin(vec![self.credentials.identity.fingerprint()]);
-        let config = mpvpn_control::tls::client_config(&trust, &[alpn]).unwrap();
+        let config = mpvpn_identity::tls::client_config(&trust, &[alpn]).unwrap();
         let name = ServerName::try_from("vpn.example").unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(alpn));

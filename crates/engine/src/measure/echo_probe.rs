@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::measure::{Datagram, DatagramKind, LatencySamples};
+use mpvpn_status::measure::{Datagram, DatagramKind, LatencySamples};
 
 use super::responder::Target;
 

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::measure::{Datagram, DatagramKind, Order, ResponderReport};
+use mpvpn_status::measure::{Datagram, DatagramKind, Order, ResponderReport};
 
 use super::{
     Interrupt, POLL_INTERVAL,

@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::{
-    Error, api,
-    measure::{MeasureRequest, MeasureState},
-};
+use mpvpn_input::Error;
+use mpvpn_status::measure::{MeasureRequest, MeasureState};
 
 /// How often the request is repeated. The client forgets it after 10 s.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,7 +25,7 @@ pub(super) struct LinkLease {
 impl LinkLease {
     /// Asks the client at `socket`.
     pub(super) fn begin(socket: &Path, request: MeasureRequest) -> Result<(Self, MeasureState), Error> {
-        let state = api::measure(socket, &request)?;
+        let state = mpvpn_api::measure(socket, &request)?;
         let request = Arc::new(Mutex::new(request));
         let (stop, stopped) = mpsc::channel::<()>();
         let (path, repeated) = (socket.to_owned(), Arc::clone(&request));
@@ -35,7 +33,7 @@ impl LinkLease {
             while stopped.recv_timeout(REPEAT_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let request = repeated.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 // A client that restarts is asked again.
-                let _ = api::measure(&path, &request);
+                let _ = mpvpn_api::measure(&path, &request);
             }
         };
         let thread = thread::Builder::new().name("lease".to_owned()).spawn(repeat).ok();
@@ -52,7 +50,7 @@ impl LinkLease {
         // Held while the client is asked, so that no earlier request follows.
         let mut request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut request);
-        api::measure(&self.socket, &request).map(drop)
+        mpvpn_api::measure(&self.socket, &request).map(drop)
     }
 }
 
@@ -63,6 +61,6 @@ impl Drop for LinkLease {
             let _ = thread.join();
         }
         // A client that is gone has no measured flows.
-        let _ = api::measure(&self.socket, &MeasureRequest { end: true, ..MeasureRequest::default() });
+        let _ = mpvpn_api::measure(&self.socket, &MeasureRequest { end: true, ..MeasureRequest::default() });
     }
 }

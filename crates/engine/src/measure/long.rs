@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::measure::{
+use mpvpn_os::usage;
+use mpvpn_status::measure::{
     CutResult, CutRow, HoursResult, LoadDirection, Order, RatePoint, ResponderReport,
 };
-use mpvpn_os::usage;
 
 use super::{
     echo_probe::EchoProbe,

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::measure::{Order, ResponderReport};
 use mpvpn_os::{TcpOptions, TcpSocket, UdpOptions, UdpSocket};
+use mpvpn_status::measure::{Order, ResponderReport};
 use serde::de::DeserializeOwned;
 
 /// How long an answer or a connection is waited for: several retransmissions over a link of 600 ms. Chosen.

@@ -11,15 +11,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mpvpn_control::{
-    Error, api,
+use mpvpn_input::Error;
+use mpvpn_os::usage;
+use mpvpn_status::{
+    LinkState, PathState, State, Status,
     measure::{
         LatencyRow, LatencySamples, LoadDirection, MEASURE_CLASS, MeasureReport, MeasureRequest,
         MeasuredLink, Order, RatePoint, ResponderReport, Route, TcpRow, UdpStep, UdpSweep,
     },
-    status::{LinkState, PathState, State, Status},
 };
-use mpvpn_os::usage;
 use mpvpn_types::FlowMode;
 
 use super::{
@@ -140,7 +140,7 @@ pub fn measure(
     interrupt: &Interrupt,
     show: &mut dyn FnMut(MeasureEvent),
 ) -> Result<MeasureReport, MeasureError> {
-    let status = api::fetch_status(&plan.socket)?;
+    let status = mpvpn_api::fetch_status(&plan.socket)?;
     let links = links_of(&status, plan)?;
     let only = links.iter().map(|link| link.name.clone()).collect();
     let request = MeasureRequest { only, lane: Some(FlowMode::Datagram), ..MeasureRequest::default() };
@@ -157,7 +157,7 @@ pub fn measure(
         links,
         ..MeasureReport::default()
     };
-    let client = api::process_at(&plan.socket);
+    let client = mpvpn_api::process_at(&plan.socket);
     let mut run = Run { plan, interrupt, show, responder, datagrams, lease, client, report, runs: 0 };
     run.all(&status);
     run.report.seconds = began.0.elapsed().as_secs_f64();
@@ -356,7 +356,7 @@ impl Run<'_> {
 
     /// Whether the connection of the measured flows works, and uses these links and no others; why not.
     fn is_on(&self, links: &[String]) -> Result<(), String> {
-        let status = api::fetch_status(&self.plan.socket).map_err(|error| error.to_string())?;
+        let status = mpvpn_api::fetch_status(&self.plan.socket).map_err(|error| error.to_string())?;
         let class = status.classes.iter().find(|class| class.name == MEASURE_CLASS);
         let Some(class) = class else { return Err("the client has no class for it".to_owned()) };
         if class.state != Some(State::Up) {
@@ -550,7 +550,8 @@ fn rate(from: (f64, u64), to: (f64, u64)) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::status::{Link, Role};
+    use mpvpn_input::role::Role;
+    use mpvpn_status::Link;
 
     use super::*;
 

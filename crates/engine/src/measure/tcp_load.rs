@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::measure::{LoadDirection, Order};
 use mpvpn_os::tcp::SegmentCounters;
+use mpvpn_status::measure::{LoadDirection, Order};
 
 use super::responder::Target;
 

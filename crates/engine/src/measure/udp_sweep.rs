@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::measure::{
+use mpvpn_status::measure::{
     DATAGRAM_BYTES, Datagram, DatagramCounter, DatagramKind, DatagramReport, LoadDirection, Order,
     SentDatagrams, UdpStep,
 };

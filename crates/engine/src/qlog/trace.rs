@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mpvpn_control::status::Role;
+use mpvpn_input::role::Role;
 use mpvpn_quic::{QlogEvent, QlogMetrics};
 use mpvpn_types::PathId;
 use serde_json::{Value, json};

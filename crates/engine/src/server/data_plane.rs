@@ -7,11 +7,9 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::{
-    access::Access,
-    events::EventSender,
-    status::{Class, FlowList, Role, Status},
-};
+use mpvpn_access::Access;
+use mpvpn_input::role::Role;
+use mpvpn_status::{Class, FlowList, Status, events::EventSender};
 use mpvpn_tunnel::{
     CertificateId, ConnectionSlot, FilterRequest, Reconfiguration, Server, ServerChange, ServerCounters,
     ServerEvent, SessionReport, TrafficCounters, TunOutcome,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use mpvpn_control::events::{ClientName, Event, PathName};
+use mpvpn_status::events::{ClientName, Event, PathName};
 use mpvpn_tunnel::{ClientTag, ServerChange};
 use mpvpn_types::ClassId;
 

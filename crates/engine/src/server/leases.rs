@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use mpvpn_control::leases::KeptLease;
+use mpvpn_state::leases::KeptLease;
 use mpvpn_tunnel::{LeaseRecord, Registry};
 
 use super::store::FileStore;
@@ -169,7 +169,7 @@ fn write(jobs: &Receiver<Vec<KeptLease>>, store: &FileStore) {
 mod tests {
     use std::fs;
 
-    use mpvpn_control::config::ServerConfig;
+    use mpvpn_config::ServerConfig;
 
     use super::*;
 

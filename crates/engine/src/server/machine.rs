@@ -2,7 +2,9 @@
 //! packets and address translation.
 
 use ipnet::IpNet;
-use mpvpn_control::config::{Nat as NatOption, ServerConfig};
+use mpvpn_config::Nat as NatOption;
+use mpvpn_config::ServerConfig;
+
 use mpvpn_os::{
     OsError, Tun, TunConfig, UndoJournal,
     firewall::Profile,

@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, thread::JoinHandle, time::Duration};
 
 use ipnet::IpNet;
-use mpvpn_control::access::AccessRule;
+use mpvpn_access::AccessRule;
 use mpvpn_os::{
     OsError,
     firewall::{self, FilterRule, Profile, Rules, SessionProfiles},

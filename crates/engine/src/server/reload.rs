@@ -5,6 +5,7 @@
 //! holds: everything that can fail is done before anything changes, so a reload that fails changes nothing;
 //! no connection is closed; reloads are done one after the other.
 
+use mpvpn_config::ReloadMode;
 use std::{
     collections::BTreeSet,
     io::ErrorKind,
@@ -17,22 +18,20 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use mpvpn_control::{
-    Error,
-    access::Access,
-    client_certificates::{self, ClientCa, ClientCertificates},
-    config::{
-        ConfigValue, LimitRule, ReloadMode, ReloadReport, ServerChanges, ServerConfig, ServerDns,
-        ServerSetting,
-    },
-    credentials::{Certificates, Reachability},
-    events::{Event, ShortText},
-    given_pins::{GivenPins, Lockout, LockoutPolicy},
-    log,
-    shared::Shared,
-    tls::ServerCertificates,
+use mpvpn_access::Access;
+use mpvpn_config::{LimitRule, ServerChanges, ServerConfig, ServerDns, ServerSetting, log};
+use mpvpn_identity::{client_ca::ClientCa, tls::ServerCertificates};
+use mpvpn_input::{Error, shared::Shared, short_text::ShortText};
+use mpvpn_status::{
+    events::Event,
+    reload_report::{ConfigValue, LockoutPolicy, ReloadReport},
 };
 use mpvpn_tunnel::Reconfiguration;
+use mpvpn_users::{
+    client_certificates::{self, ClientCertificates},
+    credentials::{Certificates, Reachability},
+    given_pins::{GivenPins, Lockout},
+};
 use tokio::sync::oneshot;
 
 use super::{

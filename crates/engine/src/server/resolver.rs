@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::config::ServerDns;
+use mpvpn_config::ServerDns;
 use mpvpn_os::dns::system_resolvers;
 use tokio::runtime::Handle;
 

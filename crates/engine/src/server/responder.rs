@@ -18,8 +18,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::measure::{Datagram, DatagramKind, RESPONDER_PORT};
 use mpvpn_os::{UdpOptions, UdpSocket};
+use mpvpn_status::measure::{Datagram, DatagramKind, RESPONDER_PORT};
 use tokio::{
     net::{TcpListener, UdpSocket as TokioUdpSocket},
     sync::oneshot,

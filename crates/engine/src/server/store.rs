@@ -4,13 +4,13 @@
 
 use std::path::PathBuf;
 
-use mpvpn_control::{
-    Error,
-    client_certificates::Revocations,
-    config::ServerConfig,
+use mpvpn_config::ServerConfig;
+use mpvpn_identity::client_ca::Revocations;
+use mpvpn_input::Error;
+use mpvpn_state::leases::{self, KeptLease};
+use mpvpn_users::{
+    UserQuotas, Users,
     credentials::{leases_file, users_file},
-    leases::{self, KeptLease},
-    users::{UserQuotas, Users},
 };
 
 /// The files.

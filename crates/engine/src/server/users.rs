@@ -16,20 +16,23 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use mpvpn_control::{
-    auth::{Authenticator, SharedUsers},
-    client_certificates::{CertificateCheck, Revocations},
-    config::LimitRule,
-    events::{Event, EventSender, ShortText},
-    shared::Shared,
-    status::User,
-    users::{UserEntry, UserQuotas, Users},
-};
+use mpvpn_config::LimitRule;
+use mpvpn_identity::client_ca::Revocations;
+use mpvpn_input::{shared::Shared, short_text::ShortText};
 use mpvpn_os::file_watch::FileWatch;
+use mpvpn_status::{
+    User,
+    events::{Event, EventSender},
+};
 use mpvpn_tunnel::{
     Authenticate, AuthenticatedUser, CertificateId, SessionReport, TrafficCounters, UserLimits, UserRates,
 };
 use mpvpn_types::{BitRate, ByteSize, SessionId};
+use mpvpn_users::{
+    UserEntry, UserQuotas, Users,
+    auth::{Authenticator, SharedUsers},
+    client_certificates::CertificateCheck,
+};
 
 use super::store::FileStore;
 use crate::EngineError;
@@ -368,11 +371,8 @@ impl Authenticate for UserChecks {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::{
-        config::ServerConfig,
-        credentials::users_file,
-        users::{Expiry, LockedUsers, UserSettings},
-    };
+    use mpvpn_config::ServerConfig;
+    use mpvpn_users::{Expiry, LockedUsers, UserSettings, credentials::users_file};
 
     use super::*;
 

@@ -10,21 +10,20 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::{
-    Result,
-    config::{ClientConfig, STATE_DIR, ServerConfig, TUN_NAME},
-    credentials::{guess_address, state_files, users_file},
-    setup::{
-        Instance, Interface, KILL_SWITCH_UNIT, Machine, UnitState, comes_over_network,
-        firewall::{Firewall, Firewalld},
-    },
-    status::Role,
-    users::Users,
-};
+use mpvpn_config::{ClientConfig, ServerConfig, TUN_NAME};
+use mpvpn_input::{Result, dirs::STATE_DIR, role::Role};
 use mpvpn_os::{
     netlink::{Netlink, RouteKind},
     port_holders::holders_of,
     program::{self, Ended},
+};
+use mpvpn_setup::{
+    Instance, Interface, KILL_SWITCH_UNIT, Machine, UnitState, comes_over_network,
+    firewall::{Firewall, Firewalld},
+};
+use mpvpn_users::{
+    Users,
+    credentials::{guess_address, state_files, users_file},
 };
 use serde_json::Value;
 

@@ -21,10 +21,10 @@ use h2::{
     client::{ResponseFuture, SendRequest},
 };
 use http::{Method, Request, StatusCode, Uri};
-use mpvpn_control::{
-    auth::Token,
-    config::{ClientConfig, ViaProxy},
+use mpvpn_config::{ClientConfig, ViaProxy};
+use mpvpn_identity::{
     tls::{self, LastRefusal},
+    token::Token,
 };
 use mpvpn_masque::connect_udp;
 use mpvpn_os::tcp::{KeepAlive, MptcpState, Protocol, Tuning};

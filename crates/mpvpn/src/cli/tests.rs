@@ -1,7 +1,7 @@
 use clap::{ArgMatches, FromArgMatches};
-use mpvpn_control::config::{
-    AuthMode, ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions, Trust,
-};
+use mpvpn_config::AuthMode;
+use mpvpn_config::{ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions};
+use mpvpn_identity::trust::Trust;
 
 use super::*;
 use crate::commands::{client::Client, server::Server};

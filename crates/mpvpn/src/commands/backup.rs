@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode, time::SystemTime};
 
 use clap::Parser;
-use mpvpn_control::backup::Backup as ServerBackup;
+use mpvpn_users::backup::Backup as ServerBackup;
 
 use super::{Command, user::ServerFiles};
 use crate::{failure::Failure, output::print};

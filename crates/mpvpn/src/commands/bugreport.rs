@@ -9,7 +9,6 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_control::api;
 
 use super::Command;
 use crate::{
@@ -47,7 +46,7 @@ pub(crate) struct Bugreport {
 impl Command for Bugreport {
     fn run(self) -> Result<ExitCode, Failure> {
         let is_chosen = self.target.name.is_some() || self.target.api_socket.is_some();
-        let sockets = if is_chosen { vec![self.target.socket(SUMMARY)?] } else { api::list_sockets() };
+        let sockets = if is_chosen { vec![self.target.socket(SUMMARY)?] } else { mpvpn_api::list_sockets() };
         let report = bugreport::collect(&sockets, &mut |part| {
             if std::io::stderr().is_terminal() {
                 eprintln!("collecting {part}");

@@ -6,8 +6,9 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_control::{check, config::ClientConfig, log};
+use mpvpn_config::{ClientConfig, log};
 use mpvpn_engine::client::check::run;
+use mpvpn_status::check;
 
 use super::{Command, client::ClientArgs};
 use crate::{

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::config::{ClientConfig, PacketDescription, render_classes};
+use mpvpn_config::{ClientConfig, PacketDescription, render_classes};
 
 use super::Command;
 use crate::{

@@ -7,12 +7,10 @@ use std::{
 };
 
 use clap::{Args, Parser};
-use mpvpn_control::{
-    config::{Ca, ClientOptions, ConfigSource},
-    join::{JoinLink, LinkTrust, ParseLinkError},
-    log,
-};
+use mpvpn_config::{ClientOptions, ConfigSource, log};
 use mpvpn_engine::{client, hide_tokens};
+use mpvpn_identity::trust::Ca;
+use mpvpn_users::join::{JoinLink, LinkTrust, ParseLinkError};
 
 use super::Command;
 use crate::failure::{Failure, READ_THE_LOG};

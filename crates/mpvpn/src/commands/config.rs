@@ -1,13 +1,12 @@
 //! `mpvpn config`: checks and shows configuration files, and makes a running process read its file again.
 
+use mpvpn_config::FileKind;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::{
-    api,
-    config::{CheckedFile, ConfigValue, FileKind, ReloadReport, check_file},
-    given_pins::LockoutPolicy,
-};
+
+use mpvpn_status::reload_report::{ConfigValue, LockoutPolicy, ReloadReport};
+use mpvpn_users::check_file::{CheckedFile, check_file};
 
 use super::Command;
 use crate::{
@@ -87,7 +86,7 @@ impl Command for Config {
             ConfigCommand::Reload { force, target } => {
                 let socket = target.socket(SUMMARY)?;
                 let policy = if force { LockoutPolicy::Allow } else { LockoutPolicy::Refuse };
-                let reloaded = api::reload(&socket, policy)
+                let reloaded = mpvpn_api::reload(&socket, policy)
                     .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 print(&text_of(&reloaded))
             }
@@ -102,9 +101,9 @@ impl Command for Config {
                 let failure = |error| Failure::from_control_error(SHOW_SUMMARY, &error);
                 let values = match file {
                     Some(file) => FileKind::of(&file, kind)
-                        .and_then(|kind| mpvpn_control::config::values(kind, Some(&file), &[]))
+                        .and_then(|kind| mpvpn_config::values(kind, Some(&file), &[]))
                         .map_err(failure)?,
-                    None => api::fetch_config(&target.socket(SHOW_SUMMARY)?).map_err(failure)?,
+                    None => mpvpn_api::fetch_config(&target.socket(SHOW_SUMMARY)?).map_err(failure)?,
                 };
                 match json {
                     true => print(&json_line(SHOW_SUMMARY, serde_json::to_string(&values))?),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::api::{self, DashboardLink};
+use mpvpn_api::DashboardLink;
 
 use super::Command;
 use crate::{
@@ -37,8 +37,8 @@ pub(crate) struct Dashboard {
 impl Command for Dashboard {
     fn run(self) -> Result<ExitCode, Failure> {
         let socket = self.target.socket(SUMMARY)?;
-        let DashboardLink { url, .. } =
-            api::dashboard_link(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+        let DashboardLink { url, .. } = mpvpn_api::dashboard_link(&socket)
+            .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
         print(&format!("{url}\n"))
     }
 }

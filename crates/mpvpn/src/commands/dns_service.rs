@@ -1,9 +1,10 @@
 //! `mpvpn dns-service`: changes the name servers for clients that are no root; mpvpn-dns.service runs it.
 
+use mpvpn_config::LogLevel;
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::{config::LogLevel, log};
+use mpvpn_config::log;
 use mpvpn_engine::confine;
 
 use super::Command;

@@ -3,10 +3,7 @@
 use std::{ops::ControlFlow, process::ExitCode};
 
 use clap::Parser;
-use mpvpn_control::{
-    api,
-    events::{EventKind, LoggedEvent},
-};
+use mpvpn_status::events::{EventKind, LoggedEvent};
 use time::{
     Date, Duration, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset,
     format_description::{BorrowedFormatItem, well_known::Rfc3339},
@@ -67,7 +64,7 @@ impl Command for Events {
         let socket = self.target.socket(SUMMARY)?;
         let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if !self.follow {
-            let lines = api::fetch_events(&socket).map_err(failed)?;
+            let lines = mpvpn_api::fetch_events(&socket).map_err(failed)?;
             let shown: String = lines.lines().filter_map(|line| self.show(line)).collect();
             return print(&shown);
         }
@@ -77,7 +74,7 @@ impl Command for Events {
             outcome = print(&shown);
             if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        api::follow_events(&socket, take).map_err(failed)?;
+        mpvpn_api::follow_events(&socket, take).map_err(failed)?;
         outcome?;
         let why = format!("the process at {} has ended", socket.display());
         Err(Failure::runtime("no more events", why, "start the process again, then this command"))

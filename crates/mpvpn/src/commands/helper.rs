@@ -1,9 +1,10 @@
 //! `mpvpn helper`: the process that a confined server or client starts for what it may not do itself.
 
+use mpvpn_config::LogLevel;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use mpvpn_control::{config::LogLevel, log};
+use mpvpn_config::log;
 use mpvpn_engine::confine;
 
 use super::Command;

@@ -3,8 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::{join::Joined, setup::Instance, status::Role};
 use mpvpn_engine::hide_tokens;
+use mpvpn_input::role::Role;
+use mpvpn_setup::Instance;
+use mpvpn_users::join::Joined;
 
 use super::{Command, client::read_link};
 use crate::{failure::Failure, output::print};
@@ -41,7 +43,7 @@ impl Command for Join {
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         let Self { link, name, start } = self;
-        let failed = |error: mpvpn_control::Error| Failure::from_control_error(SUMMARY, &error);
+        let failed = |error: mpvpn_input::Error| Failure::from_control_error(SUMMARY, &error);
         let instance = Instance::new(Role::Client, name).map_err(failed)?;
         let (file, unit) = (instance.file(), instance.unit());
         let link = read_link(SUMMARY, &link)?;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::config::BlockWish;
+use mpvpn_config::BlockWish;
 use mpvpn_engine::{EngineError, hold};
 
 use super::Command;

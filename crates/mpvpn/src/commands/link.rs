@@ -3,11 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::{
-    api,
-    config::{LinkChange, is_link_name},
-    status::{Role, render_links},
-};
+use mpvpn_input::{role::Role, values::is_link_name};
+use mpvpn_status::{link_change::LinkChange, render_links};
 
 use super::Command;
 use crate::{
@@ -58,7 +55,7 @@ impl Command for Link {
             LinkCommand::Show(target) => {
                 const SUMMARY: &str = "cannot show the links";
                 let socket = target.socket(SUMMARY)?;
-                let status = api::fetch_status(&socket)
+                let status = mpvpn_api::fetch_status(&socket)
                     .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 if status.role == Role::Server {
                     let next = "give the socket of a client with --api-socket";
@@ -84,7 +81,7 @@ impl Command for Link {
                     ));
                 }
                 let socket = target.socket(SUMMARY)?;
-                let link = api::change_link(&socket, &link, &change)
+                let link = mpvpn_api::change_link(&socket, &link, &change)
                     .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
                 print(&render_links(&[link], width()))
             }

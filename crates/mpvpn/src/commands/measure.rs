@@ -9,14 +9,13 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_control::{
-    api,
-    config::{BitRate, FlowMode},
-    measure::{MeasureReport, MeasureRequest, MeasuredLink},
-    status::{Status, format_bytes, format_duration},
-};
+use mpvpn_config::{BitRate, FlowMode};
 use mpvpn_engine::measure::{
     DEFAULT_LOAD_SECONDS, Interrupt, LanPage, MeasureError, MeasureEvent, MeasurePlan, links_of, measure,
+};
+use mpvpn_status::{
+    Status, format_bytes, format_duration,
+    measure::{MeasureReport, MeasureRequest, MeasuredLink},
 };
 
 use super::Command;
@@ -106,7 +105,7 @@ impl Command for Measure {
             only_long: self.long_only,
         };
         let status =
-            api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+            mpvpn_api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
         let links = links_of(&status, &plan).map_err(failure)?;
         if !self.agrees(&status, &links, &plan)? {
             return print("nothing was measured\n");
@@ -179,7 +178,7 @@ impl Measure {
 /// Serves the page until a signal comes.
 fn serve_page(socket: &Path, address: SocketAddr) -> Result<ExitCode, Failure> {
     // Asked once: the traffic of browsers takes the ways of all other traffic.
-    let state = api::measure(socket, &MeasureRequest { end: true, ..MeasureRequest::default() })
+    let state = mpvpn_api::measure(socket, &MeasureRequest { end: true, ..MeasureRequest::default() })
         .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
     let interrupt = Interrupt::catch().map_err(caught)?;
     let page = LanPage::bind(address, &state.device, &state.responders, &interrupt).map_err(failure)?;
@@ -252,7 +251,7 @@ fn parse_hours(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::status::Role;
+    use mpvpn_input::role::Role;
 
     use super::*;
 

@@ -11,11 +11,8 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_control::{
-    api,
-    measure::{EchoPaths, EchoReport, EchoRequest, Latency, LatencySamples},
-};
 use mpvpn_engine::measure::{Interrupt, PingPlan, PingResult, Pinger};
+use mpvpn_status::measure::{EchoPaths, EchoReport, EchoRequest, Latency, LatencySamples};
 use serde_json::json;
 
 use super::Command;
@@ -139,7 +136,7 @@ impl Ping {
 }
 
 fn echoes(socket: &Path, identifier: u16) -> Result<EchoReport, Failure> {
-    api::fetch_echoes(socket, EchoRequest { identifier })
+    mpvpn_api::fetch_echoes(socket, EchoRequest { identifier })
         .map_err(|error| Failure::from_control_error(SUMMARY, &error))
 }
 

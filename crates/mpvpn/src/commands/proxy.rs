@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::{config::ConfigSource, log};
+use mpvpn_config::{ConfigSource, log};
 use mpvpn_engine::{client, hide_tokens};
 
 use super::{Command, client::ClientArgs};

@@ -3,10 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use mpvpn_control::{
-    config::{ConfigSource, ServerOptions},
-    log,
-};
+use mpvpn_config::{ConfigSource, ServerOptions, log};
 use mpvpn_engine::server;
 
 use super::Command;

@@ -12,17 +12,15 @@ use std::{
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::Ipv4Net;
-use mpvpn_control::{
-    client_certificates::ClientCa,
-    config::{ConfigSource, ServerConfig, ServerOptions},
-    setup::{
-        Action, Audience, ClientWishes, HostOption, Instance, Plan, Record, ServerWishes, Step,
-        passing_firewall_steps, plan_client, plan_server,
-    },
-    status::Role,
-    users::Joining,
-};
+use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
 use mpvpn_engine::{EngineError, hide_tokens, server, setup};
+use mpvpn_identity::client_ca::ClientCa;
+use mpvpn_input::role::Role;
+use mpvpn_setup::{
+    Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, Step, passing_firewall_steps,
+    plan_client, plan_server,
+};
+use mpvpn_users::{Joining, host::HostOption};
 
 use super::{Command, client::read_link, user::give_out};
 use crate::{
@@ -220,7 +218,7 @@ impl Command for Setup {
     }
 }
 
-fn failed(error: mpvpn_control::Error) -> Failure {
+fn failed(error: mpvpn_input::Error) -> Failure {
     Failure::from_control_error(SUMMARY, &error)
 }
 

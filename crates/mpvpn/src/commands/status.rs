@@ -9,10 +9,7 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_control::{
-    api,
-    status::{self, State, Status as ProcessStatus},
-};
+use mpvpn_status::{State, Status as ProcessStatus};
 
 use super::Command;
 use crate::{
@@ -95,16 +92,16 @@ impl Status {
     fn text(&self, socket: &Path) -> Result<String, Failure> {
         let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if self.flows {
-            let flows = api::fetch_flows(socket).map_err(failed)?;
+            let flows = mpvpn_api::fetch_flows(socket).map_err(failed)?;
             return match self.json {
                 true => json_line(SUMMARY, serde_json::to_string(&flows)),
-                false => Ok(status::render_flows(&flows, width())),
+                false => Ok(mpvpn_status::render_flows(&flows, width())),
             };
         }
-        let status = api::fetch_status(socket).map_err(failed)?;
+        let status = mpvpn_api::fetch_status(socket).map_err(failed)?;
         match self.json {
             true => json_line(SUMMARY, serde_json::to_string(&status)),
-            false => Ok(status::render(&status, width())),
+            false => Ok(mpvpn_status::render(&status, width())),
         }
     }
 
@@ -113,7 +110,7 @@ impl Status {
         let deadline = Instant::now() + limit;
         loop {
             let answer = self.target.socket(SUMMARY).and_then(|socket| {
-                api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))
+                mpvpn_api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))
             });
             match &answer {
                 Ok(status) if status.state == State::Up => return Ok(()),

@@ -3,17 +3,14 @@
 use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::SystemTime};
 
 use clap::{Args, Parser, Subcommand};
-use mpvpn_control::{
-    auth::Token,
-    config::{ConfigSource, ServerConfig, ServerOptions},
-    credentials::users_file,
-    setup::HostOption,
-    users::{
-        ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
-        Users, check_addresses, render_user, render_users, unknown_user,
-    },
-};
+use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
 use mpvpn_engine::server;
+use mpvpn_identity::token::Token;
+use mpvpn_users::{
+    ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
+    Users, check_addresses, credentials::users_file, host::HostOption, render_user, render_users,
+    unknown_user,
+};
 use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
 use serde_json::{Value, json};
 
@@ -163,7 +160,7 @@ pub(super) struct ServerFiles {
 }
 
 impl ServerFiles {
-    pub(super) fn load(self) -> mpvpn_control::Result<ServerConfig> {
+    pub(super) fn load(self) -> mpvpn_input::Result<ServerConfig> {
         let Self { config, users, state_dir } = self;
         let options = ServerOptions { users, state_dir, ..ServerOptions::default() };
         ConfigSource::of_server(config, options, server::rights()).load()
@@ -188,7 +185,7 @@ impl Command for User {
 
 impl UserCommand {
     /// Does it; returns what to print.
-    fn perform(self) -> mpvpn_control::Result<String> {
+    fn perform(self) -> mpvpn_input::Result<String> {
         let now = SystemTime::now();
         let text = match self {
             Self::Add { user: Name { name }, expires, address, sessions, limits, shown, files } => {
@@ -250,7 +247,7 @@ impl UserCommand {
     }
 }
 
-fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_control::Result<String> {
+fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_input::Result<String> {
     // Usage does not matter here, and may be unreadable for a process that may change users.
     let quotas = UserQuotas::read(&config.state_dir).unwrap_or_default();
     let entry = users.get(name).ok_or_else(|| unknown_user(users, name))?;

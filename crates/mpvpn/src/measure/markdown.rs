@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mpvpn_control::measure::{
+use mpvpn_status::measure::{
     CutResult, HoursResult, Latency, LatencyRow, MeasureReport, MemoryFigures, Route, TcpRow, UdpSweep,
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -217,7 +217,7 @@ fn hours_table(text: &mut String, hours: &HoursResult) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use mpvpn_control::measure::{CutRow, LoadDirection, MeasuredLink, RatePoint, RttFigures, UdpStep};
+    use mpvpn_status::measure::{CutRow, LoadDirection, MeasuredLink, RatePoint, RttFigures, UdpStep};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The pictures of a measurement.
 
-use mpvpn_control::measure::{CutResult, HoursResult, LoadDirection, MeasureReport, RatePoint, UdpSweep};
 use mpvpn_plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
+use mpvpn_status::measure::{CutResult, HoursResult, LoadDirection, MeasureReport, RatePoint, UdpSweep};
 
 /// Height of a panel, and the space above it for its title, in the picture's units.
 const PANEL_HEIGHT: f64 = 220.0;

@@ -1,6 +1,6 @@
 //! The pages about the output of a running mpvpn: status, checks, events, metrics, errors.
 
-use mpvpn_control::reference;
+use crate::reference::definitions as reference;
 use mpvpn_engine::EngineError;
 use serde_json::Value;
 

@@ -11,17 +11,17 @@ use super::{
 
 /// `server.md`.
 pub(super) fn server(since: &mut Since) -> String {
-    page(include_str!("text/server.txt"), "server", &mpvpn_control::reference::server(), since)
+    page(include_str!("text/server.txt"), "server", &super::definitions::server(), since)
 }
 
 /// `client.md`.
 pub(super) fn client(since: &mut Since) -> String {
-    page(include_str!("text/client.txt"), "client", &mpvpn_control::reference::client(), since)
+    page(include_str!("text/client.txt"), "client", &super::definitions::client(), since)
 }
 
 /// `users.md`.
 pub(super) fn users(since: &mut Since) -> String {
-    page(include_str!("text/users.txt"), "users", &mpvpn_control::reference::users(), since)
+    page(include_str!("text/users.txt"), "users", &super::definitions::users(), since)
 }
 
 fn page(intro: &str, file: &str, schema: &Value, since: &mut Since) -> String {

@@ -3,10 +3,8 @@
 //! In: a [`Screen`]. Out: characters on a frame. Always holds: it works from 40 columns and 8 rows; colour
 //! repeats what words say; control characters of names never reach the terminal (ratatui leaves them out).
 
-use mpvpn_control::{
-    events::LoggedEvent,
-    status::{KillSwitchState, Role, State, Status, format_duration, format_rate},
-};
+use mpvpn_input::role::Role;
+use mpvpn_status::{KillSwitchState, State, Status, events::LoggedEvent, format_duration, format_rate};
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},

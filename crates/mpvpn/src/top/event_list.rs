@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use mpvpn_control::events::LoggedEvent;
+use mpvpn_status::events::LoggedEvent;
 
 /// Events that are kept: what a person scrolls through.
 const MAX_EVENTS: usize = 500;

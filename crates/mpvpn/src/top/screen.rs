@@ -1,9 +1,7 @@
 //! The state of a live screen, which arrivals and keys change.
 
-use mpvpn_control::{
-    rates::Rates,
-    status::{FlowList, Role, Status},
-};
+use mpvpn_input::role::Role;
+use mpvpn_status::{FlowList, Status, rates::Rates};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{

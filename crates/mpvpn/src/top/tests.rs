@@ -1,6 +1,7 @@
 //! Whole screens, drawn on a terminal in memory.
 
-use mpvpn_control::status::{Link, LinkState, Role, State, Status, User};
+use mpvpn_input::role::Role;
+use mpvpn_status::{Link, LinkState, State, Status, User};
 use ratatui::{
     Terminal,
     backend::TestBackend,

@@ -2,12 +2,11 @@
 //!
 //! In: a status, flows, and rates. Out: a [`Sheet`]. `down` is always towards the client, at a server too.
 
-use mpvpn_control::{
+use mpvpn_input::role::Role;
+use mpvpn_status::{
+    Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, State, Status, User, UserState,
+    format_bytes, format_duration, format_rate,
     rates::{Counters, Rate, Rates},
-    status::{
-        Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, Role, State, Status, User,
-        UserState, format_bytes, format_duration, format_rate,
-    },
 };
 
 use super::sheet::{Cell, Column, Health, Row, Sheet, number, text};

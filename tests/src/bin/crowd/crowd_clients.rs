@@ -18,10 +18,8 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_class::{Rules, Share};
-use mpvpn_control::{
-    config::{ClassConfig, Trust},
-    tls,
-};
+use mpvpn_config::ClassConfig;
+use mpvpn_identity::{tls, trust::Trust};
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_packet::VnetHdr;
 use mpvpn_packets::Packet;

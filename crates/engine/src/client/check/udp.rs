@@ -7,11 +7,11 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::check::{NatKind, UdpMeasurement};
 use mpvpn_os::{
     OsError, RecvBatch, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
 };
+use mpvpn_status::check::{NatKind, UdpMeasurement};
 use mpvpn_tunnel::{Client, ClientConfig as TunnelConfig, ClientError, ClientEvent};
 use mpvpn_types::{Duration, LinkId};
 

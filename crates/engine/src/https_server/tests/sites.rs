@@ -2,7 +2,8 @@
 
 use std::{fs, os::unix::fs::symlink};
 
-use mpvpn_control::config::{CertFiles, Site as SiteConfig, SiteContent};
+use mpvpn_config::{Site as SiteConfig, SiteContent};
+use mpvpn_identity::cert_files::CertFiles;
 use tokio::{io::AsyncBufReadExt, net::TcpListener};
 
 use super::*;
@@ -175,7 +176,7 @@ async fn the_name_asked_for_decides_which_certificate_is_shown() {
     fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
     let server = TestServer::start(|config| config.more_certs = vec![files]);
     for (name, is_other) in [("www.example", true), ("vpn.example", false)] {
-        let config = mpvpn_control::tls::client_config(&Trust::Insecure, &[b"h2"]).unwrap();
+        let config = mpvpn_identity::tls::client_config(&Trust::Insecure, &[b"h2"]).unwrap();
         let tcp = TcpStream::connect(server.address).await.unwrap();
         let name = ServerName::try_from(name).unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use mpvpn_control::measure::{DATAGRAM_BYTES, Datagram, DatagramKind, MAX_ORDER_BYTES, Order, SentDatagrams};
 use mpvpn_os::tcp::SegmentCounters;
+use mpvpn_status::measure::{DATAGRAM_BYTES, Datagram, DatagramKind, MAX_ORDER_BYTES, Order, SentDatagrams};
 use serde::Serialize;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

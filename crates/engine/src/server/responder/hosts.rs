@@ -9,8 +9,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_control::measure::{Datagram, DatagramCounter, DatagramReport, ResponderReport};
 use mpvpn_os::usage;
+use mpvpn_status::measure::{Datagram, DatagramCounter, DatagramReport, ResponderReport};
 
 /// Connections of one host: 8 flows, those of a flow that ends while the next begins, and one for orders.
 /// More would let one host take more memory (some 100 KiB each), fewer refuse measurements.
@@ -137,7 +137,7 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::measure::DatagramKind;
+    use mpvpn_status::measure::DatagramKind;
 
     use super::*;
 

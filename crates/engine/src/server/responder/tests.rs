@@ -4,7 +4,7 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::measure::{DATAGRAM_BYTES, DatagramReport, Order, ResponderReport, SentDatagrams};
+use mpvpn_status::measure::{DATAGRAM_BYTES, DatagramReport, Order, ResponderReport, SentDatagrams};
 use serde::de::DeserializeOwned;
 
 use super::*;

@@ -1,8 +1,10 @@
 //! TCP connections to a real HTTPS server, whose QUIC socket is an echo server.
 
+use mpvpn_config::AuthMode;
 use std::{net::Ipv4Addr, sync::mpsc};
 
-use mpvpn_control::config::{AuthMode, ServerAddr, Trust};
+use mpvpn_identity::trust::Trust;
+use mpvpn_input::values::ServerAddr;
 use tokio::net::UdpSocket;
 
 use super::*;

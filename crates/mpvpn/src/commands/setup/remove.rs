@@ -3,14 +3,11 @@
 use std::{fs, io::IsTerminal, process::ExitCode};
 
 use clap::{Args, ValueEnum};
-use mpvpn_control::{
-    config::{ClientConfig, Rights, ServerConfig, ServerOptions},
-    kept_session::KeptSession,
-    quota_usage,
-    setup::{Instance, KeptState, Plan, Record, Removal, plan_removal},
-    status::Role,
-};
+use mpvpn_config::{ClientConfig, Rights, ServerConfig, ServerOptions};
 use mpvpn_engine::setup;
+use mpvpn_input::role::Role;
+use mpvpn_setup::{Instance, KeptState, Plan, Record, Removal, plan_removal};
+use mpvpn_state::{kept_session::KeptSession, quota_usage};
 
 use super::{Answer, Consent, Name, SUMMARY, failed, failed_to_look, question, said_no, say};
 use crate::{failure::Failure, output::print};

@@ -3,11 +3,9 @@
 use std::{io::stdin, process::ExitCode, sync::mpsc, thread, time::Duration};
 
 use clap::Args;
-use mpvpn_control::{
-    setup::{Action, CONFIRM_SECONDS, Instance, Rollback, plan_confirmation, plan_rollback},
-    status::Role,
-};
 use mpvpn_engine::setup;
+use mpvpn_input::role::Role;
+use mpvpn_setup::{Action, CONFIRM_SECONDS, Instance, Rollback, plan_confirmation, plan_rollback};
 
 use super::{Name, SUMMARY};
 use crate::{failure::Failure, output::print};

@@ -1,0 +1,287 @@
+use std::{io::ErrorKind, path::PathBuf};
+
+use rustix::io::Errno;
+
+/// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is
+/// about.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An option, or a combination of options, is not valid.
+    #[error("{why}")]
+    Usage {
+        /// One sentence without a full stop.
+        why: String,
+        /// The next step for the user.
+        next: String,
+    },
+    /// The machine lacks something that a command needs.
+    #[error("{why}")]
+    Machine {
+        /// One sentence without a full stop.
+        why: String,
+        /// The next step for the user.
+        next: String,
+    },
+    /// A configuration file with a mistake at a known place.
+    #[error("{}, line {line}, column {column}: {why}\n{shown}", file.display())]
+    ConfigFile {
+        /// The file.
+        file: PathBuf,
+        /// Line, counted from 1.
+        line: usize,
+        /// Column in characters, counted from 1.
+        column: usize,
+        /// One sentence without a full stop.
+        why: String,
+        /// The line itself with the mistake underlined.
+        shown: String,
+    },
+    /// A file or folder that could not be read, written or made.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    File {
+        /// The verb: `read`, `write`, `create`.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A file whose content is not what it should be.
+    #[error("{}: expected {expected}, found {found}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// The expected content.
+        expected: &'static str,
+        /// The content of the file.
+        found: String,
+    },
+    /// A private key that does not belong to the certificate.
+    #[error("the private key {} does not belong to the certificate {}", key.display(), cert.display())]
+    KeyMismatch {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// A certificate that could not be made.
+    #[error("cannot make a certificate: {0}")]
+    MakeCertificate(#[from] rcgen::Error),
+    /// The TLS library refused the configuration.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The system's random number generator failed.
+    #[error("the kernel gives no random numbers")]
+    Random,
+    /// Metrics or the dashboard cannot be offered at this address.
+    #[error("cannot offer {} at {address}: {source}", if *option == "metrics" { "metrics" } else { "the dashboard" })]
+    MonitoringAddress {
+        /// The option with the address: `metrics` or `dashboard`.
+        option: &'static str,
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// Connections cannot be taken at this address.
+    #[error("cannot listen on TCP {address}: {source}")]
+    TcpAddress {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// The API's socket belongs to another process.
+    #[error("{} is in use by a running process{}", path.display(), of_pid(*pid))]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+        /// Process ID of the listener, if the kernel reports it (SO_PEERCRED).
+        pid: Option<i32>,
+    },
+    /// A path that is too long for a unix socket address (unix(7)).
+    #[error("{} is too long for a unix socket: {bytes} bytes, at most 100", path.display())]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// No process answers at the API's socket.
+    #[error("nothing answers at {}: {source}", path.display())]
+    NoAnswer {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// The process at the API's socket gave an answer that is not one of the API.
+    #[error("the process at {} gave an answer that is not understood: {why}", path.display())]
+    BadAnswer {
+        /// The socket.
+        path: PathBuf,
+        /// The answer that came instead.
+        why: String,
+    },
+}
+
+impl Error {
+    /// A mistake in the options, and what to do instead.
+    pub fn usage(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Usage { why: why.into(), next: next.into() }
+    }
+
+    /// What the machine lacks, and what to do about it.
+    pub fn machine(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Machine { why: why.into(), next: next.into() }
+    }
+
+    /// For `map_err` on I/O: `.map_err(Error::file("read", path))`.
+    pub fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+
+    /// An example of each kind and of each next step, for `docs/reference`; variable parts are in capitals.
+    pub fn examples() -> Vec<Self> {
+        let io = std::io::Error::from;
+        let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
+        let tcp = ([127, 0, 0, 1], 443).into();
+        let monitoring = |option, errno| Self::MonitoringAddress {
+            option,
+            address: ([127, 0, 0, 1], 9464).into(),
+            source: io(errno),
+        };
+        vec![
+            Self::usage("THE MISTAKE IN THE OPTIONS", "THE CORRECTION"),
+            Self::ConfigFile {
+                file: file(),
+                line: 7,
+                column: 1,
+                why: "THE MISTAKE".into(),
+                shown: " 7 | THE LINE".into(),
+            },
+            Self::File { doing: "read", path: file(), source: io(Errno::ACCESS) },
+            Self::File { doing: "read", path: file(), source: io(Errno::NOENT) },
+            Self::Content { path: file(), expected: "THE EXPECTED CONTENT", found: "THE CONTENT".into() },
+            Self::KeyMismatch { cert: "CERT".into(), key: "KEY".into() },
+            Self::MakeCertificate(rcgen::Error::CouldNotParseCertificate),
+            Self::Tls(rustls::Error::General("REASON".into())),
+            Self::Random,
+            monitoring("metrics", Errno::ADDRINUSE),
+            monitoring("metrics", Errno::ADDRNOTAVAIL),
+            monitoring("metrics", Errno::ACCESS),
+            monitoring("metrics", Errno::NOBUFS),
+            monitoring("dashboard", Errno::ADDRINUSE),
+            Self::TcpAddress { address: tcp, source: io(Errno::ADDRINUSE) },
+            Self::TcpAddress { address: tcp, source: io(Errno::ADDRNOTAVAIL) },
+            Self::TcpAddress { address: tcp, source: io(Errno::ACCESS) },
+            Self::SocketInUse { path: socket(), pid: None },
+            Self::SocketPath { path: socket(), bytes: 120 },
+            Self::NoAnswer { path: socket(), source: io(Errno::ACCESS) },
+            Self::NoAnswer { path: socket(), source: io(Errno::CONNREFUSED) },
+            Self::BadAnswer { path: socket(), why: "WHAT CAME INSTEAD".into() },
+            Self::machine("WHAT THE MACHINE LACKS", "THE REMEDY"),
+        ]
+    }
+
+    /// Whether options or the configuration file caused the error (exit code 2).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
+    }
+
+    /// The user's next step after the error.
+    pub fn next_step(&self) -> String {
+        match self {
+            Self::Usage { next, .. } | Self::Machine { next, .. } => next.clone(),
+            Self::ConfigFile { file, .. } => format!("correct {} and start again", file.display()),
+            Self::File { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                "run it as root, or give this user access to the file".into()
+            }
+            Self::File { .. } => "check that the path is right and its folder exists".into(),
+            Self::Content { path, .. } => format!("correct or replace {}", path.display()),
+            Self::KeyMismatch { .. } => "give the private key of this certificate with --key".into(),
+            Self::MakeCertificate(_) => {
+                "make a certificate with `openssl req -x509` and give it with --cert and --key".into()
+            }
+            Self::Tls(_) => "check the certificate with `openssl x509 -text -noout -in FILE`".into(),
+            Self::Random => "check that nothing, as a seccomp filter, forbids getrandom(2)".into(),
+            Self::MonitoringAddress { option, address, source } => match source.kind() {
+                ErrorKind::AddrInUse => format!(
+                    "choose another port with --{option}, or end the process that listens there: `ss -ltnp sport = :{}` names it",
+                    address.port()
+                ),
+                ErrorKind::AddrNotAvailable => {
+                    format!(
+                        "give an address of this machine with --{option}, as 127.0.0.1, or 0.0.0.0 for all"
+                    )
+                }
+                ErrorKind::PermissionDenied => {
+                    format!("choose a port above 1023 with --{option}, or run it as root")
+                }
+                _ => format!("choose another address with --{option}"),
+            },
+            Self::TcpAddress { address, source } => match source.kind() {
+                ErrorKind::AddrInUse => format!(
+                    "end the process that has the port: `ss -ltnp sport = :{}` names it; or choose another port with \
+                     --listen, or turn TCP off with --tcp off",
+                    address.port()
+                ),
+                ErrorKind::AddrNotAvailable => "give an address of this machine with --listen".into(),
+                _ => "choose another port with --listen, or turn TCP off with --tcp off".into(),
+            },
+            Self::SocketInUse { .. } => {
+                "stop that process, or give this one another --name or --api-socket".into()
+            }
+            Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
+            Self::NoAnswer { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                "run the command as the user that runs mpvpn: with sudo if that is root".into()
+            }
+            Self::NoAnswer { .. } => {
+                "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket".into()
+            }
+            Self::BadAnswer { .. } => {
+                "check that the process at the socket is mpvpn, and of the version of `mpvpn --version`"
+                    .into()
+            }
+        }
+    }
+}
+
+fn of_pid(pid: Option<i32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of a variant. A new one is added here, and to the examples.
+    fn number(error: &Error) -> usize {
+        match error {
+            Error::Usage { .. } => 0,
+            Error::ConfigFile { .. } => 1,
+            Error::File { .. } => 2,
+            Error::Content { .. } => 3,
+            Error::KeyMismatch { .. } => 4,
+            Error::MakeCertificate(_) => 5,
+            Error::Tls(_) => 6,
+            Error::Random => 7,
+            Error::MonitoringAddress { .. } => 8,
+            Error::TcpAddress { .. } => 9,
+            Error::SocketInUse { .. } => 10,
+            Error::SocketPath { .. } => 11,
+            Error::NoAnswer { .. } => 12,
+            Error::BadAnswer { .. } => 13,
+            Error::Machine { .. } => 14,
+        }
+    }
+
+    #[test]
+    fn every_error_has_an_example_with_a_next_step() {
+        let mut numbers: Vec<_> = Error::examples().iter().map(number).collect();
+        numbers.dedup();
+        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
+        assert!(Error::examples().iter().all(|error| !error.next_step().is_empty()));
+    }
+}
