@@ -7,7 +7,7 @@
 
 mod client;
 mod identity;
-mod peer;
+pub(crate) mod peer;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
@@ -250,7 +250,7 @@ fn request(input: &mut Input<'_>, connect_ip: &Headers) -> Headers {
             let path = connect_udp::path(&connect_udp::default_template(), &target);
             connect_udp::request("mpvpn", &path, credentials)
         }
-        3 => connect_mpvpn::request("mpvpn", credentials, Vec::new()),
+        3 => connect_mpvpn::request("mpvpn", credentials, Some("v=1, heartbeats=4, links".to_owned())),
         4 => Headers::response([100, 200, 401, 404, 501, 503][input.below(6)]),
         _ => {
             let mut get = Headers::new();
@@ -273,15 +273,17 @@ fn request(input: &mut Input<'_>, connect_ip: &Headers) -> Headers {
 /// The common parts of the sessions of both targets.
 #[cfg(test)]
 pub(crate) mod tests_support {
+    use mpvpn_masque::extensions::Extensions;
+
     use super::{LINKS, client, peer, server};
 
     /// Both sessions are set up as their targets need them.
     pub(crate) fn assert_established() {
         let mut at_server = server::established(false);
         let answer = at_server.peer.answer.take().expect("an answer");
-        for (name, _, value) in peer::EXTENSIONS.iter().filter(|(_, _, value)| !value.is_empty()) {
-            assert!(answer.single(name).is_some(), "{name} = {value} is not in {answer:?}");
-        }
+        let answer = Extensions::of(&answer).expect("extensions");
+        let expected = Extensions::parse([peer::ACCEPTED.as_bytes()].into_iter()).expect("a valid field");
+        assert_eq!(Vec::from_iter(answer.keys()), Vec::from_iter(expected.keys()));
         assert_eq!((at_server.peer.paths(), at_server.subject.server.sessions()), (usize::from(LINKS), 1));
         let mut at_client = client::established(true);
         let report = at_client.subject.client.report(at_client.now);

@@ -7,9 +7,11 @@ use mpvpn_masque::{
         routes_sorted,
     },
     connect, connect_ip, connect_mpvpn, connect_udp, datagram,
+    extensions::{self, Extensions},
     h3::{Event, H3, H3Error, Settings, Side, encode_data, encode_headers},
     headers::{Headers, Section},
-    qpack, request, structured,
+    qpack, request,
+    structured::{self, Typed},
     template::Template,
 };
 
@@ -215,8 +217,10 @@ pub fn requests(data: &[u8]) {
             Some(name) => Bytes::from_static(name.as_bytes()),
             None => Bytes::copy_from_slice(input.short()),
         };
-        let value = Bytes::copy_from_slice(input.short());
+        let is_long = name == extensions::FIELD.as_bytes();
+        let value = Bytes::copy_from_slice(if is_long { input.long() } else { input.short() });
         structured_fields(&value);
+        extension_field(&value);
         headers.push(name, value);
     }
     template(&text, &headers);
@@ -246,9 +250,7 @@ pub(crate) const NAMES: &[&str] = &[
     "authorization",
     "proxy-authorization",
     "capsule-protocol",
-    "mpvpn-session",
-    "mpvpn-member",
-    "mpvpn-class",
+    extensions::FIELD,
     "proxy-status",
     "content-length",
     "content-type",
@@ -256,23 +258,28 @@ pub(crate) const NAMES: &[&str] = &[
     "connection",
     "te",
     "cookie",
-    "mpvpn-order",
 ];
 
 fn structured_fields(value: &[u8]) {
-    let _ = (structured::boolean(value), structured::token(value), structured::last_token(value, "error"));
-    assert!(
-        structured::integer(value).is_none_or(|number| number < 1_000_000_000_000_000),
-        "RFC 9651 §3.3.1"
-    );
-    if let Some((text, _)) = structured::string(value) {
-        let again = structured::encode_string(&text);
-        assert_eq!(structured::string(again.as_bytes()).map(|(text, _)| text), Some(text));
+    let _ = (structured::boolean(value), structured::last_token(value, "error"));
+    let text = String::from_utf8_lossy(value);
+    assert!(structured::encode_string(&text).len() <= 2 * value.len() + 2, "each character has an escape");
+}
+
+/// A value of the field `mpvpn`: what was parsed is bounded and can be sent.
+fn extension_field(value: &[u8]) {
+    let Some(extensions) = Extensions::parse([value].into_iter()) else { return };
+    assert!(value.len() <= extensions::MAX_BYTES && extensions.keys().count() <= extensions::MAX_KEYS);
+    assert_eq!(extensions.version(), extensions::VERSION);
+    for member in extensions.keys().filter_map(|key| extensions.get(key)) {
+        let _ = (member.token(), member.string(), member.bytes(), member.is_true(), member.integer_in(1, 63));
+        assert!(member.integer().is_none_or(|number| number < 1_000_000_000_000_000), "RFC 9651 §3.3.1");
+        assert!(structured::strings(member).count() <= value.len() / 2);
+        assert!(structured::parameters(member).len() <= value.len() / 2);
     }
-    if let Some(bytes) = structured::byte_sequence(value, 64) {
-        assert!(bytes.len() <= 64);
-        let again = structured::encode_byte_sequence(&bytes);
-        assert_eq!(structured::byte_sequence(again.as_bytes(), 64), Some(bytes));
+    let again = extensions.value();
+    if again.len() <= extensions::MAX_BYTES {
+        assert_eq!(Extensions::parse([again.as_bytes()].into_iter()), Some(extensions));
     }
 }
 
@@ -297,13 +304,9 @@ fn request_kinds(headers: &Headers) {
     if let Ok(request) = connect_ip::parse_request(headers, &ip) {
         let ipproto = request.ipproto.map_or_else(|| "*".to_owned(), |ipproto| ipproto.to_string());
         let path = ip.expand(&[("target", &request.target.to_string()), ("ipproto", &ipproto)]);
-        let mut again = connect_ip::ConnectIpRequest::new("mpvpn", path);
-        again.session = request.session.clone();
+        let again = connect_ip::ConnectIpRequest::new("mpvpn", path);
         let again = connect_ip::parse_request(&again.headers(), &ip).expect("what was parsed can be sent");
-        assert_eq!(
-            (&again.target, again.ipproto, &again.session),
-            (&request.target, request.ipproto, &request.session)
-        );
+        assert_eq!((&again.target, again.ipproto), (&request.target, request.ipproto));
     }
     if let Ok(request) = connect_udp::parse_request(headers, &connect_udp::default_template()) {
         let path = connect_udp::path(&connect_udp::default_template(), &request.target);

@@ -9,7 +9,7 @@ use mpvpn_flow::{
 };
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, Family, IpRange, LinkNotice, RequestedAddress},
-    connect, connect_ip, connect_mpvpn, connect_udp,
+    connect, connect_ip, connect_mpvpn, connect_udp, extensions,
     h3::{H3, Settings, Side},
     headers::Headers,
     qpack,
@@ -20,7 +20,10 @@ use mpvpn_packets::{Packet, Tcp};
 use mpvpn_status::measure::{Datagram, DatagramKind, Order};
 use mpvpn_types::{Duration, PathId};
 
-use crate::masque::{NAMES, http_datagram, message};
+use crate::{
+    live::peer::ACCEPTED,
+    masque::{NAMES, http_datagram, message},
+};
 
 /// An input: its target, its name, its bytes.
 pub type Seed = (&'static str, &'static str, Vec<u8>);
@@ -98,7 +101,7 @@ fn h3() -> Vec<Seed> {
     let request = connect_ip::ConnectIpRequest::new("mpvpn", "/.well-known/masque/ip/*/*/").headers();
     vec![
         ("h3_frames", "client", exchange(Side::Client, &request)),
-        ("h3_frames", "server", exchange(Side::Server, &connect_ip::accept(Some(&[7; 16])))),
+        ("h3_frames", "server", exchange(Side::Server, &connect_ip::accept())),
     ]
 }
 
@@ -106,17 +109,27 @@ fn some_heads() -> Vec<(&'static str, Headers)> {
     let target = "192.0.2.7:80".parse().expect("an authority");
     let udp = connect_udp::path(&connect_udp::default_template(), &target);
     let mut ip = connect_ip::ConnectIpRequest::new("mpvpn", "/.well-known/masque/ip/192.0.2.0%2F24/17/");
-    (ip.authorization, ip.session) = (Some("Bearer token".to_owned()), Some(vec![7; 16]));
-    ip.extra = vec![
-        ("mpvpn-member".to_owned(), "16".to_owned()),
-        ("mpvpn-class".to_owned(), "\"bulk\";weight=2".to_owned()),
-    ];
+    ip.authorization = Some("Bearer token".to_owned());
+    ip.extensions = Some(
+        "v=1, session=:BwcHBwcHBwcHBwcHBwcHBw==:, class=\"bulk\";weight=2;max-percent=50, clocks=12, \
+         order=2;copies=3, fec=10;source=10;repair=2, connection=16, cc=bbr, scheduler=auto, links"
+            .to_owned(),
+    );
+    let mut accepted = connect_ip::accept();
+    accepted.push(extensions::FIELD, ACCEPTED);
     vec![
         ("connect-ip", ip.headers()),
         ("connect-udp", connect_udp::request("mpvpn", &udp, Some("Bearer token"))),
         ("connect", connect::request(&target, Some("Basic dXNlcjp0b2tlbg=="))),
-        ("connect-mpvpn", connect_mpvpn::request("mpvpn", Some("Bearer token"), Vec::new())),
-        ("accepted", connect_ip::accept(Some(&[9; 16]))),
+        (
+            "connect-mpvpn",
+            connect_mpvpn::request(
+                "mpvpn",
+                Some("Bearer token"),
+                Some("v=2, heartbeats=4, x=(1 a)".to_owned()),
+            ),
+        ),
+        ("accepted", accepted),
         ("refused", Rejection::new(502, "no such name").headers()),
     ]
 }
@@ -128,7 +141,8 @@ fn heads() -> Vec<Seed> {
         let fields = head.iter().flat_map(|field| {
             let known = NAMES.iter().position(|name| name.as_bytes() == field.name);
             let name = known.map_or_else(|| [&[255], &short(&field.name)[..]].concat(), |at| vec![at as u8]);
-            [name, short(&field.value)].concat()
+            let is_long = field.name == extensions::FIELD.as_bytes();
+            [name, if is_long { long(&field.value) } else { short(&field.value) }].concat()
         });
         let template = short(connect_ip::DEFAULT_TEMPLATE.as_bytes());
         seeds.push(("requests", name, template.into_iter().chain(fields).collect()));

@@ -135,17 +135,11 @@ fn request_for_every_extension() -> Vec<u8> {
         (":authority", "mpvpn"),
         (":path", "/.well-known/masque/ip/*/*/"),
         ("capsule-protocol", "?1"),
-        ("mpvpn-class", "\"rogue\""),
-        ("mpvpn-clocks", "12"),
-        ("mpvpn-copies", "4"),
-        ("mpvpn-order", "2"),
-        ("mpvpn-fec-policy", "1+32"),
-        ("mpvpn-fec", "10"),
-        ("mpvpn-member", "0"),
-        ("mpvpn-heartbeats", "4"),
-        ("mpvpn-rescue", "6"),
-        ("mpvpn-progress", "8"),
-        ("mpvpn-links", "?1"),
+        (
+            "mpvpn",
+            "v=1, class=\"rogue\", clocks=12, order=2;copies=4, fec=10;source=1;repair=32, connection=0, \
+             heartbeats=4, reinjection=6, data-ack=8, links",
+        ),
     ]);
     frame(HEADERS, &all)
 }

@@ -77,6 +77,7 @@ impl Identity {
             subnet6: SUBNET6.parse().ok(),
             routes: (0..routes).map(|n| route(n, routes)).collect(),
             offers_streams: true,
+            disabled_extensions: &[],
             dns: Vec::new(),
             auth: Box::new(AcceptAnyToken),
             site: Box::new(|_| (Headers::response(404), Bytes::new())),
@@ -109,6 +110,7 @@ impl Identity {
             copies: 1,
             flow_rules: Default::default(),
             isn_secret: Default::default(),
+            disabled_extensions: &[],
         };
         Client::new(now, config)
     }

@@ -319,6 +319,7 @@ fn tunnel_config(
         routes: config.routes.clone(),
         dns: resolvers,
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
+        disabled_extensions: &[],
         site: Box::new(move |method| site.http3_answer(method)),
         hide_wrong_credentials: config.site.hide,
         auth: Box::new(users),

@@ -5,6 +5,6 @@ pub(crate) mod connection;
 pub(crate) mod probe;
 pub(crate) mod pump;
 
-/// The request header field with which a client sets the DSCP (RFC 2474) of the server's packets on the TCP
-/// connection: an RFC 9651 Integer, 1 to 63.
-pub(crate) const DSCP_HEADER: &str = "mpvpn-dscp";
+/// The key of the extension with which a client sets the DSCP (RFC 2474) of the server's packets on the TCP
+/// connection: an Integer, 1 to 63, in the field `mpvpn` of a request.
+pub(crate) const DSCP_KEY: &str = "dscp";

@@ -5,7 +5,7 @@
 //! is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
-    credentials::session_header,
+    extensions,
     headers::Headers,
     request::{self, CapsuleProtocol, Rejection, RequestKind},
     template::{Template, TemplateError},
@@ -78,10 +78,8 @@ pub struct ConnectIpRequest {
     pub path: String,
     /// Value of the `authorization` field, for example `Bearer …`.
     pub authorization: Option<String>,
-    /// Secret of the session to resume; see [`session_header`].
-    pub session: Option<Vec<u8>>,
-    /// Further header fields: pairs of lowercase name and value.
-    pub extra: Vec<(String, String)>,
+    /// Value of the field `mpvpn`; see [`extensions`].
+    pub extensions: Option<String>,
 }
 
 impl fmt::Debug for ConnectIpRequest {
@@ -99,23 +97,19 @@ impl ConnectIpRequest {
             authority: authority.into(),
             path: path.into(),
             authorization: None,
-            session: None,
-            extra: Vec::new(),
+            extensions: None,
         }
     }
 
-    /// The header section (RFC 9484 §4.5). A session secret of invalid length is left out.
+    /// The header section (RFC 9484 §4.5).
     #[must_use]
     pub fn headers(&self) -> Headers {
         let mut headers = request::extended_connect("connect-ip", &self.scheme, &self.authority, &self.path);
         if let Some(authorization) = &self.authorization {
             headers.push("authorization", authorization.clone());
         }
-        if let Some(session) = self.session.as_deref().and_then(session_header::encode) {
-            headers.push(session_header::NAME, session);
-        }
-        for (name, value) in &self.extra {
-            headers.push(name.clone(), value.clone());
+        if let Some(extensions) = &self.extensions {
+            headers.push(extensions::FIELD, extensions.clone());
         }
         headers
     }
@@ -135,8 +129,6 @@ pub struct ConnectIp {
     pub path: String,
     /// Value of the `authorization` field if there is exactly one.
     pub authorization: Option<String>,
-    /// Secret of the session to resume, if the field is well formed.
-    pub session: Option<Vec<u8>>,
     /// Whether the client announced the Capsule Protocol. Some clients omit the field; their streams carry
     /// capsules anyway, because connect-ip always does (RFC 9484 §4.7).
     pub capsule_protocol: CapsuleProtocol,
@@ -150,7 +142,6 @@ impl fmt::Debug for ConnectIp {
             .field("authority", &self.authority)
             .field("path", &self.path)
             .field("authorization", &self.authorization.as_ref().map(|_| "(hidden)"))
-            .field("session", &self.session.as_ref().map(|_| "(hidden)"))
             .field("capsule_protocol", &self.capsule_protocol)
             .finish()
     }
@@ -181,37 +172,14 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
         authority: headers.authority().unwrap_or_default().to_owned(),
         path: path.to_owned(),
         authorization: request::single_text(headers, "authorization"),
-        session: headers.single(session_header::NAME).and_then(session_header::parse),
         capsule_protocol: request::capsule_protocol(headers),
     })
 }
 
-/// The response that grants a request; `session` is the secret with which the client can resume the session.
+/// The response that grants a request.
 #[must_use]
-pub fn accept(session: Option<&[u8]>) -> Headers {
-    let mut headers = request::accept_with_capsules();
-    if let Some(session) = session.and_then(session_header::encode) {
-        headers.push(session_header::NAME, session);
-    }
-    headers
-}
-
-/// The contents of a server's 2xx response.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Accepted {
-    /// Secret of the session, if the server supports sessions.
-    pub session: Option<Vec<u8>>,
-    /// Whether the server announced the Capsule Protocol; it uses capsules either way.
-    pub capsule_protocol: CapsuleProtocol,
-}
-
-impl fmt::Debug for Accepted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Accepted")
-            .field("session", &self.session.as_ref().map(|_| "(hidden)"))
-            .field("capsule_protocol", &self.capsule_protocol)
-            .finish()
-    }
+pub fn accept() -> Headers {
+    request::accept_with_capsules()
 }
 
 /// Why the server refused the tunnel. Texts from the server are truncated and contain only printable
@@ -288,11 +256,12 @@ impl fmt::Display for RefusalDetail {
     }
 }
 
-/// Parses the final response to a CONNECT-IP request.
+/// Parses the final response to a CONNECT-IP request. Returns whether the server announced the Capsule
+/// Protocol; it uses capsules either way.
 ///
 /// # Errors
 /// If the response is not a 2xx that allows capsules.
-pub fn check_response(headers: &Headers) -> Result<Accepted, ResponseError> {
+pub fn check_response(headers: &Headers) -> Result<CapsuleProtocol, ResponseError> {
     let status = headers.status().unwrap_or_default();
     let detail = RefusalDetail::of(headers);
     match status {
@@ -301,10 +270,7 @@ pub fn check_response(headers: &Headers) -> Result<Accepted, ResponseError> {
         204..=206 => Err(ResponseError::Malformed { reason: format!("status {status} with capsules") }),
         200..=299 => match request::field_forbidden_with_capsules(headers) {
             Some(name) => Err(ResponseError::Malformed { reason: format!("{name} with capsules") }),
-            None => Ok(Accepted {
-                session: headers.single(session_header::NAME).and_then(session_header::parse),
-                capsule_protocol: request::capsule_protocol(headers),
-            }),
+            None => Ok(request::capsule_protocol(headers)),
         },
         401 | 407 => Err(ResponseError::Unauthorized { status, detail }),
         403 => Err(ResponseError::Forbidden { detail }),

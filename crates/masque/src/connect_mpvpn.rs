@@ -6,7 +6,7 @@
 //! refuses the request (RFC 9220 §3), and the connection works without it.
 
 use crate::{
-    connect,
+    connect, extensions,
     headers::Headers,
     request::{self, Rejection, RequestKind},
 };
@@ -14,16 +14,16 @@ use crate::{
 /// The path of the request.
 pub const PATH: &str = "/.well-known/mpvpn/";
 
-/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are
-/// further header fields: pairs of lowercase name and value.
+/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offered` that
+/// of the field `mpvpn` (see [`extensions`]).
 #[must_use]
-pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, String)>) -> Headers {
+pub fn request(authority: &str, credentials: Option<&str>, offered: Option<String>) -> Headers {
     let mut headers = request::extended_connect("mpvpn", "https", authority, PATH);
     if let Some(credentials) = credentials {
         headers.push("authorization", credentials.to_owned());
     }
-    for (name, value) in offers {
-        headers.push(name, value);
+    if let Some(offered) = offered {
+        headers.push(extensions::FIELD, offered);
     }
     headers
 }
@@ -51,19 +51,20 @@ mod tests {
 
     #[test]
     fn requests_are_read_as_they_were_written() {
-        let offers = vec![("mpvpn-rescue".to_owned(), "6".to_owned())];
-        let headers = request("vpn.example:4433", Some("Bearer x"), offers);
+        let offered = Some("v=1, reinjection=6".to_owned());
+        let headers = request("vpn.example:4433", Some("Bearer x"), offered);
         assert_eq!(headers.validate(Section::Request), Ok(()));
-        assert_eq!(headers.text("mpvpn-rescue"), Some("6"));
+        assert_eq!(headers.text("mpvpn"), Some("v=1, reinjection=6"));
         assert_eq!(parse_request(&headers), Ok(Some("Bearer x".to_owned())));
-        assert_eq!(parse_request(&request("vpn.example", None, Vec::new())), Ok(None));
+        assert_eq!(parse_request(&request("vpn.example", None, None)), Ok(None));
     }
 
     #[test]
     fn other_requests_are_refused() {
         let status = |headers: &Headers| parse_request(headers).map_err(|refusal| refusal.status);
-        let content = vec![("content-length".to_owned(), "0".to_owned())];
-        assert_eq!(status(&request("vpn.example", None, content)), Err(400));
+        let mut content = request("vpn.example", None, None);
+        content.push("content-length", "0");
+        assert_eq!(status(&content), Err(400));
         let connect_ip = crate::connect_ip::ConnectIpRequest::new("vpn.example", PATH).headers();
         assert_eq!(status(&connect_ip), Err(501));
         let mut elsewhere = Headers::new();

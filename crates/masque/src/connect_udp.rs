@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(parse_request(&with_length, &default_template()).unwrap_err().status, 400);
         let tcp = connect::request(&"a:1".parse().unwrap(), None);
         assert_eq!(parse_request(&tcp, &default_template()).unwrap_err().status, 501);
-        let paths = crate::connect_mpvpn::request("a:1", None, Vec::new());
+        let paths = crate::connect_mpvpn::request("a:1", None, None);
         assert_eq!(parse_request(&paths, &default_template()).unwrap_err().status, 501);
         let mut get = Headers::new();
         get.push(":method", "GET");

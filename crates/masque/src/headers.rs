@@ -20,8 +20,13 @@ impl Field {
     /// Whether the value must stay out of logs and of any peer's compression state.
     #[must_use]
     pub fn is_secret(&self) -> bool {
-        const SECRETS: [&[u8]; 5] =
-            [b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"mpvpn-session"];
+        const SECRETS: [&[u8]; 5] = [
+            b"authorization",
+            b"proxy-authorization",
+            b"cookie",
+            b"set-cookie",
+            crate::extensions::FIELD.as_bytes(),
+        ];
         SECRETS.contains(&&self.name[..])
     }
 }

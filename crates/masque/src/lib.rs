@@ -16,8 +16,8 @@ pub mod connect;
 pub mod connect_ip;
 pub mod connect_mpvpn;
 pub mod connect_udp;
-pub mod credentials;
 pub mod datagram;
+pub mod extensions;
 pub mod h3;
 pub mod headers;
 pub mod qpack;
@@ -27,5 +27,3 @@ pub mod template;
 pub mod varint;
 #[cfg(test)]
 mod vectors;
-
-pub use credentials::session_header;

@@ -1,43 +1,19 @@
-//! The structured field values (RFC 9651) that MASQUE uses, parsed and serialized by the crate `sfv`: an Item
-//! of one type, a String with its parameters, and a parameter of a List's members.
+//! The structured field values (RFC 9651) that MASQUE uses, parsed and serialized by the crate `sfv`:
+//! Booleans, Strings, a parameter of a List's members, and the members of the Dictionary of
+//! [`crate::extensions`].
 //!
-//! In: the value of one field line. Out: a value of the type of the field, or nothing: a field value that
-//! does not parse is ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their
-//! grammar, and unknown ones are then ignored; the length of the field line bounds the memory.
+//! In: the value of one field line, or a member. Out: a value of the type of the field, or nothing: a field
+//! value that does not parse is ignored as a whole (RFC 9651 §4.2). Always holds: parameters are checked for
+//! their grammar, and unknown ones are then ignored; the length of the field line bounds the memory.
 
-use sfv::{InnerList, Integer, Item, ItemSerializer, List, ListEntry, Parser, StringRef};
+use sfv::{Integer, Item, ItemSerializer, Key, List, Parser, StringRef, TokenRef};
 
-pub use sfv::Parameters;
+pub use sfv::{BareItem, InnerList, ListEntry as Member, Parameters};
 
 /// An Item that is a Boolean (`?1` or `?0`).
 #[must_use]
 pub fn boolean(value: &[u8]) -> Option<bool> {
     Parser::new(value).parse_item::<bool>().ok()
-}
-
-/// An Item that is an Integer and not negative.
-#[must_use]
-pub fn integer(value: &[u8]) -> Option<u64> {
-    Parser::new(value).parse_item::<Integer>().ok()?.try_into().ok()
-}
-
-/// An Item that is a Token (RFC 9651 §3.3.4).
-#[must_use]
-pub fn token(value: &[u8]) -> Option<String> {
-    let item: Item = Parser::new(value).parse().ok()?;
-    Some(item.bare_item.as_token()?.as_str().to_owned())
-}
-
-/// An Item that is a Byte Sequence (`:base64:`) of at most `max` bytes.
-#[must_use]
-pub fn byte_sequence(value: &[u8], max: usize) -> Option<Vec<u8>> {
-    Parser::new(value).parse_item::<Vec<u8>>().ok().filter(|bytes| bytes.len() <= max)
-}
-
-/// `bytes` as a Byte Sequence.
-#[must_use]
-pub fn encode_byte_sequence(bytes: &[u8]) -> String {
-    ItemSerializer::new().bare_item(bytes).finish()
 }
 
 /// `text` as a String (RFC 9651 §3.3.3), without the characters that a String cannot hold.
@@ -48,50 +24,151 @@ pub fn encode_string(text: &str) -> String {
         .map_or_else(|_| String::new(), |text| ItemSerializer::new().bare_item(text).finish())
 }
 
-/// An Item that is a String, and its parameters.
-#[must_use]
-pub fn string(value: &[u8]) -> Option<(String, Parameters)> {
-    let Item { bare_item, params } = Parser::new(value).parse().ok()?;
-    Some((bare_item.as_string()?.as_str().to_owned(), params))
-}
-
 /// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if
 /// the List is malformed (RFC 9651 §3.1).
 #[must_use]
 pub fn last_token(value: &[u8], key: &str) -> Option<String> {
     let members: List = Parser::new(value).parse().ok()?;
     members.iter().rev().find_map(|member| {
-        let (ListEntry::Item(Item { params, .. }) | ListEntry::InnerList(InnerList { params, .. })) = member;
+        let (Member::Item(Item { params, .. }) | Member::InnerList(InnerList { params, .. })) = member;
         Some(params.get(key)?.as_token()?.as_str().to_owned())
     })
 }
 
+/// The value of a member or of a parameter, by its type.
+pub trait Typed {
+    /// The value, if it is an Item.
+    fn bare_item(&self) -> Option<&BareItem>;
+
+    /// An Integer that is not negative.
+    fn integer(&self) -> Option<u64> {
+        u64::try_from(self.bare_item()?.as_integer()?).ok()
+    }
+
+    /// An Integer from `min` to `max`.
+    fn integer_in(&self, min: u8, max: u8) -> Option<u8> {
+        u8::try_from(self.integer()?).ok().filter(|number| (min..=max).contains(number))
+    }
+
+    /// Whether it is the Boolean true.
+    fn is_true(&self) -> bool {
+        self.bare_item().and_then(BareItem::as_boolean) == Some(true)
+    }
+
+    /// A Token.
+    fn token(&self) -> Option<&str> {
+        Some(self.bare_item()?.as_token()?.as_str())
+    }
+
+    /// A String.
+    fn string(&self) -> Option<&str> {
+        Some(self.bare_item()?.as_string()?.as_str())
+    }
+
+    /// A Byte Sequence.
+    fn bytes(&self) -> Option<&[u8]> {
+        self.bare_item()?.as_byte_sequence()
+    }
+}
+
+impl Typed for BareItem {
+    fn bare_item(&self) -> Option<&BareItem> {
+        Some(self)
+    }
+}
+
+impl Typed for Member {
+    fn bare_item(&self) -> Option<&BareItem> {
+        match self {
+            Self::Item(item) => Some(&item.bare_item),
+            Self::InnerList(_) => None,
+        }
+    }
+}
+
+/// The parameters of a member.
+#[must_use]
+pub fn parameters(member: &Member) -> &Parameters {
+    let (Member::Item(Item { params, .. }) | Member::InnerList(InnerList { params, .. })) = member;
+    params
+}
+
+/// The Strings in an Inner List; items of other types are skipped.
+pub fn strings(member: &Member) -> impl Iterator<Item = &str> {
+    let items = match member {
+        Member::InnerList(list) => &list.items[..],
+        Member::Item(_) => &[],
+    };
+    items.iter().filter_map(|item| item.bare_item.string())
+}
+
+/// An Integer; at most the largest one of RFC 9651 §3.3.1.
+#[must_use]
+pub fn integer(number: u64) -> BareItem {
+    Integer::try_from(number).unwrap_or(Integer::MAX).into()
+}
+
+/// A Token; `None` for a text that is none.
+#[must_use]
+pub fn token_member(text: &str) -> Option<Member> {
+    Some(TokenRef::from_str(text).ok()?.into())
+}
+
+/// A String; `None` for a text with other characters than those of ASCII.
+#[must_use]
+pub fn string_member(text: &str) -> Option<Member> {
+    Some(StringRef::from_str(text).ok()?.into())
+}
+
+/// An Inner List of the texts that can be Strings.
+pub fn strings_member<T: ToString>(texts: impl IntoIterator<Item = T>) -> Member {
+    let item = |text: T| Some(Item::new(StringRef::from_str(&text.to_string()).ok()?));
+    InnerList::new(texts.into_iter().filter_map(item).collect()).into()
+}
+
+/// Adds a parameter to a member. Does nothing for a key that RFC 9651 §3.1.2 does not allow.
+pub fn set_parameter(member: &mut Member, key: &str, value: impl Into<BareItem>) {
+    let (Member::Item(Item { params, .. }) | Member::InnerList(InnerList { params, .. })) = member;
+    if let Ok(key) = Key::try_from(key.to_owned()) {
+        params.insert(key, value.into());
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use BareItem;
     use proptest::prelude::*;
-    use sfv::BareItem;
 
     use super::*;
 
+    fn member(text: &str) -> Option<Member> {
+        Some(Parser::new(text).parse::<Item>().ok()?.into())
+    }
+
     #[test]
     fn integers_are_read_with_their_parameters_ignored() {
+        let parsed = |text: &str| member(text)?.integer();
         for (text, value) in
             [("2", Some(2)), (" 15;a=1", Some(15)), ("999999999999999", Some(999_999_999_999_999))]
         {
-            assert_eq!(integer(text.as_bytes()), value, "{text}");
+            assert_eq!(parsed(text), value, "{text}");
         }
         for text in ["", "-1", "1.5", "2 3", "x", "1234567890123456"] {
-            assert_eq!(integer(text.as_bytes()), None, "{text}");
+            assert_eq!(parsed(text), None, "{text}");
         }
+        assert_eq!(integer(u64::MAX).integer(), Some(999_999_999_999_999));
+        let in_range = |text: &str| member(text)?.integer_in(1, 63);
+        assert_eq!(["0", "1", "63", "64", "256"].map(in_range), [None, Some(1), Some(63), None, None]);
     }
 
     #[test]
     fn tokens_are_read_with_their_parameters_ignored() {
+        let token = |text: &str| Some(member(text)?.token()?.to_owned());
         for (text, value) in [("cubic", "cubic"), (" bbr;a=1 ", "bbr"), ("*", "*"), ("a/b:c", "a/b:c")] {
-            assert_eq!(token(text.as_bytes()).as_deref(), Some(value), "{text}");
+            assert_eq!(token(text).as_deref(), Some(value), "{text}");
         }
         for text in ["", "1", "\"bbr\"", "?1", "bbr, cubic", "bbr cubic", "bbr;"] {
-            assert_eq!(token(text.as_bytes()), None, "{text}");
+            assert_eq!(token(text), None, "{text}");
         }
     }
 
@@ -104,15 +181,15 @@ mod tests {
 
     #[test]
     fn strings_are_read_with_their_parameters() {
-        let (text, parameters) = string(br#" "say \"a\\b\"";first;dscp=46;x="y;z" "#).unwrap();
-        assert_eq!(text, r#"say "a\b""#);
+        let found = member(r#" "say \"a\\b\"";first;dscp=46;x="y;z" "#).unwrap();
+        assert_eq!(found.string(), Some(r#"say "a\b""#));
         let parameters: Vec<(&str, &BareItem)> =
-            parameters.iter().map(|(key, value)| (key.as_str(), value)).collect();
+            parameters(&found).iter().map(|(key, value)| (key.as_str(), value)).collect();
         let text = BareItem::String("y;z".to_owned().try_into().unwrap());
         assert_eq!(parameters, [("first", &true.into()), ("dscp", &46.into()), ("x", &text)]);
-        assert_eq!(string(b"\"\""), Some((String::new(), Parameters::new())));
+        assert_eq!(member("\"\"").unwrap().string(), Some(""));
         for text in ["", "a", "\"a", "\"a\"b", "\"a\";", "\"a\";B", "\"\u{e9}\""] {
-            assert_eq!(string(text.as_bytes()), None, "{text}");
+            assert_eq!(member(text).and_then(|member| Some(member.string()?.to_owned())), None, "{text}");
         }
     }
 
@@ -139,17 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn byte_sequences_are_read_and_bounded() {
-        assert_eq!(byte_sequence(b":aGVsbG8=:", 10).as_deref(), Some(&b"hello"[..]));
-        assert_eq!(
-            byte_sequence(b":aGVsbG8:;a=1", 10).as_deref(),
-            Some(&b"hello"[..]),
-            "padding may be missing"
-        );
-        assert_eq!(byte_sequence(b"::", 10).as_deref(), Some(&b""[..]));
-        assert_eq!(byte_sequence(b":aGVsbG8=:", 4), None, "too long");
+    fn byte_sequences_are_read() {
+        let bytes = |text: &str| Some(member(text)?.bytes()?.to_vec());
+        assert_eq!(bytes(":aGVsbG8=:").as_deref(), Some(&b"hello"[..]));
+        assert_eq!(bytes(":aGVsbG8:;a=1").as_deref(), Some(&b"hello"[..]), "padding may be missing");
+        assert_eq!(bytes("::").as_deref(), Some(&b""[..]));
         for value in ["", ":", "aGVsbG8=", ":a b:", ":aGVsbG8=", ":aGVsbG8=:x", ":aGVs_G8=:"] {
-            assert_eq!(byte_sequence(value.as_bytes(), 10), None, "{value}");
+            assert_eq!(bytes(value), None, "{value}");
         }
     }
 
@@ -160,17 +233,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn byte_sequences_survive(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            prop_assert_eq!(byte_sequence(encode_byte_sequence(&bytes).as_bytes(), 80), Some(bytes));
-        }
-
-        #[test]
         fn no_bytes_make_it_panic(value in "[?:;=\"@a-c0-2 *\\\\-]{0,20}", raw in prop::collection::vec(any::<u8>(), 0..20)) {
             for value in [value.as_bytes(), &raw] {
                 prop_assert!(boolean(value).is_none() || value.contains(&b'?'));
-                prop_assert!(token(value).is_none_or(|token| !token.is_empty()));
                 prop_assert!(last_token(value, "a").is_none_or(|token| !token.is_empty()));
-                prop_assert!(byte_sequence(value, 8).is_none_or(|bytes| bytes.len() <= 8));
             }
         }
     }

@@ -1,11 +1,11 @@
-//! The properties of a class that a client sends to the server, and their header field `mpvpn-class`.
+//! The properties of a class that a client sends to the server, as the extension `class`.
 //!
-//! In: a [`ClassProfile`], or the value of the field. Out: the other of the two. Always holds: a value that
-//! does not parse counts as absent, and unknown parameters are ignored.
+//! In: a [`ClassProfile`], or the member of the extension. Out: the other of the two. Always holds: a member
+//! with a malformed name or known parameter counts as absent, and unknown parameters are ignored.
 
 use mpvpn_class::Share;
-use mpvpn_masque::structured;
-use mpvpn_types::{BitRate, ClassId, ClassName, CongestionControl, Portion, Weight};
+use mpvpn_masque::structured::{Member, Typed, integer, parameters, set_parameter, string_member};
+use mpvpn_types::{BitRate, ClassId, ClassName, Portion, Weight};
 
 /// A class of traffic, as known to both ends of its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,8 +16,6 @@ pub struct ClassProfile {
     pub share: Share,
     /// DSCP of the outer packets (RFC 2474), 0 to 63; `None`: that of the link.
     pub dscp: Option<u8>,
-    /// Its congestion controller; `None`: that of the client.
-    pub cc: Option<CongestionControl>,
 }
 
 /// Limits that a server sets for a user.
@@ -52,51 +50,44 @@ impl UserLimits {
 }
 
 impl ClassProfile {
-    /// The value of the header field: a String with parameters (RFC 9651).
-    pub(crate) fn header(&self) -> String {
+    /// The member of the extension: a String with parameters; `None` if the name is no String.
+    pub(crate) fn member(&self) -> Option<Member> {
         let Share { first, weight, min, max } = self.share;
-        let mut text = structured::encode_string(&self.name);
+        let mut member = string_member(&self.name)?;
         if first {
-            text += ";first";
+            set_parameter(&mut member, "first", true);
         }
-        text += &format!(";weight={weight}");
-        for (key, portion) in [("min", min), ("max", max)] {
-            text += &match portion {
-                Some(Portion::Rate(rate)) => format!(";{key}-kbps={}", (rate.bps() / 1000).max(1)),
-                Some(Portion::Percent(percent)) => format!(";{key}-percent={percent}"),
-                None => String::new(),
+        set_parameter(&mut member, "weight", weight.get());
+        for (name, portion) in [("min", min), ("max", max)] {
+            let (unit, number) = match portion {
+                Some(Portion::Rate(rate)) => ("kbps", (rate.bps() / 1000).max(1)),
+                Some(Portion::Percent(percent)) => ("percent", percent.into()),
+                None => continue,
             };
+            set_parameter(&mut member, &format!("{name}-{unit}"), integer(number));
         }
         if let Some(dscp) = self.dscp {
-            text += &format!(";dscp={dscp}");
+            set_parameter(&mut member, "dscp", dscp);
         }
-        if let Some(cc) = self.cc {
-            text += &format!(";cc={cc}");
-        }
-        text
+        Some(member)
     }
 
-    /// Parses the value of the header field; `None` if it is malformed. Unknown parameters are ignored.
-    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
-        let (name, parameters) = structured::string(value)?;
-        let name: ClassName = name.parse().ok()?;
+    /// Parses the member of the extension; `None` if it is malformed. Unknown parameters are ignored.
+    pub(crate) fn parse(member: &Member) -> Option<Self> {
+        let name: ClassName = member.string()?.parse().ok()?;
         let mut profile = Self { name: name.to_string(), ..Self::default() };
         let share = &mut profile.share;
-        for (key, value) in &parameters {
-            let number = || u64::try_from(value.as_integer()?).ok();
-            let rate = || Some(Portion::Rate(BitRate::from_bps(number()?.checked_mul(1000)?)));
-            let percent =
-                || u8::try_from(number()?).ok().filter(|n| (1..=100).contains(n)).map(Portion::Percent);
+        for (key, value) in parameters(member) {
+            let rate = || Some(Portion::Rate(BitRate::from_bps(value.integer()?.checked_mul(1000)?)));
+            let percent = || Some(Portion::Percent(value.integer_in(1, 100)?));
             match key.as_str() {
-                "first" => share.first = value.as_boolean() == Some(true),
-                "weight" => share.weight = Weight::new(number()?)?,
+                "first" => share.first = value.is_true(),
+                "weight" => share.weight = Weight::new(value.integer()?)?,
                 "min-kbps" => share.min = Some(rate()?),
                 "min-percent" => share.min = Some(percent()?),
                 "max-kbps" => share.max = Some(rate()?),
                 "max-percent" => share.max = Some(percent()?),
-                "dscp" => profile.dscp = Some(u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?),
-                // An unknown controller does not make the class invalid.
-                "cc" => profile.cc = value.as_token().and_then(|cc| cc.as_str().parse().ok()),
+                "dscp" => profile.dscp = Some(value.integer_in(0, 63)?),
                 _ => {}
             }
         }
@@ -109,7 +100,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::vectors::{check, number};
+    use crate::{
+        multipath::extensions::{field_of, only_member},
+        vectors::{check, number},
+    };
+
+    fn parse(value: &str) -> Option<ClassProfile> {
+        ClassProfile::parse(&only_member("class", value.as_bytes())?)
+    }
 
     #[test]
     fn a_profile_that_was_written_is_read_back() {
@@ -119,17 +117,12 @@ mod tests {
             min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
             max: Some(Portion::Percent(50)),
         };
-        let profile = ClassProfile {
-            name: "critical".into(),
-            share,
-            dscp: Some(46),
-            cc: Some(CongestionControl::Cubic),
-        };
-        let text = profile.header();
-        assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46;cc=cubic"#);
-        assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));
+        let profile = ClassProfile { name: "critical".into(), share, dscp: Some(46) };
+        let text = field_of("class", profile.member().unwrap());
+        assert_eq!(text, r#"class="critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46"#);
+        assert_eq!(parse(&text), Some(profile));
         let plain = ClassProfile { name: "a-b_2".into(), ..ClassProfile::default() };
-        assert_eq!(ClassProfile::parse(br#""a-b_2";later=1;cc=reno"#), Some(plain));
+        assert_eq!(parse(r#"class="a-b_2";later=1"#), Some(plain));
     }
 
     #[test]
@@ -141,7 +134,8 @@ mod tests {
             })
         };
         let parse = |value: &[u8]| {
-            let ClassProfile { name, share, dscp, cc } = ClassProfile::parse(value).ok_or("absent")?;
+            let member = only_member("class", value).ok_or("absent")?;
+            let ClassProfile { name, share, dscp } = ClassProfile::parse(&member).ok_or("absent")?;
             Ok(json!({
                 "class_name": name,
                 "first": share.first,
@@ -149,7 +143,6 @@ mod tests {
                 "min": portion(share.min),
                 "max": portion(share.max),
                 "dscp": dscp,
-                "cc": cc.map(|cc| cc.to_string()),
             }))
         };
         let portion = |value: &Value| {
@@ -168,9 +161,8 @@ mod tests {
                 name: fields["class_name"].as_str().unwrap().to_owned(),
                 share,
                 dscp: fields["dscp"].as_u64().map(|dscp| dscp as u8),
-                cc: fields["cc"].as_str().map(|cc| cc.parse().unwrap()),
             };
-            profile.header().into_bytes()
+            field_of("class", profile.member().unwrap()).into_bytes()
         };
         check(include_str!("../../../docs/vectors/class.json"), parse, encode);
     }
@@ -178,18 +170,19 @@ mod tests {
     #[test]
     fn malformed_values_are_no_class() {
         for text in [
-            r#""""#,
-            r#""Calls""#,
-            r#""seventeen-letters""#,
-            r#""a";weight=0"#,
-            r#""a";weight"#,
-            r#""a";dscp=64"#,
-            r#""a";max-percent=101"#,
-            r#""a";min-kbps=99999999999999999999"#,
-            "a",
+            r#"class="""#,
+            r#"class="Calls""#,
+            r#"class="seventeen-letters""#,
+            r#"class="a";weight=0"#,
+            r#"class="a";weight"#,
+            r#"class="a";dscp=64"#,
+            r#"class="a";max-percent=101"#,
+            r#"class="a";min-kbps=99999999999999999999"#,
+            "class=a",
+            "class",
             "",
         ] {
-            assert_eq!(ClassProfile::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(parse(text), None, "{text}");
         }
     }
 

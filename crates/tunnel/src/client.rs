@@ -115,6 +115,8 @@ pub struct ClientConfig {
     pub isn_secret: [u64; 2],
     /// The addresses that the machine has already; the server cannot assign them.
     pub addresses_in_use: AddressesInUse,
+    /// Keys of extensions that it does not know, for tests with ends that know fewer.
+    pub disabled_extensions: &'static [&'static str],
 }
 
 /// A client of a tunnel.

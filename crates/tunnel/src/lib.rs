@@ -61,6 +61,7 @@ pub use instance::ClientInstance;
 pub use mpvpn_masque::capsule::LinkPolicy;
 pub use multipath::{
     FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
+    extensions::passes_gateways,
 };
 pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, RestoreError, SessionSecret};
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};

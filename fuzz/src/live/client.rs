@@ -67,8 +67,7 @@ pub(super) struct ClientSubject {
 
 impl ClientSubject {
     fn new(now: Instant, streams: bool) -> Self {
-        let class =
-            ClassProfile { name: "default".to_owned(), share: Share::default(), dscp: None, cc: None };
+        let class = ClassProfile { name: "default".to_owned(), share: Share::default(), dscp: None };
         let mode = if streams { FlowMode::Stream } else { FlowMode::Datagram };
         let config = ClientConfig {
             mode: TunnelMode::Packets,
@@ -86,6 +85,7 @@ impl ClientSubject {
             copies: 1,
             flow_rules: Rules { mode, rules: Vec::new() },
             isn_secret: [1, 2],
+            disabled_extensions: &[],
         };
         let mut client = Client::new(now, config);
         for link in 0..LINKS {

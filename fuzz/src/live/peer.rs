@@ -10,7 +10,7 @@ use mpvpn_flow::{
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, Family, IpRange, RequestedAddress},
     connect_ip::{self, ConnectIpRequest},
-    datagram,
+    datagram, extensions,
     h3::{H3, Settings, Side, encode_data, encode_headers},
     headers::Headers,
 };
@@ -23,24 +23,13 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use super::{Datagram, LINKS, SERVER, capsule, identity::SETUPS, packet, request};
 use crate::input::Input;
 
-/// The extensions that a client of this project requests for packets, and the values that a server answers.
-pub(super) const EXTENSIONS: &[(&str, &str, &str)] = &[
-    ("mpvpn-class", r#""default";weight=2"#, "?1"),
-    ("mpvpn-clocks", "12", "12"),
-    ("mpvpn-order", "2", "2"),
-    ("mpvpn-fec-policy", "4+2", ""),
-    ("mpvpn-fec", "10", "10"),
-    ("mpvpn-networks", "", "10.0.0.0/24, fd00::/64"),
-    ("mpvpn-cc", "bbr", "bbr"),
-    ("mpvpn-scheduler", "auto", ""),
-    ("mpvpn-heartbeats", "4", "4"),
-    ("mpvpn-rescue", "6", "6"),
-    ("mpvpn-progress", "8", "8"),
-    ("mpvpn-links", "?1", "?1"),
-    ("mpvpn-streams", "", "?1"),
-    ("mpvpn-udp", "", "?1"),
-    ("mpvpn-dns", "", "10.0.0.1"),
-];
+/// The field `mpvpn` of a client of this project in a request for packets, and of a server in its response.
+const OFFERED: &str = "v=1, class=\"default\";weight=2, clocks=12, order=2, fec=10;source=4;repair=2, \
+                       connection=0, cc=bbr, scheduler=auto, heartbeats=4, reinjection=6, data-ack=8, links";
+pub(crate) const ACCEPTED: &str = "v=1, session=:BwcHBwcHBwcHBwcHBwcHBw==:, class, clocks=12, order=2, fec=10, \
+                                   connection=0, networks=(\"10.0.0.0/24\" \"fd00::/64\"), cc=bbr, \
+                                   heartbeats=4, reinjection=6, data-ack=8, links, streams, udp, \
+                                   dns=(\"10.0.0.1\")";
 
 /// Context IDs of datagrams: plain packets, those of the extensions, and one of nobody.
 const CONTEXTS: &[u64] = &[0, 2, 4, 6, 8, 10, 12, 14, 3];
@@ -86,8 +75,7 @@ impl Peer {
     fn new(side: Side, endpoint: Endpoint, id: Option<ConnectionHandle>) -> Self {
         let mut request = ConnectIpRequest::new("mpvpn", "/.well-known/masque/ip/*/*/");
         request.authorization = Some("Bearer token".to_owned());
-        let offers = EXTENSIONS.iter().filter(|(_, offer, _)| !offer.is_empty());
-        request.extra = offers.map(|(name, offer, _)| ((*name).to_owned(), (*offer).to_owned())).collect();
+        request.extensions = Some(OFFERED.to_owned());
         Self {
             side,
             endpoint,
@@ -246,10 +234,8 @@ impl Peer {
     /// Accepts a client as a server of this project does.
     fn accept(&mut self, stream: StreamId) {
         self.started = true;
-        let mut answer = connect_ip::accept(Some(&[7; 16]));
-        for (name, _, value) in EXTENSIONS.iter().filter(|(_, _, value)| !value.is_empty()) {
-            answer.push(*name, *value);
-        }
+        let mut answer = connect_ip::accept();
+        answer.push(extensions::FIELD, ACCEPTED);
         let assigned = ["10.0.0.2/32", "fd00::2/128"].iter().zip(1..);
         let assigned = assigned
             .map(|(net, request_id)| AssignedAddress { request_id, net: net.parse().expect("a network") });

@@ -85,6 +85,7 @@ impl ServerSubject {
             subnet6: SUBNET6.parse().ok(),
             routes: ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network")).to_vec(),
             offers_streams: true,
+            disabled_extensions: &[],
             dns: vec![IpAddr::from([10, 0, 0, 1])],
             auth: Box::new(OneToken),
             site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),

@@ -243,5 +243,6 @@ fn probe_config(
         copies: 1,
         flow_rules: Rules { mode: FlowMode::Stream, rules: Vec::new() },
         isn_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+        disabled_extensions: &[],
     })
 }

@@ -34,9 +34,7 @@ impl Classes {
         let has_several = self.list.len() > 1;
         let setup = |class: &ClassConfig| {
             let config = tunnel(class);
-            let class_profile =
-                has_several.then(|| ClassProfile { cc: Some(config.setup.cc()), ..profile(class) });
-            let config = TunnelConfig { class: class_profile, ..config };
+            let config = TunnelConfig { class: has_several.then(|| profile(class)), ..config };
             ClassSetup { id: class.id, priority: class.priority, config }
         };
         self.list.iter().map(setup).collect()
@@ -82,7 +80,7 @@ impl Classes {
 
 fn profile(class: &ClassConfig) -> ClassProfile {
     let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-    ClassProfile { name: class.name.clone(), share, dscp: class.dscp, cc: None }
+    ClassProfile { name: class.name.clone(), share, dscp: class.dscp }
 }
 
 #[cfg(test)]

@@ -199,6 +199,7 @@ impl Running {
                         rules: config.lane_rules.iter().map(lane_rule).collect(),
                     },
                     isn_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+                    disabled_extensions: &[],
                 },
                 setups,
                 shards,

@@ -25,6 +25,7 @@ use hyper_util::rt::TokioIo;
 use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, Slot};
 use mpvpn_identity::tls::{self, ServerCertificates};
 use mpvpn_masque::{
+    extensions::{self, Extensions},
     h3::code,
     headers::{Headers, Section},
     request::{Rejection, RequestKind, classify},
@@ -66,16 +67,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest field section that is forwarded: the server's own limit (RFC 9114 §4.2.2).
 const MAX_FIELD_SECTION_BYTES: usize = 16 << 10;
 /// Fields that concern one connection, and so are not forwarded to another one.
-const CONNECTION_FIELDS: [&[u8]; 8] = [
-    b"keep-alive",
-    b"proxy-connection",
-    b"te",
-    b"transfer-encoding",
-    b"mpvpn-heartbeats",
-    b"mpvpn-rescue",
-    b"mpvpn-progress",
-    b"mpvpn-links",
-];
+const CONNECTION_FIELDS: [&[u8]; 4] = [b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding"];
 
 /// Access to the server's own HTTP/3, for all connections that came to one address.
 pub(super) struct Gateway {
@@ -171,7 +163,7 @@ impl GatewayClient {
         let answer = timeout(RESPONSE_TIMEOUT, request.response()).await;
         let answer = answer.ok().flatten().ok_or_else(unreached)?;
         let accepted = answer.status().is_some_and(|status| (200..300).contains(&status));
-        Ok((forwarded_response(&answer), accepted.then_some(AcceptedRequest { request, content })))
+        Ok((forwarded_fields(&answer), accepted.then_some(AcceptedRequest { request, content })))
     }
 
     /// The connection to the server, made if there is none.
@@ -242,11 +234,8 @@ fn forwarded_request(headers: Headers, authorization: Option<&str>) -> Result<He
     let is_replaced = |name: &[u8]| {
         authorization.is_some() && [&b"authorization"[..], b"proxy-authorization"].contains(&name)
     };
-    let kept = headers
-        .iter()
-        .filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..]) && !is_replaced(&field.name))
-        .cloned();
-    let mut headers: Headers = kept.collect();
+    let kept = headers.iter().filter(|field| !is_replaced(&field.name)).cloned();
+    let mut headers = forwarded_fields(&kept.collect());
     if let Some(authorization) = authorization {
         headers.push("authorization", authorization.to_owned());
     }
@@ -257,10 +246,15 @@ fn forwarded_request(headers: Headers, authorization: Option<&str>) -> Result<He
     Ok(headers)
 }
 
-/// The response without connection-specific fields: the two ends cannot agree on extensions through a
-/// gateway.
-fn forwarded_response(headers: &Headers) -> Headers {
-    headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned().collect()
+/// The fields without connection-specific ones, and without extensions about the paths of a connection.
+fn forwarded_fields(headers: &Headers) -> Headers {
+    let is_replaced = |name: &[u8]| CONNECTION_FIELDS.contains(&name) || name == extensions::FIELD.as_bytes();
+    let mut forwarded: Headers = headers.iter().filter(|field| !is_replaced(&field.name)).cloned().collect();
+    if let Some(mut extensions) = Extensions::of(headers) {
+        extensions.retain(mpvpn_tunnel::passes_gateways);
+        forwarded.push(extensions::FIELD, extensions.value());
+    }
+    forwarded
 }
 
 /// Relays bytes once the client has switched protocols.

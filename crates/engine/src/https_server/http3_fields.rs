@@ -73,7 +73,8 @@ pub(super) fn response_from(headers: &Headers) -> Response<()> {
     *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
     for field in headers.iter().filter(|field| !field.name.starts_with(b":")) {
         let name = HeaderName::from_bytes(&field.name);
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(&field.value)) {
+        if let (Ok(name), Ok(mut value)) = (name, HeaderValue::from_bytes(&field.value)) {
+            value.set_sensitive(field.is_secret());
             response.headers_mut().append(name, value);
         }
     }
@@ -127,6 +128,16 @@ mod tests {
             (&answer.headers()["upgrade"], &answer.headers()["capsule-protocol"]),
             (&HeaderValue::from_static("connect-udp"), &HeaderValue::from_static("?1"))
         );
+    }
+
+    /// RFC 7541 §7.1.3: HPACK encodes a sensitive value as a never-indexed literal.
+    #[test]
+    fn the_secrets_of_a_response_are_sensitive() {
+        let mut headers = connect_udp::accept();
+        headers.push("mpvpn", "v=1, session=:MDEyMzQ1Njc4OWFiY2RlZg==:");
+        let response = response_from(&headers);
+        assert!(response.headers()["mpvpn"].is_sensitive());
+        assert!(!response.headers()["capsule-protocol"].is_sensitive());
     }
 
     #[test]

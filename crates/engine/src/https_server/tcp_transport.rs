@@ -13,9 +13,10 @@ use mpvpn_http::limiter::Slot;
 use mpvpn_masque::{
     connect::Authority,
     connect_udp::{self, ConnectUdp},
+    extensions::{self, Extensions},
     headers::Headers,
     request::Rejection,
-    structured,
+    structured::Typed,
     template::Template,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -25,7 +26,7 @@ use crate::{
     EngineError,
     h2_stream::H2Stream,
     tcp_transport::{
-        DSCP_HEADER,
+        DSCP_KEY,
         pump::{LoopbackSocket, PumpCounters, PumpError, pump},
     },
 };
@@ -69,10 +70,10 @@ fn open(client: &ClientConnection, user: &str) -> Result<TcpTransport, Rejection
     Ok(TcpTransport { loopback, _slot: slot, _entry: entry })
 }
 
-/// The DSCP that the client asks for, if the field is valid.
+/// The DSCP that the client asks for, if it is valid.
 fn dscp_of(fields: &HeaderMap) -> Option<u8> {
-    let dscp = structured::integer(fields.get(DSCP_HEADER)?.as_bytes())?;
-    u8::try_from(dscp).ok().filter(|dscp| (1..64).contains(dscp))
+    let lines = fields.get_all(extensions::FIELD).iter().map(http::HeaderValue::as_bytes);
+    Extensions::parse(lines)?.get(DSCP_KEY)?.integer_in(1, 63)
 }
 
 /// Accepts an HTTP/2 request and relays packets until it ends.
@@ -168,8 +169,8 @@ mod tests {
     #[test]
     fn a_mark_is_a_number_from_1_to_63() {
         for vector in vectors(include_str!("../../../../docs/vectors/dscp.json")) {
-            let value = vector["value"].as_str().unwrap().parse().unwrap();
-            let mark = dscp_of(&HeaderMap::from_iter([(DSCP_HEADER.parse().unwrap(), value)]));
+            let value = format!("v=1, {}", vector["value"].as_str().unwrap()).parse().unwrap();
+            let mark = dscp_of(&HeaderMap::from_iter([(extensions::FIELD.parse().unwrap(), value)]));
             let expected = vector["fields"]["dscp"].as_u64();
             assert_eq!(expected.is_none(), vector["error"] == "absent", "{}", vector["name"]);
             assert_eq!(mark.map(u64::from), expected, "{}", vector["name"]);

@@ -20,13 +20,16 @@ use h2::{
     SendStream,
     client::{ResponseFuture, SendRequest},
 };
-use http::{Method, Request, StatusCode, Uri};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use mpvpn_config::{ClientConfig, ViaProxy};
 use mpvpn_identity::{
     tls::{self, LastRefusal},
     token::Token,
 };
-use mpvpn_masque::connect_udp;
+use mpvpn_masque::{
+    connect_udp,
+    extensions::{self, Extensions},
+};
 use mpvpn_os::tcp::{KeepAlive, MptcpState, Protocol, Tuning};
 use mpvpn_types::Duration;
 use rustls::pki_types::ServerName;
@@ -39,7 +42,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 
 use super::{
-    DSCP_HEADER, congestion,
+    DSCP_KEY, congestion,
     pump::{LoopbackSocket, PumpCounters, pump},
 };
 use crate::{
@@ -418,14 +421,23 @@ pub(super) async fn send_connect_udp(
         .header("capsule-protocol", "?1")
         .extension(h2::ext::Protocol::from_static("connect-udp"));
     if let Some(authorization) = authorization {
-        request = request.header("authorization", authorization);
+        request = request.header("authorization", sensitive(authorization)?);
     }
     if dscp != 0 {
-        request = request.header(DSCP_HEADER, u16::from(dscp));
+        let mut offered = Extensions::default();
+        offered.set(DSCP_KEY, dscp.into());
+        request = request.header(extensions::FIELD, sensitive(&offered.value())?);
     }
     let request = request.body(()).map_err(|error| failed(&error))?;
     poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| failed(&error))?;
     requests.send_request(request, false).map_err(|error| failed(&error))
+}
+
+/// A value that HPACK never indexes (RFC 7541 §7.1.3).
+fn sensitive(value: &str) -> Result<HeaderValue, RequestError> {
+    let mut value = HeaderValue::from_str(value).map_err(|error| RequestError::Http2(error.to_string()))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// Waits for the response; returns the stream if the request was accepted.

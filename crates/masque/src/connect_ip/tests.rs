@@ -27,8 +27,7 @@ fn a_request_survives_the_wire_with_all_it_says() {
     let target = Target::Net("2001:db8::/32".parse().unwrap());
     let sent = ConnectIpRequest {
         authorization: Some("Bearer s3cret".to_owned()),
-        session: Some(vec![9; 32]),
-        extra: vec![("user-agent".to_owned(), "mpvpn".to_owned())],
+        extensions: Some("v=1, session=:MDEyMzQ1Njc4OWFiY2RlZg==:".to_owned()),
         ..ConnectIpRequest::new("vpn.example:4433", path(&target.to_string(), "17"))
     };
     let headers = qpack::decode(&qpack::encode(&sent.headers()), 4096).unwrap();
@@ -39,9 +38,10 @@ fn a_request_survives_the_wire_with_all_it_says() {
     assert_eq!(received.ipproto, Some(17));
     assert_eq!(received.authority, "vpn.example:4433");
     assert_eq!(received.authorization.as_deref(), Some("Bearer s3cret"));
-    assert_eq!(received.session, Some(vec![9; 32]));
+    assert_eq!(headers.text("mpvpn"), sent.extensions.as_deref());
     assert_eq!(received.capsule_protocol, CapsuleProtocol::Announced);
-    assert!(!format!("{sent:?} {received:?}").contains("s3cret"));
+    let printed = format!("{sent:?} {received:?} {headers:?}");
+    assert!(!printed.contains("s3cret") && !printed.contains("MDEyMzQ1"), "{printed}");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn content_fields_cannot_stand_beside_capsules() {
         let mut headers = request("*", "*");
         headers.push(name, "1");
         assert_eq!(status(&headers), 400, "{name}");
-        let mut headers = accept(None);
+        let mut headers = accept();
         headers.push(name, "1");
         assert!(matches!(check_response(&headers), Err(ResponseError::Malformed { .. })), "{name}");
     }
@@ -152,12 +152,9 @@ fn credentials_given_twice_count_as_none() {
 }
 
 #[test]
-fn the_server_hands_out_a_session_secret() {
-    let secret = [5u8; 24];
-    let accepted = check_response(&accept(Some(&secret))).unwrap();
-    assert_eq!(accepted.session.as_deref(), Some(&secret[..]));
-    assert_eq!(accepted.capsule_protocol, CapsuleProtocol::Announced);
-    assert_eq!(check_response(&Headers::response(200)).unwrap().session, None);
+fn a_response_says_whether_it_uses_capsules() {
+    assert_eq!(check_response(&accept()), Ok(CapsuleProtocol::Announced));
+    assert_eq!(check_response(&Headers::response(200)), Ok(CapsuleProtocol::Omitted));
 }
 
 #[test]

@@ -250,7 +250,7 @@ mod tests {
         headers.push("authorization", "Bearer x");
         assert_eq!(encode(&headers)[2] & 0b1111_0000, 0b0111_0000);
         let mut headers = Headers::new();
-        headers.push("mpvpn-session", ":AAAA:");
+        headers.push(crate::extensions::FIELD, "v=1, session=:AAAA:");
         assert_eq!(encode(&headers)[2] & 0b1111_0000, 0b0011_0000);
     }
 

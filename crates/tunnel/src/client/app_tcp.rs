@@ -50,7 +50,7 @@ const INITIAL_MTU: usize = 1280;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTargets<'a> {
     /// The server opens connections to every target for which it would translate addresses (extension
-    /// `mpvpn-streams`).
+    /// `streams`).
     pub(super) is_supported: bool,
     /// The networks of the server, into which it does not translate addresses.
     pub(super) networks: &'a [IpNet],

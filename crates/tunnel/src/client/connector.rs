@@ -281,6 +281,7 @@ mod tests {
                 copies: 1,
                 flow_rules: Rules::default(),
                 isn_secret: [1, 2],
+                disabled_extensions: &[],
             };
             let (now, endpoint) = (Instant::now(), Endpoint::client(&config.setup));
             Self { now, config, endpoint, links: Links::default(), connector: Connector::new(now) }

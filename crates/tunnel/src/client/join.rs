@@ -43,7 +43,7 @@ impl SessionRole {
         }
     }
 
-    /// The number that the request carries (`mpvpn-member`); the only connection sends none.
+    /// The number that the request carries (extension `connection`); the only connection sends none.
     pub(super) fn number(self) -> Option<ConnectionNumber> {
         match self {
             Self::Only => None,
@@ -54,15 +54,17 @@ impl SessionRole {
 
     /// Takes the response. Returns whether the connection can be used: a joined one needs the number and
     /// session that it asked for.
-    fn agreed(&mut self, server: &NegotiatedExtensions, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
+    fn agreed(&mut self, server: &NegotiatedExtensions, asked: Option<&[u8]>) -> bool {
         match self {
             Self::Only => true,
             Self::Initial { agreed, classes } => {
-                *agreed = server.member == Some(ConnectionNumber::INITIAL.number());
+                *agreed = server.number == Some(ConnectionNumber::INITIAL);
                 *classes |= server.classes;
                 true
             }
-            Self::Joined(member) => server.member == Some(member.number()) && got.is_some() && got == asked,
+            Self::Joined(number) => {
+                server.number == Some(*number) && asked.is_some() && server.secret.as_deref() == asked
+            }
         }
     }
 }
@@ -90,15 +92,14 @@ impl Membership {
         !self.role.is_joined() || self.secret.is_some()
     }
 
-    /// The server has accepted the request; `got` is the secret of the session if the server keeps sessions.
-    /// Returns whether the session was resumed; `None` if a joined connection did not get the session and
-    /// number that it asked for.
-    pub(super) fn accepted(&mut self, server: &NegotiatedExtensions, got: Option<Vec<u8>>) -> Option<bool> {
-        if !self.role.agreed(server, got.as_deref(), self.secret.as_deref()) {
+    /// The server has accepted the request. Returns whether the session was resumed; `None` if a joined
+    /// connection did not get the session and number that it asked for.
+    pub(super) fn accepted(&mut self, server: &NegotiatedExtensions) -> Option<bool> {
+        if !self.role.agreed(server, self.secret.as_deref()) {
             return None;
         }
-        let resumed = got.is_some() && got == self.secret;
-        self.secret = got.or(self.secret.take());
+        let resumed = server.secret.is_some() && server.secret == self.secret;
+        self.secret = server.secret.clone().or(self.secret.take());
         Some(resumed)
     }
 
@@ -176,26 +177,33 @@ mod tests {
     #[test]
     fn a_joined_connection_needs_the_session_and_number_that_it_asked_for() {
         let member = ConnectionNumber::new(17).unwrap();
-        let agreed =
-            |number| NegotiatedExtensions { member: Some(number), ..NegotiatedExtensions::default() };
+        let agreed = |number, secret| NegotiatedExtensions {
+            number: ConnectionNumber::new(number),
+            secret: Some(vec![secret; 16]),
+            ..NegotiatedExtensions::default()
+        };
         let mut membership = Membership::new(SessionRole::Joined(member));
         assert!(!membership.may_connect(), "it does not know the session");
         assert!(membership.join(vec![1; 16]) && !membership.join(vec![1; 16]));
         assert!(membership.may_connect());
-        assert_eq!(membership.accepted(&agreed(17), Some(vec![2; 16])), None, "another session");
-        assert_eq!(membership.accepted(&agreed(0), Some(vec![1; 16])), None, "another number");
-        assert_eq!(membership.accepted(&agreed(17), Some(vec![1; 16])), Some(true));
+        assert_eq!(membership.accepted(&agreed(17, 2)), None, "another session");
+        assert_eq!(membership.accepted(&agreed(0, 1)), None, "another number");
+        assert_eq!(membership.accepted(&agreed(17, 1)), Some(true));
     }
 
     #[test]
     fn an_initial_connection_keeps_the_last_session() {
         let mut membership = Membership::new(SessionRole::Initial { agreed: false, classes: false });
-        let server =
-            NegotiatedExtensions { member: Some(0), classes: true, ..NegotiatedExtensions::default() };
-        assert_eq!(membership.accepted(&server, Some(vec![1; 16])), Some(false));
+        let server = NegotiatedExtensions {
+            number: Some(ConnectionNumber::INITIAL),
+            classes: true,
+            secret: Some(vec![1; 16]),
+            ..NegotiatedExtensions::default()
+        };
+        assert_eq!(membership.accepted(&server), Some(false));
         assert!(membership.role.allows_joins() && membership.role.allows_class_joins());
         assert!(!membership.join(vec![2; 16]), "it does not join");
-        assert_eq!(membership.accepted(&NegotiatedExtensions::default(), None), Some(false));
+        assert_eq!(membership.accepted(&NegotiatedExtensions::default()), Some(false));
         assert!(!membership.role.allows_joins(), "the server lets no others join now");
         assert_eq!(membership.secret, Some(vec![1; 16]));
     }

@@ -15,13 +15,13 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Client, ClientError, ClientEvent, TunnelMode, addresses, in_use};
+use super::{Client, ClientError, ClientEvent, TunnelMode, addresses, in_use, join::Membership};
 use crate::{
     SecretSharing,
     events::ClientChange,
     multipath::{
         MultipathConnection, Role,
-        extensions::{self, ClientNegotiation, LocalEnd, NegotiatedExtensions},
+        extensions::{ClientNegotiation, ClientOffer, LocalEnd, NegotiatedExtensions},
     },
 };
 
@@ -111,8 +111,7 @@ impl Client {
             self.reports.assignment.as_ref().or(self.membership.wanted.as_ref()),
             self.config.additional_addresses,
         );
-        let offers =
-            extensions::request_fields(TunnelMode::Packets, &self.config, self.membership.role.number());
+        let offered = self.offered_extensions(TunnelMode::Packets);
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -121,8 +120,7 @@ impl Client {
         let Ok(stream) = connection.open_bi() else { return };
         let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
         request.authorization.clone_from(&self.authorization);
-        request.session = self.membership.secret.clone();
-        request.extra = offers;
+        request.extensions = Some(offered);
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
@@ -142,6 +140,12 @@ impl Client {
         session.notices_due = true;
     }
 
+    /// The value of the field `mpvpn` for a request.
+    fn offered_extensions(&self, of: TunnelMode) -> String {
+        let Membership { role, secret, .. } = &self.membership;
+        ClientOffer { config: &self.config, number: role.number(), secret: secret.as_deref() }.field(of)
+    }
+
     /// Enables the extensions that were offered and that the response accepts.
     fn apply_extensions(&mut self, now: Instant, of: TunnelMode, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
@@ -152,7 +156,7 @@ impl Client {
             links: &self.links,
             shapers: &self.membership.shapers,
             class: self.membership.role.class(),
-            local: LocalEnd::at_client(&self.config, &mut session.multipath, stream),
+            local: LocalEnd::new(&mut session.multipath, stream, 0),
             agreed: NegotiatedExtensions::default(),
         };
         session.agreed = client.agree(of, headers);
@@ -161,17 +165,15 @@ impl Client {
     /// Starts a tunnel without packets: relays need no more than HTTP/3. `has_extensions`: sends a
     /// `connect-mpvpn` request, which also shows the credentials before the first relay.
     pub(super) fn start_without_packets(&mut self, now: Instant, has_extensions: bool) {
+        let offered = has_extensions.then(|| self.offered_extensions(TunnelMode::RelaysOnly));
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;
         self.links.apply_policies(now, &mut session.multipath, false);
-        if has_extensions && let Ok(stream) = connection.open_bi() {
-            let offers = extensions::request_fields(
-                TunnelMode::RelaysOnly,
-                &self.config,
-                self.membership.role.number(),
-            );
+        if offered.is_some()
+            && let Ok(stream) = connection.open_bi()
+        {
             let request =
-                connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offers);
+                connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offered);
             connection.write(stream, h3::encode_headers(&request));
             session.mpvpn_request = Some(stream);
         }
@@ -202,12 +204,12 @@ impl Client {
 
     fn on_response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
-            Ok(accepted) => {
+            Ok(_) => {
                 self.apply_extensions(now, TunnelMode::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
                 let sharing = session.agreed.sharing;
-                match self.membership.accepted(&session.agreed, accepted.session) {
+                match self.membership.accepted(&session.agreed) {
                     Some(resumed) => {
                         self.reports.resumed += u32::from(resumed);
                         if sharing != SecretSharing::Alone {

@@ -22,7 +22,7 @@ use crate::{
 
 /// Bytes of a flow before the server has responded. "Clients MAY optimistically start sending UDP packets in
 /// HTTP Datagrams before receiving the response" (RFC 9298 §5), but a server may drop them. A server with the
-/// extension `mpvpn-udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory;
+/// extension `udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory;
 /// smaller: first packets are lost.
 const MAX_UNANSWERED_BYTES: usize = 32 << 10;
 
@@ -80,7 +80,7 @@ impl Client {
         self.session.as_ref().is_some_and(|session| session.up && session.http.masque_allowed())
     }
 
-    /// Whether the server agreed to the extension `mpvpn-udp`: it accepts CONNECT-UDP for every target for
+    /// Whether the server agreed to the extension `udp`: it accepts CONNECT-UDP for every target for
     /// which it would translate addresses.
     pub fn has_udp_extension(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.agreed.udp)

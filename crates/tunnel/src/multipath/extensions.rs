@@ -1,17 +1,21 @@
-//! Negotiation of the extensions beyond the RFCs (docs/protocol.md, "Extensions"). The tables
-//! [`PACKET_EXTENSIONS`] and [`COMMON_EXTENSIONS`] define for each extension what a client offers, what a
-//! server answers, and what either end switches on.
+//! Negotiation of the extensions beyond the RFCs, as members of the header field `mpvpn` (docs/protocol.md,
+//! "Extensions"). The tables [`PACKET_EXTENSIONS`], [`PATH_EXTENSIONS`] and [`SERVER_EXTENSIONS`] define for
+//! each extension its key, what a client offers, what a server answers, and what either end switches on.
 //!
-//! In: the configurations of both ends, the header sections of a request and of its response. Out: the header
-//! fields to send; negotiated extensions are switched on in the [`MultipathConnection`] or noted in
-//! [`NegotiatedExtensions`]. Always holds: a field that is repeated or malformed counts as absent; a context
-//! ID belongs to at most one extension of a connection.
+//! In: the configurations of both ends, the field of a request and that of its response. Out: the fields to
+//! send; negotiated extensions are switched on in the [`MultipathConnection`] or noted in
+//! [`NegotiatedExtensions`]. Always holds: unknown keys are ignored, and a member that is malformed counts as
+//! absent, but for [`CONNECTION`]; a context ID belongs to at most one extension of a connection.
 
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_class::MAX_COPIES;
-use mpvpn_masque::{headers::Headers, session_header, structured};
+use mpvpn_masque::{
+    extensions::{Extensions, FIELD},
+    headers::Headers,
+    structured::{Member, Typed, integer, parameters, set_parameter, strings, strings_member, token_member},
+};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
 use mpvpn_types::{ClassId, CongestionControl, Fec, Instant};
@@ -21,20 +25,19 @@ use super::{
     reinjection::Reinjection, sequence::Sequencer,
 };
 use crate::{
-    ClassProfile, ClientConfig, ClientInstance, ConnectionNumber, SecretSharing, ServerConfig, TunnelMode,
-    UserLimits, client::Links, shapers::Shapers,
+    ClassProfile, ClientConfig, ClientInstance, ConnectionNumber, SecretSharing, ServerConfig, SessionSecret,
+    TunnelMode, UserLimits, client::Links, shapers::Shapers,
 };
 
-/// The Structured Fields Boolean "true" (RFC 9651 §3.3.6).
-const SF_TRUE: &str = "?1";
-const MEMBER_FIELD: &str = "mpvpn-member";
-const INSTANCE_FIELD: &str = "mpvpn-instance";
-const SHARED_FIELD: &str = "mpvpn-shared";
-/// Values of [`SHARED_FIELD`].
-const KEPT: &str = "kept";
-const MOVED: &str = "moved";
-const STREAMS_FIELD: &str = "mpvpn-streams";
-const UDP_FIELD: &str = "mpvpn-udp";
+/// Keys that are read outside of the tables, too.
+const SESSION: &str = "session";
+const CONNECTION: &str = "connection";
+const INSTANCE: &str = "instance";
+const STREAMS: &str = "streams";
+const UDP: &str = "udp";
+/// Lengths of a session's secret in bytes. Shorter than 128 bits could be guessed; longer takes memory of the
+/// peer and adds no security.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 /// Maximum number of DNS resolvers taken from a server: the C library asks no more (`MAXNS` of
 /// resolv.conf(5)).
 const MAX_RESOLVERS: usize = 3;
@@ -43,53 +46,61 @@ const MAX_NETWORKS: usize = 8;
 
 /// An extension and how it is negotiated.
 struct Extension {
-    /// The header field, in requests and responses.
-    field: &'static str,
+    /// The key of its member, in requests and responses.
+    key: &'static str,
     negotiation: Negotiation,
 }
 
 /// How both ends negotiate an extension.
 enum Negotiation {
-    /// The field holds the context ID of the extension's datagrams (Structured Fields Integer). A server that
-    /// supports the extension repeats the field.
+    /// The member is the context ID of the extension's datagrams (an Integer). A server that supports the
+    /// extension repeats it.
     Context {
         /// The context ID that the client offers: even, as clients allocate those (RFC 9484 §6), and not 0.
         id: u64,
-        /// Whether the client offers the extension.
-        wanted: fn(&ClientConfig) -> bool,
-        /// Switches the extension on at either end; returns false if an extension that it needs is off.
-        start: fn(&mut LocalEnd<'_>, u64) -> bool,
+        /// Adds parameters to the client's member; `None`: the client does not offer the extension.
+        offer: fn(&ClientConfig, Member) -> Option<Member>,
+        /// Switches the extension on at either end, as the client's member says; returns false if that is
+        /// malformed, or an extension that it needs is off.
+        start: fn(&mut LocalEnd<'_>, u64, &Member) -> bool,
     },
-    /// The field holds a value whose meaning the functions define.
+    /// The member has a value whose meaning the functions define.
     Value { offer: Offer, answer: Answer, agree: Agree },
 }
 
-/// Returns the field value that the client sends, if any.
-type Offer = fn(&ClientConfig, Option<ConnectionNumber>) -> Option<String>;
-/// Takes the client's field value, if it sent one; returns the field value that the server answers.
-type Answer = fn(&mut ServerNegotiation<'_>, Option<&[u8]>) -> Option<String>;
-/// Takes the server's field value.
-type Agree = fn(&mut ClientNegotiation<'_>, &[u8]);
+/// Returns the member that the client sends, if any.
+type Offer = fn(&ClientOffer<'_>) -> Option<Member>;
+/// Takes the client's member, if it sent one; returns the member that the server answers.
+type Answer = fn(&mut ServerNegotiation<'_>, Option<&Member>) -> Option<Member>;
+/// Takes the server's member.
+type Agree = fn(&mut ClientNegotiation<'_>, &Member);
 
 /// The extensions of CONNECT-IP requests, each after the extensions that it needs.
 const PACKET_EXTENSIONS: &[Extension] = &[
+    // The secret of the session (a Byte Sequence); that of a request is read by [`secret_of`].
+    value(
+        SESSION,
+        |client| client.secret.filter(|secret| SECRET_BYTES.contains(&secret.len())).map(Member::from),
+        |server, _| Some(server.admitted.as_ref()?.secret.to_vec().into()),
+        |client, answer| client.agreed.secret = secret_in(answer).map(<[u8]>::to_vec),
+    ),
     // The traffic class that the connection carries.
     value(
-        "mpvpn-class",
-        |config, _| config.class.as_ref().map(ClassProfile::header),
+        "class",
+        |client| client.config.class.as_ref()?.member(),
         |server, offer| {
             let class = offer.and_then(ClassProfile::parse)?;
             let admitted = server.admitted.as_ref()?;
-            let (shapers, id) = (&admitted.shapers, admitted.member.class());
+            let (shapers, id) = (&admitted.shapers, admitted.number.class());
             shapers.set_share(server.now, id, admitted.limits.bound(class.share));
             server.local.multipath.set_class(Some(&class));
             server.local.multipath.share_links(shapers.clone(), id);
             server.local.classes = true;
             server.class = Some(class);
-            Some(SF_TRUE.to_owned())
+            Some(true.into())
         },
         |client, answer| {
-            if is_true(answer) && client.config.class.is_some() {
+            if answer.is_true() && client.config.class.is_some() {
                 client.local.multipath.share_links(client.shapers.clone(), client.class);
                 client.local.classes = true;
                 client.agreed.classes = true;
@@ -98,146 +109,133 @@ const PACKET_EXTENSIONS: &[Extension] = &[
     ),
     // Clock reports, for connections whose classes share links.
     context(
-        "mpvpn-clocks",
+        "clocks",
         12,
-        |config| config.class.is_some(),
-        |local, context| {
+        |config, member| config.class.is_some().then_some(member),
+        |local, context, _| {
             let clocks = local.classes.then(|| ClockReports::new(local.stream, context, local.peer_clock));
             local.multipath.clocks = clocks;
             local.classes
         },
     ),
-    // How often the server sends each packet, each time over another link (an Integer).
-    request_only(
-        "mpvpn-copies",
-        |config, _| (config.copies > 1).then(|| config.copies.to_string()),
-        |server, offer| {
-            server.local.copies = copies_of(offer);
-            None
-        },
-    ),
-    // Numbered packets.
+    // Numbered packets, and how often each is sent, each time over another link.
     context(
-        "mpvpn-order",
+        "order",
         2,
-        |_| true,
-        |local, context| {
+        |config, mut member| {
+            if config.copies > 1 {
+                set_parameter(&mut member, "copies", config.copies);
+            }
+            Some(member)
+        },
+        |local, context, offer| {
+            let Some(copies) = copies_of(offer) else { return false };
             local.multipath.recovery.sequencer = Some(Box::new(Sequencer::new(local.stream, context)));
-            local.multipath.scheduler.set_copies(local.copies);
+            local.multipath.scheduler.set_copies(copies);
             local.multipath.timer.measure_soon();
             true
         },
     ),
-    // How many FEC repair packets the server sends: `auto`, or data and repair packets as in `10+2`.
-    request_only(
-        "mpvpn-fec-policy",
-        |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
-        |server, offer| {
-            server.local.fec = fec_of(offer);
-            None
-        },
-    ),
-    // FEC groups: numbered packets with repair packets.
+    // FEC groups: numbered packets with repair packets, as many as the parameters say or the sender decides.
     context(
-        "mpvpn-fec",
+        "fec",
         10,
-        |config| config.fec != Fec::Off,
-        |local, context| {
-            let Some(sequencer) = &mut local.multipath.recovery.sequencer else { return false };
-            sequencer.protect(Protection::new(local.stream, context, local.fec));
+        |config, mut member| {
+            if let Fec::Fixed { data, repair } = config.fec {
+                set_parameter(&mut member, "source", data);
+                set_parameter(&mut member, "repair", repair);
+            }
+            (config.fec != Fec::Off).then_some(member)
+        },
+        |local, context, offer| {
+            let (Some(sequencer), Some(fec)) = (&mut local.multipath.recovery.sequencer, fec_of(offer))
+            else {
+                return false;
+            };
+            sequencer.protect(Protection::new(local.stream, context, fec));
             true
         },
     ),
-    // The number of this connection within its session (an Integer). A server refuses a malformed one: see
-    // [`member_of`].
+    // The number of this connection within its session (an Integer); that of a request is read by
+    // [`number_of`].
     value(
-        MEMBER_FIELD,
-        |_, member| member.map(|member| member.number().to_string()),
-        |server, offer| offer.and(server.admitted.as_ref()).map(|all| all.member.number().to_string()),
-        |client, answer| {
-            client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
+        CONNECTION,
+        |client| Some(integer(client.number?.number().into()).into()),
+        |server, offer| {
+            offer?;
+            Some(integer(server.admitted.as_ref()?.number.number().into()).into())
         },
+        |client, answer| client.agreed.number = number_in(answer),
     ),
-    // The process of the client: see [`instance_of`].
-    request_only(
-        INSTANCE_FIELD,
-        |config, _| config.instance.as_ref().and_then(|instance| session_header::encode(instance)),
-        |_, _| None,
-    ),
+    // The process of the client (a Byte Sequence); see [`instance_of`].
+    request_only(INSTANCE, |client| Some(client.config.instance?.to_vec().into()), |_, _| None),
     // Whether another machine shows the secret of the session (a Token); only to clients that say which
     // process they are.
     response_only(
-        SHARED_FIELD,
-        |server, _| match server.admitted.as_ref()?.sharing {
-            SecretSharing::Alone => None,
-            SecretSharing::Kept => Some(KEPT.to_owned()),
-            SecretSharing::Moved => Some(MOVED.to_owned()),
-        },
-        |client, answer| client.agreed.sharing = sharing_of(answer).unwrap_or_default(),
+        "shared",
+        |server, _| token_member(sharing_name(server.admitted.as_ref()?.sharing)?),
+        |client, answer| client.agreed.sharing = sharing_in(answer),
     ),
-    // The prefixes of the server's tunnel network, in which other clients are, as in `10.0.0.0/24,
-    // fd00::/64`.
+    // The prefixes of the server's tunnel network, in which other clients are (an Inner List of Strings).
     response_only(
-        "mpvpn-networks",
+        "networks",
         |server, _| {
             let (v4, v6) = server.admitted.as_ref()?.networks;
-            Some(join_list([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
+            Some(strings_member([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
         },
-        |client, answer| client.agreed.networks = networks_of(answer),
+        |client, answer| client.agreed.networks = networks_in(answer),
     ),
 ];
 
-/// The extensions of all requests, each after the extensions that it needs. In CONNECT-IP requests they are
-/// processed after [`PACKET_EXTENSIONS`].
-const COMMON_EXTENSIONS: &[Extension] = &[
+/// The extensions about the paths of a QUIC connection and its streams, each after the extensions that it
+/// needs. They are processed after [`PACKET_EXTENSIONS`].
+const PATH_EXTENSIONS: &[Extension] = &[
     // The congestion controller that the client asks the server to use on this connection (a Token).
     value(
-        "mpvpn-cc",
-        |config, _| Some(config.setup.cc().to_string()),
+        "cc",
+        |client| token_member(&client.config.setup.cc().to_string()),
         |server, offer| {
-            // The controller of the class takes precedence: older clients send no other.
-            let of_class = server.class.as_ref().and_then(|class| class.cc);
-            let cc = of_class.or_else(|| offer.and_then(cc_of))?;
+            let cc = offer.and_then(cc_in)?;
             server.connection.set_cc(cc);
-            Some(cc.to_string())
+            token_member(&cc.to_string())
         },
-        |client, answer| client.agreed.cc = cc_of(answer),
+        |client, answer| client.agreed.cc = cc_in(answer),
     ),
-    // The packet scheduler of the client, which the server uses as well.
+    // The packet scheduler of the client, which the server uses as well (a Token).
     request_only(
-        "mpvpn-scheduler",
-        |config, _| Some(config.scheduler.to_string()),
+        "scheduler",
+        |client| token_member(&client.config.scheduler.to_string()),
         |server, offer| {
-            server.local.multipath.scheduler.set_kind(scheduler_of(offer));
+            server.local.multipath.scheduler.set_kind(scheduler_in(offer));
             None
         },
     ),
     // Heartbeat reports.
     context(
-        "mpvpn-heartbeats",
+        "heartbeats",
         4,
-        |_| true,
-        |local, context| {
+        |_, member| Some(member),
+        |local, context, _| {
             local.multipath.heartbeats.set_reports(local.stream, context);
             true
         },
     ),
     // Reinjection: stream bytes that were in flight on a dead path are sent again as datagrams.
     context(
-        "mpvpn-rescue",
+        "reinjection",
         6,
-        |_| true,
-        |local, context| {
+        |_, member| Some(member),
+        |local, context, _| {
             local.multipath.recovery.reinjection = Some(Box::new(Reinjection::new(local.stream, context)));
             true
         },
     ),
-    // DataAck reports; they need `mpvpn-rescue`.
+    // DataAck reports; they need `reinjection`.
     context(
-        "mpvpn-progress",
+        "data-ack",
         8,
-        |_| true,
-        |local, context| {
+        |_, member| Some(member),
+        |local, context, _| {
             let MultipathConnection { recovery, paths, .. } = &mut *local.multipath;
             if recovery.reinjection.is_some() {
                 let acks = DataAcks::new(paths.empty_since(), local.stream, context);
@@ -248,61 +246,65 @@ const COMMON_EXTENSIONS: &[Extension] = &[
     ),
     // LINK capsules, in which the client describes its links (a Boolean).
     value(
-        "mpvpn-links",
-        |_, _| Some(SF_TRUE.to_owned()),
-        |_, offer| offer.filter(|offer| is_true(offer)).map(|_| SF_TRUE.to_owned()),
+        "links",
+        |_| Some(true.into()),
+        |_, offer| offer.filter(|offer| offer.is_true()).cloned(),
         |client, answer| {
-            client.agreed.links = is_true(answer);
+            client.agreed.links = answer.is_true();
             if client.agreed.links {
                 client.links.apply_policies(client.now, client.local.multipath, true);
             }
         },
     ),
+];
+
+/// The extensions of all requests that say what else the server does.
+const SERVER_EXTENSIONS: &[Extension] = &[
     // The server opens TCP connections by CONNECT to all destinations outside its own networks, where it
     // would translate addresses of packets (a Boolean). In a 501 response: CONNECT works, CONNECT-IP
     // does not.
     response_only(
-        STREAMS_FIELD,
-        |server, _| server.config.offers_streams.then(|| SF_TRUE.to_owned()),
-        |client, answer| client.agreed.streams = is_true(answer),
+        STREAMS,
+        |server, _| server.config.offers_streams.then(|| true.into()),
+        |client, answer| client.agreed.streams = answer.is_true(),
     ),
     // The same for UDP flows, by CONNECT-UDP.
     response_only(
-        UDP_FIELD,
-        |server, _| server.config.offers_streams.then(|| SF_TRUE.to_owned()),
-        |client, answer| client.agreed.udp = is_true(answer),
+        UDP,
+        |server, _| server.config.offers_streams.then(|| true.into()),
+        |client, answer| client.agreed.udp = answer.is_true(),
     ),
-    // DNS resolvers that the server suggests, most preferred first, as in `10.0.0.1, fd00::1`.
+    // DNS resolvers that the server suggests, most preferred first (an Inner List of Strings).
     response_only(
-        "mpvpn-dns",
-        |server, _| Some(join_list(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
-        |client, answer| client.agreed.dns = plausible_resolvers(text(answer).unwrap_or_default()),
+        "dns",
+        |server, _| (!server.config.dns.is_empty()).then(|| strings_member(&server.config.dns)),
+        |client, answer| client.agreed.dns = plausible_resolvers(answer),
     ),
 ];
 
 /// An extension that is negotiated by a context ID.
 const fn context(
-    field: &'static str,
+    key: &'static str,
     id: u64,
-    wanted: fn(&ClientConfig) -> bool,
-    start: fn(&mut LocalEnd<'_>, u64) -> bool,
+    offer: fn(&ClientConfig, Member) -> Option<Member>,
+    start: fn(&mut LocalEnd<'_>, u64, &Member) -> bool,
 ) -> Extension {
-    Extension { field, negotiation: Negotiation::Context { id, wanted, start } }
+    Extension { key, negotiation: Negotiation::Context { id, offer, start } }
 }
 
 /// An extension that is negotiated by values.
-const fn value(field: &'static str, offer: Offer, answer: Answer, agree: Agree) -> Extension {
-    Extension { field, negotiation: Negotiation::Value { offer, answer, agree } }
+const fn value(key: &'static str, offer: Offer, answer: Answer, agree: Agree) -> Extension {
+    Extension { key, negotiation: Negotiation::Value { offer, answer, agree } }
 }
 
-/// An extension whose field only the client sends.
-const fn request_only(field: &'static str, offer: Offer, answer: Answer) -> Extension {
-    value(field, offer, answer, |_, _| {})
+/// An extension whose member only the client sends.
+const fn request_only(key: &'static str, offer: Offer, answer: Answer) -> Extension {
+    value(key, offer, answer, |_, _| {})
 }
 
-/// An extension whose field only the server sends.
-const fn response_only(field: &'static str, answer: Answer, agree: Agree) -> Extension {
-    value(field, |_, _| None, answer, agree)
+/// An extension whose member only the server sends.
+const fn response_only(key: &'static str, answer: Answer, agree: Agree) -> Extension {
+    value(key, |_| None, answer, agree)
 }
 
 /// The state of this end, in which extensions are switched on.
@@ -310,10 +312,6 @@ pub(crate) struct LocalEnd<'a> {
     multipath: &'a mut MultipathConnection,
     /// The request stream to which the context IDs belong.
     stream: StreamId,
-    /// How often this end sends each numbered packet.
-    copies: u8,
-    /// The FEC policy of this end.
-    fec: Fec,
     /// Whether both ends negotiated classes.
     classes: bool,
     /// Number of the peer's clock within the session: connections to the same thread share a clock.
@@ -321,24 +319,20 @@ pub(crate) struct LocalEnd<'a> {
 }
 
 impl<'a> LocalEnd<'a> {
-    pub(crate) fn at_client(
-        config: &ClientConfig,
-        multipath: &'a mut MultipathConnection,
-        stream: StreamId,
-    ) -> Self {
-        // All classes of a client thread are served by the same thread of the server, so its clock is number
-        // 0.
-        Self { multipath, stream, copies: config.copies, fec: config.fec, classes: false, peer_clock: 0 }
+    /// `peer_thread`: the number of the peer's thread that serves the connection. All classes of a client
+    /// thread are served by the same thread of the server, which is number 0 to the client.
+    pub(crate) fn new(multipath: &'a mut MultipathConnection, stream: StreamId, peer_thread: u8) -> Self {
+        Self { multipath, stream, classes: false, peer_clock: peer_thread }
     }
+}
 
-    pub(crate) fn at_server(
-        multipath: &'a mut MultipathConnection,
-        stream: StreamId,
-        member: ConnectionNumber,
-    ) -> Self {
-        let peer_clock = member.shard();
-        Self { multipath, stream, copies: 1, fec: Fec::Off, classes: false, peer_clock }
-    }
+/// The client's side of a negotiation, when it sends a request.
+pub(crate) struct ClientOffer<'a> {
+    pub(crate) config: &'a ClientConfig,
+    /// The number of the connection within its session, if there may be several.
+    pub(crate) number: Option<ConnectionNumber>,
+    /// The secret of the session to resume or join.
+    pub(crate) secret: Option<&'a [u8]>,
 }
 
 /// The client's side of a negotiation, when the response has arrived.
@@ -356,10 +350,12 @@ pub(crate) struct ClientNegotiation<'a> {
 /// The extensions that a client learned from the response of the server.
 #[derive(Debug, Default)]
 pub(crate) struct NegotiatedExtensions {
+    /// The secret of the session, if the server keeps sessions.
+    pub(crate) secret: Option<Vec<u8>>,
     /// The server supports classes.
     pub(crate) classes: bool,
     /// The number of this connection within its session, as the server confirms it.
-    pub(crate) member: Option<u8>,
+    pub(crate) number: Option<ConnectionNumber>,
     /// The server takes LINK capsules.
     pub(crate) links: bool,
     /// The congestion controller that the server uses on this connection.
@@ -390,7 +386,8 @@ pub(crate) struct ServerNegotiation<'a> {
 
 /// The parameters of a client that the server admitted to CONNECT-IP.
 pub(crate) struct AdmittedClient {
-    pub(crate) member: ConnectionNumber,
+    pub(crate) secret: SessionSecret,
+    pub(crate) number: ConnectionNumber,
     pub(crate) limits: UserLimits,
     /// The shapers of the client's links.
     pub(crate) shapers: Shapers,
@@ -400,38 +397,50 @@ pub(crate) struct AdmittedClient {
     pub(crate) sharing: SecretSharing,
 }
 
-/// Returns the extensions of CONNECT-IP requests, or those of other requests.
-fn all(of: TunnelMode) -> impl Iterator<Item = &'static Extension> {
+/// The extensions of CONNECT-IP requests, or those of other requests, without those that are `disabled`.
+fn all(of: TunnelMode, disabled: &[&str]) -> impl Iterator<Item = &'static Extension> {
     let of_packets = if of == TunnelMode::Packets { PACKET_EXTENSIONS } else { &[] };
-    of_packets.iter().chain(COMMON_EXTENSIONS)
+    let all = of_packets.iter().chain(PATH_EXTENSIONS).chain(SERVER_EXTENSIONS);
+    all.filter(move |extension| !disabled.contains(&extension.key))
 }
 
-/// Returns the header fields that a client adds to a request: names and values.
-pub(crate) fn request_fields(
-    of: TunnelMode,
-    config: &ClientConfig,
-    member: Option<ConnectionNumber>,
-) -> Vec<(String, String)> {
-    let offered = all(of).filter_map(|extension| {
-        let value = match &extension.negotiation {
-            Negotiation::Context { id, wanted, .. } => wanted(config).then(|| id.to_string()),
-            Negotiation::Value { offer, .. } => offer(config, member),
-        };
-        Some((extension.field.to_owned(), value?))
-    });
-    offered.collect()
+/// Whether an extension works through a gateway, which makes a QUIC connection of its own to the server:
+/// those about paths do not.
+pub fn passes_gateways(key: &str) -> bool {
+    PACKET_EXTENSIONS.iter().chain(SERVER_EXTENSIONS).any(|extension| extension.key == key)
+}
+
+impl ClientOffer<'_> {
+    /// The value of the field of a request; `of` is what the request is for.
+    pub(crate) fn field(&self, of: TunnelMode) -> String {
+        let mut offered = Extensions::default();
+        for extension in all(of, self.config.disabled_extensions) {
+            let member = match &extension.negotiation {
+                Negotiation::Context { id, offer, .. } => offer(self.config, integer(*id).into()),
+                Negotiation::Value { offer, .. } => offer(self),
+            };
+            if let Some(member) = member {
+                offered.set(extension.key, member);
+            }
+        }
+        offered.value()
+    }
 }
 
 impl<'a> ClientNegotiation<'a> {
     /// Switches on the extensions that the client offered and the server accepts; `of` is what the request
     /// was for.
     pub(crate) fn agree(mut self, of: TunnelMode, headers: &Headers) -> NegotiatedExtensions {
-        for extension in all(of) {
-            let Some(answer) = headers.single(extension.field) else { continue };
+        let Some(answered) = Extensions::of(headers) else { return self.agreed };
+        tracing::debug!(version = answered.version(), keys = ?answered, "the server accepts extensions");
+        for extension in all(of, self.config.disabled_extensions) {
+            let Some(answer) = answered.get(extension.key) else { continue };
             match &extension.negotiation {
-                Negotiation::Context { id, wanted, start } => {
-                    if wanted(self.config) && structured::integer(answer) == Some(*id) {
-                        start(&mut self.local, *id);
+                Negotiation::Context { id, offer, start } => {
+                    if let Some(offered) = offer(self.config, integer(*id).into())
+                        && answer.integer() == Some(*id)
+                    {
+                        start(&mut self.local, *id, &offered);
                     }
                 }
                 Negotiation::Value { agree, .. } => agree(&mut self, answer),
@@ -442,117 +451,142 @@ impl<'a> ClientNegotiation<'a> {
 }
 
 impl ServerNegotiation<'_> {
-    /// Switches on the extensions that the client offers and adds their fields to the response. Returns the
-    /// class of the connection, if the client sent one.
-    pub(crate) fn agree(mut self, headers: &Headers, answer: &mut Headers) -> Option<ClassProfile> {
+    /// Switches on the extensions that the client offers and adds the field to the response. A client that
+    /// sent no field gets none. Returns the class of the connection, if the client sent one.
+    pub(crate) fn agree(
+        mut self,
+        offered: Option<&Extensions>,
+        response: &mut Headers,
+    ) -> Option<ClassProfile> {
+        let offered = offered?;
         let of = if self.admitted.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly };
         let mut contexts = Vec::new();
-        for extension in all(of) {
-            let offer = headers.single(extension.field);
-            let value = match &extension.negotiation {
+        let mut answered = Extensions::default();
+        for extension in all(of, self.config.disabled_extensions) {
+            let offer = offered.get(extension.key);
+            let member = match &extension.negotiation {
                 Negotiation::Context { start, .. } => {
-                    let context =
-                        offer.and_then(client_context_id).filter(|context| !contexts.contains(context));
-                    let started = context.filter(|context| start(&mut self.local, *context));
-                    contexts.extend(started);
-                    started.map(|context| context.to_string())
+                    let is_free = |context: &u64| !contexts.contains(context);
+                    offer
+                        .and_then(|offer| {
+                            let context = client_context_id(offer).filter(is_free)?;
+                            start(&mut self.local, context, offer).then_some(context)
+                        })
+                        .inspect(|context| contexts.push(*context))
+                        .map(|context| integer(context).into())
                 }
                 Negotiation::Value { answer, .. } => answer(&mut self, offer),
             };
-            if let Some(value) = value {
-                answer.push(extension.field, value);
+            if let Some(member) = member {
+                answered.set(extension.key, member);
             }
         }
+        tracing::debug!(version = offered.version(), ?offered, ?answered, "extensions of a client");
+        response.push(FIELD, answered.value());
         self.class
     }
 }
 
-/// Returns the number of a connection within its session; `None` if the field is malformed. A malformed field
+/// The extensions that a client offers to this server.
+pub(crate) fn offered_to(config: &ServerConfig, headers: &Headers) -> Option<Extensions> {
+    let mut offered = Extensions::of(headers)?;
+    offered.retain(|key| !config.disabled_extensions.contains(&key));
+    Some(offered)
+}
+
+/// The secret of the session that a client shows.
+pub(crate) fn secret_of(offered: Option<&Extensions>) -> Option<SessionSecret> {
+    secret_in(offered?.get(SESSION)?)?.try_into().ok()
+}
+
+fn secret_in(member: &Member) -> Option<&[u8]> {
+    member.bytes().filter(|secret| SECRET_BYTES.contains(&secret.len()))
+}
+
+/// Returns the number of a connection within its session; `None` if its member is malformed. A malformed one
 /// must not count as absent, or the connection would replace the session's initial connection.
-pub(crate) fn member_of(headers: &Headers) -> Option<ConnectionNumber> {
-    if headers.value(MEMBER_FIELD).is_none() {
-        return Some(ConnectionNumber::INITIAL);
-    }
-    let number = structured::integer(headers.single(MEMBER_FIELD)?)?;
-    ConnectionNumber::new(u8::try_from(number).ok()?)
-}
-
-/// Returns the process of a client, if it says which; a malformed field counts as absent.
-pub(crate) fn instance_of(headers: &Headers) -> Option<ClientInstance> {
-    parse_instance(headers.single(INSTANCE_FIELD)?)
-}
-
-fn parse_instance(value: &[u8]) -> Option<ClientInstance> {
-    session_header::parse(value)?.try_into().ok()
-}
-
-/// Parses whether another machine shows the secret of the session.
-fn sharing_of(answer: &[u8]) -> Option<SecretSharing> {
-    match structured::token(answer)?.as_ref() {
-        KEPT => Some(SecretSharing::Kept),
-        MOVED => Some(SecretSharing::Moved),
-        _ => None,
+pub(crate) fn number_of(offered: Option<&Extensions>) -> Option<ConnectionNumber> {
+    match offered.and_then(|offered| offered.get(CONNECTION)) {
+        Some(member) => number_in(member),
+        None => Some(ConnectionNumber::INITIAL),
     }
 }
 
-/// Adds to a response that refuses CONNECT-IP the fields which say that CONNECT and CONNECT-UDP work.
-pub(crate) fn announce_flow_requests(answer: &mut Headers) {
-    answer.push(STREAMS_FIELD, SF_TRUE);
-    answer.push(UDP_FIELD, SF_TRUE);
+fn number_in(member: &Member) -> Option<ConnectionNumber> {
+    ConnectionNumber::new(u8::try_from(member.integer()?).ok()?)
+}
+
+/// Returns the process of a client, if it says which.
+pub(crate) fn instance_of(offered: Option<&Extensions>) -> Option<ClientInstance> {
+    offered?.get(INSTANCE)?.bytes()?.try_into().ok()
+}
+
+/// The Token for a secret that another machine shows, too.
+fn sharing_name(sharing: SecretSharing) -> Option<&'static str> {
+    match sharing {
+        SecretSharing::Alone => None,
+        SecretSharing::Kept => Some("kept"),
+        SecretSharing::Moved => Some("moved"),
+    }
+}
+
+fn sharing_in(answer: &Member) -> SecretSharing {
+    let known = [SecretSharing::Kept, SecretSharing::Moved];
+    known.into_iter().find(|sharing| sharing_name(*sharing) == answer.token()).unwrap_or_default()
+}
+
+/// The field of a response that refuses CONNECT-IP and says that CONNECT and CONNECT-UDP work.
+pub(crate) fn announce_flow_requests(response: &mut Headers) {
+    let mut answered = Extensions::default();
+    [STREAMS, UDP].into_iter().for_each(|key| answered.set(key, true.into()));
+    response.push(FIELD, answered.value());
 }
 
 /// Whether a response that refuses CONNECT-IP says that CONNECT works.
 pub(crate) fn announces_flow_requests(headers: &Headers) -> bool {
-    headers.single(STREAMS_FIELD).is_some_and(is_true)
+    Extensions::of(headers).is_some_and(|answered| answered.get(STREAMS).is_some_and(Member::is_true))
 }
 
 /// Parses a context ID that a client may allocate: even (RFC 9484 §6), and not 0, the context of plain
 /// packets.
-fn client_context_id(value: &[u8]) -> Option<u64> {
-    structured::integer(value).filter(|context| *context > 0 && context.is_multiple_of(2))
+fn client_context_id(offer: &Member) -> Option<u64> {
+    offer.integer().filter(|context| *context > 0 && context.is_multiple_of(2))
 }
 
-fn cc_of(value: &[u8]) -> Option<CongestionControl> {
-    structured::token(value)?.parse().ok()
+fn cc_in(member: &Member) -> Option<CongestionControl> {
+    member.token()?.parse().ok()
 }
 
 /// Parses the scheduler of a client; unknown and missing ones mean the default.
-fn scheduler_of(offer: Option<&[u8]>) -> Scheduler {
-    offer.and_then(text).and_then(|name| name.parse().ok()).unwrap_or_default()
+fn scheduler_in(offer: Option<&Member>) -> Scheduler {
+    offer.and_then(Member::token).and_then(|name| name.parse().ok()).unwrap_or_default()
 }
 
-/// How often a client wants to get each packet, at most [`MAX_COPIES`]. Once without a number.
-fn copies_of(offer: Option<&[u8]>) -> u8 {
-    let copies = offer.and_then(structured::integer).unwrap_or(1);
-    u8::try_from(copies).unwrap_or(MAX_COPIES).clamp(1, MAX_COPIES)
+/// How often each numbered packet is sent, at most [`MAX_COPIES`]. Once without the parameter; `None` if it
+/// is malformed.
+fn copies_of(offer: &Member) -> Option<u8> {
+    let Some(copies) = parameters(offer).get("copies") else { return Some(1) };
+    let copies = copies.integer().filter(|copies| *copies > 0)?;
+    Some(u8::try_from(copies).unwrap_or(MAX_COPIES).min(MAX_COPIES))
 }
 
-/// Parses the FEC policy that a client asks for; off if it is malformed.
-fn fec_of(offer: Option<&[u8]>) -> Fec {
-    offer.and_then(text).and_then(|policy| policy.parse().ok()).unwrap_or_default()
+/// How much repair both ends send. Without parameters each end decides; `None` if they are malformed.
+fn fec_of(offer: &Member) -> Option<Fec> {
+    let number = |key: &str, max| parameters(offer).get(key).map(|value| value.integer_in(1, max));
+    match (number("source", Fec::MAX_DATA), number("repair", Fec::MAX_REPAIR)) {
+        (None, None) => Some(Fec::Auto),
+        (source, repair) => Some(Fec::Fixed { data: source??, repair: repair?? }),
+    }
 }
 
 /// Parses the networks of a server, at most [`MAX_NETWORKS`]; malformed prefixes are skipped.
-fn networks_of(answer: &[u8]) -> Vec<IpNet> {
-    let nets = text(answer).unwrap_or_default().split(',');
-    nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect()
+fn networks_in(answer: &Member) -> Vec<IpNet> {
+    strings(answer).filter_map(|net| net.parse().ok()).take(MAX_NETWORKS).collect()
 }
 
-fn text(value: &[u8]) -> Option<&str> {
-    std::str::from_utf8(value).ok()
-}
-
-fn is_true(value: &[u8]) -> bool {
-    value == SF_TRUE.as_bytes()
-}
-
-fn join_list(values: impl Iterator<Item = impl ToString>) -> String {
-    values.map(|value| value.to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// Parses a list of resolvers and keeps those that can be behind a server: no loopback, link-local, multicast
-/// or unspecified addresses.
-fn plausible_resolvers(list: &str) -> Vec<IpAddr> {
+/// Parses resolvers and keeps those that can be behind a server: no loopback, link-local, multicast or
+/// unspecified addresses.
+fn plausible_resolvers(answer: &Member) -> Vec<IpAddr> {
     let may_be = |ip: &IpAddr| {
         let is_on_link = match ip {
             IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -560,154 +594,11 @@ fn plausible_resolvers(list: &str) -> Vec<IpAddr> {
         };
         !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_on_link)
     };
-    let all = list.split(',').filter_map(|ip| Some(ip.trim().parse::<IpAddr>().ok()?.to_canonical()));
+    let all = strings(answer).filter_map(|ip| Some(ip.parse::<IpAddr>().ok()?.to_canonical()));
     all.filter(may_be).take(MAX_RESOLVERS).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::vectors::{bytes, check_one, hex, number, vectors};
-
-    #[test]
-    fn each_extension_has_a_field_and_a_context_of_its_own() {
-        let mut fields: Vec<_> = all(TunnelMode::Packets).map(|extension| extension.field).collect();
-        fields.sort_unstable();
-        fields.dedup();
-        assert_eq!(fields.len(), PACKET_EXTENSIONS.len() + COMMON_EXTENSIONS.len());
-        assert!(fields.iter().all(|field| field.starts_with("mpvpn-")), "{fields:?}");
-        let mut contexts: Vec<_> = all(TunnelMode::Packets)
-            .filter_map(|extension| match extension.negotiation {
-                Negotiation::Context { id, .. } => Some(id),
-                Negotiation::Value { .. } => None,
-            })
-            .collect();
-        contexts.sort_unstable();
-        assert_eq!(contexts, [2, 4, 6, 8, 10, 12], "clients allocate even ones, and 0 is taken");
-    }
-
-    #[test]
-    fn a_server_takes_only_contexts_that_clients_allocate() {
-        for (value, context) in
-            [("2", Some(2)), ("6;a", Some(6)), ("0", None), ("3", None), ("-2", None), ("x", None)]
-        {
-            assert_eq!(client_context_id(value.as_bytes()), context, "{value}");
-        }
-    }
-
-    #[test]
-    fn values_of_fields_are_those_of_the_vectors() {
-        for vector in vectors(include_str!("../../../../docs/vectors/fields.json")) {
-            let field = vector["field"].as_str().unwrap();
-            check_one(&vector, |value| parse(field, value), |fields| encode(field, fields));
-        }
-    }
-
-    fn parse(field: &str, value: &[u8]) -> Result<Value, Value> {
-        let absent = json!("absent");
-        let list = |list: Vec<String>| Ok(json!(list));
-        let (name, value) = match field {
-            "mpvpn-session" => {
-                ("secret", session_header::parse(value).map(|secret| json!(hex(&secret))).ok_or(absent))
-            }
-            INSTANCE_FIELD => {
-                ("instance", parse_instance(value).map(|instance| json!(hex(&instance))).ok_or(absent))
-            }
-            SHARED_FIELD => (
-                "shared",
-                sharing_of(value).map(|sharing| json!(format!("{sharing:?}").to_lowercase())).ok_or(absent),
-            ),
-            "mpvpn-cc" => ("controller", cc_of(value).map(|cc| json!(cc.to_string())).ok_or(absent)),
-            "mpvpn-scheduler" => ("scheduler", Ok(json!(scheduler_of(Some(value)).to_string()))),
-            "mpvpn-copies" => ("copies", Ok(json!(copies_of(Some(value))))),
-            "mpvpn-fec-policy" => ("policy", Ok(json!(fec_of(Some(value)).to_string()))),
-            "mpvpn-links" | STREAMS_FIELD | UDP_FIELD => {
-                ("value", is_true(value).then_some(json!(true)).ok_or(absent))
-            }
-            "mpvpn-networks" => {
-                ("networks", list(networks_of(value).iter().map(ToString::to_string).collect()))
-            }
-            "mpvpn-dns" => (
-                "resolvers",
-                list(plausible_resolvers(text(value).unwrap()).iter().map(ToString::to_string).collect()),
-            ),
-            MEMBER_FIELD => {
-                let mut headers = Headers::new();
-                headers.push(MEMBER_FIELD, value.to_vec());
-                let member = member_of(&headers).ok_or(json!({ "status": 400 }))?;
-                let (number, class, thread) = (member.number(), member.class().0, member.shard());
-                return Ok(json!({ "number": number, "class": class, "thread": thread }));
-            }
-            _ => ("context_id", client_context_id(value).map(|context| json!(context)).ok_or(absent)),
-        };
-        value.map(|value| json!({ name: value }))
-    }
-
-    fn encode(field: &str, fields: &Value) -> Vec<u8> {
-        let text = |name: &str| fields[name].as_str().unwrap().to_owned();
-        let list = |name: &str| {
-            let list = fields[name].as_array().unwrap();
-            join_list(list.iter().map(|value| value.as_str().unwrap()))
-        };
-        let value = match field {
-            "mpvpn-session" => session_header::encode(&bytes(&fields["secret"])).unwrap(),
-            INSTANCE_FIELD => session_header::encode(&bytes(&fields["instance"])).unwrap(),
-            SHARED_FIELD => text("shared"),
-            "mpvpn-cc" => text("controller").parse::<CongestionControl>().unwrap().to_string(),
-            "mpvpn-scheduler" => text("scheduler").parse::<Scheduler>().unwrap().to_string(),
-            "mpvpn-copies" => fields["copies"].to_string(),
-            "mpvpn-fec-policy" => text("policy").parse::<Fec>().unwrap().to_string(),
-            "mpvpn-links" | STREAMS_FIELD | UDP_FIELD => SF_TRUE.to_owned(),
-            "mpvpn-networks" => list("networks"),
-            "mpvpn-dns" => list("resolvers"),
-            MEMBER_FIELD => {
-                let (shard, class) =
-                    (number(&fields["thread"]) as u8, ClassId(number(&fields["class"]) as u8));
-                ConnectionNumber::of(shard, class).unwrap().number().to_string()
-            }
-            context => {
-                let kind = all(TunnelMode::Packets)
-                    .find(|extension| extension.field == context)
-                    .map(|found| &found.negotiation);
-                let Some(Negotiation::Context { id, .. }) = kind else { panic!("{context} has no context") };
-                id.to_string()
-            }
-        };
-        value.into_bytes()
-    }
-
-    #[test]
-    fn each_extension_has_a_vector_of_its_field() {
-        let fields = vectors(include_str!("../../../../docs/vectors/fields.json"));
-        let has =
-            |field: &str| field == "mpvpn-class" || fields.iter().any(|vector| vector["field"] == field);
-        let missing: Vec<_> =
-            all(TunnelMode::Packets).map(|extension| extension.field).filter(|field| !has(field)).collect();
-        assert_eq!(missing, [""; 0], "docs/vectors/fields.json; that of classes are in class.json");
-    }
-
-    #[test]
-    fn a_malformed_connection_number_does_not_count_as_absent() {
-        let member = |values: &[&str]| {
-            let mut headers = Headers::new();
-            values.iter().for_each(|value| headers.push(MEMBER_FIELD, (*value).to_owned()));
-            member_of(&headers)
-        };
-        assert_eq!(member(&[]), Some(ConnectionNumber::INITIAL));
-        assert_eq!(member(&["17"]).map(ConnectionNumber::number), Some(17));
-        for values in [&["x"][..], &["128"], &["-1"], &["1", "1"]] {
-            assert_eq!(member(values), None, "{values:?}");
-        }
-    }
-
-    #[test]
-    fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {
-        let list = "10.0.0.1, fd00::1,127.0.0.53,::1, ::ffff:127.0.0.1,0.0.0.0,224.0.0.1,fe80::1,169.254.1.1,x,9.9.9.9";
-        let expected: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "9.9.9.9"].map(|ip| ip.parse().unwrap()).into();
-        assert_eq!(plausible_resolvers(list), expected);
-        assert_eq!(plausible_resolvers(""), Vec::<IpAddr>::new());
-        assert_eq!(plausible_resolvers(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
-    }
-}
+mod tests;
+#[cfg(test)]
+pub(crate) use tests::{field_of, only_member};

@@ -72,7 +72,7 @@ pub struct ServerConfig {
     /// Networks to which clients may send packets, besides `subnet` and `subnet6`. They are advertised to
     /// clients; packets to other addresses are refused.
     pub routes: Vec<IpNet>,
-    /// Whether it announces CONNECT and CONNECT-UDP to clients (`mpvpn-streams`, `mpvpn-udp`): the edge must
+    /// Whether it announces CONNECT and CONNECT-UDP to clients (extensions `streams`, `udp`): the edge must
     /// then answer [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] for every target that
     /// packets could reach.
     pub offers_streams: bool,
@@ -86,6 +86,8 @@ pub struct ServerConfig {
     pub hide_wrong_credentials: bool,
     /// Most sessions at a time.
     pub max_clients: usize,
+    /// Keys of extensions that it does not know, for tests with ends that know fewer.
+    pub disabled_extensions: &'static [&'static str],
     /// Returns the secret for a new session, from a cryptographic random number generator.
     pub new_secret: Box<dyn FnMut() -> SessionSecret + Send>,
 }

@@ -9,10 +9,7 @@ use super::{
     Server,
     peer::{AuthenticatedPeer, Peer},
 };
-use crate::{
-    ConnectionNumber,
-    multipath::extensions::{LocalEnd, ServerNegotiation},
-};
+use crate::multipath::extensions::{self, LocalEnd, ServerNegotiation};
 
 impl Server {
     /// Handles a `connect-mpvpn` request: a client without packets negotiates extensions.
@@ -45,10 +42,11 @@ impl Server {
         }
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         let mut authenticated = AuthenticatedPeer::new(now, connection, user, Some(stream));
-        let mut answer = connect_ip::accept(None);
-        let local = LocalEnd::at_server(&mut authenticated.multipath, stream, ConnectionNumber::INITIAL);
+        let mut answer = connect_ip::accept();
+        let offered = extensions::offered_to(&self.config, headers);
+        let local = LocalEnd::new(&mut authenticated.multipath, stream, 0);
         ServerNegotiation { now, config: &self.config, connection, admitted: None, local, class: None }
-            .agree(headers, &mut answer);
+            .agree(offered.as_ref(), &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.authenticated {

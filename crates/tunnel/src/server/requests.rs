@@ -18,7 +18,7 @@ use super::{
     peer::{AuthenticatedPeer, MAX_UNSENT_REPLIES, Peer, PendingGrant, Tunnel},
 };
 use crate::{
-    ConnectionNumber, SecretSharing, SessionSecret, TunnelMode,
+    ConnectionNumber, SecretSharing, TunnelMode,
     events::{ClientTag, ServerChange},
     http::Http,
     multipath::extensions::{self, AdmittedClient, LocalEnd, ServerNegotiation},
@@ -118,7 +118,9 @@ impl Server {
         match self.authenticate_peer(now, id, &user) {
             Ok(None) => {}
             Ok(Some(_)) => {
-                let (refusal, answer) = no_packets(self.config.offers_streams);
+                let announces =
+                    self.config.offers_streams && extensions::offered_to(&self.config, headers).is_some();
+                let (refusal, answer) = no_packets(announces);
                 self.respond_and_end(id, stream, &refusal, &answer);
             }
             Err(refusal) => self.refuse(id, stream, &refusal),
@@ -170,11 +172,12 @@ impl Server {
         if self.peers.get(id).and_then(Peer::tunnel).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
-        let Some(number) = extensions::member_of(headers) else {
-            return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
+        let offered = extensions::offered_to(&self.config, headers);
+        let Some(number) = extensions::number_of(offered.as_ref()) else {
+            return Err(reject(400, "the number of the connection is none from 0 to 127"));
         };
-        let secret = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
-        let instance = extensions::instance_of(headers);
+        let secret = extensions::secret_of(offered.as_ref());
+        let instance = extensions::instance_of(offered.as_ref());
         let limits = self.config.auth.limits(&user);
         let shard = self.shard.index();
         let admission =
@@ -202,7 +205,7 @@ impl Server {
             return Err(reject(500, "the connection is gone"));
         };
         let mut authenticated = AuthenticatedPeer::new(now, connection, user, Some(stream));
-        let mut answer = connect_ip::accept(Some(&entry.secret));
+        let mut answer = connect_ip::accept();
         authenticated.multipath.set_session(entry.session);
         let session = self.sessions.session(&entry.secret);
         session.flows = entry.flows;
@@ -212,16 +215,17 @@ impl Server {
             config: &self.config,
             connection,
             admitted: Some(AdmittedClient {
-                member: number,
+                secret: entry.secret,
+                number,
                 limits,
                 shapers,
                 networks: self.routes.networks(),
                 sharing: entry.sharing,
             }),
-            local: LocalEnd::at_server(&mut authenticated.multipath, stream, number),
+            local: LocalEnd::new(&mut authenticated.multipath, stream, number.shard()),
             class: None,
         };
-        let class = server.agree(headers, &mut answer);
+        let class = server.agree(offered.as_ref(), &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
         self.sessions.add(entry.secret, number, id);
@@ -298,11 +302,11 @@ impl Server {
     }
 }
 
-/// The response of a server without packets to CONNECT-IP; `streams`: it announces that it opens connections.
-fn no_packets(streams: bool) -> (Rejection, Headers) {
+/// The response of a server without packets to CONNECT-IP; `announces`: it says that it opens connections.
+fn no_packets(announces: bool) -> (Rejection, Headers) {
     let refusal = Rejection::new(501, "this server carries no IP packets, only TCP and UDP by CONNECT");
     let mut answer = refusal.headers();
-    if streams {
+    if announces {
         extensions::announce_flow_requests(&mut answer);
     }
     (refusal, answer)
@@ -326,11 +330,11 @@ mod tests {
     #[test]
     fn a_refused_connect_ip_request_announces_streams() {
         let (_, answer) = no_packets(true);
-        assert_eq!((answer.status(), answer.text("mpvpn-streams")), (Some(501), Some("?1")));
+        assert_eq!((answer.status(), answer.text("mpvpn")), (Some(501), Some("v=1, streams, udp")));
         assert!(answer.text("proxy-status").unwrap().contains("no IP packets"));
         let error = connect_ip::check_response(&answer).unwrap_err();
         assert!(matches!(error, connect_ip::ResponseError::NotOffered { status: 501, .. }), "{error}");
-        assert_eq!(answer.text("mpvpn-udp"), Some("?1"));
-        assert_eq!(no_packets(false).1.text("mpvpn-streams"), None);
+        assert!(extensions::announces_flow_requests(&answer));
+        assert!(!extensions::announces_flow_requests(&no_packets(false).1));
     }
 }

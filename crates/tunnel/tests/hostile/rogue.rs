@@ -9,9 +9,11 @@ use mpvpn_masque::{
     connect,
     connect_ip::ConnectIpRequest,
     connect_udp, datagram,
+    extensions::Extensions,
     h3::{self, Event as HttpEvent, H3, Settings, Side},
     headers::Headers,
-    session_header, varint,
+    structured::Typed,
+    varint,
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
@@ -36,24 +38,13 @@ pub mod context {
     pub const CLOCKS: u64 = 12;
 }
 
-/// The fields of a request that asks for every extension.
-pub fn every_extension(class: &str, number: u8) -> Vec<(String, String)> {
-    let fields = [
-        ("mpvpn-class", format!("\"{class}\";weight=1000")),
-        ("mpvpn-clocks", "12".to_owned()),
-        ("mpvpn-copies", "4".to_owned()),
-        ("mpvpn-order", "2".to_owned()),
-        ("mpvpn-fec-policy", "1+32".to_owned()),
-        ("mpvpn-fec", "10".to_owned()),
-        ("mpvpn-member", number.to_string()),
-        ("mpvpn-cc", "bbr".to_owned()),
-        ("mpvpn-scheduler", "redundant".to_owned()),
-        ("mpvpn-heartbeats", "4".to_owned()),
-        ("mpvpn-rescue", "6".to_owned()),
-        ("mpvpn-progress", "8".to_owned()),
-        ("mpvpn-links", "?1".to_owned()),
-    ];
-    fields.map(|(name, value)| (name.to_owned(), value)).to_vec()
+/// A request for every extension.
+pub fn every_extension(class: &str, number: u8) -> Extensions {
+    let field = format!(
+        "v=1, class=\"{class}\";weight=1000, clocks=12, order=2;copies=4, fec=10;source=1;repair=32, \
+         connection={number}, cc=bbr, scheduler=redundant, heartbeats=4, reinjection=6, data-ack=8, links"
+    );
+    Extensions::parse([field.as_bytes()].into_iter()).expect("a valid field")
 }
 
 /// One connection of the rogue.
@@ -71,7 +62,7 @@ pub struct RogueConnection {
 
 impl RogueConnection {
     pub fn secret(&self) -> Option<Vec<u8>> {
-        session_header::parse(self.response.as_ref()?.single(session_header::NAME)?)
+        Some(Extensions::of(self.response.as_ref()?)?.get("session")?.bytes()?.to_vec())
     }
 }
 
@@ -186,17 +177,19 @@ impl Rogue {
     }
 
     /// Asks for a tunnel; `secret` is the session that it shows.
-    pub fn ask_for_tunnel(&mut self, at: usize, fields: Vec<(String, String)>, secret: Option<Vec<u8>>) {
-        self.send_request(at, fields, secret);
+    pub fn ask_for_tunnel(&mut self, at: usize, offered: Extensions, secret: Option<Vec<u8>>) {
+        self.send_request(at, offered, secret);
         self.run(20 * MS);
     }
 
     /// The same without waiting for the response.
-    pub fn send_request(&mut self, at: usize, fields: Vec<(String, String)>, secret: Option<Vec<u8>>) {
+    pub fn send_request(&mut self, at: usize, mut offered: Extensions, secret: Option<Vec<u8>>) {
+        if let Some(secret) = secret {
+            offered.set("session", secret.into());
+        }
         let mut request = ConnectIpRequest::new("vpn.example", "/.well-known/masque/ip/*/*/");
         request.authorization = Some(format!("Bearer {TOKEN}"));
-        request.extra = fields;
-        request.session = secret;
+        request.extensions = Some(offered.value());
         let headers = request.headers();
         let Some(stream) = self.request(at, &headers) else { return };
         self.connections[at].request = Some(stream);

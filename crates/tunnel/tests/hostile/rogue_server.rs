@@ -6,8 +6,9 @@ use bytes::{Bytes, BytesMut};
 use mpvpn_class::Rules;
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, IpRange},
-    connect_ip, datagram,
+    connect_ip, datagram, extensions,
     h3::{self, Event as HttpEvent, H3, Settings, Side},
+    structured::strings_member,
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
@@ -28,6 +29,7 @@ pub struct RogueServer {
     endpoint: Endpoint,
     http: H3,
     id: Option<ConnectionHandle>,
+    extensions: Option<String>,
     pub request: Option<StreamId>,
     /// Tunnels that the client has asked for, and connections that it has opened.
     pub tunnels: usize,
@@ -45,16 +47,17 @@ fn address_of(link: LinkId) -> SocketAddr {
 impl RogueServer {
     /// With a client that has a tunnel with every extension over two links. The server grants these windows.
     pub fn with_tunnel(windows: FlowControlWindows) -> Self {
+        Self::with_answer(windows, None)
+    }
+
+    /// The same, and the value of the field `mpvpn` in its response, if it is another one.
+    pub fn with_answer(windows: FlowControlWindows, extensions: Option<String>) -> Self {
         let mut world = World::new();
         world.fec = Fec::Auto;
         world.copies = 4;
         let config = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr);
-        let class = ClassProfile {
-            name: "default".to_owned(),
-            share: mpvpn_class::Share::default(),
-            dscp: None,
-            cc: None,
-        };
+        let class =
+            ClassProfile { name: "default".to_owned(), share: mpvpn_class::Share::default(), dscp: None };
         let config = mpvpn_tunnel::ClientConfig { class: Some(class), ..config };
         let setup = ClassSetup { id: ClassId(0), priority: false, config };
         let now = world.now;
@@ -64,6 +67,7 @@ impl RogueServer {
             endpoint: Endpoint::server(&world.server_setup(windows)),
             http: H3::new(Side::Server, Settings::default()),
             id: None,
+            extensions,
             request: None,
             tunnels: 0,
             handshakes: 0,
@@ -242,14 +246,12 @@ impl RogueServer {
     fn accept(&mut self, stream: StreamId) {
         self.tunnels += 1;
         self.request = Some(stream);
-        let mut answer = connect_ip::accept(Some(&[9; 16]));
-        for (name, value) in every_extension("default", 0) {
-            let value = if name == "mpvpn-class" { "?1".to_owned() } else { value };
-            answer.push(name, value);
-        }
-        answer.push("mpvpn-networks", "10.0.0.0/24, fd00::/64");
-        answer.push("mpvpn-streams", "?1");
-        answer.push("mpvpn-udp", "?1");
+        let mut accepted = every_extension("default", 0);
+        accepted.set("session", vec![9; 16].into());
+        accepted.set("networks", strings_member(["10.0.0.0/24", "fd00::/64"]));
+        ["class", "streams", "udp"].into_iter().for_each(|key| accepted.set(key, true.into()));
+        let mut answer = connect_ip::accept();
+        answer.push(extensions::FIELD, self.extensions.clone().unwrap_or_else(|| accepted.value()));
         self.write(h3::encode_headers(&answer));
         let assigned = |request_id, net: &str| AssignedAddress { request_id, net: net.parse().unwrap() };
         let assigned = Capsule::AddressAssign(vec![assigned(1, "10.0.0.2/32"), assigned(2, "fd00::2/128")]);

@@ -147,3 +147,25 @@ fn a_server_that_takes_nothing() {
         rogue.run(Duration::from_secs(1));
     });
 }
+
+#[test]
+fn a_field_of_extensions_that_is_malformed_or_of_a_later_version_leaves_the_tunnel_up() {
+    let session = "session=:CQkJCQkJCQkJCQkJCQkJCQ==:";
+    for later in ["v=2, {}", "v=999999999999999, warp=(1 \"a\");b=:AA==:, {}, order=2", "{}, v=1, order=(2)"]
+    {
+        let field = later.replace("{}", session);
+        let mut rogue = RogueServer::with_answer(FlowControlWindows::default(), Some(field.clone()));
+        assert_eq!(rogue.client.default_client_mut().session_secret(), Some(&[9; 16][..]), "{field}");
+    }
+    let many: String = (0..100).map(|key| format!("k{key}, ")).collect();
+    let long = format!("x=\"{}\", ", "y".repeat(5000));
+    let nested = format!("x=({}), ", "(".repeat(1000));
+    for malformed in ["", "v=0, ", "v=1, =, ", "v=1, \u{e9}, ", "v=1, v=x, ", &many, &long, &nested] {
+        let field = match malformed {
+            "" => session.to_owned(),
+            _ => format!("v=1, {malformed}{session}").replacen("v=1, v", "v", 1),
+        };
+        let mut rogue = RogueServer::with_answer(FlowControlWindows::default(), Some(field.clone()));
+        assert_eq!(rogue.client.default_client_mut().session_secret(), None, "{field}");
+    }
+}

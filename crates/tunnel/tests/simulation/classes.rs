@@ -66,7 +66,7 @@ impl Site {
         Self::with_cc(links, lane, given, None)
     }
 
-    /// The same, and the server's controller of the class `bulk`.
+    /// The same, and the controller of the class `bulk`.
     fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<CongestionControl>) -> Self {
         let mut world = World::new();
         world.flow_rules = Rules { mode: lane, rules: Vec::new() };
@@ -77,8 +77,9 @@ impl Site {
         world.classes = vec![
             class("default", Share { weight: weight(4), ..Share::default() }),
             class("critical", Share { first: true, weight: weight(4), max: half, ..Share::default() }),
-            ClassProfile { cc, ..class("bulk", Share { weight: weight(1), ..Share::default() }) },
+            class("bulk", Share { weight: weight(1), ..Share::default() }),
         ];
+        world.class_cc.extend(cc.map(|cc| ("bulk", cc)));
         let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
         world.class_rules =
             ClassRules::new(vec![rule(CALL, CALL + 1, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);

@@ -215,7 +215,7 @@ impl Net {
 
 /// A request that authenticates its connection.
 fn authenticated() -> Headers {
-    connect_mpvpn::request("mpvpn", Some(&format!("Bearer {TOKEN}")), Vec::new())
+    connect_mpvpn::request("mpvpn", Some(&format!("Bearer {TOKEN}")), None)
 }
 
 fn get() -> Headers {

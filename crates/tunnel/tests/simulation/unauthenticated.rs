@@ -195,7 +195,7 @@ fn without_credentials_a_peer_sees_the_site() {
         get,
         connect::request(&"192.0.2.7:80".parse().unwrap(), None),
         connect_udp::request("vpn.example", udp_path, None),
-        connect_mpvpn::request("vpn.example", None, Vec::new()),
+        connect_mpvpn::request("vpn.example", None, None),
     ];
     for request in &strangers {
         let (head, content) = answer(request);
@@ -206,7 +206,7 @@ fn without_credentials_a_peer_sees_the_site() {
 
 #[test]
 fn wrong_credentials_are_refused_with_401() {
-    let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some("Bearer nobody"), Vec::new()));
+    let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some("Bearer nobody"), None));
     assert_eq!((head.status(), content.len()), (Some(401), 0));
     assert!(head.value("proxy-status").is_some());
     let own = format!("Bearer {TOKEN}");

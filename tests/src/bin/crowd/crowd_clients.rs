@@ -201,6 +201,7 @@ impl CrowdClients {
                 fec: Default::default(),
                 flow_rules: Default::default(),
                 isn_secret: Default::default(),
+                disabled_extensions: &[],
             };
             let connections = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
             all.push(CrowdClient { connections, socket, timer_at: None, up: false, address: None });
@@ -350,7 +351,7 @@ impl CrowdClients {
 fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
     let setup = |class: ClassConfig| {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-        let profile = ClassProfile { name: class.name, share, dscp: class.dscp, cc: None };
+        let profile = ClassProfile { name: class.name, share, dscp: class.dscp };
         let config = ClientConfig { class: Some(profile), ..config.clone() };
         ClassSetup { id: class.id, priority: class.priority, config }
     };

@@ -5,7 +5,10 @@ use std::{net::Ipv4Addr, sync::mpsc};
 
 use mpvpn_identity::trust::Trust;
 use mpvpn_input::values::ServerAddr;
-use tokio::net::UdpSocket;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UdpSocket,
+};
 
 use super::*;
 use crate::https_server::tests::TestServer;
@@ -145,4 +148,43 @@ async fn the_end_of_a_server_is_told() {
     middle.abort();
     let ConnectionEvent::Closed(reason) = stage.next().await else { panic!("it ended") };
     assert!(!reason.is_empty());
+}
+
+/// RFC 7541 §6.2.3: a literal that is never indexed begins with 0001, then the index of its name in the
+/// static table (`authorization` is 23), or 0 and the name, here in Huffman code.
+#[tokio::test]
+async fn the_secrets_of_a_request_are_never_indexed() {
+    let server = TestServer::start(|_| {});
+    let stage = Stage::new(&server, server.token.trim_start_matches("Bearer "), 1).await;
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let (mut requests, connection) = h2::client::handshake(near).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let recorded = tokio::spawn(first_headers(far));
+    while !requests.is_extended_connect_protocol_enabled() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let _pending = send_connect_udp(&mut requests, &stage.config, 46).await.unwrap();
+    let seen = timeout(SOON, recorded).await.unwrap().unwrap();
+    let has = |bytes: &[u8]| seen.windows(bytes.len()).any(|window| window == bytes);
+    assert!(has(&[0x1f, 0x08]), "authorization in {seen:02x?}");
+    assert!(has(&[0x10, 0x84, 0xa6, 0xbe, 0xf5, 0xd5]), "mpvpn in {seen:02x?}");
+    connection.abort();
+}
+
+/// Allows extended CONNECT as a server; returns the payload of the client's first HEADERS frame.
+async fn first_headers(mut stream: tokio::io::DuplexStream) -> Vec<u8> {
+    // SETTINGS with SETTINGS_ENABLE_CONNECT_PROTOCOL (8) = 1.
+    stream.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1]).await.unwrap();
+    let mut preface = [0; 24];
+    stream.read_exact(&mut preface).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+        stream.read_exact(&mut payload).await.unwrap();
+        // HEADERS.
+        if head[3] == 1 {
+            return payload;
+        }
+    }
 }

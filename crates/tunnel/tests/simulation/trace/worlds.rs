@@ -249,19 +249,15 @@ pub fn connect_udp_for_packets(world: &mut World) {
 /// A client with the classes `default`, `critical` and `bulk`, distinguished by ports.
 fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
     world.flow_rules = Rules { mode, rules: Vec::new() };
-    let class = |name: &str, share, dscp| ClassProfile {
-        name: name.to_owned(),
-        share,
-        dscp,
-        ..ClassProfile::default()
-    };
+    let class = |name: &str, share, dscp| ClassProfile { name: name.to_owned(), share, dscp };
     let weight = |number| Weight::new(number).unwrap();
     let half = Some(Portion::Percent(50));
     world.classes = vec![
         class("default", Share { weight: weight(4), ..Share::default() }, None),
         class("critical", Share { first: true, max: half, ..Share::default() }, Some(46)),
-        ClassProfile { cc: Some(CongestionControl::Cubic), ..class("bulk", Share::default(), Some(8)) },
+        class("bulk", Share::default(), Some(8)),
     ];
+    world.class_cc.insert("bulk", CongestionControl::Cubic);
     let rule = |from_ports, class| Rule { from_ports, class, ..Rule::default() };
     world.class_rules = ClassRules::new(vec![
         rule(vec![4000..=4001], ClassId(1)),

@@ -167,6 +167,12 @@ pub struct World {
     pub addresses_in_use: AddressesInUse,
     /// The classes of clients that are added, the default class first; empty: clients without classes.
     pub classes: Vec<ClassProfile>,
+    /// The congestion controllers of classes, by name, where they are not that of the client.
+    pub class_cc: BTreeMap<&'static str, CongestionControl>,
+    /// Extensions that clients that are added do not know.
+    pub disabled_at_client: &'static [&'static str],
+    /// Extensions that the server does not know from its next restart on.
+    pub disabled_at_server: &'static [&'static str],
     /// The rules that give flows their class.
     pub class_rules: mpvpn_class::Rules,
     /// The mode of clients that are added.
@@ -205,7 +211,7 @@ impl World {
 
     fn with_users(users: Users) -> Self {
         let mut world = Self::new();
-        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, ALL_ROUTES);
+        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, ALL_ROUTES, &[]);
         world
     }
 
@@ -218,7 +224,15 @@ impl World {
             now,
             pipes: 1,
             seed: 0,
-            servers: new_servers(&identity, TunnelMode::Packets, 0, shards, Users::default(), ALL_ROUTES),
+            servers: new_servers(
+                &identity,
+                TunnelMode::Packets,
+                0,
+                shards,
+                Users::default(),
+                ALL_ROUTES,
+                &[],
+            ),
             routes: ALL_ROUTES,
             server_mode: TunnelMode::Packets,
             handed_over: 0,
@@ -232,6 +246,9 @@ impl World {
             additional_addresses: 0,
             addresses_in_use: AddressesInUse::default(),
             classes: Vec::new(),
+            class_cc: BTreeMap::new(),
+            disabled_at_client: &[],
+            disabled_at_server: &[],
             class_rules: mpvpn_class::Rules::default(),
             mode: TunnelMode::default(),
             refused_targets: Vec::new(),
@@ -321,6 +338,7 @@ impl World {
             copies: self.copies,
             flow_rules: self.flow_rules.clone(),
             isn_secret: [1, 2],
+            disabled_extensions: self.disabled_at_client,
         }
     }
 
@@ -339,11 +357,13 @@ impl World {
         links: &[LinkSpec],
     ) -> usize {
         let number = self.machines.len() as u8;
-        let config = self.client_config(token, scheduler, cc);
-        let setup = |(number, class): (u8, Option<ClassProfile>)| ClassSetup {
-            id: ClassId(number),
-            priority: class.as_ref().is_some_and(|class| class.share.first),
-            config: ClientConfig { class, ..config.clone() },
+        let setup = |(number, class): (u8, Option<ClassProfile>)| {
+            let cc = class.as_ref().and_then(|class| self.class_cc.get(&*class.name)).copied().unwrap_or(cc);
+            ClassSetup {
+                id: ClassId(number),
+                priority: class.as_ref().is_some_and(|class| class.share.first),
+                config: ClientConfig { class, ..self.client_config(token, scheduler, cc) },
+            }
         };
         let profiles = self.classes.iter().cloned().map(Some).chain(self.classes.is_empty().then_some(None));
         let setups: Vec<_> = (0..).zip(profiles).map(setup).collect();
@@ -391,6 +411,7 @@ impl World {
             shards,
             Users::default(),
             self.routes,
+            self.disabled_at_server,
         );
     }
 

@@ -134,6 +134,7 @@ pub(super) fn new_servers(
     shards: u8,
     users: Users,
     routes: &[&str],
+    disabled_extensions: &'static [&'static str],
 ) -> Vec<Server> {
     let setup = server_setup(identity, FlowControlWindows::default());
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
@@ -147,6 +148,7 @@ pub(super) fn new_servers(
             subnet6,
             routes: routes.iter().map(|net| net.parse().unwrap()).collect(),
             offers_streams: true,
+            disabled_extensions,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(users),
             site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
