@@ -119,7 +119,7 @@ fn default_of(help: &str) -> String {
     )
 }
 
-/// What a command line says of an option.
+/// The value that a command line has for an option.
 enum GivenOption {
     /// The join link has its value.
     ByJoinLink,

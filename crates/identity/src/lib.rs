@@ -1,4 +1,4 @@
-//! Who is who: certificates, keys, tokens and pins, and the TLS that they make.
+//! Identities: certificates, keys, tokens and pins, and the TLS that they make.
 //!
 //! In: PEM files, tokens, the folder of state. Out: a server's [`identity::Identity`], rustls configurations
 //! ([`tls`]), the CAs of clients ([`client_ca`]), files of certificates by ACME ([`acme`]). Always holds: a

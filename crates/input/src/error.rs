@@ -131,7 +131,7 @@ impl Error {
         Self::Usage { why: why.into(), next: next.into() }
     }
 
-    /// What the machine lacks, and what to do about it.
+    /// An error of the machine: a missing part, and the next step.
     pub fn machine(why: impl Into<String>, next: impl Into<String>) -> Self {
         Self::Machine { why: why.into(), next: next.into() }
     }

@@ -483,8 +483,8 @@ impl Bbr {
     }
 
     /// Bytes that have arrived but count as in flight, because the peer holds acknowledgements back for up to
-    /// [`ACK_ELICITING_THRESHOLD`] packets or [`MAX_ACK_DELAY`]. Large packets count as ordinary ones: so many of
-    /// them would be a queue on a slow link.
+    /// [`ACK_ELICITING_THRESHOLD`] packets or [`MAX_ACK_DELAY`]. Large packets count as ordinary ones: so
+    /// many of them would be a queue on a slow link.
     fn unacked_at_peer(&self, rate: u64) -> u64 {
         u64::from(ACK_ELICITING_THRESHOLD) * self.mtu.min(ETHERNET_PAYLOAD) + bytes_in(rate, MAX_ACK_DELAY)
     }

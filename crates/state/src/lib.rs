@@ -1,4 +1,4 @@
-//! What a process keeps beyond its end: leases of addresses, a client's session, used quotas.
+//! State that outlives a process: leases of addresses, a client's session, used quotas.
 //!
 //! In: values of a running process. Out: files, and the values again at the next start. Always holds: a
 //! damaged file is moved away and never stops a start.

@@ -1,5 +1,6 @@
 //! `minrtt`: the path with the least round-trip time that has available window. `failover`: the same, of the
-//! paths of the first link that works, which [`super::Scheduler::uses_one_link`] leaves as the only candidate.
+//! paths of the first link that works; [`super::Scheduler::uses_one_link`] leaves them as the only
+//! candidates.
 
 use super::Policy;
 use crate::selector::{PathCandidate, Selection, Work, first_with_window};
