@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use super::{ClientConfig, ClientOptions, file, proxy::tun_only_option};
+use super::{ClientOptions, file, proxy::tun_only_option};
+use crate::resolve::ClientConfig;
 use mpvpn_input::{Error, Result};
 
 /// Default of `name` for a client inside an app.
@@ -52,7 +53,7 @@ fn not_applicable(option: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FlowMode;
+    use mpvpn_types::FlowMode;
 
     fn resolve(text: &str) -> Result<ClientConfig> {
         ClientConfig::resolve_app(ClientOptions::parse(text)?)

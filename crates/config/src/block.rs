@@ -11,7 +11,7 @@ use std::{
 
 use toml::Table;
 
-use super::{CLIENT_FILE, TUN_NAME};
+use crate::defaults::{CLIENT_FILE, TUN_NAME};
 use mpvpn_input::{Result, files};
 
 /// Where systemd keeps the links to the units that are enabled.

@@ -5,25 +5,19 @@
 //! with the line of the file.
 
 mod check;
-mod classify;
-mod reload;
-mod render;
-mod steering;
-mod table;
+pub(crate) mod steering;
+pub(crate) mod table;
 
 use std::{fmt, path::PathBuf};
 
 use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
-use super::{
-    CongestionControl, FlowMode, LinkConfig, Scheduler, SharedNetwork, file::SourceText, links::is_match,
-};
+use super::{LinkConfig, SharedNetwork, file::SourceText, links::is_match};
 use mpvpn_input::Result;
+use mpvpn_path::Scheduler;
+use mpvpn_types::{CongestionControl, FlowMode};
 
-pub use classify::{Classification, PacketDescription};
-pub(super) use reload::ClassReload;
-pub use render::render_classes;
 pub use steering::{KernelMatch, Mark, SteeringRule};
 pub use table::ClassTables;
 
@@ -119,23 +113,6 @@ pub struct MatchRule {
     pub origin: RuleOrigin,
     /// The packets that it matches, and their class.
     pub rule: Rule,
-}
-
-impl super::ClientConfig {
-    /// The class with this number.
-    pub fn class(&self, id: ClassId) -> Option<&ClassConfig> {
-        self.classes.iter().find(|class| class.id == id)
-    }
-
-    /// The name of the class with this number; empty if there is none.
-    pub fn class_name(&self, id: ClassId) -> String {
-        self.class(id).map_or(String::new(), |class| class.name.clone())
-    }
-
-    /// The classes that have a TUN device of their own, with its name.
-    pub fn class_tuns(&self) -> impl Iterator<Item = (&ClassConfig, &str)> {
-        self.classes.iter().filter_map(|class| Some((class, class.tun.as_deref()?)))
-    }
 }
 
 /// Where a rule is defined.

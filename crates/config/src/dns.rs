@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::first_repeated;
+use crate::defaults::first_repeated;
 use mpvpn_input::values::Text;
 use mpvpn_input::{Error, Result};
 

@@ -7,13 +7,13 @@ use serde::{
     de::{Deserializer, Error as _},
 };
 
-use super::FlowMode;
 use mpvpn_input::rules::Ports;
 use mpvpn_input::{
     rules::{Prefix, networks, some},
     schema,
     values::one,
 };
+use mpvpn_types::FlowMode;
 
 /// The modes that a rule can set.
 const RULE_MODES: &str = "\"datagram\" or \"stream\"";

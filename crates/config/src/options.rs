@@ -11,7 +11,6 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    CongestionControl, FlowMode, Scheduler,
     acme::{AcmeTable, acme_table},
     classes::ClassTables,
     dns::{DnsOption, Domain, ServerDnsOption},
@@ -32,7 +31,9 @@ use mpvpn_input::{
     schema,
     values::{InstanceName, ServerAddr, many, one, one_or_number, text, word},
 };
+use mpvpn_path::Scheduler;
 use mpvpn_status::pipes::Pipes;
+use mpvpn_types::{CongestionControl, FlowMode};
 
 /// The configuration file of a server (`/etc/mpvpn/server.toml`): keys and tables.
 #[derive(Args, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]

@@ -4,8 +4,10 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::{ClientConfig, ClientOptions, FlowMode, Shards, first_repeated};
+use super::{ClientOptions, Shards};
+use crate::{defaults::first_repeated, resolve::ClientConfig};
 use mpvpn_input::{Error, Result, dirs, role::Role};
+use mpvpn_types::FlowMode;
 
 /// Default of `--name` for a proxy.
 const DEFAULT_NAME: &str = "proxy";

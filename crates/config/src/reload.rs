@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use mpvpn_status::reload_report::{ConfigValue, ReloadReport};
 
-use super::{
-    CLIENT_FILE, ClientConfig, ClientOptions, LinkConfig, Rights, SERVER_FILE, ServerConfig, ServerOptions,
-    classes::ClassReload, inspect::values, words::FileKind,
+use super::{ClientOptions, LinkConfig, Rights, ServerOptions, inspect::values, words::FileKind};
+use crate::class_reload::ClassReload;
+use crate::{
+    defaults::{CLIENT_FILE, SERVER_FILE},
+    resolve::{ClientConfig, ServerConfig},
 };
 use mpvpn_input::Result;
 

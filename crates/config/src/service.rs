@@ -3,12 +3,16 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::{DEFAULT_LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
+use super::{ServerOptions, file};
+use crate::{
+    defaults::{DEFAULT_LISTEN, SERVER_FILE},
+    resolve::ServerConfig,
+};
 use mpvpn_input::{Error, Result, dirs, role::Role};
 
 /// Default of `--name` for a server without a TUN device.
 const DEFAULT_NAME: &str = "server";
-/// Default port of a server that may not listen on [`super::DEFAULT_PORT`].
+/// Default port of a server that may not listen on [`crate::defaults::DEFAULT_PORT`].
 const UNPRIVILEGED_PORT: u16 = 4433;
 
 /// The rights that the kernel gives to this process.

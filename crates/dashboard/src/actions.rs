@@ -11,7 +11,7 @@ use mpvpn_identity::token::Token;
 use mpvpn_input::Error;
 use mpvpn_users::{
     ExpiryOption, Joining, LockedUsers, OrNone, SettingsChange, UserList, UserSettings, check_addresses,
-    credentials::users_file, join::JoinLink,
+    join::JoinLink, users_file,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

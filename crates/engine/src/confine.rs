@@ -18,7 +18,7 @@ use mpvpn_os::{
     helper, undo,
 };
 use mpvpn_status::Confinement;
-use mpvpn_users::credentials::users_file;
+use mpvpn_users::users_file;
 
 use crate::EngineError;
 

@@ -42,10 +42,7 @@ use mpvpn_os::{
     OsError,
     tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, Tuning},
 };
-use mpvpn_users::{
-    auth::{Authenticator, Denied},
-    credentials::Credentials,
-};
+use mpvpn_users::{Denied, auth::Authenticator, credentials::Credentials};
 use tokio::{
     net::TcpStream,
     sync::{Notify, watch},

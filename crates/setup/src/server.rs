@@ -77,7 +77,7 @@ pub fn plan_server(machine: &Machine, wishes: &ServerWishes) -> Result<Plan> {
     let first = || has_first.then(|| credentials::FIRST_USER.to_owned());
     let user = wishes.user.clone().or_else(first).filter(|user| !machine.users.contains(user));
     if let Some(name) = user.filter(|_| config.auth != AuthMode::None) {
-        let file = credentials::users_file(&config);
+        let file = mpvpn_users::users_file(&config);
         let undo = Action::RemoveUser { name: name.clone(), file: file.clone() };
         let credential = config.auth.into();
         let why = match credential {

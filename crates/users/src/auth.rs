@@ -1,75 +1,23 @@
 //! Users and their tokens, shown as bearer tokens (RFC 6750) or as passwords (RFC 7617).
 //!
-//! In: the [`Users`], and the `authorization` field of a request. Out: the [`User`], or why the request is
-//! refused. Always holds: a check looks the SHA-256 of the shown token up and then compares in constant time.
-//! The time of the look-up may depend on the hash; of a token with 256 random bits that tells nothing,
-//! because nobody can choose tokens whose hash comes closer to that of another one step by step.
+//! In: the [`Users`](crate::Users), and the `authorization` field of a request. Out: the [`User`], or why the
+//! request is refused. Always holds: a check looks the SHA-256 of the shown token up and then compares in
+//! constant time. The time of the look-up may depend on the hash; of a token with 256 random bits that tells
+//! nothing, because nobody can choose tokens whose hash comes closer to that of another one step by step.
 
 use std::time::SystemTime;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use mpvpn_path::Day;
-use mpvpn_types::ByteSize;
-
 use crate::{
-    Expiry, Users,
-    client_certificates::{self, CertificateCheck},
+    client_certificates::CertificateCheck,
+    denied::{Denied, User},
+    users::SharedUsers,
 };
 use mpvpn_identity::{
     client_ca::CertificateId,
     token::{MAX_TOKEN_BYTES, ParseTokenError},
 };
-use mpvpn_input::{shared::Shared, short_text::ShortText};
-
-/// The authenticated user of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// The name in the users' file; `anonymous` without authentication.
-    pub name: String,
-}
-
-/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the
-/// last ones are for holders of a token.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
-    /// No `authorization` field.
-    #[error("no token was shown")]
-    Missing,
-    /// The field is neither `Bearer` and a token, nor `Basic` with a name and a token.
-    #[error("the authorization field has neither a bearer token nor a user's name and token")]
-    Malformed,
-    /// No user has this token, or another user than the named one.
-    #[error("no user has this token")]
-    Unknown,
-    /// The user has no access any more.
-    #[error("the access of this user was revoked")]
-    Revoked,
-    /// The user had access until then.
-    #[error("the access of this user ended on {0}")]
-    Expired(Expiry),
-    /// The user has used up the quota until that day.
-    #[error("the quota of this user, {0}, is used up; it begins anew on {1} (UTC)")]
-    QuotaUsedUp(ByteSize, Day),
-    /// No certificate.
-    #[error("no certificate of a client was shown")]
-    NoCertificate,
-    /// The certificate names nobody.
-    #[error("the client's certificate has neither an e-mail address, a DNS name or a URI, nor a common name")]
-    Nameless,
-    /// The user of the certificate is not in the users' file.
-    #[error("the user of the client's certificate, {0}, is not in the users' file")]
-    Unlisted(ShortText),
-    /// The CA has revoked the certificate.
-    #[error("{}", client_certificates::REVOKED)]
-    CertificateRevoked,
-    /// The certificate was valid when the connection began.
-    #[error("{}", client_certificates::EXPIRED)]
-    CertificateExpired,
-}
-
-/// Users that may change while a server runs: all clones see the same.
-pub type SharedUsers = Shared<Users>;
 
 /// Decides whether a request may use the server.
 #[derive(Clone, Debug)]
@@ -158,7 +106,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{LockedUsers, UserSettings};
+    use crate::file::{LockedUsers, UserSettings};
+    use crate::users::Users;
     use mpvpn_identity::token::Token;
 
     fn alice() -> (Authenticator, Token) {

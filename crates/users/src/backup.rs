@@ -18,7 +18,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{Users, credentials::users_file};
+use crate::{paths::users_file, users::Users};
 use mpvpn_config::ServerConfig;
 use mpvpn_identity::identity::Fingerprint;
 use mpvpn_input::{Error, Result, files};
@@ -35,8 +35,6 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_DEPTH: usize = 3;
 /// The name of the users' file in a backup, wherever it is on the machine.
 const USERS: &str = "users.toml";
-/// The file that running servers hold locked, in the state folder.
-pub(crate) const LOCK: &str = "running.lock";
 /// The expected content of a backup, for errors.
 const EXPECTED: &str = "a backup of `mpvpn backup`";
 
@@ -82,7 +80,7 @@ impl RunningLock {
 
 fn lock(state_dir: &Path, kind: rustix::fs::FlockOperation) -> Result<fs::File> {
     files::create_private_dir(state_dir)?;
-    let path = state_dir.join(LOCK);
+    let path = state_dir.join(crate::paths::LOCK);
     let file = files::open_private(&path)?;
     rustix::fs::flock(&file, kind).map_err(|errno| Error::file("lock", &path)(errno.into()))?;
     Ok(file)

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Users, client_certificates::ClientCertificates, credentials::Certificates};
+use crate::{client_certificates::ClientCertificates, credentials::Certificates, users::Users};
 use mpvpn_config::{ClientConfig, ClientOptions, FileKind, Rights, ServerConfig, ServerOptions};
 use mpvpn_identity::{identity::Identity, tls, trust::Trust};
 use mpvpn_input::{Error, Result};

@@ -15,7 +15,10 @@ use std::{
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
 
-use crate::auth::{Denied, SharedUsers, User};
+use crate::{
+    denied::{Denied, User},
+    users::SharedUsers,
+};
 use mpvpn_config::{AuthMode, ServerConfig};
 use mpvpn_identity::{
     client_ca::{CertificateId, ClientCa, Revocations, id, unix_seconds},
@@ -198,7 +201,10 @@ mod tests {
     use rustls::{pki_types::UnixTime, server::danger::ClientCertVerifier};
 
     use super::*;
-    use crate::{LockedUsers, UserCredential, UserSettings, Users};
+    use crate::{
+        file::{LockedUsers, UserCredential, UserSettings},
+        users::Users,
+    };
 
     struct Ca(Issuer<'static, KeyPair>, String);
 

@@ -12,12 +12,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LockedUsers, UserQuotas, UserSettings, Users,
     auth::Authenticator,
-    backup,
     client_certificates::{CertificateCheck, ClientCertificates},
+    file::{LockedUsers, UserSettings},
     given_pins::{self, GivenPins},
     join::LinkTrust,
+    paths::{LOCK, users_file},
+    quotas::UserQuotas,
+    users::Users,
 };
 use mpvpn_config::{AuthMode, ServerConfig};
 use mpvpn_identity::{
@@ -156,24 +158,12 @@ impl Certificates {
     }
 }
 
-/// The file with the users of a server.
-pub fn users_file(config: &ServerConfig) -> PathBuf {
-    config.users.clone().unwrap_or_else(|| config.state_dir.join("users.toml"))
-}
-
 /// The files in the state folder of a server by which its users are known, and it by them, whether they exist
 /// or not; folders come after the files in them.
 pub fn state_files(config: &ServerConfig) -> Vec<PathBuf> {
-    let names = [
-        "users.toml",
-        "client-token",
-        "server.crt",
-        "server.key",
-        LAST_START,
-        given_pins::FILE,
-        backup::LOCK,
-    ]
-    .map(|name| config.state_dir.join(name));
+    let names =
+        ["users.toml", "client-token", "server.crt", "server.key", LAST_START, given_pins::FILE, LOCK]
+            .map(|name| config.state_dir.join(name));
     let quotas = UserQuotas::file(&config.state_dir, &config.name);
     names.into_iter().chain([leases_file(config), quotas]).chain(acme::files_in(&config.state_dir)).collect()
 }
@@ -416,7 +406,7 @@ pub fn guess_address(listen: &[SocketAddr]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Denied;
+    use crate::denied::Denied;
 
     fn config(state_dir: &Path) -> ServerConfig {
         ServerConfig {

@@ -10,7 +10,10 @@ use std::{
 use mpvpn_types::{BitRate, ByteSize};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 
-use super::{EXPECTED, Expiry, Users};
+use crate::{
+    expiry::Expiry,
+    users::{EXPECTED, Users},
+};
 use mpvpn_config::AuthMode;
 use mpvpn_identity::{identity::Fingerprint, token::Token};
 use mpvpn_input::{Error, Result, files};

@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Users, credentials::users_file, join::LinkTrust};
+use crate::{join::LinkTrust, paths::users_file, users::Users};
 use mpvpn_config::ServerConfig;
 use mpvpn_identity::identity::Fingerprint;
 use mpvpn_input::{Error, Result, files};
@@ -177,7 +177,7 @@ mod tests {
     use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
-    use crate::{LockedUsers, UserSettings};
+    use crate::file::{LockedUsers, UserSettings};
     use mpvpn_input::short_text::ShortText;
 
     const OLD: Fingerprint = Fingerprint([1; 32]);

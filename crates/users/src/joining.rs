@@ -1,6 +1,6 @@
 //! How a user of a server joins: what a join link has beside the token.
 
-use super::UserCredential;
+use crate::file::UserCredential;
 use crate::{
     credentials::Reachability,
     given_pins::GivenPins,

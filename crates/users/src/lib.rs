@@ -1,8 +1,8 @@
-//! The users of a server: the file `users.toml`.
+//! Users of a server: who they are, how they are known, what they may use.
 //!
-//! In: the file, and changes of `mpvpn user`. Out: the [`Users`], and the file with a change. Always holds:
-//! the file has only the SHA-256 of a token; a change is made under a lock, is atomic, and leaves comments,
-//! owner and mode of the file as they are.
+//! In: the file `users.toml`, certificates and tokens, changes of `mpvpn user`. Out: the user of a request,
+//! or why it is refused; join links; a copy of all for another machine. Always holds: files have only the
+//! SHA-256 of tokens.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -12,6 +12,7 @@ pub mod backup;
 pub mod check_file;
 pub mod client_certificates;
 pub mod credentials;
+mod denied;
 mod expiry;
 mod file;
 pub mod given_pins;
@@ -20,296 +21,18 @@ pub mod join;
 mod joining;
 mod list;
 mod options;
+mod paths;
 mod quotas;
-#[cfg(test)]
-mod tests;
 mod text;
+mod users;
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::SystemTime};
-
-use aws_lc_rs::constant_time::verify_slices_are_equal;
-use ipnet::IpNet;
-use mpvpn_path::Day;
-use mpvpn_types::{BitRate, ByteSize};
-use schemars::JsonSchema;
-use serde::Deserialize;
-
-use crate::auth::{Denied, User};
-use mpvpn_config::{ServerConfig, limits::sessions};
-use mpvpn_identity::{identity::Fingerprint, token::Token};
-use mpvpn_input::{
-    Error, Result, files,
-    rules::UserName,
-    schema,
-    values::{Text, many, one},
-};
-use mpvpn_status::UserState;
-
+pub use denied::{Denied, User};
 pub use expiry::{Expiry, ExpiryOption};
 pub use file::{LockedUsers, SettingsChange, UserCredential, UserSettings, unknown_user};
 pub use joining::Joining;
 pub use list::UserList;
 pub use options::{ChangeOptions, LimitOptions, OrNone};
+pub use paths::users_file;
 pub use quotas::UserQuotas;
 pub use text::{render_user, render_users};
-
-/// Users in a file. Chosen. More: a file that takes long to read and to write.
-pub const MAX_USERS: usize = 10_000;
-/// Fixed addresses of a user. Chosen. More: one user takes the addresses of others.
-const MAX_ADDRESSES: usize = 16;
-/// The expected content of the file, for errors.
-const EXPECTED: &str = "users, each with a name, and most with the SHA-256 of a token";
-/// A user in the file.
-#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
-#[schemars(rename = "user")]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[user]]")]
-pub struct UserEntry {
-    /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
-    #[schemars(schema_with = "schema::one::<UserName>")]
-    pub name: String,
-    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere. A
-    /// user without one has access by a certificate only [default: none]
-    #[serde(default, deserialize_with = "hash")]
-    #[schemars(schema_with = "schema::one::<Fingerprint>")]
-    pub token_sha256: Option<Fingerprint>,
-    /// The user has no access any more: sessions end at once, and the token is refused [default: false]
-    #[serde(default)]
-    pub revoked: bool,
-    /// The last day of the user's access in UTC, or the moment at which it ends, as in 2027-01-31T18:00:00Z
-    /// [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Expiry>")]
-    pub expires: Option<Expiry>,
-    /// Addresses in the tunnel that this user has and nobody else; the first session that is free gets them
-    /// [default: none]
-    #[serde(default, deserialize_with = "addresses")]
-    #[schemars(schema_with = "schema::many::<FixedAddress>")]
-    pub address: Vec<IpAddr>,
-    /// Number of sessions (connected clients) at once; `max-sessions` of a table `[[limit]]` counts, too,
-    /// the smaller of both [default: 64]
-    #[serde(default, deserialize_with = "sessions")]
-    #[schemars(schema_with = "schema::one_or_number::<mpvpn_config::limits::SessionCount>")]
-    pub sessions: Option<u32>,
-    /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers,
-    /// 64kbit to 1000gbit [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
-    pub up: Option<BitRate>,
-    /// Limit of the rate at which the user's clients receive; it counts as `up` does [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
-    pub down: Option<BitRate>,
-    /// Bytes that the user may carry in a calendar month (UTC), both directions together, at least 1MB. Then
-    /// sessions end, and the user has no access until the next month begins [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ByteSize>")]
-    pub quota: Option<ByteSize>,
-}
-
-/// The file of the users of a server, `users.toml`, at most 10,000 of them.
-#[derive(Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct UserTables {
-    /// Users: the tables `[[user]]`
-    #[serde(default)]
-    user: Vec<UserEntry>,
-}
-
-/// An address of a user.
-pub(crate) struct FixedAddress(IpAddr);
-
-impl Text for FixedAddress {
-    const EXPECTED: &'static str = "an address in quotes";
-    const EXAMPLE: &'static str = "10.0.0.7";
-
-    fn read(text: &str) -> std::result::Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("`{text}` is not an address, as in 10.0.0.7 or fd00::7"))
-    }
-}
-
-fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<IpAddr>, D::Error> {
-    Ok(many::<D, FixedAddress>(from)?.into_iter().map(|address| address.0).collect())
-}
-
-fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Option<Fingerprint>, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
-}
-
-/// Users that have used up their quotas, each with the day on which the next month begins.
-pub type UsedUpQuotas = BTreeMap<String, Day>;
-
-/// The users of a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Users {
-    /// In the order of the file.
-    all: Vec<UserEntry>,
-    /// The place of a hash in `all`. With it a guess costs the same whether there is one user or 10,000.
-    by_hash: BTreeMap<[u8; 32], usize>,
-    /// The place of a name in `all`.
-    by_name: BTreeMap<String, usize>,
-    used_up: Arc<UsedUpQuotas>,
-}
-
-impl Users {
-    /// Reads a users' file.
-    pub fn load(path: &Path) -> Result<Self> {
-        Self::parse(&files::read_secret(path)?, path)
-    }
-
-    /// Parses the content of the users' file `path`.
-    pub fn parse(content: &[u8], path: &Path) -> Result<Self> {
-        let bad = |found: String| Error::Content { path: path.into(), expected: EXPECTED, found };
-        let text = str::from_utf8(content).map_err(|_| bad("bytes that are no UTF-8".into()))?;
-        let file: UserTables = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
-        Self::new(file.user).map_err(bad)
-    }
-
-    /// These users, if they do not contradict each other.
-    fn new(all: Vec<UserEntry>) -> std::result::Result<Self, String> {
-        if all.len() > MAX_USERS {
-            return Err(format!("{} users, at most {MAX_USERS} work", all.len()));
-        }
-        let (mut by_hash, mut by_name) = (BTreeMap::new(), BTreeMap::new());
-        let mut owners: BTreeMap<IpAddr, &str> = BTreeMap::new();
-        for (place, entry) in all.iter().enumerate() {
-            if by_name.insert(entry.name.clone(), place).is_some() {
-                return Err(format!("user `{}` twice", entry.name));
-            }
-            if let Some(hash) = &entry.token_sha256
-                && let Some(other) = by_hash.insert(hash.0, place)
-            {
-                let other: &UserEntry = &all[other];
-                return Err(format!("users `{}` and `{}` with the same token", other.name, entry.name));
-            }
-            if entry.address.len() > MAX_ADDRESSES {
-                return Err(format!(
-                    "user `{}` with {} addresses, at most {MAX_ADDRESSES} work",
-                    entry.name,
-                    entry.address.len()
-                ));
-            }
-            for address in &entry.address {
-                if let Some(other) = owners.insert(*address, &entry.name) {
-                    return Err(format!("the address {address} twice, of `{other}` and `{}`", entry.name));
-                }
-            }
-        }
-        Ok(Self { all, by_hash, by_name, used_up: Arc::default() })
-    }
-
-    /// All users, in the order of the file.
-    pub fn iter(&self) -> impl Iterator<Item = &UserEntry> {
-        self.all.iter()
-    }
-
-    /// The user with this name.
-    pub fn get(&self, name: &str) -> Option<&UserEntry> {
-        self.all.get(*self.by_name.get(name)?)
-    }
-
-    /// The same users, of which these have used up their quotas.
-    #[must_use]
-    pub fn with_used_up(self, used_up: Arc<UsedUpQuotas>) -> Self {
-        Self { used_up, ..self }
-    }
-
-    /// The users that have used up their quotas.
-    pub fn used_up(&self) -> &Arc<UsedUpQuotas> {
-        &self.used_up
-    }
-
-    /// Whether a user has access at `now`.
-    pub fn state(&self, entry: &UserEntry, now: SystemTime) -> UserState {
-        match self.refusal(entry, now) {
-            None => UserState::Active,
-            Some(Denied::Expired(_)) => UserState::Expired,
-            Some(Denied::QuotaUsedUp(..)) => UserState::QuotaUsedUp,
-            Some(_) => UserState::Revoked,
-        }
-    }
-
-    /// Why a user has no access at `now`.
-    fn refusal(&self, entry: &UserEntry, now: SystemTime) -> Option<Denied> {
-        match entry.expires {
-            _ if entry.revoked => return Some(Denied::Revoked),
-            Some(expiry) if expiry.at() <= now => return Some(Denied::Expired(expiry)),
-            _ => {}
-        }
-        let until = self.used_up.get(&entry.name)?;
-        Some(Denied::QuotaUsedUp(entry.quota?, *until))
-    }
-
-    /// The fixed addresses of all users.
-    pub fn fixed_addresses(&self) -> impl Iterator<Item = (IpAddr, String)> {
-        self.all.iter().flat_map(|entry| entry.address.iter().map(|address| (*address, entry.name.clone())))
-    }
-
-    /// Whether there are no users, so that every request is refused.
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    /// The user with this token.
-    pub(crate) fn user_with(&self, token: &Token, now: SystemTime) -> std::result::Result<User, Denied> {
-        let hash = token.hash();
-        let entry = self.by_hash.get(&hash).and_then(|place| self.all.get(*place)).ok_or(Denied::Unknown)?;
-        let own = entry.token_sha256.as_ref().ok_or(Denied::Unknown)?;
-        verify_slices_are_equal(&own.0, &hash).map_err(|_| Denied::Unknown)?;
-        self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
-    }
-
-    /// The user with this name, which a certificate has.
-    pub(crate) fn listed(&self, name: &str, now: SystemTime) -> std::result::Result<User, Denied> {
-        let entry = self.get(name).ok_or_else(|| Denied::Unlisted(name.into()))?;
-        self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
-    }
-
-    /// The next moment after `now` at which the access of a user ends.
-    pub fn next_expiry(&self, now: SystemTime) -> Option<SystemTime> {
-        let moments = self.all.iter().filter(|entry| !entry.revoked).filter_map(|entry| entry.expires);
-        moments.map(Expiry::at).filter(|at| *at > now).min()
-    }
-
-    /// The users of `before` whose sessions have to end because of what `self` says, with the reason.
-    pub fn ended_since(&self, before: &Self, now: SystemTime) -> BTreeMap<String, String> {
-        let ended = before.all.iter().filter_map(|old| {
-            let reason = match self.get(&old.name) {
-                None => "the user was removed".to_owned(),
-                Some(new) => match self.refusal(new, now) {
-                    Some(denied) => denied.to_string(),
-                    None if new.token_sha256 != old.token_sha256 => "the user has a new token".to_owned(),
-                    None => return None,
-                },
-            };
-            Some((old.name.clone(), reason))
-        });
-        ended.collect()
-    }
-}
-
-/// Whether a server with this configuration can give these addresses to a user.
-///
-/// # Errors
-/// If one is not in the tunnel's networks, or is the server's own.
-pub fn check_addresses(config: &ServerConfig, addresses: &[IpAddr]) -> Result<()> {
-    let networks = [Some(IpNet::V4(config.subnet)), config.subnet6.map(IpNet::V6)];
-    let networks: Vec<IpNet> = networks.into_iter().flatten().collect();
-    for address in addresses {
-        let network = networks.iter().find(|network| network.contains(address));
-        let wrong = match network {
-            None => "is not in the networks of the tunnel".to_owned(),
-            Some(network) if network.hosts().next() == Some(*address) => "is the server's own".to_owned(),
-            Some(network) if [network.network(), network.broadcast()].contains(address) => {
-                "is no address of a host".to_owned()
-            }
-            Some(_) => continue,
-        };
-        let names: Vec<_> = networks.iter().map(ToString::to_string).collect();
-        return Err(Error::usage(
-            format!("--address {address} {wrong}"),
-            format!("take another address of {}", names.join(" or ")),
-        ));
-    }
-    Ok(())
-}
+pub use users::{MAX_USERS, SharedUsers, UsedUpQuotas, UserEntry, UserTables, Users, check_addresses};

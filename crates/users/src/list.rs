@@ -4,8 +4,11 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::{UserEntry, UserQuotas, Users};
-use crate::credentials::users_file;
+use crate::paths::users_file;
+use crate::{
+    quotas::UserQuotas,
+    users::{UserEntry, Users},
+};
 use mpvpn_config::ServerConfig;
 use mpvpn_input::Result;
 

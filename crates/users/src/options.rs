@@ -5,7 +5,7 @@ use std::{fmt::Display, net::IpAddr, num::NonZeroU32, str::FromStr, time::System
 use clap::Args;
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{ExpiryOption, SettingsChange};
+use crate::{expiry::ExpiryOption, file::SettingsChange};
 use mpvpn_input::values::text;
 use mpvpn_status::link_change::Limit;
 

@@ -13,7 +13,7 @@ use std::{
 
 use mpvpn_path::Month;
 
-use super::{UsedUpQuotas, Users};
+use crate::users::{UsedUpQuotas, Users};
 use mpvpn_input::{Error, Result};
 use mpvpn_state::quota_usage::{self, QuotaHolders, QuotaUsage};
 

@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use super::{UserEntry, UserQuotas, Users};
+use crate::{
+    quotas::UserQuotas,
+    users::{UserEntry, Users},
+};
 use mpvpn_status::{fit, section, used_of};
 
 fn addresses_of(entry: &UserEntry) -> Option<String> {

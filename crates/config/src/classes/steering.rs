@@ -42,7 +42,7 @@ impl KernelMatch {
     }
 
     /// The name of the first key with a condition.
-    pub(super) fn key(&self) -> &'static str {
+    pub(crate) fn key(&self) -> &'static str {
         match (self.marks.is_empty(), self.vlans.is_empty()) {
             (false, _) => "mark",
             (_, false) => "vlan",
@@ -93,7 +93,7 @@ impl Text for Mark {
 }
 
 /// Parses a firewall mark: decimal, or hexadecimal after `0x`.
-pub(super) fn mark_number(text: &str) -> Option<u32> {
+pub(crate) fn mark_number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
@@ -102,7 +102,7 @@ pub(super) fn mark_number(text: &str) -> Option<u32> {
 
 /// A VLAN ID, 1 to 4094.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Vlan(pub(super) u16);
+pub(crate) struct Vlan(pub(crate) u16);
 
 impl Text for Vlan {
     const EXPECTED: &'static str = "the number of a VLAN from 1 to 4094";
@@ -116,7 +116,7 @@ impl Text for Vlan {
 
 /// The name of an incoming interface; patterns are not possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ingress(pub(super) String);
+pub(crate) struct Ingress(pub(crate) String);
 
 impl Text for Ingress {
     const EXPECTED: &'static str = "an interface's name in quotes";
@@ -134,7 +134,7 @@ impl Text for Ingress {
 
 /// Why the kernel cannot steer by a rule; `None` if it can. `tuns`: the TUN devices of the client and of its
 /// classes.
-pub(super) fn steering_error(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
+pub(crate) fn steering_error(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
     let SteeringRule { rule, kernel_match, .. } = found;
     let key = kernel_match.key();
     if class.tun.is_none() {

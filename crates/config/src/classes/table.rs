@@ -17,7 +17,6 @@ use super::{
     steering::{Ingress, KernelMatch, Mark, Vlan},
 };
 use crate::{
-    CongestionControl, FlowMode, Scheduler,
     file::SourceText,
     links::{Dscp, LinkPattern},
 };
@@ -26,12 +25,14 @@ use mpvpn_input::{
     schema,
     values::{Text, many_or_numbers, one, one_or_number},
 };
+use mpvpn_path::Scheduler;
+use mpvpn_types::{CongestionControl, FlowMode};
 
 /// The tables `[[class]]` of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassTables {
-    pub(super) tables: Vec<Table>,
-    pub(super) source: SourceText,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) source: SourceText,
 }
 
 impl ClassTables {
@@ -67,7 +68,7 @@ impl JsonSchema for ClassTables {
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "class")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
-pub(super) struct Table {
+pub(crate) struct Table {
     /// Name of the class: 1 to 16 lower-case letters, digits, `-` or `_`
     #[schemars(schema_with = "schema::one::<ClassName>")]
     name: Spanned<Parsed<ClassName>>,
@@ -102,7 +103,7 @@ pub(super) struct Table {
     /// [default: none]
     #[serde(default)]
     #[schemars(schema_with = "schema::one::<Portion>")]
-    pub(super) min: Option<Spanned<Parsed<Portion>>>,
+    pub(crate) min: Option<Spanned<Parsed<Portion>>>,
     /// Limit on each link, in bit/s or as a part of the link; with `priority` the limit up to which the
     /// class precedes others [default: none]
     #[serde(default)]
@@ -140,7 +141,7 @@ pub(super) struct Table {
 
 /// A key whose place in the file is needed for errors that are found after parsing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Min,
     Prefer,
     Exclude,
@@ -148,16 +149,16 @@ pub(super) enum Key {
 }
 
 impl Table {
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.name.get_ref().0.as_str()
     }
 
-    pub(super) fn name_span(&self) -> Range<usize> {
+    pub(crate) fn name_span(&self) -> Range<usize> {
         self.name.span()
     }
 
     /// The place of the value of a key; the place of the class name if the key is missing.
-    pub(super) fn span(&self, key: Key) -> Range<usize> {
+    pub(crate) fn span(&self, key: Key) -> Range<usize> {
         let found = match key {
             Key::Min => self.min.as_ref().map(Spanned::span),
             Key::Prefer => self.prefer.as_ref().map(Spanned::span),
@@ -168,19 +169,19 @@ impl Table {
     }
 
     /// Its rules for packets from the client's TUN device, and their places in the file.
-    pub(super) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
         let rules = self.rules.iter().filter(|rule| rule.get_ref().kernel_match.is_empty());
         rules.map(|rule| (rule.span(), &rule.get_ref().rule))
     }
 
     /// Its rules for packets that the kernel steers, and their places in the file.
-    pub(super) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &KernelMatch)> {
+    pub(crate) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &KernelMatch)> {
         let rules = self.rules.iter().filter(|rule| !rule.get_ref().kernel_match.is_empty());
         rules.map(|found| (found.span(), &found.get_ref().rule, &found.get_ref().kernel_match))
     }
 
     /// Applies the keys of the table to `class`.
-    pub(super) fn apply(&self, class: &mut ClassConfig) {
+    pub(crate) fn apply(&self, class: &mut ClassConfig) {
         let links =
             |links: &Option<Spanned<LinkPatterns>>| links.as_ref().map(|links| links.get_ref().0.clone());
         let portion =
@@ -203,7 +204,7 @@ impl Table {
 
 /// A [`Text`] value that deserializes itself, as [`Spanned`] needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parsed<T>(pub(super) T);
+pub(crate) struct Parsed<T>(pub(crate) T);
 
 impl<'de, T: Text> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -339,7 +340,7 @@ impl Text for Domain {
 
 /// An IP protocol by name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(crate) enum Protocol {
     /// ICMP of IPv4 and IPv6.
     Icmp,
     Number(u8),
@@ -349,7 +350,7 @@ impl Protocol {
     /// Names and numbers (IANA, Assigned Internet Protocol Numbers).
     const NAMES: [(&'static str, u8); 2] = [("tcp", 6), ("udp", 17)];
 
-    pub(super) fn numbers(&self) -> &[u8] {
+    pub(crate) fn numbers(&self) -> &[u8] {
         match self {
             Self::Icmp => &[1, 58],
             Self::Number(number) => std::slice::from_ref(number),
@@ -357,7 +358,7 @@ impl Protocol {
     }
 
     /// Formats protocol numbers, with names where they have one.
-    pub(super) fn name(numbers: &[u8]) -> String {
+    pub(crate) fn name(numbers: &[u8]) -> String {
         let mut numbers = numbers.to_vec();
         let mut names = Vec::new();
         if let Some(at) = numbers.windows(2).position(|two| two == Self::Icmp.numbers()) {

@@ -4,7 +4,8 @@ use mpvpn_types::BitRate;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ClientConfig, ClientOptions, file};
+use crate::{ClientOptions, file, resolve::ClientConfig};
+use crate::{PacketDescription, render_classes};
 use mpvpn_input::Error;
 
 const HEAD: &str = "server = 'a'\ninsecure = true\n";

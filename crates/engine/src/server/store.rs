@@ -8,10 +8,7 @@ use mpvpn_config::ServerConfig;
 use mpvpn_identity::client_ca::Revocations;
 use mpvpn_input::Error;
 use mpvpn_state::leases::{self, KeptLease};
-use mpvpn_users::{
-    UserQuotas, Users,
-    credentials::{leases_file, users_file},
-};
+use mpvpn_users::{UserQuotas, Users, credentials::leases_file, users_file};
 
 /// The files.
 #[derive(Clone, Debug)]

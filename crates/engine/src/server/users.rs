@@ -29,9 +29,7 @@ use mpvpn_tunnel::{
 };
 use mpvpn_types::{BitRate, ByteSize, SessionId};
 use mpvpn_users::{
-    UserEntry, UserQuotas, Users,
-    auth::{Authenticator, SharedUsers},
-    client_certificates::CertificateCheck,
+    SharedUsers, UserEntry, UserQuotas, Users, auth::Authenticator, client_certificates::CertificateCheck,
 };
 
 use super::store::FileStore;
@@ -372,7 +370,7 @@ impl Authenticate for UserChecks {
 #[cfg(test)]
 mod tests {
     use mpvpn_config::ServerConfig;
-    use mpvpn_users::{Expiry, LockedUsers, UserSettings, credentials::users_file};
+    use mpvpn_users::{Expiry, LockedUsers, UserSettings, users_file};
 
     use super::*;
 

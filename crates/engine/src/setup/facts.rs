@@ -23,7 +23,8 @@ use mpvpn_setup::{
 };
 use mpvpn_users::{
     Users,
-    credentials::{guess_address, state_files, users_file},
+    credentials::{guess_address, state_files},
+    users_file,
 };
 use serde_json::Value;
 

@@ -8,8 +8,7 @@ use mpvpn_engine::server;
 use mpvpn_identity::token::Token;
 use mpvpn_users::{
     ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
-    Users, check_addresses, credentials::users_file, host::HostOption, render_user, render_users,
-    unknown_user,
+    Users, check_addresses, host::HostOption, render_user, render_users, unknown_user, users_file,
 };
 use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
 use serde_json::{Value, json};

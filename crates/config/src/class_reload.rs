@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use mpvpn_types::ClassId;
 
-use super::{ClassConfig, MatchRule, SteeringRule, rules_of};
-use crate::ClientConfig;
+use crate::classes::{ClassConfig, MatchRule, SteeringRule, rules_of};
+use crate::resolve::ClientConfig;
 
 /// The result of reading the classes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

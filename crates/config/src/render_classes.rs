@@ -4,8 +4,8 @@ use std::{fmt::Display, ops::RangeInclusive};
 
 use mpvpn_class::Rule;
 
-use super::{ClassConfig, RuleOrigin, table::Protocol};
-use crate::ClientConfig;
+use crate::classes::{ClassConfig, RuleOrigin, table::Protocol};
+use crate::resolve::ClientConfig;
 use mpvpn_input::rules::Ports;
 use mpvpn_status::{Table, fit, section};
 

@@ -3,6 +3,12 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::*;
+use crate::{
+    expiry::ExpiryOption,
+    file::{LockedUsers, SettingsChange, UserSettings},
+    quotas::UserQuotas,
+    text::{render_user, render_users},
+};
 
 fn at(text: &str) -> SystemTime {
     OffsetDateTime::parse(text, &Rfc3339).unwrap().into()

@@ -1,6 +1,9 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::{AcmeChallenge, BitRate, SiteContent, words::Subnet6};
 use mpvpn_input::rules::Ports;
 
 mod mistakes;

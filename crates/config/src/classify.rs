@@ -11,12 +11,12 @@ use mpvpn_class::{DnsSnooper, DomainPattern, PacketFields, Rules, has_ports};
 use mpvpn_types::Instant;
 use serde::Serialize;
 
-use super::{
+use crate::classes::{
     KernelMatch, RuleOrigin, SteeringRule, rules_of,
     steering::{self, Ingress, Vlan},
     table::Protocol,
 };
-use crate::{ClientConfig, links::Dscp};
+use crate::{links::Dscp, resolve::ClientConfig};
 use mpvpn_input::values::Text;
 
 /// A packet from a client to the far end, as in `udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46`.
