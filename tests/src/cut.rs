@@ -155,7 +155,11 @@ pub fn cut_under_load(
             thread::sleep(timeline.before(number));
             let at = SystemTime::now();
             failure.apply(testbed);
-            client.wait_for_path("eth1", "down", Duration::from_secs(3));
+            client.wait_for_status(Duration::from_secs(3), "eth1 carries nothing", |status| {
+                let paths = status["paths"].as_array().into_iter().flatten();
+                let mut used = paths.filter(|path| path["link"] == "eth1" && path["state"] == "active");
+                used.next().map_or(Ok(()), |path| Err(format!("{} is active", path["id"])))
+            });
             thread::sleep(timeline.outage);
             let restored = (SystemTime::now(), Instant::now());
             failure.undo(testbed);

@@ -52,12 +52,10 @@ impl MultipathConnection {
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
     fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
         let (role, reporting) = (self.role, self.heartbeats.reporting(&self.paths));
+        let silences = self.silent_links();
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter_mut() {
-            let link = match role {
-                Role::Client => Some(path.link().uplink().0),
-                Role::Server => path.policy.client_link(),
-            };
+            let link = path.uplink();
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared_links.as_ref(), link, inside_tcp) {
                 tracing::debug!(
@@ -84,7 +82,7 @@ impl MultipathConnection {
                 group: path.link_key(role, id),
                 tier: path.policy.get().tier,
                 metered: path.is_metered(),
-                works: path.liveness.is_alive() && !is_unheard(path, id, reporting, connection),
+                works: path.liveness.is_alive() && !is_unheard(path, id, reporting, &silences, connection),
                 utilization,
             });
         }
@@ -109,11 +107,18 @@ impl MultipathConnection {
         }
     }
 
+    /// The links on which a path over UDP is dead, and since when; mostly none.
+    fn silent_links(&self) -> Vec<(u16, Instant)> {
+        let over_udp = self.paths.values().filter(|path| !path.is_inside_tcp());
+        over_udp.filter_map(|path| Some((path.uplink()?, path.dead_since()?))).collect()
+    }
+
     /// Determines the state of every path, and reinjects the data in flight on paths that died. Returns the
     /// measurements, if `measuring`.
     fn judge_paths(&mut self, now: Instant, connection: &mut Connection, measuring: bool) -> Vec<PathStats> {
         let reporting = self.heartbeats.reporting(&self.paths);
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
+        let silences = self.silent_links();
         let mut views = Vec::with_capacity(self.paths.len());
         let mut changes = Vec::new();
         for (id, path) in self.paths.iter_mut() {
@@ -123,7 +128,7 @@ impl MultipathConnection {
             }
             let evidence = Evidence {
                 alive: path.liveness.is_alive(),
-                unheard: is_unheard(path, id, reporting, connection),
+                unheard: is_unheard(path, id, reporting, &silences, connection),
                 // A server that knows the tier of the link decides by the tier.
                 refused: self.role == Role::Server
                     && path.policy.get().tier == Tier::Primary
@@ -231,7 +236,22 @@ impl MultipathConnection {
     }
 }
 
-/// Whether packets that this end sends on a path do not arrive at the peer.
-fn is_unheard(path: &PathEntry, id: PathId, reporting: Reporting, connection: &Connection) -> bool {
-    path.peer.is_unheard(reporting, || connection.last_acked_send_time(id))
+/// Whether packets that this end sends on a path do not arrive at the peer. A path inside TCP is long taken for
+/// alive, as TCP delivers late what it retransmits. Once UDP on its link is dead (`silences`), the link may be:
+/// the path counts again when packets that were sent after that have arrived in both directions, without which
+/// TCP stops.
+fn is_unheard(
+    path: &PathEntry,
+    id: PathId,
+    reporting: Reporting,
+    silences: &[(u16, Instant)],
+    connection: &Connection,
+) -> bool {
+    let acked_sent = || connection.last_acked_send_time(id);
+    let is_proven = |since: Instant| {
+        path.liveness.last_arrival() > since && acked_sent().is_some_and(|acked| acked >= since)
+    };
+    path.peer.is_unheard(reporting, acked_sent)
+        || path.is_inside_tcp()
+            && silences.iter().any(|(link, since)| path.uplink() == Some(*link) && !is_proven(*since))
 }

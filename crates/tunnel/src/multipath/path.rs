@@ -69,6 +69,14 @@ impl PathEntry {
         self.link
     }
 
+    /// The number of the link at the client; `None` at a server that does not know it.
+    pub(super) fn uplink(&self) -> Option<u16> {
+        match self.role {
+            Role::Client => Some(self.link.uplink().0),
+            Role::Server => self.policy.client_link(),
+        }
+    }
+
     pub(super) fn is_inside_tcp(&self) -> bool {
         self.inside_tcp
     }
