@@ -18,8 +18,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use mpvpn_input::{
-    rules::{self, Ports, Prefix, UserName},
-    schema,
+    rules::{Ports, Prefix, UserName},
+    values::Filled,
 };
 
 /// Whether these users reach these destinations: by packets, and by connections that the server relays. The
@@ -34,17 +34,14 @@ pub struct AccessRule {
     /// administratively prohibited", and requests with status 403
     pub allow: bool,
     /// Names of the users to whom the table applies [default: all]
-    #[serde(default, deserialize_with = "rules::users")]
-    #[schemars(schema_with = "schema::some::<UserName>")]
+    #[serde(default, with = "Filled::<UserName>")]
     pub users: Vec<String>,
     /// Destination networks or addresses; a name in a request counts as the addresses that it resolves to
     /// [default: all]
-    #[serde(default, deserialize_with = "rules::networks")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
+    #[serde(default, with = "Filled::<Prefix>")]
     pub to: Vec<IpNet>,
     /// Destination ports, or ranges of ports [default: all ports, and protocols without ports, as ping]
-    #[serde(default, deserialize_with = "rules::some")]
-    #[schemars(schema_with = "schema::some::<Ports>")]
+    #[serde(default, with = "Filled::<Ports>")]
     pub ports: Vec<Ports>,
 }
 

@@ -8,11 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, de::Deserializer};
 
 use super::Tcp;
-use mpvpn_input::Error;
 use mpvpn_input::{
-    rules::some,
-    schema,
-    values::{Text, is_host_name, one},
+    Error,
+    values::{Filled, One, Text, is_host_name},
 };
 
 /// Default of `directory`.
@@ -60,25 +58,21 @@ pub struct Acme {
 pub struct AcmeTable {
     /// Names of the server, which lead to this machine in the DNS; at least one
     #[serde(deserialize_with = "domains")]
-    #[schemars(schema_with = "schema::some::<DomainName>")]
+    #[schemars(with = "Filled<DomainName>")]
     domains: Vec<String>,
     /// E-mail address at which the CA reaches a person [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Email>")]
+    #[serde(default, with = "One::<Email>")]
     email: Option<Email>,
     /// URL of the CA's directory [default: that of Let's Encrypt]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<DirectoryUrl>")]
+    #[serde(default, with = "One::<DirectoryUrl>")]
     directory: Option<DirectoryUrl>,
     /// PEM file with the CA that signed the directory's own certificate, for a CA of your own or for tests
     /// [default: the CAs that this machine trusts]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(default, with = "One::<PathBuf>")]
     ca: Option<PathBuf>,
     /// How the server proves that the names are its own [default: tls-alpn-01 if the server listens on TCP
     /// port 443, else http-01]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<AcmeChallenge>")]
+    #[serde(default, with = "One::<AcmeChallenge>")]
     challenge: Option<AcmeChallenge>,
 }
 
@@ -96,7 +90,8 @@ pub(super) fn acme_table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Ac
 }
 
 fn domains<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    let mut names: Vec<String> = some::<D, DomainName>(from)?.into_iter().map(|name| name.0).collect();
+    let names: Vec<DomainName> = Filled::<DomainName>::deserialize(from)?;
+    let mut names: Vec<String> = names.into_iter().map(|name| name.0).collect();
     if names.len() > MAX_DOMAINS {
         let error = format!("{} names, and a certificate has at most {MAX_DOMAINS}", names.len());
         return Err(serde::de::Error::custom(error));

@@ -7,11 +7,10 @@ use serde::{
     de::{Deserializer, Error as _},
 };
 
-use mpvpn_input::rules::Ports;
 use mpvpn_input::{
-    rules::{Prefix, networks, some},
+    rules::{Ports, Prefix},
     schema,
-    values::one,
+    values::{Filled, One},
 };
 use mpvpn_types::FlowMode;
 
@@ -28,12 +27,10 @@ pub struct LaneRule {
     #[schemars(schema_with = "rule_mode_schema")]
     pub streams: bool,
     /// Destination networks or addresses [default: all]
-    #[serde(default, deserialize_with = "networks")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
+    #[serde(default, with = "Filled::<Prefix>")]
     pub to: Vec<IpNet>,
     /// Destination ports [default: all]
-    #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Ports>")]
+    #[serde(default, with = "Filled::<Ports>")]
     pub ports: Vec<Ports>,
 }
 
@@ -45,7 +42,7 @@ fn rule_mode_schema(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn lane<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    match one::<D, FlowMode>(from)? {
+    match One::<FlowMode>::deserialize(from)? {
         Some(FlowMode::Stream) => Ok(true),
         Some(FlowMode::Datagram) => Ok(false),
         _ => Err(D::Error::custom(format!("expected {RULE_MODES}"))),

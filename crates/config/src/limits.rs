@@ -5,9 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, de::Deserializer};
 
 use mpvpn_input::{
-    rules::{UserName, users},
-    schema,
-    values::{Text, one, one_or_number},
+    rules::UserName,
+    values::{Filled, One, OneOrNumber, Text},
 };
 
 /// Limits of users, whatever their clients ask for. The first table that names a user counts.
@@ -16,22 +15,20 @@ use mpvpn_input::{
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
 pub struct LimitRule {
     /// Names of the users to whom the table applies [default: all]
-    #[serde(default, deserialize_with = "users")]
-    #[schemars(schema_with = "schema::some::<UserName>")]
+    #[serde(default, with = "Filled::<UserName>")]
     pub users: Vec<String>,
     /// Number of sessions (connected clients) that each of these users may have at once; a further one is
     /// refused until another ends [default: 64; none with --auth none]
     #[serde(default, deserialize_with = "sessions")]
-    #[schemars(schema_with = "schema::one_or_number::<SessionCount>")]
+    #[schemars(with = "OneOrNumber<SessionCount>")]
     pub max_sessions: Option<u32>,
     /// Number of classes of traffic that a session may have, 1 to 8; the class `default` is one [default: 8]
     #[serde(default = "all_classes", deserialize_with = "classes")]
-    #[schemars(schema_with = "schema::one_or_number::<ClassCount>")]
+    #[schemars(with = "OneOrNumber<ClassCount>")]
     pub max_classes: u8,
     /// Limit of the rate at which the server sends for each class with priority, in bit/s or as a part of a
     /// link, whatever the client asks for [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Portion>")]
+    #[serde(default, with = "One::<Portion>")]
     pub max_priority: Option<Portion>,
 }
 
@@ -53,7 +50,7 @@ pub struct SessionCount(u32);
 
 /// For serde: a number of sessions.
 pub fn sessions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    Ok(one_or_number::<D, SessionCount>(from)?.map(|count| count.0))
+    Ok(OneOrNumber::<SessionCount>::deserialize(from)?.map(|count| count.0))
 }
 
 impl Text for SessionCount {
@@ -71,7 +68,7 @@ fn all_classes() -> u8 {
 }
 
 fn classes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    Ok(one_or_number::<D, ClassCount>(from)?.map_or(ClassId::MAX, |count| count.0))
+    Ok(OneOrNumber::<ClassCount>::deserialize(from)?.map_or(ClassId::MAX, |count| count.0))
 }
 
 impl Text for ClassCount {

@@ -12,7 +12,7 @@ use serde::{
 
 use mpvpn_input::{
     schema,
-    values::{Text, is_link_name, one, one_or_number},
+    values::{One, OneOrNumber, Text, is_link_name},
 };
 use mpvpn_status::{link_change::LinkChange, pipes::Pipes};
 
@@ -23,11 +23,11 @@ use mpvpn_status::{link_change::LinkChange, pipes::Pipes};
 pub struct LinkConfig {
     /// Name of an interface, or a pattern: `*` stands for any characters, `?` for any one
     #[serde(deserialize_with = "name")]
-    #[schemars(schema_with = "schema::one::<LinkPattern>")]
+    #[schemars(with = "One<LinkPattern>")]
     pub name: String,
     /// When the link is used; set `backup` for one that should only help out [default: primary]
     #[serde(default, deserialize_with = "value")]
-    #[schemars(schema_with = "schema::one::<Tier>")]
+    #[schemars(with = "One<Tier>")]
     pub tier: Tier,
     /// Whether traffic on the link costs money: then fewer heartbeats are sent, and a failure is noticed
     /// later [default: false]
@@ -35,14 +35,12 @@ pub struct LinkConfig {
     pub metered: bool,
     /// Limit of the rate at which the client sends over the link, in bit/s of IP packets, 64kbit to
     /// 1000gbit. A limit a little below the real rate keeps queues out of the modem [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
+    #[serde(default, with = "One::<BitRate>")]
     pub up: Option<BitRate>,
     /// Limit of the rate at which the server sends over the link, in bit/s of IP packets, 64kbit to
     /// 1000gbit. A limit a little below the real rate keeps queues out of the operator's network
     /// [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
+    #[serde(default, with = "One::<BitRate>")]
     pub down: Option<BitRate>,
     /// Share of the traffic relative to other links, 1 to 1000, in both directions; only for the scheduler
     /// `weighted` [default: 1]
@@ -51,8 +49,7 @@ pub struct LinkConfig {
     pub weight: Weight,
     /// Limit of the bytes in IP packets in a month, both directions together, at least 1MB; a link that
     /// reached it is not used until the next month [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ByteSize>")]
+    #[serde(default, with = "One::<ByteSize>")]
     pub quota: Option<ByteSize>,
     /// Day of the month on which the quota starts again from 0, 1 to 31 [default: 1]
     #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
@@ -60,18 +57,16 @@ pub struct LinkConfig {
     pub quota_day: u8,
     /// Number of paths over the link, each from its own UDP source port; raise it if the operator limits the
     /// rate of each UDP flow [default: the key `pipes` of the file]
-    #[serde(default, deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
+    #[serde(default, with = "OneOrNumber::<Pipes>")]
     pub pipes: Option<Pipes>,
     /// DSCP of the tunnel's packets on this link (RFC 2474), for networks that treat packets by it; the
     /// `dscp` of a class precedes it [default: 0]
     #[serde(default, deserialize_with = "dscp")]
-    #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
+    #[schemars(with = "OneOrNumber<Dscp>")]
     pub dscp: u8,
     /// How packets over the link reach the server; set `tcp` where UDP passes but is slowed down [default:
     /// the key `transport` of the file]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Transport>")]
+    #[serde(default, with = "One::<Transport>")]
     pub transport: Option<Transport>,
 }
 
@@ -144,7 +139,7 @@ fn first() -> u8 {
 }
 
 fn value<'de, D: Deserializer<'de>, T: Text + Default>(from: D) -> Result<T, D::Error> {
-    Ok(one(from)?.unwrap_or_default())
+    Ok(One::<T>::deserialize(from)?.unwrap_or_default())
 }
 
 /// A name of a link, or a pattern of names.
@@ -166,7 +161,7 @@ impl Text for LinkPattern {
 }
 
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    Ok(one::<D, LinkPattern>(from)?.map(|pattern| pattern.0).unwrap_or_default())
+    Ok(One::<LinkPattern>::deserialize(from)?.map(|pattern| pattern.0).unwrap_or_default())
 }
 
 fn day<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
@@ -205,7 +200,7 @@ impl Text for Dscp {
 }
 
 fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    Ok(one_or_number::<D, Dscp>(from)?.map(|dscp| dscp.0).unwrap_or_default())
+    Ok(OneOrNumber::<Dscp>::deserialize(from)?.map(|dscp| dscp.0).unwrap_or_default())
 }
 
 /// The names of the IANA registry: class selectors (RFC 2474), assured forwarding (RFC 2597), expedited

@@ -24,13 +24,9 @@ use super::{
     words::{AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, SharedNetwork, Subnet6, Tcp},
 };
 use mpvpn_access::AccessRule;
-use mpvpn_identity::{cert_files::CertFiles, trust::Ca};
-use mpvpn_identity::{identity::Fingerprint, token::Token};
-use mpvpn_input::{
-    rules::Prefix,
-    schema,
-    values::{InstanceName, ServerAddr, many, one, one_or_number, text, word},
-};
+use mpvpn_identity::{cert_files::CertFiles, identity::Fingerprint, token::Token, trust::Ca};
+use mpvpn_input::rules::Prefix;
+use mpvpn_input::values::{Filled, InstanceName, Many, One, OneOrNumber, ServerAddr, text, word};
 use mpvpn_path::Scheduler;
 use mpvpn_status::pipes::Pipes;
 use mpvpn_types::{CongestionControl, FlowMode};
@@ -43,15 +39,13 @@ pub struct ServerOptions {
     /// Address and port at which the server accepts clients, over UDP and TCP; repeatable. Set it for
     /// another port, or for IPv6 too, as in `[::]:443` [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<SocketAddr>")]
+    #[serde(with = "Many::<SocketAddr>")]
     pub listen: Vec<SocketAddr>,
 
     /// Accept clients over TCP, too, at the addresses of --listen: needed by clients whose networks block
     /// UDP. Turn it off if another program needs the TCP port [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Tcp>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Tcp>")]
+    #[serde(with = "One::<Tcp>")]
     pub tcp: Option<Tcp>,
 
     /// Accept clients of early MASQUE drafts over TCP (TLS without ALPN, CONNECT-UDP in HTTP/1.1). Give it
@@ -68,14 +62,12 @@ pub struct ServerOptions {
     /// your CA, with --ca [default: a self-signed certificate, made at the first start, which clients
     /// pin]
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub cert: Option<PathBuf>,
 
     /// PEM file with the private key of --cert
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub key: Option<PathBuf>,
 
     /// Further certificates, for other server names: the tables `[[certificate]]`
@@ -94,8 +86,7 @@ pub struct ServerOptions {
     /// with a PROXY protocol header (version 1 or 2), which tells the client's address; without this
     /// option all clients seem to have the balancer's address
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
-    #[serde(deserialize_with = "site::networks")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
+    #[serde(with = "Filled::<Prefix>")]
     pub proxy_protocol_from: Vec<IpNet>,
 
     /// Web site that visitors without credentials see: the table `[site]`
@@ -108,86 +99,74 @@ pub struct ServerOptions {
     /// address. Change it if clients use this network elsewhere, or for more than 253 clients [default:
     /// 10.0.0.0/24]
     #[arg(long, value_name = "CIDR", value_parser = text::<Ipv4Net>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Ipv4Net>")]
+    #[serde(with = "One::<Ipv4Net>")]
     pub subnet: Option<Ipv4Net>,
 
     /// IPv6 network of the tunnel, /16 to /126, or none for a tunnel without IPv6. Set it to your own prefix
     /// to give clients public addresses, with --nat off [default: fd00:6d70:766e::/64]
     #[arg(long, value_name = "CIDR|none", value_parser = text::<Subnet6>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Subnet6>")]
+    #[serde(with = "One::<Subnet6>")]
     pub subnet6: Option<Subnet6>,
 
     /// Name of the TUN device, up to 15 characters. Change it to run several servers on one machine
     /// [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<String>")]
+    #[serde(with = "One::<String>")]
     pub tun_name: Option<String>,
 
     /// How clients prove who they are [default: token]
     #[arg(long, value_name = "none|token|mtls", value_parser = word::<AuthMode>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<AuthMode>")]
+    #[serde(with = "One::<AuthMode>")]
     pub auth: Option<AuthMode>,
 
     /// PEM file with the CAs that sign the certificates of clients; with --auth mtls
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub client_ca: Option<PathBuf>,
 
     /// PEM file with the certificates of clients that were revoked; with --client-ca. It is read again when
     /// it changes: then sessions with a revoked certificate end at once [default: none is revoked]
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub crl: Option<PathBuf>,
 
     /// TOML file with the users and the hashes of their tokens. Set it to have more users than the one that
     /// the first start makes [default: users.toml in the state folder, made at the first start]
     #[arg(long, value_name = "FILE")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub users: Option<PathBuf>,
 
     /// Name or address, and port, at which clients reach the server, as `mpvpn user add` writes it into join
     /// links. Set it if the machine is behind address translation, or has a name [default: an address of
     /// this machine]
     #[arg(long, value_name = "HOST[:PORT]", value_parser = text::<ServerAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ServerAddr>")]
+    #[serde(with = "One::<ServerAddr>")]
     pub public: Option<ServerAddr>,
 
     /// Folder for certificate, users and other data that survive a restart [default: /var/lib/mpvpn; without
     /// root $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
     /// Translate clients' source addresses to the server's own (NAT). Turn it off if the network behind the
     /// server has a route back to the tunnel's networks and shall see clients' addresses [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Nat>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Nat>")]
+    #[serde(with = "One::<Nat>")]
     pub nat: Option<Nat>,
 
     /// Carry clients' packets to this network only, and advertise it to clients, which use it with --routes
     /// advertised; repeatable. Set it for access to a few networks instead of the internet [default:
     /// everywhere]
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
-    #[serde(deserialize_with = "site::networks")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
+    #[serde(with = "Filled::<Prefix>")]
     pub routes: Vec<IpNet>,
 
     /// Suggest this resolver to clients, which use it if all their traffic goes into the tunnel; repeatable
     /// (up to 3); or off: suggest none [default: this server, at its addresses in the tunnel; it asks
     /// the resolvers of its machine]
     #[arg(long, value_name = "ADDR|off", value_parser = text::<ServerDnsOption>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<ServerDnsOption>")]
+    #[serde(with = "Many::<ServerDnsOption>")]
     pub dns: Vec<ServerDnsOption>,
 
     /// Number of clients that may be connected at once [default: as many as the subnet has addresses, up to
@@ -222,29 +201,26 @@ pub struct ServerOptions {
     /// Number of threads that carry packets: 1 to 16, or auto, which is one per processor if there are more
     /// than two, else one. Set it to leave processors to other programs [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
-    #[serde(deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Shards>")]
+    #[serde(with = "OneOrNumber::<Shards>")]
     pub shards: Option<Shards>,
 
     /// Name of this server in `mpvpn status --name NAME` and in the name of its socket, for machines with
     /// several mpvpn processes [default: that of the TUN device, else server]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
-    #[schemars(schema_with = "schema::one::<InstanceName>")]
+    #[schemars(with = "One<InstanceName>")]
     pub name: Option<String>,
 
     /// Path of the unix socket at which `mpvpn status` and other commands reach this server [default:
     /// server-NAME.sock in /run/mpvpn; without root in $XDG_RUNTIME_DIR/mpvpn]
     #[arg(long, value_name = "PATH")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
     /// that only the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    #[serde(with = "One::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
     /// Number of users that have metrics of their own, those with the most traffic; all others are added up
@@ -257,8 +233,7 @@ pub struct ServerOptions {
     /// in. Loopback addresses are reached from elsewhere by `ssh -L 9470:127.0.0.1:9470 HOST`; others
     /// show the certificate of this server, by HTTPS [default: no dashboard]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    #[serde(with = "One::<SocketAddr>")]
     pub dashboard: Option<SocketAddr>,
 
     /// Answer `mpvpn measure` of clients, at port 9494 of the server's addresses in the tunnel; the limits
@@ -269,27 +244,23 @@ pub struct ServerOptions {
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each
     /// connection, to find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
     /// Whether the process gives up what it does not need: capabilities, system calls, files of others. Turn
     /// it off only to find out whether it is the cause of a failure [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Confine>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Confine>")]
+    #[serde(with = "One::<Confine>")]
     pub confine: Option<Confine>,
 
     /// When the configuration file is read again while the process runs [default: manual]
     #[arg(long, value_name = "manual|auto", value_parser = word::<ReloadMode>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ReloadMode>")]
+    #[serde(with = "One::<ReloadMode>")]
     pub reload: Option<ReloadMode>,
 
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<LogLevel>")]
+    #[serde(with = "One::<LogLevel>")]
     pub log_level: Option<LogLevel>,
 }
 
@@ -301,15 +272,13 @@ pub struct ClientOptions {
     /// Name or address of the server, with its port if that is not 443. While the server does not answer,
     /// the name is resolved again
     #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ServerAddr>")]
+    #[serde(with = "One::<ServerAddr>")]
     pub server: Option<ServerAddr>,
 
     /// Network interface to use as a link, or a pattern for several, as in 'wwan*'; repeatable. Set it to
     /// leave other interfaces out [default: auto, every interface with a default route]
     #[arg(long, value_name = "IFACE|auto", value_parser = text::<String>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<String>")]
+    #[serde(with = "Many::<String>")]
     pub path: Vec<String>,
 
     /// How single links are used: the tables `[[link]]`
@@ -327,43 +296,37 @@ pub struct ClientOptions {
     /// a `[[link]]` overrides it. Without this option it is auto over links whose public address has a
     /// name of Starlink [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
-    #[serde(deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
+    #[serde(with = "OneOrNumber::<Pipes>")]
     pub pipes: Option<Pipes>,
 
     /// How the packets of all links reach the server; TCP uses the same port number as UDP. Set tcp where
     /// UDP passes but is slowed down; `transport` of a `[[link]]` overrides it [default: auto]
     #[arg(long, value_name = "auto|quic|tcp", value_parser = word::<Transport>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Transport>")]
+    #[serde(with = "One::<Transport>")]
     pub transport: Option<Transport>,
 
     /// PEM file that says which server to trust: one whose certificate is in this file, or is signed for the
     /// server's name by a CA in this file; or system: one whose certificate is signed for its name by a
     /// CA that this machine trusts
     #[arg(long, value_name = "PEM|system", value_parser = text::<Ca>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Ca>")]
+    #[serde(with = "One::<Ca>")]
     pub ca: Option<Ca>,
 
     /// Trust the server whose certificate has this SHA-256 fingerprint, 64 hexadecimal digits; `mpvpn
     /// server` prints it at its start; repeatable: before the server's certificate changes, give the new
     /// fingerprint, too
     #[arg(long, value_name = "SHA256", value_parser = text::<Fingerprint>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<Fingerprint>")]
+    #[serde(with = "Many::<Fingerprint>")]
     pub pin: Vec<Fingerprint>,
 
     /// PEM file with this client's certificate chain, leaf first, for servers with --auth mtls; needs --key
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub cert: Option<PathBuf>,
 
     /// PEM file with the private key of --cert
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub key: Option<PathBuf>,
 
     /// Trust any server, for tests only: an attacker between client and server can read and change
@@ -374,47 +337,40 @@ pub struct ClientOptions {
     /// Token of a user, as `mpvpn user add` prints it. It is hidden in the list of processes at once;
     /// --token-file keeps it out of the history of the shell, too
     #[arg(long, value_name = "TOKEN", value_parser = text::<Token>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Token>")]
+    #[serde(with = "One::<Token>")]
     pub token: Option<Token>,
 
     /// File with the token on one line, readable by its owner only
     #[arg(long, value_name = "FILE")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub token_file: Option<PathBuf>,
 
     /// Name of the TUN device, up to 15 characters. Change it to run several clients on one machine
     /// [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<String>")]
+    #[serde(with = "One::<String>")]
     pub tun_name: Option<String>,
 
     /// How packets are spread over the paths [default: auto]
     #[arg(long, value_name = "NAME", value_parser = word::<Scheduler>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Scheduler>")]
+    #[serde(with = "One::<Scheduler>")]
     pub scheduler: Option<Scheduler>,
 
     /// Congestion control of every path, in both directions [default: bbr]
     #[arg(long, value_name = "bbr|cubic", value_parser = word::<CongestionControl>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<CongestionControl>")]
+    #[serde(with = "One::<CongestionControl>")]
     pub cc: Option<CongestionControl>,
 
     /// HTTP proxy for TCP connections to the server, as in http://proxy:3128, where only a proxy leads out;
     /// none ignores the environment [default: the proxy of the environment variable https_proxy or all_proxy,
     /// unless no_proxy names the server]
     #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaOption>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ViaOption>")]
+    #[serde(with = "One::<ViaOption>")]
     pub via: Option<ViaOption>,
 
     /// How TCP connections travel inside the tunnel [default: auto]
     #[arg(long, value_name = "NAME", value_parser = word::<FlowMode>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<FlowMode>")]
+    #[serde(with = "One::<FlowMode>")]
     pub lane: Option<FlowMode>,
 
     /// How TCP connections to some destinations travel: the tables `[[lane-rule]]`
@@ -423,30 +379,26 @@ pub struct ClientOptions {
 
     /// Destinations whose packets go into the tunnel [default: all]
     #[arg(long, value_name = "NAME", value_parser = word::<Routes>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Routes>")]
+    #[serde(with = "One::<Routes>")]
     pub routes: Option<Routes>,
 
     /// Let packets to this network go past the tunnel where the system's routes lead there; private networks
     /// and those of the links do so without it; repeatable [default: none]
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
-    #[serde(deserialize_with = "site::networks")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
+    #[serde(with = "Filled::<Prefix>")]
     pub keep_routes: Vec<IpNet>,
 
     /// Address of a resolver to ask while the tunnel is up, repeatable (up to 3); or off: keep the resolvers
     /// of the system; or auto: those that the server suggests, if all traffic goes into the tunnel
     /// [default: auto]
     #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsOption>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<DnsOption>")]
+    #[serde(with = "Many::<DnsOption>")]
     pub dns: Vec<DnsOption>,
 
     /// Ask the resolver of the local network, past the tunnel, for names below this domain, as in lan or
     /// home.arpa; repeatable [default: none]
     #[arg(long, value_name = "DOMAIN", value_parser = text::<Domain>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<Domain>")]
+    #[serde(with = "Many::<Domain>")]
     pub dns_local: Vec<Domain>,
 
     /// Kill switch: block all packets past the tunnel, from before the client connects until it is stopped
@@ -463,103 +415,89 @@ pub struct ClientOptions {
     /// Let the machines behind this interface, or of this network, use the tunnel, which makes this machine
     /// a router; repeatable [default: only this machine uses it]
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<SharedNetwork>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<SharedNetwork>")]
+    #[serde(with = "Many::<SharedNetwork>")]
     pub share: Vec<SharedNetwork>,
 
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable. Use 127.0.0.1 unless
     /// other machines may use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<SocketAddr>")]
+    #[serde(with = "Many::<SocketAddr>")]
     pub socks5: Vec<SocketAddr>,
 
     /// Offer an HTTP proxy to apps at this TCP address; repeatable. Use 127.0.0.1 unless other machines may
     /// use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<SocketAddr>")]
+    #[serde(with = "Many::<SocketAddr>")]
     pub http: Vec<SocketAddr>,
 
     /// Folder for data that survive a restart: how much of its quota each link has used [default:
     /// /var/lib/mpvpn]
     #[arg(long, value_name = "DIR")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
     /// Number of threads that carry packets, each with its own connection: 1 to 16, or auto, which is 1.
     /// Raise it if one processor is too slow for all links together [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
-    #[serde(deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Shards>")]
+    #[serde(with = "OneOrNumber::<Shards>")]
     pub shards: Option<Shards>,
 
     /// Name of this client in `mpvpn status --name NAME` and in the name of its socket, for machines with
     /// several mpvpn processes [default: that of the TUN device]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
-    #[schemars(schema_with = "schema::one::<InstanceName>")]
+    #[schemars(with = "One<InstanceName>")]
     pub name: Option<String>,
 
     /// Path of the unix socket at which `mpvpn status` and other commands reach this client [default:
     /// /run/mpvpn/client-NAME.sock]
     #[arg(long, value_name = "PATH")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
     /// that only the monitoring reaches [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    #[serde(with = "One::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
     /// Serve the dashboard, a page for browsers, at this address; `mpvpn dashboard` prints a link that logs
     /// in. Loopback addresses are reached from elsewhere by `ssh -L 9470:127.0.0.1:9470 HOST`; others
     /// need --dashboard-cert [default: no dashboard]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<SocketAddr>")]
+    #[serde(with = "One::<SocketAddr>")]
     pub dashboard: Option<SocketAddr>,
 
     /// PEM file with the certificate chain of the dashboard, leaf first, for HTTPS; needs --dashboard-key
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub dashboard_cert: Option<PathBuf>,
 
     /// PEM file with the private key of --dashboard-cert
     #[arg(long, value_name = "PEM")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub dashboard_key: Option<PathBuf>,
 
     /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each
     /// connection, to find out why it is slow [default: no files]
     #[arg(long, value_name = "DIR")]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
     /// Whether the process gives up what it does not need: capabilities, system calls, files of others. Turn
     /// it off only to find out whether it is the cause of a failure [default: on]
     #[arg(long, value_name = "on|off", value_parser = word::<Confine>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Confine>")]
+    #[serde(with = "One::<Confine>")]
     pub confine: Option<Confine>,
 
     /// When the configuration file is read again while the process runs [default: manual]
     #[arg(long, value_name = "manual|auto", value_parser = word::<ReloadMode>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ReloadMode>")]
+    #[serde(with = "One::<ReloadMode>")]
     pub reload: Option<ReloadMode>,
 
     /// How much is logged to stderr; the environment variable RUST_LOG overrides it [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<LogLevel>")]
+    #[serde(with = "One::<LogLevel>")]
     pub log_level: Option<LogLevel>,
 }
 
@@ -641,5 +579,5 @@ fn instance(name: &str) -> Result<String, String> {
 }
 
 fn one_instance<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    Ok(one::<D, InstanceName>(from)?.map(|name| name.0))
+    Ok(One::<InstanceName>::deserialize(from)?.map(|name| name.0))
 }

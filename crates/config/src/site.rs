@@ -10,9 +10,8 @@ use serde::{Deserialize, de::Deserializer};
 
 use mpvpn_identity::cert_files::CertFiles;
 use mpvpn_input::{
-    rules::{Prefix, some},
-    schema,
-    values::{Text, one},
+    rules::Prefix,
+    values::{One, Text},
 };
 
 /// Default value of the header field `server` of responses: a common web server, so that the site does not
@@ -63,17 +62,14 @@ impl Default for Site {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [site]")]
 pub(super) struct SiteTable {
     /// Folder whose files are the pages of the site; not together with `upstream` [default: no pages]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[serde(with = "One::<PathBuf>")]
     root: Option<PathBuf>,
     /// Address of the HTTP server to which requests for pages are passed on; not together with `root`
     /// [default: no pages]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Upstream>")]
+    #[serde(with = "One::<Upstream>")]
     upstream: Option<Upstream>,
     /// Value of the header field `server` of responses, so that the site looks like others [default: nginx]
-    #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ServerName>")]
+    #[serde(with = "One::<ServerName>")]
     server: Option<ServerName>,
     /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so
     /// that visitors cannot find out that this is a proxy [default: false]
@@ -135,10 +131,10 @@ impl Text for ServerName {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[certificate]]")]
 pub(super) struct CertificateTable {
     /// Certificate chain (PEM), leaf first
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[schemars(with = "One<PathBuf>")]
     cert: PathBuf,
     /// Private key of the certificate (PEM)
-    #[schemars(schema_with = "schema::one::<PathBuf>")]
+    #[schemars(with = "One<PathBuf>")]
     key: PathBuf,
 }
 
@@ -146,11 +142,6 @@ pub(super) struct CertificateTable {
 pub(super) fn certificates<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<CertFiles>, D::Error> {
     let files = |table: CertificateTable| CertFiles { cert: table.cert, key: table.key };
     Ok(Vec::<CertificateTable>::deserialize(from)?.into_iter().map(files).collect())
-}
-
-/// For serde: networks.
-pub(super) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
-    Ok(some::<D, Prefix>(from)?.into_iter().map(|prefix| prefix.0).collect())
 }
 
 /// For clap: a network.

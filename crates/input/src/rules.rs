@@ -3,9 +3,8 @@
 use std::{fmt, net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
-use serde::de::Deserializer;
 
-use super::values::{Text, host_bits, many};
+use super::values::{Text, host_bits};
 
 /// A range of ports, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,27 +37,15 @@ pub struct UserName(String);
 /// A network or an address.
 pub struct Prefix(pub IpNet);
 
-/// For serde: one text, or a list of texts. An empty list is refused: some users would read it as all, others
-/// as none.
-pub fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    filled(many::<D, T>(from)?)
+impl From<UserName> for String {
+    fn from(name: UserName) -> Self {
+        name.0
+    }
 }
 
-/// For serde: names of users, as [`some`].
-pub fn users<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    Ok(some::<D, UserName>(from)?.into_iter().map(|name| name.0).collect())
-}
-
-/// For serde: networks and addresses, as [`some`].
-pub fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
-    Ok(some::<D, Prefix>(from)?.into_iter().map(|prefix| prefix.0).collect())
-}
-
-/// The list, unless it is empty.
-pub fn filled<T, E: serde::de::Error>(values: Vec<T>) -> Result<Vec<T>, E> {
-    match values.is_empty() {
-        true => Err(E::custom("the list is empty: leave the key out to match everything")),
-        false => Ok(values),
+impl From<Prefix> for IpNet {
+    fn from(prefix: Prefix) -> Self {
+        prefix.0
     }
 }
 

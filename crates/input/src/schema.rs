@@ -1,43 +1,47 @@
-//! JSON schemas of the values of a configuration file: one function for each function of
-//! [`values`](mod@super::values) or [`rules`](super::rules) that reads values, with the same name.
+//! JSON schemas of the values of a configuration file.
 //!
 //! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value,
 //! `examples` holds an accepted text, and `oneOf` lists the words with their meanings. Only the generator of
 //! `docs/reference` uses this module.
 
-use schemars::{Schema, SchemaGenerator, json_schema};
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use super::values::Text;
-
-/// One text.
-pub fn one<T: Text>(_: &mut SchemaGenerator) -> Schema {
-    item::<T>("string".into())
-}
-
-/// One text, or a plain number.
-pub fn one_or_number<T: Text>(_: &mut SchemaGenerator) -> Schema {
-    item::<T>(json!(["string", "integer"]))
-}
+use super::values::{Many, One, Text};
 
 /// A whole number that `T` reads, too.
 pub fn number<T: Text>(_: &mut SchemaGenerator) -> Schema {
     item::<T>("integer".into())
 }
 
-/// One text, or a list of them.
-pub fn many<T: Text>(generator: &mut SchemaGenerator) -> Schema {
-    list(one::<T>(generator), 0)
+impl<T: Text, const NUMBERS: bool> JsonSchema for One<T, NUMBERS> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::EXPECTED.into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        item::<T>(if NUMBERS { json!(["string", "integer"]) } else { "string".into() })
+    }
 }
 
-/// One text, or a list of at least one.
-pub fn some<T: Text>(generator: &mut SchemaGenerator) -> Schema {
-    list(one::<T>(generator), 1)
-}
+impl<T: Text, const NUMBERS: bool, const FILLED: bool> JsonSchema for Many<T, NUMBERS, FILLED> {
+    fn inline_schema() -> bool {
+        true
+    }
 
-/// One text or a plain number, or a list of at least one.
-pub fn some_or_numbers<T: Text>(generator: &mut SchemaGenerator) -> Schema {
-    list(one_or_number::<T>(generator), 1)
+    fn schema_name() -> Cow<'static, str> {
+        T::EXPECTED.into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        list(One::<T, NUMBERS>::json_schema(generator), FILLED.into())
+    }
 }
 
 fn item<T: Text>(kind: Value) -> Schema {

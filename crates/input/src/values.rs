@@ -11,7 +11,10 @@ use std::{
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use ipnet::Ipv4Net;
-use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Unexpected, Visitor};
+use serde::{
+    Serializer,
+    de::{DeserializeSeed, Deserializer, SeqAccess, Unexpected, Visitor},
+};
 
 /// A value that is parsed from text, in the same way on the command line and in a file.
 pub trait Text: Sized {
@@ -57,30 +60,52 @@ impl<T: Text + Clone + Send + Sync + 'static> TypedValueParser for WordParser<T>
     }
 }
 
-/// For serde: one text.
-pub fn one<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
-    ValueVisitor::<T, false>(PhantomData).deserialize(from).map(Some)
+/// For serde and schemars, as in `#[serde(with = "One::<T>")]` at an `Option<T>`: one text; a plain number,
+/// too, if `NUMBERS`.
+pub struct One<T, const NUMBERS: bool = false>(PhantomData<T>);
+
+/// As [`One`]: a word in quotes, or a plain number.
+pub type OneOrNumber<T> = One<T, true>;
+
+/// As [`One`] at a `Vec`: one text, or a list of them. If `FILLED`, an empty list is refused: some users would
+/// read it as all, others as none.
+pub struct Many<T, const NUMBERS: bool = false, const FILLED: bool = false>(PhantomData<T>);
+
+/// As [`Many`]: at least one text.
+pub type Filled<T> = Many<T, false, true>;
+
+/// As [`Many`]: at least one word in quotes or plain number.
+pub type FilledOrNumbers<T> = Many<T, true, true>;
+
+impl<T: Text, const NUMBERS: bool> One<T, NUMBERS> {
+    /// Reads the value.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+        from.deserialize_any(Self(PhantomData)).map(Some)
+    }
+
+    /// Refuses: values are read only. schemars calls it for the default, which no schema names.
+    pub fn serialize<S: Serializer, V>(_: &V, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom(T::EXPECTED))
+    }
 }
 
-/// For serde: a word in quotes, or a plain number.
-pub fn one_or_number<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
-    ValueVisitor::<T, true>(PhantomData).deserialize(from).map(Some)
+impl<T: Text, const NUMBERS: bool, const FILLED: bool> Many<T, NUMBERS, FILLED> {
+    /// Reads the values.
+    pub fn deserialize<'de, D: Deserializer<'de>, V: From<T>>(from: D) -> Result<Vec<V>, D::Error> {
+        let values = from.deserialize_any(Self(PhantomData))?;
+        match values.is_empty() && FILLED {
+            true => Err(serde::de::Error::custom("the list is empty: leave the key out to match everything")),
+            false => Ok(values.into_iter().map(V::from).collect()),
+        }
+    }
+
+    /// As [`One::serialize`].
+    pub fn serialize<S: Serializer, V>(_: &V, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom(T::EXPECTED))
+    }
 }
 
-/// For serde: one text, or a list of them.
-pub fn many<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    from.deserialize_any(ListVisitor::<T, false>(PhantomData))
-}
-
-/// For serde: a word in quotes or a plain number, or a list of them.
-pub fn many_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    from.deserialize_any(ListVisitor::<T, true>(PhantomData))
-}
-
-/// Reads a value from its text; from a plain number, too, if `NUMBERS`.
-struct ValueVisitor<T, const NUMBERS: bool>(PhantomData<T>);
-
-impl<T: Text, const NUMBERS: bool> Visitor<'_> for ValueVisitor<T, NUMBERS> {
+impl<T: Text, const NUMBERS: bool> Visitor<'_> for One<T, NUMBERS> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,7 +131,7 @@ impl<T: Text, const NUMBERS: bool> Visitor<'_> for ValueVisitor<T, NUMBERS> {
     }
 }
 
-impl<'de, T: Text, const NUMBERS: bool> DeserializeSeed<'de> for ValueVisitor<T, NUMBERS> {
+impl<'de, T: Text, const NUMBERS: bool> DeserializeSeed<'de> for One<T, NUMBERS> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
@@ -114,10 +139,7 @@ impl<'de, T: Text, const NUMBERS: bool> DeserializeSeed<'de> for ValueVisitor<T,
     }
 }
 
-/// Reads a list of values, or a single one.
-struct ListVisitor<T, const NUMBERS: bool>(PhantomData<T>);
-
-impl<'de, T: Text, const NUMBERS: bool> Visitor<'de> for ListVisitor<T, NUMBERS> {
+impl<'de, T: Text, const NUMBERS: bool, const FILLED: bool> Visitor<'de> for Many<T, NUMBERS, FILLED> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,7 +158,7 @@ impl<'de, T: Text, const NUMBERS: bool> Visitor<'de> for ListVisitor<T, NUMBERS>
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
-        let next = || items.next_element_seed(ValueVisitor::<T, NUMBERS>(PhantomData)).transpose();
+        let next = || items.next_element_seed(One::<T, NUMBERS>(PhantomData)).transpose();
         std::iter::from_fn(next).collect()
     }
 }

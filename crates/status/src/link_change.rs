@@ -4,10 +4,10 @@ use std::fmt;
 
 use clap::Args;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport, Weight};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::pipes::Pipes;
-use mpvpn_input::values::{Text, one, one_or_number, text, word};
+use mpvpn_input::values::{One, OneOrNumber, Text, text, word};
 
 /// Changed settings of a link, which apply until the client ends.
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -48,7 +48,7 @@ pub struct LinkChange {
     /// operator limits the rate of each UDP flow
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(
-        deserialize_with = "one_or_number",
+        deserialize_with = "OneOrNumber::deserialize",
         serialize_with = "as_text",
         skip_serializing_if = "Option::is_none"
     )]
@@ -115,6 +115,10 @@ fn yes_or_no(text: &str) -> Result<bool, String> {
         "no" => Ok(false),
         _ => Err(format!("`{text}` is neither yes nor no")),
     }
+}
+
+fn one<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
+    One::<T>::deserialize(from)
 }
 
 fn as_text<S: Serializer, T: fmt::Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {

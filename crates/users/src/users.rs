@@ -17,14 +17,16 @@ use crate::{
     denied::{Denied, User},
     expiry::Expiry,
 };
-use mpvpn_config::{ServerConfig, limits::sessions};
+use mpvpn_config::{
+    ServerConfig,
+    limits::{SessionCount, sessions},
+};
 use mpvpn_identity::{identity::Fingerprint, token::Token};
 use mpvpn_input::{
     Error, Result, files,
     rules::UserName,
-    schema,
     shared::Shared,
-    values::{Text, many, one},
+    values::{Many, One, OneOrNumber, Text},
 };
 use mpvpn_status::UserState;
 
@@ -40,44 +42,40 @@ pub(crate) const EXPECTED: &str = "users, each with a name, and most with the SH
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[user]]")]
 pub struct UserEntry {
     /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
-    #[schemars(schema_with = "schema::one::<UserName>")]
+    #[schemars(with = "One<UserName>")]
     pub name: String,
     /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`. The token itself is stored nowhere. A
     /// user without one has access by a certificate only [default: none]
     #[serde(default, deserialize_with = "hash")]
-    #[schemars(schema_with = "schema::one::<Fingerprint>")]
+    #[schemars(with = "One<Fingerprint>")]
     pub token_sha256: Option<Fingerprint>,
     /// The user has no access any more: sessions end at once, and the token is refused [default: false]
     #[serde(default)]
     pub revoked: bool,
     /// The last day of the user's access in UTC, or the moment at which it ends, as in 2027-01-31T18:00:00Z
     /// [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Expiry>")]
+    #[serde(default, with = "One::<Expiry>")]
     pub expires: Option<Expiry>,
     /// Addresses in the tunnel that this user has and nobody else; the first session that is free gets them
     /// [default: none]
     #[serde(default, deserialize_with = "addresses")]
-    #[schemars(schema_with = "schema::many::<FixedAddress>")]
+    #[schemars(with = "Many<FixedAddress>")]
     pub address: Vec<IpAddr>,
     /// Number of sessions (connected clients) at once; `max-sessions` of a table `[[limit]]` counts, too,
     /// the smaller of both [default: 64]
     #[serde(default, deserialize_with = "sessions")]
-    #[schemars(schema_with = "schema::one_or_number::<mpvpn_config::limits::SessionCount>")]
+    #[schemars(with = "OneOrNumber<SessionCount>")]
     pub sessions: Option<u32>,
     /// Limit of the rate at which the user's clients send, all together, in bit/s of data without headers,
     /// 64kbit to 1000gbit [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
+    #[serde(default, with = "One::<BitRate>")]
     pub up: Option<BitRate>,
     /// Limit of the rate at which the user's clients receive; it counts as `up` does [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<BitRate>")]
+    #[serde(default, with = "One::<BitRate>")]
     pub down: Option<BitRate>,
     /// Bytes that the user may carry in a calendar month (UTC), both directions together, at least 1MB. Then
     /// sessions end, and the user has no access until the next month begins [default: none]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ByteSize>")]
+    #[serde(default, with = "One::<ByteSize>")]
     pub quota: Option<ByteSize>,
 }
 
@@ -103,7 +101,8 @@ impl Text for FixedAddress {
 }
 
 fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<IpAddr>, D::Error> {
-    Ok(many::<D, FixedAddress>(from)?.into_iter().map(|address| address.0).collect())
+    let addresses: Vec<FixedAddress> = Many::<FixedAddress>::deserialize(from)?;
+    Ok(addresses.into_iter().map(|address| address.0).collect())
 }
 
 fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Option<Fingerprint>, D::Error> {

@@ -21,9 +21,8 @@ use crate::{
     links::{Dscp, LinkPattern},
 };
 use mpvpn_input::{
-    rules::{Ports, Prefix, filled, some},
-    schema,
-    values::{Text, many_or_numbers, one, one_or_number},
+    rules::{Ports, Prefix},
+    values::{Filled, FilledOrNumbers, One, OneOrNumber, Text},
 };
 use mpvpn_path::Scheduler;
 use mpvpn_types::{CongestionControl, FlowMode};
@@ -70,64 +69,57 @@ impl JsonSchema for ClassTables {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
 pub(crate) struct Table {
     /// Name of the class: 1 to 16 lower-case letters, digits, `-` or `_`
-    #[schemars(schema_with = "schema::one::<ClassName>")]
+    #[schemars(with = "One<ClassName>")]
     name: Spanned<Parsed<ClassName>>,
     /// How TCP connections of the class travel where no `[[lane-rule]]` matches [default: the key `lane` of
     /// the file]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<FlowMode>")]
+    #[serde(default, with = "One::<FlowMode>")]
     lane: Option<FlowMode>,
     /// Congestion control of the paths of the class, in both directions [default: the key `cc` of the file]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<CongestionControl>")]
+    #[serde(default, with = "One::<CongestionControl>")]
     cc: Option<CongestionControl>,
     /// How packets of the class are spread over its paths [default: the key `scheduler` of the file]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Scheduler>")]
+    #[serde(default, with = "One::<Scheduler>")]
     scheduler: Option<Scheduler>,
     /// Number of links on which each packet is sent, 1 to 4. More copies get through outages without a gap,
     /// and cost that many times the data [default: 1]
-    #[serde(default, deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Copies>")]
+    #[serde(default, with = "OneOrNumber::<Copies>")]
     copies: Option<Copies>,
     /// Forward error correction, for lossy links where a retransmission would come too late: off, auto, or a
     /// fixed rate, as in `10+2` for 2 repair packets per 10 packets [default: off]
-    #[serde(default, deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<Fec>")]
+    #[serde(default, with = "One::<Fec>")]
     fec: Option<Fec>,
     /// Share of a link relative to other classes, while they compete for it, 1 to 1000 [default: 4]
-    #[serde(default, deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Weight>")]
+    #[serde(default, with = "OneOrNumber::<Weight>")]
     weight: Option<Weight>,
     /// Rate that the class gets of each link whenever it needs it, in bit/s or as a part of the link
     /// [default: none]
     #[serde(default)]
-    #[schemars(schema_with = "schema::one::<Portion>")]
+    #[schemars(with = "One<Portion>")]
     pub(crate) min: Option<Spanned<Parsed<Portion>>>,
     /// Limit on each link, in bit/s or as a part of the link; with `priority` the limit up to which the
     /// class precedes others [default: none]
     #[serde(default)]
-    #[schemars(schema_with = "schema::one::<Portion>")]
+    #[schemars(with = "One<Portion>")]
     max: Option<Spanned<Parsed<Portion>>>,
     /// DSCP of the tunnel's packets that carry the class (RFC 2474), for networks that treat packets by it
     /// [default: the `dscp` of the `[[link]]`]
-    #[serde(default, deserialize_with = "one_or_number")]
-    #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
+    #[serde(default, with = "OneOrNumber::<Dscp>")]
     dscp: Option<Dscp>,
     /// Links that the class uses as long as one of them works, names or patterns; others only if none does
     /// [default: all]
     #[serde(default)]
-    #[schemars(schema_with = "schema::some::<LinkPattern>")]
+    #[schemars(with = "Filled<LinkPattern>")]
     prefer: Option<Spanned<LinkPatterns>>,
     /// Links that the class never uses, names or patterns; for example a metered link for backups [default:
     /// none]
     #[serde(default)]
-    #[schemars(schema_with = "schema::some::<LinkPattern>")]
+    #[schemars(with = "Filled<LinkPattern>")]
     exclude: Option<Spanned<LinkPatterns>>,
     /// Name of a TUN device for the class: all packets of this device belong to the class. Set it where
     /// routes or firewall marks shall choose the class [default: none]
     #[serde(default)]
-    #[schemars(schema_with = "schema::one::<String>")]
+    #[schemars(with = "One<String>")]
     tun: Option<Spanned<Parsed<String>>>,
     /// Whether the class is sent before the classes without priority, up to `max` [default: false]
     #[serde(default)]
@@ -208,7 +200,7 @@ pub(crate) struct Parsed<T>(pub(crate) T);
 
 impl<'de, T: Text> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let read = one::<D, T>(from)?;
+        let read = One::<T>::deserialize(from)?;
         read.map(Self).ok_or_else(|| D::Error::custom(format!("expected {}", T::EXPECTED)))
     }
 }
@@ -219,7 +211,7 @@ struct LinkPatterns(Vec<String>);
 
 impl<'de> Deserialize<'de> for LinkPatterns {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let links = some::<D, LinkPattern>(from)?;
+        let links: Vec<LinkPattern> = Filled::<LinkPattern>::deserialize(from)?;
         Ok(Self(links.into_iter().map(|link| link.0).collect()))
     }
 }
@@ -238,60 +230,49 @@ struct MatchEntry {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class.match]]")]
 struct MatchTable {
     /// IP protocols: tcp, udp, icmp (of IPv4 and IPv6) or a number [default: all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Protocol>")]
+    #[serde(default, with = "FilledOrNumbers::<Protocol>")]
     protocol: Vec<Protocol>,
     /// Networks or addresses of the client's end [default: all]
-    #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
-    from: Vec<Prefix>,
+    #[serde(default, with = "Filled::<Prefix>")]
+    from: Vec<IpNet>,
     /// Networks or addresses of the far end [default: all]
-    #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Prefix>")]
-    to: Vec<Prefix>,
+    #[serde(default, with = "Filled::<Prefix>")]
+    to: Vec<IpNet>,
     /// Ports of the client's end, or ranges of ports [default: all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
+    #[serde(default, with = "FilledOrNumbers::<Ports>")]
     from_ports: Vec<Ports>,
     /// Ports of the far end, or ranges of ports [default: all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
+    #[serde(default, with = "FilledOrNumbers::<Ports>")]
     ports: Vec<Ports>,
     /// DSCPs of the packet inside the tunnel (RFC 2474), as the application set it [default: all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Dscp>")]
+    #[serde(default, with = "FilledOrNumbers::<Dscp>")]
     dscp: Vec<Dscp>,
     /// Domain names to which DNS gave the address of the far end: `example.com` is this name and all below
     /// it, `*.example.com` only those below it [default: all]
-    #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Domain>")]
+    #[serde(default, with = "Filled::<Domain>")]
     domain: Vec<Domain>,
     /// Firewall marks, as a value or as value and mask; only for a class with `tun`, not together with
     /// `domain` [default: all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Mark>")]
+    #[serde(default, with = "FilledOrNumbers::<Mark>")]
     mark: Vec<Mark>,
     /// VLAN IDs, 1 to 4094 (IEEE 802.1Q); only for a class with `tun`, not together with `domain` [default:
     /// all]
-    #[serde(default, deserialize_with = "some_or_numbers")]
-    #[schemars(schema_with = "schema::some_or_numbers::<Vlan>")]
+    #[serde(default, with = "FilledOrNumbers::<Vlan>")]
     vlan: Vec<Vlan>,
     /// Interfaces by which the packet comes in; only for a class with `tun`, not together with `domain`
     /// [default: all]
-    #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Ingress>")]
+    #[serde(default, with = "Filled::<Ingress>")]
     ingress: Vec<Ingress>,
 }
 
 impl<'de> Deserialize<'de> for MatchEntry {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let fields = MatchTable::deserialize(from)?;
-        let nets = |list: Vec<Prefix>| -> Vec<IpNet> { list.into_iter().map(|prefix| prefix.0).collect() };
         let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
         let rule = Rule {
             protocols: fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
-            from: nets(fields.from),
-            to: nets(fields.to),
+            from: fields.from,
+            to: fields.to,
             from_ports: ranges(fields.from_ports),
             ports: ranges(fields.ports),
             dscp: fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
@@ -305,10 +286,6 @@ impl<'de> Deserialize<'de> for MatchEntry {
         };
         Ok(Self { rule, kernel_match })
     }
-}
-
-fn some_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    filled(many_or_numbers::<D, T>(from)?)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
