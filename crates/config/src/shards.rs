@@ -2,8 +2,6 @@
 
 use std::{fmt, str::FromStr};
 
-use mpvpn_input::values::Text;
-
 /// Number of threads that carry packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shards {
@@ -48,13 +46,8 @@ impl FromStr for Shards {
     }
 }
 
-impl Text for Shards {
-    const EXPECTED: &'static str = "a number from 1 to 16, or \"auto\"";
-    const EXAMPLE: &'static str = "auto";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse()
-    }
+mpvpn_input::text_of_parsed! {
+    Shards: "a number from 1 to 16, or \"auto\"", as in "auto";
 }
 
 #[cfg(test)]

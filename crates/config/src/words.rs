@@ -151,13 +151,8 @@ impl FromStr for SharedNetwork {
     }
 }
 
-impl Text for SharedNetwork {
-    const EXPECTED: &'static str = "an interface's name or a network in quotes";
-    const EXAMPLE: &'static str = "lan0";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse()
-    }
+mpvpn_input::text_of_parsed! {
+    SharedNetwork: "an interface's name or a network in quotes", as in "lan0";
 }
 
 /// An IPv6 network, or none.

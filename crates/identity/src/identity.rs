@@ -18,7 +18,7 @@ use rustls::{
 };
 
 use crate::{provider::provider, tls};
-use mpvpn_input::{Error, Result, files, values::Text};
+use mpvpn_input::{Error, Result, files};
 
 /// Validity of a certificate that mpvpn makes: 10 years. Clients pin it, so a shorter validity only brings
 /// outages; a longer one keeps a stolen key usable.
@@ -248,13 +248,8 @@ fn nibble(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
-impl Text for Fingerprint {
-    const EXPECTED: &'static str = "64 hexadecimal digits in quotes";
-    const EXAMPLE: &'static str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-
-    fn read(text: &str) -> std::result::Result<Self, String> {
-        text.parse().map_err(|error: ParseFingerprintError| error.to_string())
-    }
+mpvpn_input::text_of_parsed! {
+    Fingerprint: "64 hexadecimal digits in quotes", as in "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use aws_lc_rs::{
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-use mpvpn_input::{Error, Result, values::Text};
+use mpvpn_input::{Error, Result};
 
 /// Longest token (bytes). Own tokens have 49; other identity providers use up to a few hundred. A longer
 /// limit makes each refused request cost more hashing; a shorter one refuses such tokens.
@@ -70,13 +70,8 @@ impl FromStr for Token {
     }
 }
 
-impl Text for Token {
-    const EXPECTED: &'static str = "a token in quotes";
-    const EXAMPLE: &'static str = "mpvpn_secret";
-
-    fn read(text: &str) -> std::result::Result<Self, String> {
-        text.parse().map_err(|error: ParseTokenError| error.to_string())
-    }
+mpvpn_input::text_of_parsed! {
+    Token: "a token in quotes", as in "mpvpn_secret";
 }
 
 #[cfg(test)]

@@ -19,40 +19,11 @@ const MIN_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
 
 crate::text_of_words!(CongestionControl, FlowMode, Scheduler, Tier, Transport);
 
-impl Text for ClassName {
-    const EXPECTED: &'static str = "the name of a class in quotes";
-    const EXAMPLE: &'static str = "voice";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParseClassNameError| error.to_string())
-    }
-}
-
-impl Text for Fec {
-    const EXPECTED: &'static str = "\"off\", \"auto\", or packets and repair packets as in \"10+2\"";
-    const EXAMPLE: &'static str = "10+2";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParseFecError| error.to_string())
-    }
-}
-
-impl Text for Portion {
-    const EXPECTED: &'static str = "a part of a link in quotes, as in \"10mbit\" or \"20%\"";
-    const EXAMPLE: &'static str = "20%";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParsePortionError| error.to_string())
-    }
-}
-
-impl Text for Weight {
-    const EXPECTED: &'static str = "a weight in quotes, as in \"3\"";
-    const EXAMPLE: &'static str = "3";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParseWeightError| error.to_string())
-    }
+crate::text_of_parsed! {
+    ClassName: "the name of a class in quotes", as in "voice";
+    Fec: "\"off\", \"auto\", or packets and repair packets as in \"10+2\"", as in "10+2";
+    Portion: "a part of a link in quotes, as in \"10mbit\" or \"20%\"", as in "20%";
+    Weight: "a weight in quotes, as in \"3\"", as in "3";
 }
 
 impl Text for BitRate {

@@ -179,6 +179,22 @@ macro_rules! text_of_words {
     )+};
 }
 
+/// Implements [`Text`](crate::values::Text) for types that [`FromStr`](std::str::FromStr) parses, each with the
+/// expected text and an example.
+#[macro_export]
+macro_rules! text_of_parsed {
+    ($($name:ty: $expected:literal, as in $example:literal;)+) => {$(
+        impl $crate::values::Text for $name {
+            const EXPECTED: &'static str = $expected;
+            const EXAMPLE: &'static str = $example;
+
+            fn read(text: &str) -> ::std::result::Result<Self, ::std::string::String> {
+                <Self as ::std::str::FromStr>::from_str(text).map_err(|error| error.to_string())
+            }
+        }
+    )+};
+}
+
 /// A server's name or address, and its UDP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddr {
@@ -265,13 +281,8 @@ pub fn is_link_name(text: &str) -> bool {
         && text != ".."
 }
 
-impl Text for ServerAddr {
-    const EXPECTED: &'static str = "\"HOST:PORT\"";
-    const EXAMPLE: &'static str = "vpn.example:443";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse()
-    }
+crate::text_of_parsed! {
+    ServerAddr: "\"HOST:PORT\"", as in "vpn.example:443";
 }
 
 impl Text for SocketAddr {
