@@ -9,10 +9,7 @@ use std::{
     ffi::OsString,
     fs, io,
     mem::MaybeUninit,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStringExt,
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStringExt},
     path::{Path, PathBuf},
 };
 
@@ -97,11 +94,7 @@ fn watch(inotify: &OwnedFd, files: impl IntoIterator<Item = PathBuf>) -> io::Res
     Ok(watched)
 }
 
-impl AsFd for FileWatch {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
-    }
-}
+crate::as_fd!(FileWatch, inotify);
 
 #[cfg(test)]
 mod tests {

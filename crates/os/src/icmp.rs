@@ -7,7 +7,7 @@
 use std::{
     io::{self, ErrorKind},
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -153,11 +153,7 @@ impl EchoSocket {
     }
 }
 
-impl AsFd for EchoSocket {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+crate::as_fd!(EchoSocket, fd);
 
 fn limit_is_over(limit: &Timespec) -> bool {
     limit.tv_sec == 0 && limit.tv_nsec == 0

@@ -20,6 +20,18 @@
 // This crate is at the edge: it uses clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+/// Implements `AsFd` for a type whose descriptor is this field.
+macro_rules! as_fd {
+    ($name:ty, $field:tt) => {
+        impl ::std::os::fd::AsFd for $name {
+            fn as_fd(&self) -> ::std::os::fd::BorrowedFd<'_> {
+                self.$field.as_fd()
+            }
+        }
+    };
+}
+pub(crate) use as_fd;
+
 pub mod arguments;
 pub mod confinement;
 pub mod dns;

@@ -3,10 +3,7 @@
 //!
 //! Always holds: the descriptor is nonblocking, and writing to it never raises SIGPIPE.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-};
+use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     fs::{FileType, OFlags},
@@ -91,11 +88,7 @@ impl PacketFd {
     }
 }
 
-impl AsFd for PacketFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+crate::as_fd!(PacketFd, fd);
 
 #[cfg(test)]
 mod tests {

@@ -173,11 +173,7 @@ impl Poller {
     }
 }
 
-impl AsFd for Poller {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+crate::as_fd!(Poller, fd);
 
 /// Wakes a poller from any thread (eventfd). Clones wake the same poller.
 #[derive(Clone, Debug)]
@@ -204,11 +200,7 @@ impl PollWaker {
     }
 }
 
-impl AsFd for PollWaker {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(PollWaker, 0);
 
 /// A timer that makes a descriptor readable (timerfd). Unlike the timeout of a wait it stays set from one
 /// wait to the next.
@@ -235,11 +227,7 @@ impl PollTimer {
     }
 }
 
-impl AsFd for PollTimer {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(PollTimer, 0);
 
 /// A signal that this program can handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,11 +305,7 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(Signals, 0);
 
 /// `struct __kernel_timespec`: seconds and nanoseconds, 64 bits each on every machine.
 fn kernel_timespec(duration: Duration) -> [i64; 2] {

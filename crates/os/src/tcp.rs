@@ -13,7 +13,7 @@ mod options;
 use std::{
     io::{self, IoSlice},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     time::Duration,
 };
 
@@ -277,11 +277,7 @@ impl From<TcpSocket> for TcpStream {
     }
 }
 
-impl AsFd for TcpAcceptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(TcpAcceptor, 0);
 
 /// The cause of a failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,11 +320,7 @@ impl ConnectFailure {
     }
 }
 
-impl AsFd for TcpSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(TcpSocket, 0);
 
 #[cfg(test)]
 mod tests {

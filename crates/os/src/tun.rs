@@ -9,7 +9,7 @@
 use std::{
     fs,
     io::{self, IoSlice},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
 
@@ -195,11 +195,7 @@ impl Tun {
     }
 }
 
-impl AsFd for Tun {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+crate::as_fd!(Tun, fd);
 
 /// Checks an interface name: refuses the names that the kernel's `dev_valid_name` refuses, and those with `%`
 /// or `*`, which the kernel and nft would take for patterns.

@@ -1,9 +1,6 @@
 //! Notices changes of nftables by any program.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-};
+use std::io;
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 
@@ -54,8 +51,4 @@ impl TableMonitor {
     }
 }
 
-impl AsFd for TableMonitor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
+crate::as_fd!(TableMonitor, socket);

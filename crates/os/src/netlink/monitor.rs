@@ -3,11 +3,7 @@
 //! In: messages of the kernel. Out: [`Event`]s. Always holds: if notifications are lost, [`Event::Overrun`]
 //! says so.
 
-use std::{
-    collections::VecDeque,
-    io,
-    os::fd::{AsFd, BorrowedFd},
-};
+use std::{collections::VecDeque, io};
 
 use ipnet::IpNet;
 use netlink_packet_core::NetlinkPayload;
@@ -100,11 +96,7 @@ impl Monitor {
     }
 }
 
-impl AsFd for Monitor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
+crate::as_fd!(Monitor, socket);
 
 fn subscribe() -> io::Result<netlink_sys::Socket> {
     let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;

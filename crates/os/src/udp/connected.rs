@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use super::{
@@ -70,8 +70,4 @@ impl ConnectedUdp {
     }
 }
 
-impl AsFd for ConnectedUdp {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+crate::as_fd!(ConnectedUdp, 0);

@@ -165,11 +165,7 @@ impl UdpSocket {
     }
 }
 
-impl AsFd for UdpSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+crate::as_fd!(UdpSocket, fd);
 
 /// How many transient errors of earlier datagrams one receive call skips. Each wakes the poller again, so a
 /// limit only bounds the time that one socket takes from the others.
