@@ -52,7 +52,7 @@ use tokio_rustls::TlsAcceptor;
 use history::History;
 use live::Live;
 use logins::Logins;
-use stalled_writes::StalledWrites;
+use stalled_writes::{MAX_WRITE_WAIT, limited};
 
 /// Connections that wait for an answer, at once. When there are more, the oldest is closed. More: memory of
 /// 16 kB each for strangers; fewer: a browser that loads the page is disturbed by others. Chosen.
@@ -269,10 +269,13 @@ impl Site {
         let answer = |request| api::answer(Arc::clone(&self), ends, request);
         let served = async {
             match &self.tls {
-                None => mpvpn_http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await,
+                None => {
+                    mpvpn_http::serve_connection(limited(stream, MAX_WRITE_WAIT), answer, on_lasting).await
+                }
                 Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => {
-                        mpvpn_http::serve_connection(StalledWrites::new(stream), answer, on_lasting).await
+                        mpvpn_http::serve_connection(limited(stream, MAX_WRITE_WAIT), answer, on_lasting)
+                            .await
                     }
                     Ok(Err(error)) => {
                         tracing::debug!(%peer, %error, "dashboard: the TLS handshake of a browser failed");
