@@ -11,9 +11,11 @@ use std::{
 use bytes::BytesMut;
 use mpvpn_class::{DnsSnooper, DomainPattern, has_plausible_counts};
 use mpvpn_config::ServerConfig;
-use mpvpn_engine::untrusted::{
-    PlainHttpsServer, PlainProtocol, RequestStep, Socks5Dialogue, dns_errors, dns_question,
-    encode_socks5_datagram, http_proxy_step, is_dns_answer, proxy_protocol_header, socks5_datagram,
+use mpvpn_https::untrusted::{PlainHttpsServer, PlainProtocol, proxy_protocol_header};
+use mpvpn_names::untrusted::{dns_errors, dns_question, is_dns_answer};
+use mpvpn_proxy::{
+    RequestStep,
+    untrusted::{Socks5Dialogue, encode_socks5_datagram, http_proxy_step, socks5_datagram},
 };
 
 use mpvpn_users::credentials::Credentials;

@@ -1,5 +1,5 @@
 //! The requests of the local API. Each has a [`ControlRequest`] for the data plane, a route, and a function
-//! that sends it. The engine answers in its `answers.rs`.
+//! that sends it. Client and server answer in their `answers.rs`.
 //!
 //! In: HTTP requests of programs on this machine. Out: responses in JSON. Always holds: a request with a
 //! malformed body does not reach the data plane.

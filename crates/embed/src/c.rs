@@ -13,7 +13,7 @@ use std::{
     ptr,
 };
 
-use mpvpn_engine::client::embedded::Packets;
+use mpvpn_client::embedded::Packets;
 use serde_json::json;
 
 use crate::{Builder, Error, Event, Level, Link, Tunnel};

@@ -18,9 +18,8 @@ mod log;
 mod tunnel;
 
 pub use log::Level;
-pub use mpvpn_engine::{
-    EngineError as Error, GivenLink as Link,
-    client::embedded::{Event, Network},
-};
+pub use mpvpn_client::embedded::{Event, Network};
+pub use mpvpn_error::RunError as Error;
+pub use mpvpn_links::GivenLink as Link;
 pub use mpvpn_status::Status;
 pub use tunnel::{Builder, Tunnel};

@@ -6,14 +6,13 @@ use std::{
     sync::Arc,
 };
 
+use mpvpn_client::embedded::{App, Handle, Packets, start};
 use mpvpn_config::ClientOptions;
-use mpvpn_engine::{
-    Protect, Resolve,
-    client::embedded::{App, Handle, Packets, start},
-};
+use mpvpn_names::lookup::Resolve;
+use mpvpn_sockets::bind_options::Protect;
+use mpvpn_status::Status;
 
 use crate::{Error, Event, Level, Link, log};
-use mpvpn_status::Status;
 
 /// A tunnel that is about to be started.
 pub struct Builder {

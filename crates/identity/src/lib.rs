@@ -12,6 +12,9 @@ pub mod cert_files;
 pub mod client_ca;
 pub mod identity;
 pub mod provider;
+mod random;
 pub mod tls;
 pub mod token;
 pub mod trust;
+
+pub use random::random;

@@ -1,6 +1,6 @@
 use std::{error::Error as StdError, process::ExitCode};
 
-use mpvpn_engine::EngineError;
+use mpvpn_error::RunError;
 use mpvpn_identity::tls::CertificateRefusal;
 
 /// The next step for errors that have none of their own.
@@ -64,7 +64,7 @@ impl Failure {
                 exit_code = exit_code_of(control);
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
                 next_step = refusal.next_step().into();
-            } else if let Some(known) = cause.downcast_ref::<EngineError>().and_then(EngineError::next_step) {
+            } else if let Some(known) = cause.downcast_ref::<RunError>().and_then(RunError::next_step) {
                 next_step = known.into();
             }
         }

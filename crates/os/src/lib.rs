@@ -1,6 +1,6 @@
 //! Wrappers around Linux system calls and netlink: synchronous, without an async runtime.
 //!
-//! In: calls of the engine, and descriptors that became ready. Out:
+//! In: calls of the crates above, and descriptors that became ready. Out:
 //! - packets of the TUN device ([`tun`]), or of a descriptor that an app provides ([`PacketFd`]);
 //! - datagrams of the UDP sockets of the links ([`udp`]), and bytes of TCP connections ([`tcp`]);
 //! - readiness of descriptors ([`poll`]);

@@ -10,12 +10,15 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod client;
+pub mod execution;
+pub mod facts;
 pub mod firewall;
 mod instance;
 mod machine;
 mod plan;
 mod record;
 mod removal;
+pub mod reset;
 mod server;
 mod subnet;
 

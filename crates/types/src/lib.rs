@@ -56,7 +56,7 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 /// whose connection the path belongs to, and the index of the path on that uplink. Each has a source port of
 /// its own.
 ///
-/// The engine numbers uplinks; a link that disappears and returns keeps its number while the process runs.
+/// A client numbers uplinks; a link that disappears and returns keeps its number while the process runs.
 ///
 /// ```text
 /// bits 12-15  index of the path on the uplink

@@ -6,8 +6,8 @@ use std::{
 };
 
 use clap::Parser;
+use mpvpn_client::check::run;
 use mpvpn_config::{ClientConfig, log};
-use mpvpn_engine::client::check::run;
 use mpvpn_status::check;
 
 use super::{Command, client::ClientArgs};

@@ -7,8 +7,9 @@ use std::{
 };
 
 use clap::{Args, Parser};
+use mpvpn_client as client;
 use mpvpn_config::{ClientOptions, ConfigSource, log};
-use mpvpn_engine::{client, hide_tokens};
+use mpvpn_confine::secrets::hide_tokens;
 use mpvpn_identity::trust::Ca;
 use mpvpn_users::join::{JoinLink, LinkTrust, ParseLinkError};
 

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use mpvpn_config::log;
-use mpvpn_engine::confine;
+use mpvpn_confine as confine;
 
 use super::Command;
 use crate::failure::Failure;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_engine::hide_tokens;
+use mpvpn_confine::secrets::hide_tokens;
 use mpvpn_input::role::Role;
 use mpvpn_setup::Instance;
 use mpvpn_users::join::Joined;

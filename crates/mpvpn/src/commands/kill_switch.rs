@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use mpvpn_client::hold;
 use mpvpn_config::BlockWish;
-use mpvpn_engine::{EngineError, hold};
+use mpvpn_error::RunError;
 
 use super::Command;
 use crate::{failure::Failure, output::print};
@@ -41,7 +42,7 @@ enum KillSwitchCommand {
 
 impl Command for KillSwitch {
     fn run(self) -> Result<ExitCode, Failure> {
-        let failed = |error: EngineError| Failure::from_error(SUMMARY, &error, "run it as root");
+        let failed = |error: RunError| Failure::from_error(SUMMARY, &error, "run it as root");
         let (said, names) = match self.command {
             KillSwitchCommand::Hold => {
                 // A file that cannot be read ends no hold.

@@ -10,7 +10,7 @@ use std::{
 
 use clap::Parser;
 use mpvpn_config::{BitRate, FlowMode};
-use mpvpn_engine::measure::{
+use mpvpn_measure::{
     DEFAULT_LOAD_SECONDS, Interrupt, LanPage, MeasureError, MeasureEvent, MeasurePlan, links_of, measure,
 };
 use mpvpn_status::{

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_engine::measure::{Interrupt, PingPlan, PingResult, Pinger};
+use mpvpn_measure::{Interrupt, PingPlan, PingResult, Pinger};
 use mpvpn_status::measure::{EchoPaths, EchoReport, EchoRequest, Latency, LatencySamples};
 use serde_json::json;
 

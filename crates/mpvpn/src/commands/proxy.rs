@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use mpvpn_client as client;
 use mpvpn_config::{ConfigSource, log};
-use mpvpn_engine::{client, hide_tokens};
+use mpvpn_confine::secrets::hide_tokens;
 
 use super::{Command, client::ClientArgs};
 use crate::failure::{Failure, READ_THE_LOG};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_engine::reset;
+use mpvpn_setup::reset;
 
 use super::Command;
 use crate::{failure::Failure, output::print};

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use mpvpn_config::{ConfigSource, ServerOptions, log};
-use mpvpn_engine::server;
+use mpvpn_server as server;
 
 use super::Command;
 use crate::failure::{Failure, READ_THE_LOG};

@@ -13,12 +13,14 @@ use std::{
 use clap::{Args, Parser, Subcommand};
 use ipnet::Ipv4Net;
 use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
-use mpvpn_engine::{EngineError, hide_tokens, server, setup};
+use mpvpn_confine::secrets::hide_tokens;
+use mpvpn_error::RunError;
 use mpvpn_identity::client_ca::ClientCa;
 use mpvpn_input::role::Role;
+use mpvpn_server as server;
 use mpvpn_setup::{
-    Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, Step, passing_firewall_steps,
-    plan_client, plan_server,
+    Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, Step, execution, facts,
+    passing_firewall_steps, plan_client, plan_server,
 };
 use mpvpn_users::{Joining, host::HostOption};
 
@@ -200,7 +202,7 @@ fn question(text: &str) -> Result<bool, Failure> {
 impl Command for Setup {
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
-        if !setup::is_root() {
+        if !facts::is_root() {
             return Err(Failure::runtime(
                 SUMMARY,
                 "it changes files and services of the machine",
@@ -222,7 +224,7 @@ fn failed(error: mpvpn_input::Error) -> Failure {
     Failure::from_control_error(SUMMARY, &error)
 }
 
-fn failed_to_look(error: EngineError) -> Failure {
+fn failed_to_look(error: RunError) -> Failure {
     Failure::from_error(SUMMARY, &error, NEXT)
 }
 
@@ -231,7 +233,7 @@ impl ServerArgs {
         let Self { host, port, subnet, user, site, client_ca, name, consent } = self;
         let instance = name.instance(Role::Server)?;
         let client_ca = client_ca.map(checked_ca).transpose()?;
-        let machine = setup::look(&instance, port).map_err(failed_to_look)?;
+        let machine = facts::look(&instance, port).map_err(failed_to_look)?;
         let wishes = ServerWishes { instance: instance.clone(), host, port, subnet, site, client_ca, user };
         let plan = plan_server(&machine, &wishes).map_err(failed)?;
         let answer = consent.ask(&plan)?;
@@ -274,7 +276,7 @@ impl ClientArgs {
         let Self { link, kill_switch, name, consent } = self;
         let instance = name.instance(Role::Client)?;
         let link = read_link(SUMMARY, &link)?;
-        let machine = setup::look(&instance, None).map_err(failed_to_look)?;
+        let machine = facts::look(&instance, None).map_err(failed_to_look)?;
         let wishes =
             ClientWishes { instance: instance.clone(), link, kill_switch, skips_confirmation: consent.yes };
         let record = Record::load(&instance);
@@ -306,7 +308,7 @@ fn carry_out(
     plan: &Plan,
     before: Option<&Record>,
     file: Option<&str>,
-) -> Result<setup::Done, Failure> {
+) -> Result<execution::Done, Failure> {
     let path = instance.record_file();
     let record = Record::after(plan, before, file);
     let write =
@@ -316,7 +318,7 @@ fn carry_out(
     let mut plan = plan.clone();
     plan.steps.insert(0, remember);
     let began = Instant::now();
-    let done = setup::carry_out(&plan, &mut |step| say(&step.action)).map_err(|error| {
+    let done = execution::carry_out(&plan, &mut |step| say(&step.action)).map_err(|error| {
         let mut cause = format!("{error}");
         cause += match error.not_undone.as_slice() {
             [] => "\n  everything was taken back",
@@ -341,9 +343,9 @@ fn say(action: &Action) {
 fn add_firewall_rules(name: Name) -> Result<ExitCode, Failure> {
     let instance = name.instance(Role::Server)?;
     let config = config_of(&instance)?;
-    let firewall = setup::firewall(&instance.tag(), &[]);
+    let firewall = facts::firewall(&instance.tag(), &[]);
     let steps = passing_firewall_steps(&firewall, &config, &instance);
-    let errors = setup::do_all(steps.iter().map(|step| &step.action));
+    let errors = execution::do_all(steps.iter().map(|step| &step.action));
     match errors.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
         _ => Err(Failure::runtime(SUMMARY, errors.join("; "), "see `nft list ruleset`")),

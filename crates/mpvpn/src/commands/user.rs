@@ -4,8 +4,8 @@ use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::S
 
 use clap::{Args, Parser, Subcommand};
 use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
-use mpvpn_engine::server;
 use mpvpn_identity::token::Token;
+use mpvpn_server as server;
 use mpvpn_users::{
     ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
     Users, check_addresses, host::HostOption, render_user, render_users, unknown_user, users_file,

@@ -1,7 +1,7 @@
 //! The pages about the output of a running mpvpn: status, checks, events, metrics, errors.
 
 use crate::reference::definitions as reference;
-use mpvpn_engine::EngineError;
+use mpvpn_error::RunError;
 use serde_json::Value;
 
 use super::{
@@ -243,7 +243,7 @@ pub(super) fn errors() -> String {
         errors.row(&[code(error.lines().next().unwrap_or_default()), next]);
     }
     let mut others = Table::new(&["what is printed"]);
-    for error in EngineError::examples() {
+    for error in RunError::examples() {
         others.row(&[code(&error.to_string())]);
     }
     tidy(&format!(

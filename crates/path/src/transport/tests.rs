@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Lets time pass; it is looked at every 20 ms and when the judge wants it, as the engine does.
+    /// Lets time pass; it is looked at every 20 ms and when the judge wants it, as the client does.
     fn run(&mut self, ms: u64) {
         for _ in 0..ms {
             self.at += 1;

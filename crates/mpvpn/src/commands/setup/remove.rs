@@ -4,9 +4,8 @@ use std::{fs, io::IsTerminal, process::ExitCode};
 
 use clap::{Args, ValueEnum};
 use mpvpn_config::{ClientConfig, Rights, ServerConfig, ServerOptions};
-use mpvpn_engine::setup;
 use mpvpn_input::role::Role;
-use mpvpn_setup::{Instance, KeptState, Plan, Record, Removal, plan_removal};
+use mpvpn_setup::{Instance, KeptState, Plan, Record, Removal, execution, facts, plan_removal};
 use mpvpn_state::{kept_session::KeptSession, quota_usage};
 
 use super::{Answer, Consent, Name, SUMMARY, failed, failed_to_look, question, said_no, say};
@@ -81,7 +80,7 @@ impl RemoveArgs {
 
 /// The instances with a record, and those without a name, of which something may be there without a record.
 fn instances() -> Vec<Instance> {
-    let mut all = setup::records();
+    let mut all = facts::records();
     all.extend([Role::Server, Role::Client].map(Instance::unnamed));
     all.sort_by_key(Instance::tag);
     all.dedup();
@@ -91,7 +90,7 @@ fn instances() -> Vec<Instance> {
 fn removal_of(instance: &Instance, removes_users: bool, consent: Consent) -> Result<Removal, Failure> {
     let record = Record::load(instance);
     let (device, files) = device_and_files(instance)?;
-    let machine = setup::look(instance, None).map_err(failed_to_look)?;
+    let machine = facts::look(instance, None).map_err(failed_to_look)?;
     let can_ask = !consent.yes && !consent.dry_run && std::io::stdin().is_terminal();
     // A session is of no use without its client; users are.
     let is_removed = !files.is_empty()
@@ -113,13 +112,13 @@ fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::pat
         // A server without a name and without a file has its defaults.
         let is_default = instance.role() == Role::Server && instance.name().is_none();
         let defaults = || ServerConfig::resolve(ServerOptions::default(), Rights::ALL).map_err(failed);
-        let files = if is_default { setup::files_of_server(&defaults()?) } else { Vec::new() };
+        let files = if is_default { facts::files_of_server(&defaults()?) } else { Vec::new() };
         return Ok((None, files));
     };
     match instance.role() {
         Role::Server => {
             let config = ServerConfig::parse(&text, &instance.file()).map_err(failed)?;
-            let files = setup::files_of_server(&config);
+            let files = facts::files_of_server(&config);
             Ok((Some(config.tun_name), files))
         }
         Role::Client => {
@@ -139,7 +138,7 @@ fn carry_out(plan: &Plan) -> Result<(), Failure> {
         say(&step.action);
         &step.action
     });
-    match setup::do_all(actions).as_slice() {
+    match execution::do_all(actions).as_slice() {
         [] => Ok(()),
         errors => Err(Failure::runtime(
             SUMMARY,

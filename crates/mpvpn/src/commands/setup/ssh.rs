@@ -3,9 +3,8 @@
 use std::{io::stdin, process::ExitCode, sync::mpsc, thread, time::Duration};
 
 use clap::Args;
-use mpvpn_engine::setup;
 use mpvpn_input::role::Role;
-use mpvpn_setup::{Action, CONFIRM_SECONDS, Instance, Rollback, plan_confirmation, plan_rollback};
+use mpvpn_setup::{Action, CONFIRM_SECONDS, Instance, Rollback, execution, plan_confirmation, plan_rollback};
 
 use super::{Name, SUMMARY};
 use crate::{failure::Failure, output::print};
@@ -70,7 +69,7 @@ fn load(instance: &Instance) -> Result<Rollback, Failure> {
 }
 
 fn finish(actions: &[Action], text: &str) -> Result<ExitCode, Failure> {
-    match setup::do_all(actions).as_slice() {
+    match execution::do_all(actions).as_slice() {
         [] => print(text),
         errors => Err(Failure::runtime(SUMMARY, errors.join("; "), "do these steps by hand")),
     }

@@ -1,0 +1,125 @@
+//! Names that the resolver of the local network answers, past the tunnel (option `dns-local`).
+//!
+//! In: queries of programs of this machine, the resolvers in the tunnel and those of the links. Out: the
+//! responses of the one or the other, by the name. Always holds: only names below the domains that the user
+//! named are asked for past the tunnel; a link cannot add domains, although DHCP has search domains, because
+//! it could name any.
+//!
+//! `/etc/resolv.conf` cannot say which resolver to ask for which name, so it names a forwarding resolver on a
+//! loopback address of its own.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use ipnet::IpNet;
+use mpvpn_names::dns::{Forwarder, PORT};
+use tokio::{runtime::Handle, task::JoinHandle};
+
+/// Loopback addresses to listen at, one for each client of the machine: "mp" in ASCII, and a number.
+const ADDRESSES: [Ipv4Addr; 4] = [
+    Ipv4Addr::new(127, 109, 112, 1),
+    Ipv4Addr::new(127, 109, 112, 2),
+    Ipv4Addr::new(127, 109, 112, 3),
+    Ipv4Addr::new(127, 109, 112, 4),
+];
+
+/// The resolvers to ask.
+#[derive(Clone, Debug, Default)]
+struct Resolvers {
+    in_tunnel: Vec<IpAddr>,
+    /// Empty where the kill switch blocks them.
+    of_links: Vec<IpAddr>,
+    /// Domains whose names the links' resolvers are asked for.
+    domains: Vec<String>,
+}
+
+impl Resolvers {
+    fn for_name(&self, name: &str) -> Vec<SocketAddr> {
+        let resolvers = if is_below(name, &self.domains) { &self.of_links } else { &self.in_tunnel };
+        resolvers.iter().map(|ip| SocketAddr::new(*ip, PORT)).collect()
+    }
+}
+
+/// Whether a name is one of the domains, or below one.
+fn is_below(name: &str, domains: &[String]) -> bool {
+    domains.iter().any(|domain| {
+        name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
+}
+
+/// The forwarding resolver; dropping it ends it.
+pub(super) struct LocalNames {
+    address: IpAddr,
+    resolvers: Arc<Mutex<Resolvers>>,
+    task: JoinHandle<()>,
+}
+
+impl LocalNames {
+    /// Starts it. `of_links` are the resolvers for names below `domains`.
+    ///
+    /// # Errors
+    /// If no loopback address is free.
+    pub(super) fn start(runtime: &Handle, domains: &[String], of_links: Vec<IpAddr>) -> io::Result<Self> {
+        let resolvers = Resolvers { in_tunnel: Vec::new(), of_links, domains: domains.to_vec() };
+        let resolvers = Arc::new(Mutex::new(resolvers));
+        let shared = Arc::clone(&resolvers);
+        let upstreams =
+            Arc::new(move |name: &str| shared.lock().unwrap_or_else(PoisonError::into_inner).for_name(name));
+        let own_machine = [IpNet::new_assert(Ipv4Addr::LOCALHOST.into(), 8)];
+        let mut failure = None;
+        for address in ADDRESSES.map(IpAddr::from) {
+            match Forwarder::bind(&[address], PORT, &own_machine, upstreams.clone()) {
+                Ok(forwarder) => {
+                    let task = runtime.spawn(forwarder.serve());
+                    return Ok(Self { address, resolvers, task });
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
+    }
+
+    /// The address that programs ask.
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Replaces the resolvers for all other names.
+    pub(super) fn set_resolvers_in_tunnel(&self, resolvers: &[IpAddr]) {
+        let mut shared = self.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
+        resolvers.clone_into(&mut shared.in_tunnel);
+    }
+}
+
+impl Drop for LocalNames {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_below_a_domain_are_asked_for_at_the_links_and_others_in_the_tunnel() {
+        let ip = |text: &str| vec![text.parse::<IpAddr>().unwrap()];
+        let resolvers = Resolvers {
+            in_tunnel: ip("10.0.0.1"),
+            of_links: ip("192.168.1.1"),
+            domains: vec!["lan".into(), "home.arpa".into()],
+        };
+        for name in ["lan", "printer.lan", "a.b.home.arpa"] {
+            assert_eq!(resolvers.for_name(name), ["192.168.1.1:53".parse().unwrap()], "{name}");
+        }
+        for name in ["", "wlan", "lan.example", "arpa", "myhome.arpa"] {
+            assert_eq!(resolvers.for_name(name), ["10.0.0.1:53".parse().unwrap()], "{name}");
+        }
+        // Under the kill switch.
+        let blocked = Resolvers { of_links: Vec::new(), ..resolvers };
+        assert!(blocked.for_name("printer.lan").is_empty());
+    }
+}

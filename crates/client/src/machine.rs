@@ -1,0 +1,518 @@
+//! The changes of a client to its machine: TUN devices, addresses, routes, rules and name servers.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+use mpvpn_config::{ClientConfig, Dns, Routes, SteeringRule};
+use mpvpn_error::RunError;
+use mpvpn_masque::capsule::IpRange;
+use mpvpn_names::lookup::Resolve;
+use mpvpn_os::{
+    Tun, TunConfig, UndoJournal,
+    dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
+    firewall::{MarkBits, PacketMatch},
+    tunnel_net::{
+        self, CLASS_MARKS, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
+        DeviceAddresses, INSTANCE_NUMBERS, InboundNet, ShareNet, ShareSource,
+    },
+    undo::{self, Interface},
+};
+use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
+use mpvpn_status::{KillSwitchState, events::EventSender};
+use mpvpn_tunnel::{AddressesInUse, Assignment};
+use tokio::runtime::Handle;
+
+use super::{
+    device::{ClassQueue, Device, Devices},
+    kill_switch::ClientKillSwitch,
+    local_names::LocalNames,
+};
+
+/// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose
+/// routes change all the time lists them so often; less often: a route that a user adds counts later. Chosen.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest prefixes of public networks that a server may draw into the tunnel by advertising them
+/// (bits), for IPv4 and IPv6. Shorter: a server draws more traffic than that to its own networks; longer: the
+/// networks of large organisations are left out. The largest that are assigned to one are of 8 bits, and 19
+/// (IANA, RIPE NCC).
+const MIN_ADVERTISED_PREFIX: (u8, u8) = (8, 16);
+/// Advertised routes that are used. More: a server makes the kernel and the journal hold more; fewer: a
+/// server's networks are left out. Chosen.
+const MAX_ADVERTISED_ROUTES: usize = 1024;
+
+/// The network configuration of a client.
+pub(super) struct Machine {
+    net: ClientNet,
+    /// Connections that came in over links.
+    inbound: InboundNet,
+    /// The classes' own TUN devices, and their names.
+    classes: ClassNet,
+    class_tuns: Vec<String>,
+    tun_name: String,
+    /// The firewall mark of the tunnel's own packets.
+    pub(super) mark: u32,
+    share: Option<ShareNet>,
+    resolver: ResolverConfig,
+    /// The name servers that were applied last.
+    applied_resolvers: Option<Vec<IpAddr>>,
+    /// Which name servers are asked outside of the tunnel, and what to do about it.
+    pub(super) dns_leak: Option<String>,
+    /// Answers names of the local network. `None` where it is not asked for, or cannot be.
+    local_names: Option<LocalNames>,
+    /// Why names of the local network fail, and what to do about it.
+    pub(super) local_names_fail: Option<String>,
+    /// For tasks that answer programs of this machine.
+    runtime: Option<Handle>,
+    /// `None` where it is off.
+    kill_switch: Option<ClientKillSwitch>,
+    undo: UndoJournal,
+    pub(super) assignment: Option<Assignment>,
+    /// The addresses of other interfaces.
+    pub(super) addresses_in_use: AddressesInUse,
+    /// When the tunnel's routes are adapted to those of the machine, and when that was done last.
+    pub(super) refresh_at: Option<Instant>,
+    refreshed_at: Option<Instant>,
+}
+
+/// The networks of the server's routes that `--routes advertised` sends into the tunnel, and one that is left
+/// out, if any is.
+fn advertised_networks(routes: &[IpRange]) -> (Vec<IpNet>, Option<IpNet>) {
+    let is_taken = |net: &IpNet| {
+        let least = if net.addr().is_ipv4() { MIN_ADVERTISED_PREFIX.0 } else { MIN_ADVERTISED_PREFIX.1 };
+        tunnel_net::is_private(net) || net.prefix_len() >= least
+    };
+    let networks = routes.iter().flat_map(|range| range.to_nets());
+    // One more than is used, to know whether there are too many.
+    let (mut taken, large): (Vec<IpNet>, Vec<IpNet>) =
+        networks.take(MAX_ADVERTISED_ROUTES + 1).partition(is_taken);
+    let surplus = (taken.len() + large.len() > MAX_ADVERTISED_ROUTES).then(|| taken.pop()).flatten();
+    (taken, large.first().copied().or(surplus))
+}
+
+/// The server's routes, if they leave out part of an address family that the client has.
+fn limited_routes(assignment: &Assignment) -> Option<String> {
+    let is_whole = |range: &IpRange| range.protocol() == 0 && range.to_nets()[0].prefix_len() == 0;
+    let of_family = |v4: bool| assignment.routes.iter().filter(move |range| range.start().is_ipv4() == v4);
+    let leads_everywhere = |v4: bool| of_family(v4).any(is_whole);
+    let mut families = assignment.addresses.iter().map(|net| net.addr().is_ipv4());
+    let list = || assignment.routes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    families.any(|v4| !leads_everywhere(v4)).then(list)
+}
+
+impl Machine {
+    /// Opens the queues of the TUN devices, after undoing what a killed process left.
+    pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), RunError> {
+        let mut undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
+        let number = undo.take_number(&INSTANCE_NUMBERS, None)?;
+        // One shard suits most clients: their links are slower than one thread.
+        let shards = config.shards.count(1);
+        let open = |name: &str| {
+            let config = TunConfig {
+                name: Some(name.to_owned()),
+                queue_packets: Some(TUN_QUEUE_PACKETS),
+                ..TunConfig::default()
+            };
+            let queues = Tun::open_queues(config, shards)?;
+            let interface = Interface { name: queues[0].name().to_owned(), index: queues[0].ifindex() };
+            Ok::<_, RunError>((interface, queues))
+        };
+        let (interface, queues) = open(&config.tun_name)?;
+        let mut devices: Vec<Devices> = queues.into_iter().map(|tun| Device::Tun(tun).into()).collect();
+        let mut tuns = Vec::new();
+        for (class, name) in config.class_tuns() {
+            let (interface, queues) = open(name)?;
+            for (devices, tun) in devices.iter_mut().zip(queues) {
+                devices.classes.push(ClassQueue::new(class.id, tun));
+            }
+            let is_steered = config.class_steering.iter().any(|steering| steering.rule.class == class.id);
+            // The usual mark of a class is its number plus one.
+            let mark = match is_steered {
+                true => Some(undo.take_number(&CLASS_MARKS, Some(class.id.0 + 1))?),
+                false => None,
+            };
+            tuns.push(ClassTun { interface, number: class.id.0, mark });
+        }
+        let tun_name = interface.name.clone();
+        let class_tuns: Vec<String> = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
+        let keep_routes = config.keep_routes.clone();
+        let class_tun_interfaces = tuns.iter().map(|tun| tun.interface.clone()).collect();
+        let net_config = ClientNetConfig {
+            keep_routes,
+            class_tuns: class_tun_interfaces,
+            ..ClientNetConfig::new(interface, number)
+        };
+        let mark = net_config.mark();
+        let all_tuns: Vec<String> = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
+        let mut inbound = InboundNet::new(net_config.clone())?;
+        // First: nothing else may cut the connection over which the client was started.
+        update_inbound(&mut inbound, &mut undo, all_tuns.iter().map(String::as_str));
+        let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
+        let steering = config.class_steering.iter().map(steering).collect();
+        let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
+        let net = ClientNet::new(net_config)?;
+        let mut machine = Self {
+            net,
+            inbound,
+            classes,
+            class_tuns,
+            resolver: ResolverConfig::new(&tun_name),
+            tun_name,
+            mark,
+            share: None,
+            applied_resolvers: None,
+            dns_leak: None,
+            local_names: None,
+            local_names_fail: None,
+            runtime: None,
+            kill_switch,
+            undo,
+            assignment: None,
+            addresses_in_use: AddressesInUse::default(),
+            refresh_at: None,
+            refreshed_at: None,
+        };
+        machine.find_addresses_in_use();
+        Ok((machine, devices))
+    }
+
+    /// Sets the runtime for tasks that answer programs of this machine.
+    pub(super) fn set_runtime(&mut self, runtime: Option<&Handle>) {
+        self.runtime = runtime.cloned();
+    }
+
+    /// The names of all TUN devices.
+    pub(super) fn tuns(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str)
+    }
+
+    /// How the server's name is to be resolved; `None` where the system does it.
+    pub(super) fn server_name_resolver(&self) -> Option<Resolve> {
+        self.kill_switch.as_ref().map(ClientKillSwitch::server_name_resolver)
+    }
+
+    /// How the proxy's name is to be resolved; `None` where the system does it.
+    pub(super) fn proxy_resolver(&self, port: u16) -> Option<Resolve> {
+        self.kill_switch.as_ref().map(|kill_switch| kill_switch.proxy_resolver(port))
+    }
+
+    /// Where events of the kill switch are reported.
+    pub(super) fn set_events(&self, events: EventSender) {
+        if let Some(kill_switch) = &self.kill_switch {
+            kill_switch.set_events(events);
+        }
+    }
+
+    /// The tunnel works, or does not any more.
+    pub(super) fn set_up(&self, is_up: bool) {
+        if let Some(kill_switch) = &self.kill_switch {
+            kill_switch.set_up(is_up);
+        }
+    }
+
+    /// The server has these addresses now.
+    pub(super) fn set_servers(&mut self, servers: &[SocketAddr]) -> Result<(), RunError> {
+        self.kill_switch.as_mut().map_or(Ok(()), |kill_switch| kill_switch.set_servers(servers))
+    }
+
+    /// The state of the kill switch.
+    pub(super) fn kill_switch_state(&self, is_up: bool) -> KillSwitchState {
+        match (&self.kill_switch, is_up) {
+            (None, _) => KillSwitchState::Off,
+            (Some(_), true) => KillSwitchState::Armed,
+            (Some(_), false) => KillSwitchState::Blocking,
+        }
+    }
+
+    /// Prepares a link to carry the tunnel's packets.
+    pub(super) fn prepare_link(&mut self, name: &str) {
+        if let Err(error) = self.net.loosen_reverse_path_filter(&mut self.undo, name) {
+            tracing::warn!(link = %name, %error, "cannot prepare a link");
+        }
+    }
+
+    /// Stores the server's assignment; [`Self::configure`] applies it.
+    pub(super) fn assign(&mut self, config: &ClientConfig, assignment: Assignment) {
+        let before = self.assignment.replace(assignment);
+        let Some(given) = &self.assignment else { return };
+        if before.is_some_and(|before| before.routes == given.routes) {
+            return;
+        }
+        match config.routes {
+            Routes::All => {
+                if let Some(routes) = limited_routes(given) {
+                    tracing::warn!(
+                        routes,
+                        "the server carries packets to these addresses only, but all traffic is routed into the tunnel: \
+                         --routes advertised uses the tunnel for these alone"
+                    );
+                }
+            }
+            Routes::Advertised => {
+                if let (_, Some(network)) = advertised_networks(&given.routes) {
+                    tracing::warn!(
+                        %network,
+                        "the server advertises networks that are too large, or too many of them, for --routes advertised, which \
+                         leaves them out: --routes all sends everything into the tunnel"
+                    );
+                }
+            }
+            Routes::None => {}
+        }
+    }
+
+    /// Applies addresses, routes and the MTU (bytes), once there are addresses.
+    pub(super) fn configure(&mut self, config: &ClientConfig, mtu: u32) -> Result<(), RunError> {
+        let Some(assignment) = &self.assignment else { return Ok(()) };
+        let routes = match config.routes {
+            Routes::All => tunnel_net::Routes::All,
+            Routes::None => tunnel_net::Routes::None,
+            Routes::Advertised => tunnel_net::Routes::Advertised(advertised_networks(&assignment.routes).0),
+        };
+        let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, mtu };
+        self.net.apply(&mut self.undo, &wanted)?;
+        let given = (0..self.class_tuns.len()).map(|at| class_addresses(assignment, at)).collect();
+        self.classes.apply(&mut self.undo, given, mtu)?;
+        self.set_resolvers(config)
+    }
+
+    /// Updates the steering rules to the present interfaces, and plans to adapt the routes.
+    pub(super) fn interfaces_changed(&mut self, now: Instant) {
+        self.find_addresses_in_use();
+        self.refresh_at = Some(self.refreshed_at.map_or(now, |at| now.max(at + REFRESH_INTERVAL)));
+        if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
+            tracing::warn!(%error, "cannot update the steering rules, which stay as they were");
+        }
+        if let Some(kill_switch) = &mut self.kill_switch
+            && let Err(error) = kill_switch.update()
+        {
+            tracing::warn!(%error, "the kill switch lets the same networks pass as before");
+        }
+    }
+
+    /// Finds the addresses that the server cannot assign.
+    fn find_addresses_in_use(&mut self) {
+        match self.net.addresses_of_other_interfaces() {
+            Ok(addresses) => self.addresses_in_use.set(addresses),
+            Err(error) => tracing::warn!(%error, "cannot find out which addresses this machine has"),
+        }
+    }
+
+    /// Adapts the tunnel's routes, and those for connections that come in over links, to those of the
+    /// machine, when due.
+    pub(super) fn refresh_routes(&mut self, now: Instant) {
+        if self.refresh_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        self.refreshed_at = Some(now);
+        let tuns = std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str);
+        update_inbound(&mut self.inbound, &mut self.undo, tuns);
+        let net = self.net.refresh(&mut self.undo);
+        if let Err(error) = net.and_then(|()| self.classes.refresh(&mut self.undo)) {
+            tracing::warn!(%error, "cannot adapt the tunnel's routes to those of the machine: they stay as they were");
+        }
+    }
+
+    /// The configured or suggested resolvers that can be asked through the tunnel.
+    pub(super) fn tunnel_resolvers(&self, config: &ClientConfig) -> Vec<IpAddr> {
+        let Some(assignment) = &self.assignment else { return Vec::new() };
+        let is_reachable =
+            |ip: &&IpAddr| assignment.addresses.iter().any(|own| own.addr().is_ipv4() == ip.is_ipv4());
+        match &config.dns {
+            Dns::Servers(servers) => servers.clone(),
+            Dns::Suggested => assignment.dns.iter().filter(is_reachable).copied().collect(),
+            Dns::Untouched => Vec::new(),
+        }
+    }
+
+    /// Makes the system use the configured or suggested name servers.
+    fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), RunError> {
+        if self.assignment.is_none() {
+            return Ok(());
+        }
+        let servers = match &config.dns {
+            Dns::Suggested if config.routes != Routes::All => Vec::new(),
+            _ => self.tunnel_resolvers(config),
+        };
+        if self.applied_resolvers.as_ref() == Some(&servers) {
+            return Ok(());
+        }
+        let local = self.find_local_names(config, &servers);
+        match self.resolver.apply(&mut self.undo, local.as_ref().map_or(&servers[..], std::slice::from_ref)) {
+            Ok(()) if servers.is_empty() => {}
+            Ok(()) => tracing::info!(?servers, "names are resolved through the tunnel"),
+            Err(error) if config.dns == Dns::Suggested => {
+                tracing::warn!(?servers, %error, "cannot set the resolvers that the server suggests");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.applied_resolvers = Some(servers);
+        self.find_dns_leak(config);
+        Ok(())
+    }
+
+    /// Starts the resolver for names of the local network when programs are to ask `servers` for all others.
+    /// Returns its address if there is one.
+    fn find_local_names(&mut self, config: &ClientConfig, servers: &[IpAddr]) -> Option<IpAddr> {
+        let runtime = self.runtime.as_ref()?;
+        if config.dns_local.is_empty() || servers.is_empty() {
+            self.local_names = None;
+            return None;
+        }
+        if self.local_names.is_none() {
+            let domains = config.dns_local.join(", ");
+            // As they were before clients rewrote the file.
+            let of_links = link_resolvers(Path::new(undo::DEFAULT_FOLDER));
+            let failure = if uses_systemd_resolved() {
+                Some(format!(
+                    "names below {domains} are not asked for at the local network, because systemd-resolved answers programs: \
+                     `resolvectl domain LINK '~DOMAIN'` tells it to"
+                ))
+            } else if self.kill_switch.is_some() {
+                Some(format!("names below {domains} fail: the kill switch blocks the resolvers of the links"))
+            } else if of_links.is_empty() {
+                Some(format!("names below {domains} fail: /etc/resolv.conf names no resolver of a link"))
+            } else {
+                None
+            };
+            if let Some(failure) = &failure {
+                tracing::warn!("{failure}");
+            }
+            self.local_names_fail = failure;
+            if uses_systemd_resolved() {
+                return None;
+            }
+            let of_links = if self.kill_switch.is_some() { Vec::new() } else { of_links };
+            match LocalNames::start(runtime, &config.dns_local, of_links) {
+                Ok(names) => self.local_names = Some(names),
+                Err(error) => {
+                    let failure =
+                        format!("names below {domains} fail: no resolver for them can be started: {error}");
+                    tracing::warn!("{failure}");
+                    self.local_names_fail = Some(failure);
+                }
+            }
+        }
+        let names = self.local_names.as_ref()?;
+        names.set_resolvers_in_tunnel(servers);
+        Some(names.address())
+    }
+
+    /// Finds name servers that are asked outside of the tunnel although all packets should use it: their
+    /// operators see which names are visited.
+    fn find_dns_leak(&mut self, config: &ClientConfig) {
+        self.dns_leak = None;
+        if config.routes != Routes::All || config.dns == Dns::Untouched {
+            return;
+        }
+        match self.resolver.name_servers_outside_tunnel() {
+            Ok(servers) if servers.is_empty() => {}
+            Ok(servers) => {
+                let list = servers.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+                let leak = format!(
+                    "names are asked past the tunnel, at {list}: give --dns ADDR with a resolver beyond the tunnel, \
+                     or --dns off if that is meant"
+                );
+                tracing::warn!("{leak}");
+                self.dns_leak = Some(leak);
+            }
+            Err(error) => tracing::debug!(%error, "cannot find out which resolvers the system uses"),
+        }
+    }
+
+    /// Lets other machines use the tunnel.
+    pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), RunError> {
+        self.classes.enable_forwarding(&mut self.undo)?;
+        if config.share.is_empty() || self.share.is_some() {
+            return Ok(());
+        }
+        let sources =
+            config.share.iter().map(|text| text.parse()).collect::<Result<Vec<ShareSource>, _>>()?;
+        self.share = Some(ShareNet::configure(&mut self.undo, &self.tun_name, &sources)?);
+        Ok(())
+    }
+
+    /// Takes back what was changed. The kill switch is lifted only where the client was told to end.
+    pub(super) fn end(mut self, is_orderly: bool) -> Result<(), RunError> {
+        let undone = undo_changes(&mut self.undo);
+        match self.kill_switch {
+            None => undone,
+            Some(kill_switch) if is_orderly => undone.and(kill_switch.lift()),
+            Some(_) => {
+                tracing::warn!(
+                    "the kill switch stays in force and blocks this machine's traffic: start the client again, or run \
+                     `mpvpn reset` to end it"
+                );
+                undone
+            }
+        }
+    }
+}
+
+fn update_inbound<'a>(inbound: &mut InboundNet, undo: &mut UndoJournal, tuns: impl Iterator<Item = &'a str>) {
+    if let Err(error) = inbound.update(undo, &tuns.collect::<Vec<_>>()) {
+        tracing::warn!(%error, "replies to connections from outside may go into the tunnel instead of back over their link");
+    }
+}
+
+/// The addresses of a class's TUN device; `at` counts the classes with one. Its source rules also cover the
+/// client's addresses, because answers to them arrive through the client's own TUN device.
+fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
+    let (addresses, own) = assignment.additional_or_first(at);
+    DeviceAddresses { addresses, own }
+}
+
+fn steering(rule: &SteeringRule) -> ClassSteering {
+    let SteeringRule { rule, kernel_match, .. } = rule;
+    let ports =
+        |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
+    let marks = kernel_match.marks.iter().map(|mark| MarkBits { value: mark.value, mask: mark.mask });
+    let packets = PacketMatch {
+        marks: marks.collect(),
+        ingress: kernel_match.ingress.clone(),
+        protocols: rule.protocols.clone(),
+        from: rule.from.clone(),
+        to: rule.to.clone(),
+        from_ports: ports(&rule.from_ports),
+        ports: ports(&rule.ports),
+        dscp: rule.dscp.clone(),
+    };
+    ClassSteering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advertised_networks_are_bounded_in_size_and_number() {
+        let range =
+            |start: &str, end: &str| IpRange::new(start.parse().unwrap(), end.parse().unwrap(), 0).unwrap();
+        let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let all = [range("0.0.0.0", "255.255.255.255")];
+        assert_eq!(advertised_networks(&all), (Vec::new(), "0.0.0.0/0".parse().ok()));
+        let halves = [range("0.0.0.0", "127.255.255.255"), range("128.0.0.0", "255.255.255.255")];
+        assert_eq!(advertised_networks(&halves), (Vec::new(), "0.0.0.0/1".parse().ok()));
+        let office = [
+            range("17.0.0.0", "17.255.255.255"),
+            range("172.16.0.0", "172.31.255.255"),
+            range("fc00::", "fd00::ff"),
+        ];
+        let (taken, left_out) = advertised_networks(&office);
+        assert_eq!(left_out, None);
+        assert_eq!(taken, nets(&["17.0.0.0/8", "172.16.0.0/12", "fc00::/8", "fd00::/120"]));
+        let single = |number: u32| {
+            let address = std::net::Ipv4Addr::from_bits(0x0a00_0000 + 2 * number).to_string();
+            range(&address, &address)
+        };
+        let many: Vec<IpRange> = (0..5000).map(single).collect();
+        let (taken, left_out) = advertised_networks(&many);
+        assert_eq!(taken.len(), MAX_ADVERTISED_ROUTES);
+        assert_eq!(left_out, "10.0.8.0/32".parse().ok());
+        assert_eq!(advertised_networks(&many[..MAX_ADVERTISED_ROUTES]).1, None);
+    }
+}

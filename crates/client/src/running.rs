@@ -1,0 +1,501 @@
+//! The main thread of a client: it moves events between the data plane, the other shards, the slow thread,
+//! and the machine, app or proxies.
+//!
+//! In: events of the tunnel, messages of other shards and of the slow thread, signals, commands of an app,
+//! time. Out: calls of these parts, each of which owns its state. Always holds: nothing here blocks.
+
+use std::{net::SocketAddr, time::Instant};
+
+use ipnet::IpNet;
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, log};
+use mpvpn_confine as confine;
+use mpvpn_error::RunError;
+use mpvpn_input::{role::Role, short_text::ShortText, values::ServerAddr};
+use mpvpn_links::policies::LinkPolicies;
+use mpvpn_names::lookup::ReverseLookup;
+use mpvpn_proxy::FIRST_PROXY_TOKEN;
+use mpvpn_qlog::Qlog;
+use mpvpn_report::flows;
+use mpvpn_status::{
+    FlowList, Link, Status,
+    events::{Event, EventSender},
+    link_change::LinkChange,
+    reload_report::{ConfigValue, ReloadReport},
+};
+use mpvpn_threads::{
+    event_loop::{EventLoop, Iteration, MONITOR_TOKEN, SignalRequest, reload_event, signal_event},
+    service_manager::ServiceManager,
+    shards::ShardEvent,
+    slow_thread::{Message, SlowThread},
+};
+use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
+
+use super::{
+    auto_pipes::LookupScope,
+    data_plane::DataPlane,
+    kind::ClientKind,
+    link_use::LinkUse,
+    measured_flows::{self, MeasuredFlows},
+    other_shard::{ClientMessage, FirstShard},
+    proxy_streams::{ProxyStreams, stream_event},
+    server_name::ServerName,
+    session::SessionState,
+    session_keeper::SessionKeeper,
+};
+use crate::{answers, status};
+
+/// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations
+/// for streams. Chosen.
+const MAX_TRANSMIT_ROUNDS: usize = 16;
+
+/// The main thread's state.
+pub(crate) struct Running {
+    pub(super) config: ClientConfig,
+    pub(super) origin: ConfigSource<ClientOptions>,
+    pub(super) data_plane: DataPlane,
+    pub(crate) shards: FirstShard,
+    pub(super) kind: ClientKind,
+    pub(super) slow: SlowThread,
+    pub(super) events: EventSender,
+    pub(super) link_use: LinkUse,
+    /// `None` if the server is configured by address.
+    pub(super) server_name: Option<ServerName>,
+    pub(super) session: SessionState,
+    pub(super) service_manager: ServiceManager,
+    pub(super) keeper: SessionKeeper,
+    pub(super) echo_watch: EchoWatch,
+    pub(super) measured: Option<MeasuredFlows>,
+    /// Dropped last, so that the last events of connections are written.
+    pub(super) _qlog: Option<Qlog>,
+}
+
+impl Running {
+    /// Runs until a signal or a command ends it, or an error that it cannot recover from.
+    pub(super) fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), RunError> {
+        let now = Instant::now();
+        match self.config.server.ip() {
+            Some(ip) => {
+                self.set_remotes(event_loop, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
+            }
+            None => self.set_remotes(event_loop, now, Vec::new())?,
+        }
+        for (_, link) in self.data_plane.sockets.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
+            let (link, reason) = (link.name.as_str().into(), link.reason.into());
+            self.events.report(Event::LinkUnusable { link, reason });
+        }
+        if let Some(note) = self.config.note() {
+            tracing::warn!("{note}");
+        }
+        self.events.report(Event::Connecting { server: self.config.server.to_string().into() });
+        self.service_manager.set_status(|| format!("connecting to {}", self.config.server));
+        self.service_manager.ready();
+        let mut iteration = Iteration::first();
+        loop {
+            let busy = self.transmit(event_loop, iteration.now)?.then_some(iteration.now);
+            self.resolve_server_name(iteration.now);
+            let timeouts = [
+                busy,
+                self.data_plane.poll_timeout(iteration.now),
+                self.server_name.as_ref().and_then(ServerName::poll_timeout),
+                self.shards.poll_timeout(),
+                self.link_use.poll_timeout(),
+                self.kind.poll_timeout(),
+                self.service_manager.poll_timeout(),
+                self.measured.as_ref().map(MeasuredFlows::until),
+            ];
+            let max_delay = self.data_plane.connections.max_coalescing_delay(iteration.now);
+            event_loop.wait(timeouts.into_iter().flatten().min(), max_delay, &mut iteration)?;
+            let kind = &mut self.kind;
+            self.data_plane.handle_ready(event_loop, &iteration, &mut |name| kind.prepare_link(name))?;
+            self.serve_proxy_clients(event_loop, &iteration);
+            if iteration.ready.iter().any(|event| event.token == MONITOR_TOKEN) {
+                self.kind.interfaces_changed(iteration.now);
+            }
+            self.kind.refresh_routes(iteration.now);
+            match event_loop.signal_request(&iteration) {
+                Some(SignalRequest::End(signal)) => {
+                    self.events.report(signal_event(signal));
+                    return Ok(());
+                }
+                Some(SignalRequest::Reload) => {
+                    self.service_manager.reloading();
+                    drop(self.reload(event_loop, iteration.now));
+                    self.service_manager.ready();
+                }
+                None => {}
+            }
+            if self.run_app_commands(event_loop, iteration.now)? {
+                return Ok(());
+            }
+            if self.handle_shard_events(event_loop)? {
+                // `end` returns the reason when it joins the threads.
+                return Ok(());
+            }
+            self.handle_slow_thread_messages(event_loop, iteration.now)?;
+            self.update_link_use(iteration.now);
+            self.expire_measurement(event_loop, iteration.now);
+            self.answer_api(iteration.now);
+            self.service_manager.update(iteration.now);
+        }
+    }
+
+    /// Resolves the server's name when due, while the server is not reached.
+    fn resolve_server_name(&mut self, now: Instant) {
+        let reached = self.data_plane.connections.default_client().reaches_server();
+        if self.server_name.as_mut().is_some_and(|name| name.update(now, reached)) {
+            self.slow.resolve(&self.config.server);
+        }
+    }
+
+    fn set_remotes(
+        &mut self,
+        event_loop: &EventLoop,
+        now: Instant,
+        remotes: Vec<SocketAddr>,
+    ) -> Result<(), RunError> {
+        self.kind.set_servers(&remotes)?;
+        self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
+        let kind = &mut self.kind;
+        self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))
+    }
+
+    /// Sends what is due and handles events, alternately. Returns whether there is more to do.
+    fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, RunError> {
+        for _ in 0..MAX_TRANSMIT_ROUNDS {
+            self.data_plane.transmit(event_loop, now);
+            // Streams that accept bytes again are filled, as long as the paths send.
+            if !self.apply_events(event_loop, now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Handles ready sockets of the proxies' apps, and their timers.
+    fn serve_proxy_clients(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
+        let Some(proxy) = self.kind.proxy_mut() else { return };
+        let apps = &mut ProxyStreams(self.data_plane.connections.default_client_mut());
+        for event in iteration.ready.iter().filter(|event| event.token >= FIRST_PROXY_TOKEN) {
+            proxy.on_socket_ready(iteration.now, &event_loop.poller, apps, *event);
+        }
+        if proxy.poll_timeout().is_some_and(|at| at <= iteration.now) {
+            proxy.handle_timeout(iteration.now, &event_loop.poller, apps);
+        }
+    }
+
+    /// Handles messages of the other shards. Returns whether a shard has ended.
+    fn handle_shard_events(&mut self, event_loop: &EventLoop) -> Result<bool, RunError> {
+        let mut ended = false;
+        while let Some(news) = self.shards.next_event() {
+            match news {
+                ShardEvent::Specific(ClientMessage::CarriedMtu(member, mtu)) => {
+                    self.session.set_carried(member, mtu);
+                    if mtu.is_some() {
+                        let (shard, reason) = (member.shard(), "".into());
+                        self.events.report(Event::ShardChanged { shard, connected: true, reason });
+                    }
+                    self.attach(event_loop)?;
+                    self.configure()?;
+                    self.divide_link_rates();
+                }
+                ShardEvent::Ended => ended = true,
+                // Only shard 0 sends the other messages.
+                ShardEvent::Specific(_) => {}
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Attaches or detaches this shard's TUN queue.
+    fn attach(&mut self, event_loop: &EventLoop) -> Result<(), RunError> {
+        self.data_plane.attach(event_loop, self.session.accepts_packets())
+    }
+
+    fn handle_slow_thread_messages(&mut self, event_loop: &EventLoop, now: Instant) -> Result<(), RunError> {
+        while let Some(message) = self.slow.next() {
+            match message {
+                Message::ApiRequest(question) => {
+                    answers::answer_client_request(self, event_loop, now, question)?
+                }
+                Message::ReverseResolved(address, name) => {
+                    if let Some(name) = name {
+                        self.link_use.pipes.on_reverse_resolved(now, address, &name);
+                    }
+                }
+                Message::Resolved(found) => {
+                    let server = self.config.server.to_string().into();
+                    let found = found.and_then(|all| match all.is_empty() {
+                        true => Err("it has no address".to_owned()),
+                        false => Ok(all),
+                    });
+                    if let Err(reason) = &found {
+                        let reason = reason.as_str().into();
+                        self.events.report(Event::ResolveFailed { server, reason });
+                    }
+                    let server_name = self.server_name.as_mut();
+                    if let Some(addresses) = server_name.and_then(|name| name.on_resolved(now, found.ok())) {
+                        let server = self.config.server.to_string().into();
+                        self.events.report(Event::ServerResolved { server, addresses: addresses.clone() });
+                        self.set_remotes(event_loop, now, addresses)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of the configuration, and where each comes from.
+    pub(crate) fn config_values(&self) -> Result<Vec<ConfigValue>, mpvpn_input::Error> {
+        self.origin.values()
+    }
+
+    /// Reads the configuration again. Link settings and classes apply at once; run-time changes are dropped.
+    pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
+        let new = self.origin.load().map_err(|error| error.to_string());
+        measured_flows::remove_from(&mut self.config);
+        let reloaded = new.map(|new| self.config.apply_reload(new));
+        if let Some(Err(reason)) = self.measured.as_ref().map(|flows| flows.add_to(&mut self.config)) {
+            tracing::warn!(reason, "the measurement ends");
+            self.measured = None;
+        }
+        log::set_level(self.config.log_level);
+        self.events.report(reload_event(&reloaded));
+        let mut policies = self.data_plane.policies.clone();
+        if reloaded.is_ok() && policies.configure(&self.config.links) {
+            self.set_policies(now, policies);
+            self.update_quotas(now);
+        }
+        if reloaded.as_ref().is_ok_and(|reloaded| reloaded.classes) {
+            self.set_class_config(event_loop, now, self.config.clone());
+        }
+        reloaded
+    }
+
+    /// Changes how a link is used, until the process ends or reloads.
+    pub(crate) fn change_link(
+        &mut self,
+        now: Instant,
+        name: &str,
+        change: &LinkChange,
+    ) -> Result<Link, String> {
+        let links = || self.data_plane.sockets.links.uplinks().map(|(_, link)| link.name.as_str());
+        if !links().any(|link| link == name) {
+            let names = links().collect::<Vec<_>>();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(format!("there is no link `{name}`: known are {names}"));
+        }
+        let mut policies = self.data_plane.policies.clone();
+        let mut link = policies.of(name);
+        link.change(change);
+        self.events.report(Event::LinkSet { link: name.into(), change: ShortText::of(change) });
+        policies.change(name, link);
+        if change.quota_reset {
+            self.link_use.quotas.reset(name);
+        }
+        self.set_policies(now, policies);
+        self.update_quotas(now);
+        let status = self.status(now);
+        status.links.into_iter().find(|link| link.name == name).ok_or_else(|| format!("`{name}` is gone"))
+    }
+
+    fn set_policies(&mut self, now: Instant, policies: LinkPolicies) {
+        self.shards.send(|| ClientMessage::Policies(Box::new(policies.clone())));
+        self.data_plane.set_policies(now, policies);
+    }
+
+    /// Updates quotas and pipes that are due.
+    fn update_link_use(&mut self, now: Instant) {
+        if now < self.link_use.next_update() {
+            return;
+        }
+        let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
+        let home = connections.default_client_mut();
+        let resolvers = self.kind.tunnel_resolvers(&self.config);
+        let update = self
+            .link_use
+            .update(now, policies, &sockets.links, !resolvers.is_empty(), || home.report(now).paths);
+        for (address, scope) in update.wanted_names {
+            self.slow.reverse_resolve(match scope {
+                LookupScope::System => ReverseLookup::BySystem(address),
+                LookupScope::Tunnel => ReverseLookup::InTunnel {
+                    address,
+                    resolvers: resolvers.clone(),
+                    device: self.config.tun_name.clone(),
+                },
+            });
+        }
+        if let Some(policies) = update.policies {
+            self.set_policies(now, policies);
+        }
+    }
+
+    /// Checks quotas again, after settings changed.
+    fn update_quotas(&mut self, now: Instant) {
+        let mut policies = self.data_plane.policies.clone();
+        if self.link_use.update_quotas(now, &mut policies, &self.data_plane.sockets.links) {
+            self.set_policies(now, policies);
+        }
+    }
+
+    /// Divides the configured rates among the connections.
+    fn divide_link_rates(&mut self) {
+        let mut policies = self.data_plane.policies.clone();
+        if policies.set_connection_count(self.session.connections()) {
+            self.set_policies(Instant::now(), policies);
+        }
+    }
+
+    /// Shard 0's part of the status.
+    pub(crate) fn status(&mut self, now: Instant) -> Status {
+        let mut status = self.data_plane.status(now, &self.config, ConnectionNumber::INITIAL);
+        for link in &mut status.links {
+            self.link_use.add_to_status(&self.data_plane.policies, link);
+        }
+        status.notes.extend(self.config.note());
+        status.confinement = confine::status();
+        status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
+        status.notes.extend(self.kind.dns_leak());
+        status.notes.extend(self.kind.local_names_fail());
+        status
+            .notes
+            .extend(status::sharing_note(self.data_plane.connections.default_client().secret_sharing()));
+        status
+    }
+
+    /// Shard 0's flows: those of its TUN queue, or of the proxies.
+    pub(crate) fn flows(&self, now: Instant) -> FlowList {
+        match self.kind.proxy() {
+            Some(proxy) => flows::connection_flows(now, Role::Client, proxy.flows()),
+            None => self.data_plane.flows(now, &self.config),
+        }
+    }
+
+    /// Answers requests for which all shards have reported.
+    fn answer_api(&mut self, now: Instant) {
+        self.shards.answer(now, |mut reports| {
+            // Shard 0's report comes first.
+            let members = reports.split_off(1);
+            let mut status = reports.remove(0);
+            for report in members {
+                status::add_shard_status(&mut status, report);
+            }
+            status
+        });
+    }
+
+    /// Handles the tunnel's events. Returns whether any concerned streams, which may then have bytes to send.
+    pub(crate) fn apply_events(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, RunError> {
+        let mut has_stream_events = false;
+        while let Some((flow, payload)) = self.data_plane.connections.poll_udp() {
+            if let Some(proxy) = self.kind.proxy_mut() {
+                proxy.deliver_payload(now, flow, &payload);
+            }
+        }
+        while let Some(event) = self.data_plane.connections.poll_event(now) {
+            let event = match stream_event(event) {
+                Ok(event) => {
+                    has_stream_events = true;
+                    if let Some(proxy) = self.kind.proxy_mut() {
+                        proxy.on_stream_event(
+                            now,
+                            &event_loop.poller,
+                            &mut ProxyStreams(self.data_plane.connections.default_client_mut()),
+                            event,
+                        );
+                    }
+                    continue;
+                }
+                Err(event) => event,
+            };
+            match event {
+                ClientEvent::Mtu(mtu) => {
+                    self.session.set_mtu(mtu as u32);
+                    self.events.report(Event::MtuChanged { mtu: mtu as u64 });
+                    self.configure()?;
+                }
+                ClientEvent::Up(assignment) => {
+                    self.report_connected(&assignment);
+                    self.kind.connected();
+                    self.session.set_up(true);
+                    self.attach(event_loop)?;
+                    self.assign(assignment);
+                    self.configure()?;
+                    self.kind.share(&self.config)?;
+                }
+                ClientEvent::AssignmentChanged(assignment) => {
+                    let addresses = assignment.addresses.clone();
+                    self.service_manager.set_status(|| connected_text(&self.config.server, &addresses));
+                    self.events.report(Event::AddressesChanged { addresses });
+                    self.assign(assignment);
+                    self.configure()?;
+                }
+                ClientEvent::Udp(flow, news) => {
+                    if let (Some(proxy), UdpFlowEvent::Refused(_) | UdpFlowEvent::Closed) =
+                        (self.kind.proxy_mut(), news)
+                    {
+                        proxy.on_flow_closed(now, flow, news != UdpFlowEvent::Closed);
+                    }
+                }
+                ClientEvent::JoinsAllowed { secret, .. } => {
+                    self.shards.send(|| ClientMessage::Join(secret.clone()))
+                }
+                ClientEvent::Down(reason) => {
+                    self.events.report(Event::Disconnected { reason: reason.as_str().into() });
+                    self.service_manager
+                        .set_status(|| format!("connecting to {} again: {reason}", self.config.server));
+                    self.session.set_up(false);
+                    self.attach(event_loop)?;
+                    self.kind.connection_lost(reason);
+                }
+                ClientEvent::Fatal(error) => {
+                    self.data_plane.transmit(event_loop, now);
+                    return Err(error.into());
+                }
+                // Stream events were handled above.
+                _ => {}
+            }
+        }
+        Ok(has_stream_events)
+    }
+
+    fn report_connected(&mut self, assignment: &Assignment) {
+        self.service_manager.set_status(|| connected_text(&self.config.server, &assignment.addresses));
+        let is_resumed = self.session.is_resumed(self.data_plane.connections.default_client().resumed());
+        self.events.report(Event::Connected {
+            server: self.config.server.to_string().into(),
+            addresses: assignment.addresses.clone(),
+            resumed: is_resumed,
+        });
+    }
+
+    fn assign(&mut self, assignment: Assignment) {
+        self.keeper.keep(self.data_plane.connections.default_client().session_secret(), &assignment);
+        self.data_plane.assign(&assignment);
+        self.kind.assign(&self.config, assignment);
+    }
+
+    fn configure(&mut self) -> Result<(), RunError> {
+        self.kind.configure(&self.config, self.session.mtu())
+    }
+
+    /// Says good-bye to the server and takes back what was changed. `is_orderly`: the client was told to end,
+    /// so that its kill switch is lifted.
+    pub(super) fn end(mut self, is_orderly: bool) -> Result<(), RunError> {
+        self.service_manager.stopping();
+        let shards = self.shards.end();
+        if let Some(proxy) = self.kind.proxy_mut() {
+            proxy.end();
+        }
+        self.data_plane.end();
+        let mut policies = self.data_plane.policies.clone();
+        self.link_use.update_quotas(Instant::now(), &mut policies, &self.data_plane.sockets.links);
+        self.link_use.quotas.save();
+        self.kind.end(is_orderly && shards.is_ok()).and(shards)
+    }
+}
+
+/// The state of a tunnel that works, in words.
+fn connected_text(server: &ServerAddr, addresses: &[IpNet]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(|net| net.addr().to_string()).collect();
+    format!("connected to {server} as {}", addresses.join(" and "))
+}

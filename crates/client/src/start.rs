@@ -1,0 +1,243 @@
+//! Makes a client: the links, the connections, and the other shards.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, LaneRule};
+use mpvpn_error::RunError;
+use mpvpn_flow::rules::{Rule, Rules};
+use mpvpn_identity::{random, token::Token};
+use mpvpn_input::role::Role;
+use mpvpn_links::{
+    LinkSocketOptions, Links,
+    policies::{LinkMeters, LinkPolicies},
+};
+use mpvpn_qlog::Qlog;
+use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
+use mpvpn_status::events::EventSender;
+use mpvpn_tcp::connection::TcpTransportConfig;
+use mpvpn_threads::{event_loop::EventLoop, service_manager::ServiceManager, slow_thread::SlowThread};
+use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, TunnelMode};
+use mpvpn_types::{ClassId, Fec};
+
+use super::{
+    Running,
+    auto_pipes::AutoPipes,
+    classes::Classes,
+    connection_factory::{ClientSetups, ConnectionFactory, flow_mode},
+    data_plane::{DataPlane, DataPlaneParts},
+    device::Devices,
+    events::ShardEvents,
+    kind::ClientKind,
+    link_use::LinkUse,
+    other_shard::{FirstShard, JoinedShard},
+    quotas::Quotas,
+    server_name::ServerName,
+    session::SessionState,
+    session_keeper::SessionKeeper,
+    transports::LinkTransports,
+};
+
+/// The path of CONNECT-IP requests (RFC 9484 §3, both variables `*`).
+pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
+/// The largest UDP payload inside TCP (bytes). Larger: fewer TLS records and headers, but the packet behind
+/// waits longer: 5 ms at 10 Mbit/s for this value.
+const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
+
+/// The parts that differ between the kinds of clients.
+pub(super) struct ClientParts {
+    pub(super) kind: ClientKind,
+    /// The packet devices, one per shard; none for proxies.
+    pub(super) queues: Vec<Devices>,
+    pub(super) socket_options: LinkSocketOptions,
+    /// The folder for state that survives restarts.
+    pub(super) state_dir: Option<PathBuf>,
+    /// The token of the user, if there is one.
+    pub(super) token: Option<Token>,
+}
+
+/// The parts that all shards share.
+struct ShardParts {
+    config: ClientConfig,
+    socket_options: LinkSocketOptions,
+    classes: Classes,
+    connection_factory: ConnectionFactory,
+    meters: LinkMeters,
+    /// `None` if there is no slow thread, on which TCP would run.
+    tcp: Option<Arc<TcpTransportConfig>>,
+    events: EventSender,
+    echo_watch: EchoWatch,
+}
+
+impl ShardParts {
+    /// The parts of one shard's data plane.
+    fn data_plane_parts(&self, shard: u8, event_loop: &EventLoop) -> DataPlaneParts {
+        let classes = self.classes.clone();
+        let setups = self.connection_factory.connections(&self.config, &classes, shard);
+        let several = self.connection_factory.shards > 1;
+        let mut connections =
+            ClassConnections::new(Instant::now(), setups, classes.rules.clone(), shard, several);
+        connections.watch_echoes(self.echo_watch.clone());
+        let transports =
+            LinkTransports::new(shard, self.tcp.clone(), event_loop.wake.clone(), self.events.clone());
+        let events = ShardEvents::new(self.events.clone(), shard);
+        DataPlaneParts {
+            shard,
+            connections,
+            classes,
+            connection_factory: self.connection_factory.clone(),
+            transports,
+            events,
+        }
+    }
+
+    fn links(&self, event_loop: &EventLoop) -> Result<Links, RunError> {
+        let socket_options = self.socket_options.clone();
+        Links::new(
+            &self.config.paths,
+            self.classes.link_classes(),
+            &self.meters,
+            socket_options,
+            &event_loop.poller,
+        )
+    }
+
+    /// Starts the shards 1 and up.
+    fn start_others(&self, first: &mut FirstShard, queues: Vec<Devices>) -> Result<(), RunError> {
+        for (shard, devices) in (1..).zip(queues) {
+            let Some(member) = ConnectionNumber::of(shard, ClassId::DEFAULT) else { break };
+            let mut event_loop = EventLoop::without_signals()?;
+            let links = self.links(&event_loop)?;
+            let policies = LinkPolicies::new(&self.config.links);
+            let data_plane = DataPlane::new(
+                self.data_plane_parts(shard, &event_loop),
+                links,
+                policies,
+                Some(devices),
+                &event_loop,
+            )?;
+            let first_shard = first.add(event_loop.wake.clone());
+            let joined_shard =
+                JoinedShard { member, config: self.config.clone(), data_plane, first: first_shard };
+            first.start(shard, event_loop.activity.clone(), move || joined_shard.run(&mut event_loop))?;
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    /// A client that has not connected yet.
+    pub(super) fn new(
+        (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
+        event_loop: &EventLoop,
+        tls: Arc<rustls::ClientConfig>,
+        ClientParts { kind, queues, socket_options, state_dir, token }: ClientParts,
+        slow: SlowThread,
+    ) -> Result<Self, RunError> {
+        let shards = queues.len().max(1) as u8;
+        let mut queues = queues.into_iter();
+        let devices = queues.next();
+        let meters = LinkMeters::default();
+        let events = slow.events();
+        let socket_options = LinkSocketOptions { events: events.clone(), ..socket_options };
+        let classes = Classes::from_config(&config, devices.is_some());
+        let mut links = Links::new(
+            &config.paths,
+            classes.link_classes(),
+            &meters,
+            socket_options.clone(),
+            &event_loop.poller,
+        )?;
+        let quotas =
+            Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone(), events.clone())?;
+        let policies = LinkPolicies::new(&config.links);
+        let max_udp_payload = links.max_udp_payload();
+        let secret = random::<32>().map_err(RunError::io("get random numbers"))?;
+        let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Client, &config.name)?;
+        let setup = |cc| {
+            let options = TransportOptions {
+                cc,
+                max_udp_payload,
+                max_udp_payload_inside_tcp: MAX_UDP_PAYLOAD_IN_TCP.max(max_udp_payload),
+                qlog: qlog.as_ref().map(Qlog::sink),
+                ..TransportOptions::for_shards(shards)
+            };
+            ClientSetup::new(tls.clone(), &options, &secret)
+        };
+        let setups = ClientSetups::try_new(setup)?;
+        let [random_shard] = random::<1>().map_err(RunError::io("get random numbers"))?;
+        let tcp = slow
+            .runtime()
+            .map(|runtime| {
+                let proxy_resolver = config.via.as_ref().and_then(|via| kind.proxy_resolver(via.proxy.port));
+                TcpTransportConfig::new(&config, token.as_ref(), runtime.clone(), proxy_resolver)
+                    .map(Arc::new)
+            })
+            .transpose()?;
+        kind.set_events(events.clone());
+        let parts = ShardParts {
+            socket_options,
+            connection_factory: ConnectionFactory {
+                tunnel: TunnelConfig {
+                    mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
+                    setup: setups.of(config.cc).clone(),
+                    server_name: config.server.host.clone(),
+                    authority: config.server.to_string(),
+                    path: CONNECT_IP_PATH.to_owned(),
+                    token: token.map(|token| token.reveal().to_owned()),
+                    class: None,
+                    instance: Some(random().map_err(RunError::io("get random numbers"))?),
+                    additional_addresses: config.class_tuns().count(),
+                    addresses_in_use: kind.addresses_in_use(),
+                    scheduler: config.scheduler,
+                    fec: Fec::Off,
+                    copies: 1,
+                    flow_rules: Rules {
+                        mode: flow_mode(config.lane, shards),
+                        rules: config.lane_rules.iter().map(lane_rule).collect(),
+                    },
+                    isn_secret: [
+                        u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
+                        u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
+                    ],
+                    disabled_extensions: &[],
+                },
+                setups,
+                shards,
+                first_steering_bits: random_shard % (MAX_SHARDS - shards + 1),
+            },
+            classes,
+            meters,
+            config,
+            tcp,
+            events: events.clone(),
+            echo_watch: EchoWatch::new(Instant::now()),
+        };
+        let mut data_plane_parts = parts.data_plane_parts(0, event_loop);
+        let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
+        keeper.resume(data_plane_parts.connections.default_client_mut());
+        let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());
+        parts.start_others(&mut shards, queues.collect())?;
+        Ok(Self {
+            data_plane: DataPlane::new(data_plane_parts, links, policies, devices, event_loop)?,
+            link_use: LinkUse::new(quotas, AutoPipes::new(Instant::now(), events.clone())),
+            shards,
+            kind,
+            slow,
+            events,
+            server_name: parts.config.server.ip().is_none().then(ServerName::default),
+            session: SessionState::default(),
+            service_manager: ServiceManager::none(),
+            keeper,
+            echo_watch: parts.echo_watch,
+            measured: None,
+            _qlog: qlog,
+            config: parts.config,
+            origin,
+        })
+    }
+}
+
+fn lane_rule(rule: &LaneRule) -> Rule {
+    let ports = rule.ports.iter().map(|ports| ports.range());
+    Rule { to: rule.to.clone(), ports: ports.collect(), streams: rule.streams }
+}

@@ -1,0 +1,280 @@
+//! A forwarding resolver (a DNS proxy, RFC 5625): it answers hosts by asking other resolvers.
+//!
+//! In: queries by UDP and TCP at the addresses that it listens at; [`Upstreams`]. Out: the responses of the
+//! upstream resolvers, as they came. Always holds: a query that is not understood gets no answer or FORMERR,
+//! never a crash; a response counts only from the resolver that was asked, with the ID and the question that
+//! were sent, each query by a socket and source port of its own (RFC 5452); the number of queries that wait
+//! and of connections is bounded, in all and for each host.
+
+mod marked;
+pub(crate) mod message;
+mod reverse;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::timeout,
+};
+
+pub use marked::marked_resolver;
+pub(crate) use reverse::name_in_tunnel;
+
+/// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
+/// dot at its end.
+pub type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
+
+/// The port of DNS (RFC 1035, section 4.2).
+pub const PORT: u16 = 53;
+/// Queries that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some 64 KiB,
+/// so 32 MiB at most; fewer would refuse names when many clients start at once.
+const MAX_QUERIES: usize = 512;
+/// The same for one host: a browser that opens a page asks some dozens at once.
+const MAX_QUERIES_OF_HOST: usize = 128;
+/// How long one upstream resolver is waited for before the next is asked. Resolvers that have to ask others
+/// need up to a second; programs ask again after 5 s (resolv.conf(5), `timeout`).
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a TCP connection may send nothing (RFC 7766, section 6.2.3: some seconds).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The largest message (RFC 1035, section 4.2.2: two bytes of length).
+const MAX_MESSAGE: usize = 65535;
+
+/// A resolver that listens.
+pub struct Forwarder {
+    udp: Vec<std::net::UdpSocket>,
+    tcp: Vec<std::net::TcpListener>,
+    shared: Shared,
+}
+
+/// State shared by all tasks of a forwarder.
+#[derive(Clone)]
+struct Shared {
+    upstreams: Upstreams,
+    /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC
+    /// 5358).
+    networks: Arc<[IpNet]>,
+    places: Arc<Places>,
+}
+
+impl Shared {
+    fn serves(&self, host: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&host.to_canonical()))
+    }
+}
+
+impl Forwarder {
+    /// Listens at port `port` of an address, for the hosts of these networks.
+    ///
+    /// # Errors
+    /// If an address does not exist here, or the port is taken.
+    pub fn bind(
+        addresses: &[IpAddr],
+        port: u16,
+        networks: &[IpNet],
+        upstreams: Upstreams,
+    ) -> io::Result<Self> {
+        let (mut udp, mut tcp) = (Vec::new(), Vec::new());
+        for address in addresses {
+            let socket = std::net::UdpSocket::bind((*address, port))?;
+            socket.set_nonblocking(true)?;
+            let listener = std::net::TcpListener::bind((*address, socket.local_addr()?.port()))?;
+            listener.set_nonblocking(true)?;
+            udp.push(socket);
+            tcp.push(listener);
+        }
+        let networks = networks.iter().map(IpNet::trunc).collect();
+        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, places: Arc::default() } })
+    }
+
+    /// Answers until it is dropped.
+    pub async fn serve(self) {
+        let mut tasks = tokio::task::JoinSet::new();
+        for socket in self.udp {
+            match UdpSocket::from_std(socket) {
+                Ok(socket) => drop(tasks.spawn(serve_udp(Arc::new(socket), self.shared.clone()))),
+                Err(error) => tracing::warn!(%error, "the resolver does not answer by UDP"),
+            }
+        }
+        for listener in self.tcp {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => drop(tasks.spawn(serve_tcp(listener, self.shared.clone()))),
+                Err(error) => tracing::warn!(%error, "the resolver does not answer by TCP"),
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    loop {
+        let (length, from) = match socket.recv_from(&mut buffer).await {
+            Ok(received) => received,
+            Err(error) => {
+                // An ICMP error of an earlier response, or a device that is gone for a moment.
+                tracing::debug!(%error, "no query can be received");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if !shared.serves(from.ip()) {
+            continue;
+        }
+        let query = &buffer[..length];
+        let Some(name) = message::question(query) else {
+            if let Some(refusal) = message::format_error(query) {
+                let _ = socket.try_send_to(&refusal, from);
+            }
+            continue;
+        };
+        // A host that asks more than its share is not answered, and asks again later.
+        let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
+        let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
+        tokio::spawn(async move {
+            let resolvers = upstreams(&name);
+            let response =
+                first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query, None)).await;
+            let response = response.or_else(|| message::server_failure(&query));
+            if let Some(response) = response {
+                let _ = socket.send_to(&response, from).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn serve_tcp(listener: TcpListener, shared: Shared) {
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "no connection can be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if !shared.serves(from.ip()) {
+            continue;
+        }
+        let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
+        let upstreams = Arc::clone(&shared.upstreams);
+        tokio::spawn(async move {
+            let _ = serve_connection(stream, &upstreams).await;
+            drop(place);
+        });
+    }
+}
+
+async fn serve_connection(mut stream: TcpStream, upstreams: &Upstreams) -> io::Result<()> {
+    loop {
+        let query = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??;
+        let Some(name) = message::question(&query) else { return Ok(()) };
+        let resolvers = upstreams(&name);
+        let response = first_response(&resolvers, |resolver| exchange_by_tcp(resolver, &query)).await;
+        let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
+        timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await??;
+    }
+}
+
+/// The response of the first resolver that answers; `exchange` asks one.
+async fn first_response<F: Future<Output = io::Result<Vec<u8>>>>(
+    resolvers: &[SocketAddr],
+    exchange: impl Fn(SocketAddr) -> F,
+) -> Option<Vec<u8>> {
+    for resolver in resolvers {
+        match timeout(UPSTREAM_TIMEOUT, exchange(*resolver)).await {
+            Ok(Ok(response)) => return Some(response),
+            Ok(Err(error)) => tracing::debug!(%resolver, %error, "a resolver cannot be asked"),
+            Err(_) => tracing::debug!(%resolver, "a resolver does not answer in time"),
+        }
+    }
+    None
+}
+
+/// Asks a resolver, through this network device if one is given.
+async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], device: Option<&str>) -> io::Result<Vec<u8>> {
+    let any = if resolver.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
+    if let Some(device) = device {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
+    socket.connect(resolver).await?;
+    socket.send(query).await?;
+    let mut buffer = vec![0; MAX_MESSAGE];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        if message::answers(&buffer[..length], query) {
+            buffer.truncate(length);
+            buffer.shrink_to_fit();
+            return Ok(buffer);
+        }
+    }
+}
+
+async fn exchange_by_tcp(resolver: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(resolver).await?;
+    write_message(&mut stream, query).await?;
+    let response = read_message(&mut stream).await?;
+    let is_answer = message::answers(&response, query);
+    is_answer.then_some(response).ok_or_else(|| io::Error::other("it answers something else"))
+}
+
+async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = stream.read_u16().await?;
+    let mut message = vec![0; length.into()];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidData)?;
+    stream.write_all(&[&length.to_be_bytes(), message].concat()).await
+}
+
+/// Queries and connections in progress, by host.
+#[derive(Default)]
+struct Places(Mutex<HashMap<IpAddr, usize>>);
+
+/// One query or connection in progress.
+struct Place {
+    places: Arc<Places>,
+    host: IpAddr,
+}
+
+impl Places {
+    fn take(places: &Arc<Self>, host: IpAddr) -> Option<Place> {
+        let mut counts = places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.values().sum::<usize>() >= MAX_QUERIES {
+            return None;
+        }
+        let count = counts.entry(host).or_default();
+        if *count >= MAX_QUERIES_OF_HOST {
+            return None;
+        }
+        *count += 1;
+        Some(Place { places: Arc::clone(places), host })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.host) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.host);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

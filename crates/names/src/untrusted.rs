@@ -1,0 +1,22 @@
+//! Parsers of DNS messages from strangers, without sockets, for the fuzzers (`fuzz/`).
+//!
+//! In: messages as they come from the network. Out: what the forwarding resolver makes of them. Nothing here
+//! is different from what it does; only the sockets are missing.
+
+use crate::dns::message;
+
+/// The name that a DNS query asks for, as the forwarding resolver reads it; `None` if it gets an error as
+/// answer.
+pub fn dns_question(query: &[u8]) -> Option<String> {
+    message::question(query)
+}
+
+/// Whether the forwarding resolver takes `response` for the answer to `query`.
+pub fn is_dns_answer(response: &[u8], query: &[u8]) -> bool {
+    message::answers(response, query)
+}
+
+/// The errors that the forwarding resolver makes for a query: not understood, and not answered.
+pub fn dns_errors(query: &[u8]) -> [Option<Vec<u8>>; 2] {
+    [message::format_error(query), message::server_failure(query)]
+}

@@ -1,0 +1,647 @@
+//! A running server.
+//!
+//! In: a checked configuration. Out: a server ([`run`]) that ends on SIGINT, SIGTERM, on SIGHUP in a terminal,
+//! or on an error that it cannot recover from. Always holds: changes to the machine are undone however the
+//! process ends; after SIGKILL, the next start undoes them.
+//!
+//! Its shards are threads that share nothing on a packet's way. Shard 0 is the main thread, which also
+//! handles signals and the local API, and changes the machine.
+#![forbid(unsafe_code)]
+// This crate is at the edge: files, sockets and clocks are its business.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod answers;
+mod client_relays;
+mod data_plane;
+mod events;
+mod handover;
+mod leases;
+mod machine;
+mod overview;
+mod packet_filter;
+mod reload;
+mod resolver;
+mod responder;
+mod sockets;
+mod status;
+mod store;
+mod tun_queues;
+mod users;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Instant, SystemTime},
+};
+
+use mpvpn_config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp};
+use mpvpn_confine as confine;
+use mpvpn_dashboard::Dashboard;
+use mpvpn_egress::{Budget, Egress, EgressSetup, local_address_reader};
+use mpvpn_error::RunError;
+use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClients};
+use mpvpn_identity::random;
+use mpvpn_input::{role::Role, shared::Shared};
+use mpvpn_os::{
+    UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
+};
+use mpvpn_qlog::Qlog;
+use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
+use mpvpn_sockets::{
+    packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
+    payload::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
+};
+use mpvpn_status::{
+    events::{Event, EventSender},
+    reload_report::LockoutPolicy,
+};
+use mpvpn_threads::{
+    event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, signal_event},
+    service_manager::ServiceManager,
+    shards::ShardEvent,
+    slow_thread::{Message, OwnServices, Services, SlowThread},
+    watched_files::WatchedFiles,
+};
+use mpvpn_tunnel::{CertificateId, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
+use mpvpn_users::{
+    backup::RunningLock,
+    client_certificates,
+    credentials::{Credentials, Reader, first_start_message, guess_address},
+};
+
+use crate::overview::overview;
+use data_plane::{DataPlane, FirstShard, ServerMessage};
+use events::Refusals;
+use handover::handovers;
+use leases::LeaseKeeper;
+use machine::Machine;
+use packet_filter::UserProfiles;
+use reload::Reloadable;
+use sockets::{ListeningSocket, Sockets};
+use store::FileStore;
+use tun_queues::TunQueues;
+use users::{UserChange, UserChecks, UserList};
+
+/// The rights of this process.
+pub fn rights() -> Rights {
+    Rights { network: privilege::has_net_admin(), port_443: privilege::may_bind(443) }
+}
+
+/// Serves until a signal ends the process.
+///
+/// # Errors
+/// If the server cannot start.
+pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<(), RunError> {
+    let mut event_loop = EventLoop::new()?;
+    let mut service_manager = ServiceManager::of_process();
+    let credentials = Credentials::load(&config)?;
+    let api = mpvpn_api::Server::bind(&config.api_socket)?;
+    let metrics = config
+        .metrics
+        .map(|address| mpvpn_api::metrics::Server::bind(address, config.metrics_users))
+        .transpose()?;
+    let dashboard = Dashboard::of_server(&config, &credentials.certificates)?;
+    // First: the journal may have changes of a killed process to undo, and another server may own this TUN
+    // name.
+    let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
+    let undo = config.service.has_tun().then(open).transpose()?;
+    let shards = config.shards.count(default_shard_count());
+    let sockets = bind_sockets(&config, shards)?;
+    let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
+    let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
+    let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
+    let acme = Acme::of(&config, &credentials.certificates)?;
+    // Nothing is restored while it is held. A folder that cannot be used is said where it is needed.
+    let running_lock = RunningLock::hold(&config.state_dir).ok();
+    let store = FileStore::new(&config);
+    let user_list = UserList::open(store.clone(), &credentials.authenticator)?;
+    // Where a folder does not exist yet, files in it are read again by command only.
+    let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
+    confine::server(&config, origin.file())?;
+    let slow = SlowThread::start(
+        Services { api: Some(api), metrics, dashboard, own: Some(own_services(https_server, acme)) },
+        None,
+        event_loop.wake.clone(),
+    )?;
+    let address = guess_address(&config.listen);
+    credentials.note_pins(&config, address);
+    let message = first_start_message(&config, &credentials, address, Reader::of_stdout());
+    let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
+    let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
+    // Dropped after everything that records events, so that the last events are written.
+    let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
+    let setup = quic_setup(&credentials, qlog.as_ref())?;
+    let users = UserProfiles::new(&config.access);
+    let has_rules_of_users = Arc::new(AtomicBool::new(config.service.has_tun() && users.differ()));
+    let limits = Shared::from(config.limits.clone());
+    let machine = undo.map(|undo| Machine::up(&config, users.profiles(), undo, shards)).transpose()?;
+    let (mut machine, queues) =
+        machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
+    // A broken random generator must be an error at the start.
+    random::<16>().map_err(RunError::io("get random numbers"))?;
+
+    let mut other_loops = vec![];
+    for _ in 1..shards {
+        other_loops.push(EventLoop::without_signals()?);
+    }
+    let mut first_shard = FirstShard::new(Role::Server, event_loop.wake.clone());
+    let others: Vec<_> =
+        other_loops.iter().map(|event_loop| first_shard.add(event_loop.wake.clone())).collect();
+    let handovers =
+        handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
+    let start_filter = |machine: &mut Machine| machine.start_filter(users, &registry, first_shard.outboxes());
+    let filter = machine.as_mut().map(start_filter).transpose()?;
+    let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
+    let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
+    let own_resolver = resolver::start(&config.dns, &tunnel, slow.runtime());
+    let resolvers = resolver::suggested(&config.dns, &own_resolver);
+    let access = Arc::new(reload::access(&config, tunnel));
+    let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
+    let lookups = Budget::for_lookups();
+    let started = Instant::now();
+    let mut data_planes = Vec::new();
+    for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
+        let users = UserChecks {
+            authenticator: credentials.authenticator.clone(),
+            limits: limits.clone(),
+            has_rules_of_users: Arc::clone(&has_rules_of_users),
+        };
+        let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()), site.clone());
+        let server = Server::shard(tunnel, registry.clone(), shard)?;
+        let event_loop = match shard.index() {
+            0 => &event_loop,
+            index => &other_loops[usize::from(index) - 1],
+        };
+        let egress = Egress::new(
+            Instant::now(),
+            EgressSetup {
+                access: access.clone(),
+                addresses: local_address_reader()?,
+                resolver: slow.resolver().client(event_loop.wake.clone()),
+                relays: relays.clone(),
+                lookups: lookups.clone(),
+            },
+        );
+        let egress = egress.map_err(RunError::Addresses)?;
+        data_planes.push(DataPlane {
+            server,
+            sockets: Sockets::new(sockets, &event_loop.poller)?,
+            tun: TunQueues::new(queues.clone(), shard.index(), &event_loop.poller)?,
+            egress,
+            handover,
+            filter: filter.clone(),
+            shards: first_shard.outboxes(),
+            departed: Vec::new(),
+            departed_users: BTreeMap::new(),
+            started,
+            refusals: Refusals::default(),
+            events: slow.events(),
+        });
+    }
+    let first = data_planes.remove(0);
+    for address in first.sockets.addresses() {
+        tracing::info!(%address, shards, tcp = %config.tcp, "listening");
+    }
+    if let (ServerMode::Unprivileged, Some(note)) = (config.service, config.service.note()) {
+        tracing::warn!("this server {note}");
+    }
+    for (((shard, data_plane), mut event_loop), other) in (1..).zip(data_planes).zip(other_loops).zip(others)
+    {
+        first_shard
+            .start(shard, event_loop.activity.clone(), move || data_plane.run(&other, &mut event_loop))?;
+    }
+    println!("{message}");
+    service_manager.watch("slow", || slow.show_activity());
+    for (name, activity) in &first_shard.activities {
+        service_manager.watch(name, || activity.clone());
+    }
+    let reloadable = Reloadable {
+        certificates: credentials.certificates,
+        client_ca: credentials.client_ca,
+        site,
+        limits,
+        has_rules_of_users,
+        responder: reload::responder(&config, machine.as_ref()),
+        own_resolver,
+        files,
+        pending: None,
+        later: Vec::new(),
+    };
+    let mut running = Running {
+        config,
+        origin,
+        data_plane: first,
+        shards: first_shard,
+        registry,
+        machine,
+        events: slow.events(),
+        slow,
+        loopback_clients,
+        user_list: None,
+        leases,
+        reloadable,
+        started,
+        service_manager,
+    };
+    running.watch_users(user_list, &event_loop)?;
+    running.watch_configuration(&event_loop);
+    let result = running.run(&mut event_loop);
+    let end = running.end();
+    drop(running_lock);
+    result.and(end)
+}
+
+/// The services that the slow thread runs for a server alone: HTTPS over TCP, and orders of certificates.
+fn own_services(https_server: Option<HttpsServer>, acme: Option<Acme>) -> OwnServices {
+    let wait_for_close_frames = https_server.as_ref().map(HttpsServer::wait_for_close_frames);
+    let run = |events| {
+        let https_server = async move {
+            if let Some(https_server) = https_server
+                && let Err(error) = https_server.serve().await
+            {
+                tracing::warn!(%error, "the HTTPS server has ended");
+            }
+        };
+        let acme = async move {
+            if let Some(acme) = acme {
+                acme.run(events).await;
+            }
+        };
+        let both = async {
+            tokio::join!(https_server, acme);
+        };
+        Box::pin(both) as Pin<Box<dyn Future<Output = ()>>>
+    };
+    let last = async move {
+        if let Some(wait_for_close_frames) = wait_for_close_frames {
+            wait_for_close_frames.await;
+        }
+    };
+    OwnServices { run: Box::new(run), last: Box::pin(last) }
+}
+
+/// Restores the leases of earlier processes, and keeps them from now on; `None` where there are none.
+fn keep_leases(
+    config: &ServerConfig,
+    store: FileStore,
+    registry: &Registry,
+    users: Option<&UserList>,
+) -> Result<Option<LeaseKeeper>, RunError> {
+    let now = Instant::now();
+    let is_known = |user: &str| users.is_none_or(|users| users.has(user));
+    let is_kept =
+        config.service.has_tun() && leases::restore(now, SystemTime::now(), &store, registry, is_known);
+    is_kept.then(|| LeaseKeeper::start(now, registry.clone(), store)).transpose()
+}
+
+/// The number of shards for `auto`: one per processor of this process. With two processors one shard, because
+/// the traffic's own programs and the kernel keep both busy.
+fn default_shard_count() -> usize {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 | 2 => 1,
+        cores => cores,
+    }
+}
+
+/// The sockets of each shard, one per listening address.
+fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSocket>>, RunError> {
+    let mut all: Vec<Vec<ListeningSocket>> = (0..shards).map(|_| Vec::new()).collect();
+    let v4 = config.listen.iter().any(std::net::SocketAddr::is_ipv4);
+    for address in &config.listen {
+        let options = UdpOptions {
+            v6only: v4,
+            recv_buffer: Some(SOCKET_BUFFER_BYTES),
+            send_buffer: Some(SOCKET_BUFFER_BYTES),
+            ..UdpOptions::new(*address)
+        };
+        for (sockets, socket) in all.iter_mut().zip(bind_reuseport_group(&options, shards)?) {
+            let bound = socket.local_addr().map_err(RunError::io("look at a socket"))?;
+            sockets.push(ListeningSocket { bound, socket: BufferedUdpSocket::new(socket) });
+        }
+    }
+    Ok(all)
+}
+
+fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, RunError> {
+    let tls = Arc::new(credentials.server_tls(&[b"h3"])?);
+    // The server does not know the clients' links; each client's transport parameter limits what it is sent.
+    // Inside TCP that may be the maximum.
+    let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
+    let options = TransportOptions {
+        max_udp_payload: links
+            .map(|link| max_udp_payload(link.mtu, IPV4_UDP_HEADER_BYTES))
+            .max()
+            .unwrap_or(MAX_UDP_PAYLOAD),
+        max_udp_payload_inside_tcp: MAX_UDP_PAYLOAD,
+        qlog: qlog.map(Qlog::sink),
+        ..TransportOptions::default()
+    };
+    let secret: [u8; 32] = credentials.identity.derive_secret("quic connections");
+    Ok(ServerSetup::new(tls, &options, &secret)?)
+}
+
+fn tunnel_config(
+    config: &ServerConfig,
+    setup: ServerSetup,
+    (users, resolvers): (UserChecks, Vec<IpAddr>),
+    site: Site,
+) -> TunnelConfig {
+    TunnelConfig {
+        setup,
+        mode: if config.service.has_tun() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
+        subnet: config.subnet,
+        subnet6: config.subnet6,
+        routes: config.routes.clone(),
+        dns: resolvers,
+        offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
+        disabled_extensions: &[],
+        site: Box::new(move |method| site.http3_answer(method)),
+        hide_wrong_credentials: config.site.hide,
+        auth: Box::new(users),
+        max_clients: config.max_clients as usize,
+        new_secret: Box::new(|| {
+            random::<16>().unwrap_or_else(|error| panic!("cannot get random numbers: {error}"))
+        }),
+    }
+}
+
+/// The main thread's state.
+pub(crate) struct Running {
+    config: ServerConfig,
+    origin: ConfigSource<ServerOptions>,
+    pub(crate) data_plane: DataPlane,
+    pub(crate) shards: FirstShard,
+    registry: Registry,
+    /// `None` without a TUN device.
+    machine: Option<Machine>,
+    slow: SlowThread,
+    events: EventSender,
+    /// The clients behind connections from this process.
+    loopback_clients: LoopbackClients,
+    /// `None` without authentication.
+    user_list: Option<UserList>,
+    /// `None` without a TUN device.
+    leases: Option<LeaseKeeper>,
+    reloadable: Reloadable,
+    started: Instant,
+    service_manager: ServiceManager,
+}
+
+impl Running {
+    /// Acts on changes of these users from now on.
+    fn watch_users(&mut self, mut list: Option<UserList>, event_loop: &EventLoop) -> Result<(), RunError> {
+        if let Some(list) = &mut list {
+            list.report_to(self.events.clone());
+            let added = event_loop.poller.add(&*list, FILES_TOKEN, Interest::Read);
+            added.map_err(RunError::io("watch a descriptor"))?;
+        }
+        self.user_list = list;
+        self.update_fixed_addresses();
+        self.update_accounts(Instant::now());
+        Ok(())
+    }
+
+    /// Reads the users' file if it has changed, and ends what users without access have.
+    fn update_users(&mut self, now: Instant, iteration: &Iteration) {
+        let Some(list) = &mut self.user_list else { return };
+        if iteration.ready.iter().any(|event| event.token == FILES_TOKEN)
+            && let Some(read) = list.read_if_changed(now, SystemTime::now())
+        {
+            self.on_users_read(now, read);
+        }
+        let expired = self.user_list.as_mut().and_then(|list| list.expire(now, SystemTime::now()));
+        expired.into_iter().for_each(|ended| self.end_users(now, ended));
+        let expired = self.user_list.as_ref().map(|list| list.take_expired_certificates(SystemTime::now()));
+        self.end_certificates(now, expired.unwrap_or_default(), client_certificates::EXPIRED);
+        self.count_quotas(now);
+    }
+
+    /// Counts what users with quotas have carried, if it is time, and ends what those have who used theirs
+    /// up.
+    fn count_quotas(&mut self, now: Instant) {
+        let Some(list) = self.user_list.as_mut().filter(|list| list.is_count_due(now)) else { return };
+        let ended = list.count(now, SystemTime::now(), &self.registry.take_carried());
+        ended.into_iter().for_each(|ended| self.end_users(now, ended));
+    }
+
+    /// Applies the rates of users, at all shards.
+    fn update_accounts(&mut self, now: Instant) {
+        let Some(list) = &self.user_list else { return };
+        self.registry.set_accounts(now, &list.rates());
+        self.data_plane.server.update_accounts(now);
+        self.shards.send(|| ServerMessage::AccountsChanged);
+    }
+
+    fn on_users_read(&mut self, now: Instant, read: Result<UserChange, String>) {
+        match read {
+            Ok(UserChange { count, ended, revoked }) => {
+                self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
+                self.end_users(now, ended);
+                self.end_certificates(now, revoked, client_certificates::REVOKED);
+                self.update_fixed_addresses();
+                if let Some(list) = &self.user_list {
+                    self.registry.end_leases_of_unknown(|user| list.has(user));
+                }
+                self.update_accounts(now);
+            }
+            Err(reason) => self.events.report(Event::UsersRefused { reason: reason.as_str().into() }),
+        }
+    }
+
+    fn update_fixed_addresses(&self) {
+        if let Some(list) = &self.user_list {
+            self.registry.set_fixed_addresses(list.fixed_addresses());
+        }
+    }
+
+    /// Ends everything of users that have no access any more.
+    fn end_users(&mut self, now: Instant, ended: BTreeMap<String, String>) {
+        if ended.is_empty() {
+            return;
+        }
+        let ended = Arc::new(ended);
+        self.data_plane.server.end_users(now, &ended);
+        self.shards.send(|| ServerMessage::UsersEnded(Arc::clone(&ended)));
+    }
+
+    /// Ends everything that these certificates authenticated, which count no more.
+    fn end_certificates(&mut self, now: Instant, ended: BTreeSet<CertificateId>, reason: &'static str) {
+        if ended.is_empty() {
+            return;
+        }
+        let ended = Arc::new(ended);
+        self.data_plane.server.end_certificates(now, &ended, reason);
+        self.shards.send(|| ServerMessage::CertificatesEnded(Arc::clone(&ended), reason));
+    }
+
+    fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), RunError> {
+        self.service_manager.ready();
+        let mut iteration = Iteration::first();
+        loop {
+            if self.data_plane.transmit(event_loop, iteration.now).is_some() {
+                self.update_tun_mtu();
+            }
+            let files = self.reloadable.files.as_ref().and_then(WatchedFiles::poll_timeout);
+            let deadlines = [
+                self.data_plane.poll_timeout(),
+                self.shards.poll_timeout(),
+                self.user_list.as_ref().and_then(UserList::poll_timeout),
+                files,
+                self.leases.as_ref().and_then(LeaseKeeper::poll_timeout),
+                self.service_manager.poll_timeout(),
+            ];
+            let max_delay = self.data_plane.server.max_coalescing_delay(iteration.now);
+            event_loop.wait(deadlines.into_iter().flatten().min(), max_delay, &mut iteration)?;
+            self.data_plane.handle_ready(event_loop, &iteration);
+            match event_loop.signal_request(&iteration) {
+                Some(SignalRequest::End(signal)) => {
+                    self.events.report(signal_event(signal));
+                    return Ok(());
+                }
+                Some(SignalRequest::Reload) => self.reload(iteration.now, LockoutPolicy::Keep, None),
+                None => {}
+            }
+            if self.handle_shard_events(iteration.now) {
+                // `end` returns the reason when it joins the threads.
+                return Ok(());
+            }
+            self.update_users(iteration.now, &iteration);
+            self.read_changed_files(iteration.now, &iteration);
+            if let Some(leases) = &mut self.leases {
+                leases.update(iteration.now);
+            }
+            self.handle_slow_thread_messages(iteration.now);
+            self.answer_api(iteration.now);
+            self.tell_service_manager(iteration.now);
+        }
+    }
+
+    fn tell_service_manager(&mut self, now: Instant) {
+        if self.service_manager.is_status_due(now) {
+            let sessions = self.registry.sessions();
+            self.service_manager.set_status(|| match sessions {
+                0 => "no session".to_owned(),
+                1 => "1 session".to_owned(),
+                sessions => format!("{sessions} sessions"),
+            });
+        }
+        self.service_manager.update(now);
+    }
+
+    /// Handles messages of the other shards. Returns whether a shard has ended.
+    fn handle_shard_events(&mut self, now: Instant) -> bool {
+        let mut ended = false;
+        while let Some(news) = self.shards.next_event() {
+            match news {
+                ShardEvent::Specific(ServerMessage::MtuChanged) => self.update_tun_mtu(),
+                ShardEvent::Specific(ServerMessage::Replaced(seat)) => {
+                    self.data_plane.server.close_replaced(now, seat)
+                }
+                ShardEvent::Specific(ServerMessage::Filtered(request)) => {
+                    self.data_plane.server.on_filtered(&request)
+                }
+                ShardEvent::Specific(ServerMessage::RulesReplaced(replaced)) => {
+                    self.on_rules_replaced(now, replaced)
+                }
+                // Sent by this shard, to the others.
+                ShardEvent::Specific(
+                    ServerMessage::UsersEnded(_)
+                    | ServerMessage::CertificatesEnded(..)
+                    | ServerMessage::Reconfigured(_)
+                    | ServerMessage::AccountsChanged,
+                ) => {}
+                ShardEvent::Ended => ended = true,
+            }
+        }
+        ended
+    }
+
+    fn handle_slow_thread_messages(&mut self, now: Instant) {
+        while let Some(message) = self.slow.next() {
+            match message {
+                Message::ApiRequest(question) => answers::answer_server_request(self, now, question),
+                Message::Resolved(_) | Message::ReverseResolved(..) => {}
+            }
+        }
+    }
+
+    /// Answers requests for which all shards have reported.
+    fn answer_api(&mut self, now: Instant) {
+        let (config, data_plane, started, loopback_clients) =
+            (&self.config, &self.data_plane, self.started, &self.loopback_clients);
+        let (users, registry) = (self.user_list.as_ref(), &self.registry);
+        let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
+        self.shards.answer_overviews(now, |reports| {
+            let lost = reports.iter().map(|report| report.lost_packets).sum();
+            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
+            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
+            let (sessions, departed): (Vec<_>, Vec<_>) =
+                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
+            let sessions = sessions.into_iter().flatten().collect();
+            let mut overview = overview(config, addresses, sessions, &departed.concat(), now, started);
+            status::add_lost_packets(&mut overview.status, lost);
+            for path in overview.status.clients.iter_mut().flat_map(|client| &mut client.paths) {
+                path.remote = loopback_clients.client_address(path.remote);
+            }
+            (overview.status.flows.stream, overview.status.flows.udp) = (streams as u64, udp as u64);
+            overview.status.confinement = confine::status();
+            overview.status.notes.extend(status::copies_note(registry.shared_secrets()));
+            overview
+        });
+        self.shards.answer(now, |mut reports| {
+            let listen: Vec<_> = data_plane.sockets.addresses().collect();
+            let lost = reports.iter().map(|report| report.lost_packets).sum();
+            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
+            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
+            let counters: Vec<_> = reports.iter().map(|report| report.counters.clone()).collect();
+            let mut departed_users = BTreeMap::new();
+            for (user, bytes) in
+                reports.iter_mut().flat_map(|report| std::mem::take(&mut report.departed_users))
+            {
+                status::add_traffic(&mut departed_users, user, bytes);
+            }
+            let (sessions, departed): (Vec<_>, Vec<_>) =
+                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
+            let (sessions, departed) = (sessions.concat(), departed.concat());
+            let mut status =
+                status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
+            status::add_lost_packets(&mut status, lost);
+            status.confinement = confine::status();
+            status.notes.extend(status::copies_note(registry.shared_secrets()));
+            status::add_server_counters(&mut status, &counters);
+            status.users = users.map(|users| users.status(&sessions, &departed_users)).unwrap_or_default();
+            for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
+                path.remote = loopback_clients.client_address(path.remote);
+            }
+            (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
+            status
+        });
+    }
+
+    fn update_tun_mtu(&mut self) {
+        if let (Some(mtu), Some(machine)) = (self.registry.mtu(), &mut self.machine) {
+            match machine.set_mtu(mtu) {
+                Ok(()) => self.events.report(Event::MtuChanged { mtu: mtu as u64 }),
+                Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
+            }
+        }
+    }
+
+    /// Closes the clients' connections and undoes changes to the machine.
+    fn end(mut self) -> Result<(), RunError> {
+        self.service_manager.stopping();
+        self.data_plane.end();
+        let shards = self.shards.end();
+        if let Some(list) = &mut self.user_list {
+            let now = Instant::now();
+            list.count(now, SystemTime::now(), &self.registry.take_carried());
+            list.save(now);
+        }
+        // After the sessions, whose addresses were used until now.
+        drop(self.leases.take());
+        self.machine.map_or(Ok(()), Machine::end).and(shards)
+    }
+}

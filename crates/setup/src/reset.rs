@@ -1,0 +1,44 @@
+//! Takes back what killed processes have left on this machine.
+
+use std::path::Path;
+
+use mpvpn_error::RunError;
+use mpvpn_os::{
+    UndoJournal, kill_switch,
+    undo::{DEFAULT_FOLDER, Leftover},
+};
+
+/// The changes that were found.
+#[derive(Debug, Default)]
+pub struct ResetReport {
+    /// Instances, by the names of their TUN devices, whose changes were taken back.
+    pub reverted: Vec<String>,
+    /// Instances whose kill switch was lifted.
+    pub lifted: Vec<String>,
+    /// Instances that run, which were left alone.
+    pub running: Vec<String>,
+    /// The changes that could not be taken back, a sentence each.
+    pub errors: Vec<String>,
+}
+
+/// Takes back the changes of all instances in this network namespace whose processes have ended, and lifts
+/// their kill switches.
+///
+/// # Errors
+/// If the records cannot be read.
+pub fn run() -> Result<ResetReport, RunError> {
+    let base = Path::new(DEFAULT_FOLDER);
+    let mut report = ResetReport::default();
+    for (name, leftover) in UndoJournal::reset_all(base)? {
+        match leftover {
+            Leftover::Running => report.running.push(name),
+            Leftover::Reverted(errors) => {
+                report.errors.extend(errors.iter().map(ToString::to_string));
+                report.reverted.push(name);
+            }
+        }
+    }
+    // Last: until then nothing leaves past the tunnels.
+    report.lifted = kill_switch::reset(base)?;
+    Ok(report)
+}
