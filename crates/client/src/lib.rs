@@ -1,8 +1,9 @@
 //! A running client.
 //!
-//! In: a checked configuration. Out: a client ([`run`]) that ends on SIGINT, SIGTERM, on SIGHUP in a terminal,
-//! or on an error that it cannot recover from; or a client inside an app ([`embedded`]). Always holds: changes
-//! to the machine are undone however the process ends; after SIGKILL, the next start undoes them.
+//! In: a checked configuration. Out: a client ([`run`]) that ends on SIGINT, SIGTERM, on SIGHUP in a
+//! terminal, or on an error that it cannot recover from; or a client inside an app ([`embedded`]). Always
+//! holds: changes to the machine are undone however the process ends; after SIGKILL, the next start undoes
+//! them.
 //!
 //! Shard 0 is the main thread: it makes the session, handles signals and the local API, and changes the
 //! machine. The other shards, if any, are threads with their own connection, sockets and TUN queue; they join

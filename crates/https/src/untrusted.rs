@@ -1,7 +1,7 @@
 //! Parsers of bytes from strangers, without sockets, for the fuzzers (`fuzz/`).
 //!
-//! In: bytes as they come from a TCP connection. Out: what the server makes of them. Nothing here is different
-//! from what a server does; only the sockets are missing.
+//! In: bytes as they come from a TCP connection. Out: what the server makes of them. Nothing here is
+//! different from what a server does; only the sockets are missing.
 
 use std::{
     io,

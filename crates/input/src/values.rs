@@ -67,8 +67,8 @@ pub struct One<T, const NUMBERS: bool = false>(PhantomData<T>);
 /// As [`One`]: a word in quotes, or a plain number.
 pub type OneOrNumber<T> = One<T, true>;
 
-/// As [`One`] at a `Vec`: one text, or a list of them. If `FILLED`, an empty list is refused: some users would
-/// read it as all, others as none.
+/// As [`One`] at a `Vec`: one text, or a list of them. If `FILLED`, an empty list is refused: some users
+/// would read it as all, others as none.
 pub struct Many<T, const NUMBERS: bool = false, const FILLED: bool = false>(PhantomData<T>);
 
 /// As [`Many`]: at least one text.
@@ -179,8 +179,8 @@ macro_rules! text_of_words {
     )+};
 }
 
-/// Implements [`Text`](crate::values::Text) for types that [`FromStr`](std::str::FromStr) parses, each with the
-/// expected text and an example.
+/// Implements [`Text`](crate::values::Text) for types that [`FromStr`](std::str::FromStr) parses, each with
+/// the expected text and an example.
 #[macro_export]
 macro_rules! text_of_parsed {
     ($($name:ty: $expected:literal, as in $example:literal;)+) => {$(

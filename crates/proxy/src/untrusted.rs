@@ -1,7 +1,7 @@
 //! Parsers of bytes from apps, without sockets, for the fuzzers (`fuzz/`).
 //!
-//! In: bytes as they come from a TCP connection or a datagram. Out: what the proxies make of them. Nothing here
-//! is different from what a client does; only the sockets are missing.
+//! In: bytes as they come from a TCP connection or a datagram. Out: what the proxies make of them. Nothing
+//! here is different from what a client does; only the sockets are missing.
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::connect::Authority;

@@ -1,4 +1,4 @@
-//! What client and server report in the same way: flows, paths, counters, events.
+//! Reports that client and server make in the same way: flows, paths, counters, events.
 //!
 //! In: reports of the tunnel and of the connections of a process. Out: the values of `mpvpn-status`. Always
 //! holds: nothing is asked here, so a report costs only what it is made of.

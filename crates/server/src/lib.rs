@@ -1,8 +1,8 @@
 //! A running server.
 //!
-//! In: a checked configuration. Out: a server ([`run`]) that ends on SIGINT, SIGTERM, on SIGHUP in a terminal,
-//! or on an error that it cannot recover from. Always holds: changes to the machine are undone however the
-//! process ends; after SIGKILL, the next start undoes them.
+//! In: a checked configuration. Out: a server ([`run`]) that ends on SIGINT, SIGTERM, on SIGHUP in a
+//! terminal, or on an error that it cannot recover from. Always holds: changes to the machine are undone
+//! however the process ends; after SIGKILL, the next start undoes them.
 //!
 //! Its shards are threads that share nothing on a packet's way. Shard 0 is the main thread, which also
 //! handles signals and the local API, and changes the machine.

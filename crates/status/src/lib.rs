@@ -1,8 +1,8 @@
 //! The status of a running server or client: the JSON of `GET /v1/status`, and its rendering as text.
 //!
-//! In: values that client and server fill in. Out: JSON and text. Always holds: times are in ms (or s if the name
-//! ends in `_s`), rates in bit/s, sizes in bytes of UDP payload unless the field says otherwise; fields are
-//! added, never renamed; a reader uses defaults for missing fields and skips unknown ones.
+//! In: values that client and server fill in. Out: JSON and text. Always holds: times are in ms (or s if the
+//! name ends in `_s`), rates in bit/s, sizes in bytes of UDP payload unless the field says otherwise; fields
+//! are added, never renamed; a reader uses defaults for missing fields and skips unknown ones.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -236,10 +236,10 @@ impl MultipathConnection {
     }
 }
 
-/// Whether packets that this end sends on a path do not arrive at the peer. A path inside TCP is long taken for
-/// alive, as TCP delivers late what it retransmits. Once UDP on its link is dead (`silences`), the link may be:
-/// the path counts again when packets that were sent after that have arrived in both directions, without which
-/// TCP stops.
+/// Whether packets that this end sends on a path do not arrive at the peer. A path inside TCP is long taken
+/// for alive, as TCP delivers late what it retransmits. Once UDP on its link is dead (`silences`), the link
+/// may be: the path counts again when packets that were sent after that have arrived in both directions,
+/// without which TCP stops.
 fn is_unheard(
     path: &PathEntry,
     id: PathId,
