@@ -12,186 +12,43 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch,
 };
+use syscalls::Sysno;
+
+/// The numbers of the calls with these names.
+macro_rules! calls {
+    ($($name:ident)+) => { &[$(Sysno::$name as c_long),+] };
+}
 
 /// The calls of a program that has its files and sockets, and runs threads.
-const ALLOWED: &[c_long] = &[
+const ALLOWED: &[c_long] = calls! {
     // Files.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_openat,
-    libc::SYS_openat2,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_lseek,
-    libc::SYS_statx,
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statfs,
-    libc::SYS_fstatfs,
-    libc::SYS_getdents64,
-    libc::SYS_readlinkat,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_fcntl,
-    libc::SYS_flock,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_mkdirat,
-    libc::SYS_unlinkat,
-    libc::SYS_renameat,
-    libc::SYS_renameat2,
-    libc::SYS_linkat,
-    libc::SYS_symlinkat,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_utimensat,
-    libc::SYS_umask,
-    libc::SYS_getcwd,
-    libc::SYS_fadvise64,
-    libc::SYS_copy_file_range,
-    libc::SYS_sendfile,
-    libc::SYS_splice,
-    libc::SYS_tee,
-    libc::SYS_ioctl,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_pipe2,
-    libc::SYS_memfd_create,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_eventfd2,
-    libc::SYS_signalfd4,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_settime,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
-    libc::SYS_pselect6,
+    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 openat openat2 close close_range
+    lseek statx fstat statfs fstatfs getdents64 readlinkat faccessat faccessat2 fcntl flock
+    ftruncate fallocate fsync fdatasync mkdirat unlinkat renameat renameat2 linkat symlinkat fchmod fchmodat
+    fchown fchownat utimensat umask getcwd fadvise64 copy_file_range sendfile splice tee ioctl dup dup3 pipe2
+    memfd_create inotify_init1 inotify_add_watch inotify_rm_watch eventfd2 signalfd4 timerfd_create
+    timerfd_settime timerfd_gettime epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 ppoll pselect6
     // Memory.
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
-    libc::SYS_mlock,
-    libc::SYS_munlock,
-    libc::SYS_msync,
-    libc::SYS_mincore,
-    libc::SYS_membarrier,
+    brk mmap munmap mremap mprotect madvise mlock munlock msync mincore membarrier
     // Sockets; `socket` has a rule of its own.
-    libc::SYS_socketpair,
-    libc::SYS_bind,
-    libc::SYS_connect,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_shutdown,
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
+    socketpair bind connect listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown
+    sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
     // Time and signals.
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_kill,
-    libc::SYS_tgkill,
-    libc::SYS_pidfd_open,
+    clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday rt_sigaction rt_sigprocmask rt_sigreturn
+    rt_sigpending rt_sigtimedwait sigaltstack restart_syscall kill tgkill pidfd_open
     // Threads and this process; `clone` has a rule of its own.
-    libc::SYS_futex,
-    libc::SYS_set_robust_list,
-    libc::SYS_get_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_rseq,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getpgid,
-    libc::SYS_getuid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getegid,
-    libc::SYS_getgroups,
-    libc::SYS_getresuid,
-    libc::SYS_getresgid,
-    libc::SYS_capget,
-    libc::SYS_prctl,
-    libc::SYS_prlimit64,
-    libc::SYS_getrusage,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_getcpu,
-    libc::SYS_getrandom,
-    libc::SYS_uname,
-    libc::SYS_sysinfo,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_landlock_create_ruleset,
-];
+    futex set_robust_list get_robust_list set_tid_address rseq gettid getpid getppid getpgid getuid geteuid
+    getgid getegid getgroups getresuid getresgid capget prctl prlimit64 getrusage sched_yield
+    sched_getaffinity sched_getparam sched_getscheduler getcpu getrandom uname sysinfo exit exit_group wait4
+    waitid landlock_create_ruleset
+};
 
 /// The older forms of some of them, which newer processors do not have.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_LEGACY: &[c_long] = &[
-    libc::SYS_open,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_access,
-    libc::SYS_readlink,
-    libc::SYS_unlink,
-    libc::SYS_rename,
-    libc::SYS_mkdir,
-    libc::SYS_rmdir,
-    libc::SYS_link,
-    libc::SYS_symlink,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_dup2,
-    libc::SYS_pipe,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_create,
-    libc::SYS_time,
-    libc::SYS_getdents,
-    libc::SYS_arch_prctl,
-    libc::SYS_getpgrp,
-];
+const ALLOWED_LEGACY: &[c_long] = calls! {
+    open stat lstat access readlink unlink rename mkdir rmdir link symlink chmod chown dup2 pipe poll select
+    epoll_wait epoll_create time getdents arch_prctl getpgrp
+};
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_LEGACY: &[c_long] = &[];
 
@@ -240,7 +97,9 @@ fn apply(filter: Result<SeccompFilter, seccompiler::BackendError>) -> io::Result
 /// The calls that the last filter lets pass. Those of programs were answered by another one where programs
 /// are not needed.
 fn allowed_calls() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
-    let others = PROGRAMS.iter().chain(PROGRAMS_LEGACY).chain(&[libc::SYS_clone, libc::SYS_clone3]);
+    // The name of the last one differs by processor.
+    let more = &[libc::SYS_clone, libc::SYS_clone3, libc::SYS_newfstatat];
+    let others = PROGRAMS.iter().chain(PROGRAMS_LEGACY).chain(more);
     let all = ALLOWED.iter().chain(ALLOWED_LEGACY).chain(others);
     let mut allowed: BTreeMap<c_long, Vec<SeccompRule>> = all.map(|number| (*number, Vec::new())).collect();
     let families = SOCKET_FAMILIES.map(|family| first_argument(SeccompCmpOp::Eq, family as u64));
@@ -318,8 +177,7 @@ fn set_result(_context: &mut libc::ucontext_t, _result: c_long) {}
 
 /// Writes the line into `buffer`, without allocation; returns its length.
 fn denied_line(number: c_int, buffer: &mut [u8]) -> usize {
-    let name =
-        usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("unknown", |call| call.name());
+    let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("unknown", |call| call.name());
     let mut digits = [0; 11];
     let mut first = digits.len();
     let mut rest = number.unsigned_abs();
