@@ -46,24 +46,24 @@ pub enum ControlRequest {
         /// The settings that change.
         change: LinkChange,
         /// The status of the link after the change, or why nothing changed.
-        reply: oneshot::Sender<std::result::Result<Link, String>>,
+        reply: oneshot::Sender<Result<Link, String>>,
     },
     /// The links of ICMP echoes.
     Echoes {
         /// Which ones.
         request: EchoRequest,
         /// The links, or why they are not known.
-        reply: oneshot::Sender<std::result::Result<EchoReport, String>>,
+        reply: oneshot::Sender<Result<EchoReport, String>>,
     },
     /// How measured flows use the links.
     Measure {
         /// The change of the measurement.
         request: MeasureRequest,
         /// The state that the measurement needs, or the reason why it cannot be given.
-        reply: oneshot::Sender<std::result::Result<MeasureState, String>>,
+        reply: oneshot::Sender<Result<MeasureState, String>>,
     },
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
-    Config(oneshot::Sender<std::result::Result<Vec<ConfigValue>, String>>),
+    Config(oneshot::Sender<Result<Vec<ConfigValue>, String>>),
     /// The content of the dashboard: totals, all sessions in short, and the `shown` ones with all details.
     /// Only a server answers.
     Overview {
@@ -73,9 +73,9 @@ pub enum ControlRequest {
         reply: oneshot::Sender<Overview>,
     },
     /// A link that logs in at the dashboard once, or why there is none.
-    DashboardLink(oneshot::Sender<std::result::Result<DashboardLink, String>>),
+    DashboardLink(oneshot::Sender<Result<DashboardLink, String>>),
     /// Read the configuration again. The reply says what changed, or why nothing did.
-    Reload(LockoutPolicy, oneshot::Sender<std::result::Result<ReloadReport, String>>),
+    Reload(LockoutPolicy, oneshot::Sender<Result<ReloadReport, String>>),
 }
 
 /// A route that ends with this word matches any word in its place.

@@ -158,7 +158,7 @@ impl ApiRequest {
     pub(super) fn command<T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        request: fn(oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
+        request: fn(oneshot::Sender<Result<T, String>>) -> ControlRequest,
     ) -> ResponseFuture {
         Box::pin(async move { command_response(ask_data_plane(&self.state.source, request).await, refused) })
     }
@@ -168,7 +168,7 @@ impl ApiRequest {
     pub(super) fn command_with_body<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        request: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
+        request: fn(String, C, oneshot::Sender<Result<T, String>>) -> ControlRequest,
     ) -> ResponseFuture {
         Box::pin(async move {
             let bad = |why: String| error_response(StatusCode::BAD_REQUEST, &why);
@@ -188,7 +188,7 @@ impl ApiRequest {
     }
 
     /// Whether the query is this flag; the response if it is another one.
-    pub(super) fn has_flag(&self, flag: &str) -> std::result::Result<bool, ResponseFuture> {
+    pub(super) fn has_flag(&self, flag: &str) -> Result<bool, ResponseFuture> {
         match self.request.uri().query() {
             None => Ok(false),
             Some(query) if query == flag => Ok(true),
@@ -251,10 +251,7 @@ fn all_paths() -> String {
     format!("{} and {last}", others.join(", "))
 }
 
-fn command_response<T: Serialize>(
-    found: Option<std::result::Result<T, String>>,
-    refused: StatusCode,
-) -> HttpResponse {
+fn command_response<T: Serialize>(found: Option<Result<T, String>>, refused: StatusCode) -> HttpResponse {
     match found {
         Some(Ok(found)) => json_value(&found),
         Some(Err(why)) => error_response(refused, &why),

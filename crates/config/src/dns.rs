@@ -132,7 +132,7 @@ impl Text for DnsServer {
     const EXPECTED: &'static str = "the address of a resolver in quotes, as in \"10.0.0.1\"";
     const EXAMPLE: &'static str = "10.0.0.1";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match text.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
             Ok(ip) if !ip.is_unspecified() && !ip.is_multicast() => Ok(Self(ip)),
             _ => Err(format!("`{text}` is not the address of a resolver, as in 10.0.0.1 or fd00::1")),
@@ -144,7 +144,7 @@ impl Text for Domain {
     const EXPECTED: &'static str = "a domain in quotes, as in \"home.arpa\"";
     const EXAMPLE: &'static str = "home.arpa";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         /// The longest name and label in bytes (RFC 1035, section 2.3.4).
         const MAX: (usize, usize) = (253, 63);
         let domain = text.trim_matches('.').to_ascii_lowercase();
@@ -163,7 +163,7 @@ impl Text for ServerDnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, or \"off\"";
     const EXAMPLE: &'static str = "10.0.0.1";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self::Off),
             _ => DnsServer::read(text).map(Self::Server).map_err(|error| format!("{error}, nor off")),
@@ -175,7 +175,7 @@ impl Text for DnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, \"auto\" or \"off\"";
     const EXAMPLE: &'static str = "auto";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),

@@ -81,7 +81,7 @@ impl<S, F: Future<Output = Option<(Bytes, S)>>> Body for PulledBody<S, F> {
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let Some(next) = &mut self.next else { return Poll::Ready(None) };
         let found = ready!(next.as_mut().poll(cx));
         let Some((part, source)) = found else {

@@ -89,7 +89,7 @@ impl ClientCertVerifier for ClientCa {
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> std::result::Result<ClientCertVerified, rustls::Error> {
+    ) -> Result<ClientCertVerified, rustls::Error> {
         self.verifier().verify_client_cert(end_entity, intermediates, now)
     }
 
@@ -98,7 +98,7 @@ impl ClientCertVerifier for ClientCa {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
         self.verifier().verify_tls12_signature(message, cert, dss)
     }
 
@@ -107,7 +107,7 @@ impl ClientCertVerifier for ClientCa {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
         self.verifier().verify_tls13_signature(message, cert, dss)
     }
 

@@ -164,7 +164,7 @@ pub fn read_certs(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 fn parse_certs(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let bad = |found: String| Error::Content { path: path.into(), expected: "a certificate in PEM", found };
     let certs: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<std::result::Result<_, _>>()
+        .collect::<Result<_, _>>()
         .map_err(|error| bad(error.to_string()))?;
     if certs.is_empty() {
         return Err(bad("none".into()));
@@ -223,7 +223,7 @@ impl FromStr for Fingerprint {
     type Err = ParseFingerprintError;
 
     /// 64 hexadecimal digits of either case; colons between bytes, as openssl prints them, are fine.
-    fn from_str(text: &str) -> std::result::Result<Self, ParseFingerprintError> {
+    fn from_str(text: &str) -> Result<Self, ParseFingerprintError> {
         let error = || ParseFingerprintError(text.chars().take(120).collect());
         let digits: Vec<u8> = match text.contains(':') {
             false => text.bytes().collect(),

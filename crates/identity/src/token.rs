@@ -61,7 +61,7 @@ impl FromStr for Token {
     type Err = ParseTokenError;
 
     /// `b64token` of RFC 6750, section 2.1.
-    fn from_str(text: &str) -> std::result::Result<Self, ParseTokenError> {
+    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-._~+/=".contains(&b);
         match (1..=MAX_TOKEN_BYTES).contains(&text.len()) && text.bytes().all(allowed) {
             true => Ok(Self(text.into())),

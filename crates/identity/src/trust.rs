@@ -62,7 +62,7 @@ impl Text for Ca {
     const EXPECTED: &'static str = "the path of a PEM file, or \"system\"";
     const EXAMPLE: &'static str = "system";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match text {
             "system" => Ok(Self::System),
             path => PathBuf::read(path).map(Self::File),

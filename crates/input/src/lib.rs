@@ -22,4 +22,4 @@ pub mod values;
 pub use error::Error;
 
 /// The result of the functions of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -98,7 +98,7 @@ impl KeptSession {
 }
 
 /// The server and the session in the content of a file.
-fn parse(bytes: &[u8]) -> std::result::Result<(String, KeptSession), String> {
+fn parse(bytes: &[u8]) -> Result<(String, KeptSession), String> {
     let file: SessionFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let secret = STANDARD.decode(&file.secret).map_err(|error| format!("its secret: {error}"))?;
     if !SECRET_BYTES.contains(&secret.len()) {

@@ -98,11 +98,11 @@ pub fn save(path: &Path, mut leases: Vec<KeptLease>) -> Result<()> {
 ///
 /// # Errors
 /// Why it cannot be understood.
-pub fn check(content: &[u8]) -> std::result::Result<usize, String> {
+pub fn check(content: &[u8]) -> Result<usize, String> {
     parse(content).map(|leases| leases.len())
 }
 
-fn parse(bytes: &[u8]) -> std::result::Result<Vec<KeptLease>, String> {
+fn parse(bytes: &[u8]) -> Result<Vec<KeptLease>, String> {
     let file: LeaseFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file.version != VERSION {
         return Err(format!("it has the version {}, and this program knows {VERSION}", file.version));

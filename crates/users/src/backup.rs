@@ -152,7 +152,7 @@ impl Backup {
     ///
     /// # Errors
     /// If the bytes are not a whole backup. The error says what was found instead.
-    pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let file: BackupFile = serde_json::from_slice(bytes).map_err(|error| match error.is_eof() {
             true => format!("one that is cut short after {} bytes", bytes.len()),
             false => format!("something else ({error})"),
@@ -254,7 +254,7 @@ fn is_inside(name: &Path) -> bool {
 }
 
 /// Checks the content of a file that the server reads.
-fn check(name: &Path, content: &[u8]) -> std::result::Result<(), String> {
+fn check(name: &Path, content: &[u8]) -> Result<(), String> {
     let text = name.display().to_string();
     if text == USERS {
         return Users::parse(content, name).map(drop).map_err(|error| format!("one whose {error}"));

@@ -114,7 +114,7 @@ impl CertificateCheck {
         authorization: Option<&str>,
         certificate: Option<&[u8]>,
         now: SystemTime,
-    ) -> std::result::Result<(User, CertificateId), Denied> {
+    ) -> Result<(User, CertificateId), Denied> {
         let shown = match certificate {
             Some(certificate) => Shown::read(certificate).ok_or(Denied::Nameless)?,
             None => authorization.and_then(|field| self.forwarded(field)).ok_or(Denied::NoCertificate)?,

@@ -228,11 +228,11 @@ pub struct Reachability {
 /// Name of the file with the [`Reachability`] of the last start, in the state folder.
 const LAST_START: &str = "last-start.json";
 
-fn as_text<S: serde::Serializer>(pin: &Fingerprint, to: S) -> std::result::Result<S::Ok, S::Error> {
+fn as_text<S: serde::Serializer>(pin: &Fingerprint, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(pin)
 }
 
-fn from_text<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Fingerprint, D::Error> {
+fn from_text<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Fingerprint, D::Error> {
     String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
 

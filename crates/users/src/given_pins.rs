@@ -163,7 +163,7 @@ fn file(state_dir: &Path) -> PathBuf {
     state_dir.join(FILE)
 }
 
-fn parse(bytes: &[u8]) -> std::result::Result<BTreeMap<String, Fingerprint>, String> {
+fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Fingerprint>, String> {
     let file: PinsFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let pin = |(user, pin): (String, String)| match pin.parse() {
         Ok(pin) => Ok((user, pin)),

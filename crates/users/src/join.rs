@@ -185,7 +185,7 @@ pub struct ParseLinkError(String);
 impl FromStr for JoinLink {
     type Err = ParseLinkError;
 
-    fn from_str(text: &str) -> std::result::Result<Self, ParseLinkError> {
+    fn from_str(text: &str) -> Result<Self, ParseLinkError> {
         let wrong = |what: &str| Err(ParseLinkError(what.to_owned()));
         let text = text.trim();
         if text.len() > MAX_LINK_BYTES {
@@ -211,7 +211,7 @@ impl FromStr for JoinLink {
 }
 
 /// The trust that the parameters of a link say.
-fn parse_trust(query: &str) -> std::result::Result<LinkTrust, ParseLinkError> {
+fn parse_trust(query: &str) -> Result<LinkTrust, ParseLinkError> {
     let wrong = |what: String| Err(ParseLinkError(what));
     let (mut pins, mut trusts_system) = (Vec::new(), false);
     for (name, value) in query.split('&').filter_map(|parameter| parameter.split_once('=')) {

@@ -95,17 +95,17 @@ impl Text for FixedAddress {
     const EXPECTED: &'static str = "an address in quotes";
     const EXAMPLE: &'static str = "10.0.0.7";
 
-    fn read(text: &str) -> std::result::Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         text.parse().map(Self).map_err(|_| format!("`{text}` is not an address, as in 10.0.0.7 or fd00::7"))
     }
 }
 
-fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<IpAddr>, D::Error> {
+fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<IpAddr>, D::Error> {
     let addresses: Vec<FixedAddress> = Many::<FixedAddress>::deserialize(from)?;
     Ok(addresses.into_iter().map(|address| address.0).collect())
 }
 
-fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Option<Fingerprint>, D::Error> {
+fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Fingerprint>, D::Error> {
     let text = String::deserialize(from)?;
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
@@ -140,7 +140,7 @@ impl Users {
     }
 
     /// These users, if they do not contradict each other.
-    fn new(all: Vec<UserEntry>) -> std::result::Result<Self, String> {
+    fn new(all: Vec<UserEntry>) -> Result<Self, String> {
         if all.len() > MAX_USERS {
             return Err(format!("{} users, at most {MAX_USERS} work", all.len()));
         }
@@ -225,7 +225,7 @@ impl Users {
     }
 
     /// The user with this token.
-    pub(crate) fn user_with(&self, token: &Token, now: SystemTime) -> std::result::Result<User, Denied> {
+    pub(crate) fn user_with(&self, token: &Token, now: SystemTime) -> Result<User, Denied> {
         let hash = token.hash();
         let entry = self.by_hash.get(&hash).and_then(|place| self.all.get(*place)).ok_or(Denied::Unknown)?;
         let own = entry.token_sha256.as_ref().ok_or(Denied::Unknown)?;
@@ -234,7 +234,7 @@ impl Users {
     }
 
     /// The user with this name, which a certificate has.
-    pub(crate) fn listed(&self, name: &str, now: SystemTime) -> std::result::Result<User, Denied> {
+    pub(crate) fn listed(&self, name: &str, now: SystemTime) -> Result<User, Denied> {
         let entry = self.get(name).ok_or_else(|| Denied::Unlisted(name.into()))?;
         self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
     }

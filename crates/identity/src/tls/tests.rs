@@ -62,7 +62,7 @@ fn shake(
     server: ServerConfig,
     trust: &Trust,
     name: &str,
-) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
+) -> Result<ClientConnection, Option<CertificateRefusal>> {
     let slot = LastRefusal::default();
     let config = client_config_reporting(trust, None, &[b"h3"], &slot).unwrap();
     let name = ServerName::try_from(name.to_owned()).unwrap();
@@ -93,7 +93,7 @@ fn meet(
     identity: &Identity,
     trust: &Trust,
     name: &str,
-) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
+) -> Result<ClientConnection, Option<CertificateRefusal>> {
     shake(server_config(&identity.clone().into(), &[b"h3"]).unwrap(), trust, name)
 }
 

@@ -194,7 +194,7 @@ impl Verifier {
         asked: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
-    ) -> std::result::Result<(), CertificateRefusal> {
+    ) -> Result<(), CertificateRefusal> {
         match &self.rule {
             TrustRule::Any => Ok(()),
             TrustRule::Own(own) if own.has(cert) => Ok(()),
@@ -246,8 +246,8 @@ impl Verifier {
 
     fn check_signature(
         &self,
-        checked: std::result::Result<HandshakeSignatureValid, rustls::Error>,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        checked: Result<HandshakeSignatureValid, rustls::Error>,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
         checked.map_err(|error| self.refuse(CertificateRefusal::NotOwner { why: error.to_string() }))
     }
 }
@@ -260,7 +260,7 @@ impl ServerCertVerifier for Verifier {
         server_name: &ServerName<'_>,
         ocsp_response: &[u8],
         now: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+    ) -> Result<ServerCertVerified, rustls::Error> {
         match self.judge(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(()) => Ok(ServerCertVerified::assertion()),
             Err(refusal) => Err(self.refuse(refusal)),
@@ -272,7 +272,7 @@ impl ServerCertVerifier for Verifier {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         self.check_signature(verify_tls12_signature(message, cert, dss, algorithms))
     }
@@ -282,7 +282,7 @@ impl ServerCertVerifier for Verifier {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         self.check_signature(verify_tls13_signature(message, cert, dss, algorithms))
     }
