@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use mpvpn_status::reload_report::{ConfigValue, ReloadReport};
+use mpvpn_types::word_enum;
 
 use super::{ClientOptions, LinkConfig, Rights, ServerOptions, inspect::values, words::FileKind};
 use crate::class_reload::ClassReload;
@@ -170,60 +171,37 @@ fn dscps(links: &[LinkConfig]) -> Vec<(&str, u8)> {
     links.iter().filter(|link| link.dscp != 0).map(|link| (link.name.as_str(), link.dscp)).collect()
 }
 
-/// A setting of a server that can change while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerSetting {
-    /// The targets that clients may reach.
-    Access,
-    /// The files of the certificates and keys.
-    Certificates,
-    /// The files about certificates of clients, where these count before and after.
-    ClientCertificates,
-    /// The resolvers for clients.
-    Dns,
-    /// Limits of users.
-    Limits,
-    /// How much is logged.
-    LogLevel,
-    /// Whether measurements are answered.
-    Measure,
-    /// How clients reach the server, for join links.
-    Public,
-    /// The networks to which packets are carried.
-    Routes,
-    /// The web site.
-    Site,
+word_enum! {
+    /// A setting of a server that can change while it runs, with its keys as text for people.
+    pub enum ServerSetting {
+        /// The targets that clients may reach.
+        #[default]
+        Access = "access and isolate",
+        /// The files of the certificates and keys.
+        Certificates = "cert, key and certificate",
+        /// The files about certificates of clients, where these count before and after.
+        ClientCertificates = "client-ca and crl",
+        /// The resolvers for clients.
+        Dns = "dns",
+        /// Limits of users.
+        Limits = "limit",
+        /// How much is logged.
+        LogLevel = "log-level",
+        /// Whether measurements are answered.
+        Measure = "measure",
+        /// How clients reach the server, for join links.
+        Public = "public",
+        /// The networks to which packets are carried.
+        Routes = "routes",
+        /// The web site.
+        Site = "site",
+    }
 }
 
 impl ServerSetting {
-    /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::Access,
-        Self::Certificates,
-        Self::ClientCertificates,
-        Self::Dns,
-        Self::Limits,
-        Self::LogLevel,
-        Self::Measure,
-        Self::Public,
-        Self::Routes,
-        Self::Site,
-    ];
-
     /// Its keys, as text for people.
     pub const fn keys(self) -> &'static str {
-        match self {
-            Self::Access => "access and isolate",
-            Self::Certificates => "cert, key and certificate",
-            Self::ClientCertificates => "client-ca and crl",
-            Self::Dns => "dns",
-            Self::Limits => "limit",
-            Self::LogLevel => "log-level",
-            Self::Measure => "measure",
-            Self::Public => "public",
-            Self::Routes => "routes",
-            Self::Site => "site",
-        }
+        self.as_str()
     }
 
     fn differs(self, a: &ServerConfig, b: &ServerConfig) -> bool {
@@ -264,7 +242,8 @@ impl ServerConfig {
             metrics_users: "metrics-users", dashboard: "dashboard", qlog: "qlog", confine: "confine",
             reload: "reload"
         );
-        let at_once = ServerSetting::ALL.into_iter().filter(|setting| setting.differs(self, new)).collect();
+        let at_once =
+            ServerSetting::ALL.iter().copied().filter(|setting| setting.differs(self, new)).collect();
         ServerChanges { at_once, restart }
     }
 
@@ -416,7 +395,7 @@ mod tests {
              routes = '10.9.0.0/16'\nmeasure = true\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
         );
         let mut changes = before.compare(&after);
-        assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (&ServerSetting::ALL[..], 0));
+        assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (ServerSetting::ALL, 0));
         let mut config = before;
         while let Some(setting) = changes.at_once.pop() {
             config.take(setting, &after);
