@@ -35,35 +35,18 @@ use clap::{ArgMatches, Parser};
 
 use crate::{cli::explain, failure::Failure};
 
+macro_rules! entries {
+    ($($module:ident::$command:ident)+) => { &[$(entry::<$module::$command>()),+] };
+}
+
 /// The commands, in the order of `mpvpn --help`.
-pub(crate) const ALL: &[Entry] = &[
-    entry::<server::Server>(),
-    entry::<client::Client>(),
-    entry::<join::Join>(),
-    entry::<setup::Setup>(),
-    entry::<proxy::Proxy>(),
-    entry::<user::User>(),
-    entry::<status::Status>(),
-    entry::<top::Top>(),
-    entry::<dashboard::Dashboard>(),
-    entry::<events::Events>(),
-    entry::<ping::Ping>(),
-    entry::<measure::Measure>(),
-    entry::<check::Check>(),
-    entry::<bugreport::Bugreport>(),
-    entry::<link::Link>(),
-    entry::<class::Class>(),
-    entry::<config::Config>(),
-    entry::<kill_switch::KillSwitch>(),
-    entry::<backup::Backup>(),
-    entry::<backup::Restore>(),
-    entry::<reset::Reset>(),
-    entry::<completions::Completions>(),
-    entry::<man::Man>(),
-    entry::<dns_service::DnsService>(),
-    entry::<helper::Helper>(),
-    entry::<lab::Lab>(),
-];
+pub(crate) const ALL: &[Entry] = entries! {
+    server::Server client::Client join::Join setup::Setup proxy::Proxy user::User status::Status
+    top::Top dashboard::Dashboard events::Events ping::Ping measure::Measure check::Check
+    bugreport::Bugreport link::Link class::Class config::Config kill_switch::KillSwitch backup::Backup
+    backup::Restore reset::Reset completions::Completions man::Man dns_service::DnsService
+    helper::Helper lab::Lab
+};
 
 /// A command with its options.
 pub(crate) trait Command: Parser {

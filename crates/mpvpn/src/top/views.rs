@@ -149,16 +149,15 @@ fn joined(parts: impl IntoIterator<Item = String>) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
-const LINKS: &[Column] = &[
-    text("link", 8),
-    text("state", 7),
-    text("tier", 8),
-    number("down", 12),
-    number("up", 12),
-    number("share", 5),
-    number("rtt", 8),
-    number("loss", 6),
-];
+/// Columns by kind, head and least width.
+macro_rules! columns {
+    ($($kind:ident $head:literal $width:literal;)+) => { &[$($kind($head, $width)),+] };
+}
+
+const LINKS: &[Column] = columns! {
+    text "link" 8; text "state" 7; text "tier" 8; number "down" 12; number "up" 12; number "share" 5;
+    number "rtt" 8; number "loss" 6;
+};
 
 fn links(status: &Status, rates: &Rates) -> Sheet {
     let sum = total(status, rates).sum();
@@ -205,15 +204,10 @@ fn links(status: &Status, rates: &Rates) -> Sheet {
 /// Samples of the bars at the end of a row, at most.
 const HISTORY: usize = 120;
 
-const PATHS: &[Column] = &[
-    text("path", 16),
-    text("state", 8),
-    number("down", 12),
-    number("up", 12),
-    number("rtt", 8),
-    number("jitter", 8),
-    number("loss", 6),
-];
+const PATHS: &[Column] = columns! {
+    text "path" 16; text "state" 8; number "down" 12; number "up" 12; number "rtt" 8; number "jitter" 8;
+    number "loss" 6;
+};
 
 fn paths(status: &Status, rates: &Rates) -> Sheet {
     let row = |(key, path): (String, &Path)| {
@@ -250,16 +244,10 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
     Sheet { columns: PATHS, rows: all_paths(status).map(row).collect() }
 }
 
-const CLASSES: &[Column] = &[
-    text("class", 10),
-    text("state", 10),
-    number("down", 12),
-    number("up", 12),
-    number("rtt", 8),
-    number("loss", 6),
-    number("queue", 8),
-    number("drops", 6),
-];
+const CLASSES: &[Column] = columns! {
+    text "class" 10; text "state" 10; number "down" 12; number "up" 12; number "rtt" 8; number "loss" 6;
+    number "queue" 8; number "drops" 6;
+};
 
 fn classes(status: &Status, rates: &Rates) -> Sheet {
     let row = |class: &Class| {
@@ -294,17 +282,10 @@ fn classes(status: &Status, rates: &Rates) -> Sheet {
     Sheet { columns: CLASSES, rows: status.classes.iter().map(row).collect() }
 }
 
-const FLOWS: &[Column] = &[
-    text("flow", 5),
-    text("from", 21),
-    text("to", 24),
-    text("lane", 8),
-    text("state", 10),
-    number("down", 10),
-    number("up", 10),
-    number("age", 11),
-    number("idle", 8),
-];
+const FLOWS: &[Column] = columns! {
+    text "flow" 5; text "from" 21; text "to" 24; text "lane" 8; text "state" 10; number "down" 10;
+    number "up" 10; number "age" 11; number "idle" 8;
+};
 
 fn flow_rows(list: &FlowList) -> Sheet {
     let rows = list.flows.iter().map(|flow| {
@@ -330,15 +311,10 @@ fn flow_rows(list: &FlowList) -> Sheet {
     Sheet { columns: FLOWS, rows: rows.collect() }
 }
 
-const CLIENTS: &[Column] = &[
-    text("client", 22),
-    number("down", 12),
-    number("up", 12),
-    number("share", 5),
-    number("rtt", 8),
-    number("loss", 6),
-    number("paths", 5),
-];
+const CLIENTS: &[Column] = columns! {
+    text "client" 22; number "down" 12; number "up" 12; number "share" 5; number "rtt" 8; number "loss" 6;
+    number "paths" 5;
+};
 
 fn clients(status: &Status, rates: &Rates) -> Sheet {
     let sum = total(status, rates).sum();
@@ -371,14 +347,10 @@ fn clients(status: &Status, rates: &Rates) -> Sheet {
     Sheet { columns: CLIENTS, rows: status.clients.iter().map(row).collect() }
 }
 
-const USERS: &[Column] = &[
-    text("user", 16),
-    text("state", 8),
-    number("sessions", 8),
-    number("down at most", 12),
-    number("up at most", 12),
-    text("expires", 10),
-];
+const USERS: &[Column] = columns! {
+    text "user" 16; text "state" 8; number "sessions" 8; number "down at most" 12; number "up at most" 12;
+    text "expires" 10;
+};
 
 fn users(status: &Status) -> Sheet {
     let cap = |cap: Option<u64>| cap.map_or_else(Cell::unknown, |cap| rate_cell(cap as f64));
