@@ -23,9 +23,8 @@ pub fn render_classes(config: &ClientConfig, width: usize) -> String {
 }
 
 fn classes(config: &ClientConfig) -> Table {
-    let mut table = Table::new(
-        "class, priority, >min, >max, >weight, lane, cc, scheduler, >copies, fec, >dscp, prefer, exclude, tun",
-    );
+    let mut table =
+        Table::new("class|priority|>min|>max|>weight|lane|cc|scheduler|>copies|fec|>dscp|prefer|exclude|tun");
     for class in &config.classes {
         let ClassConfig { min, max, tun, dscp, .. } = class;
         table.rows.push(vec![
@@ -49,8 +48,7 @@ fn classes(config: &ClientConfig) -> Table {
 }
 
 fn rules(config: &ClientConfig) -> Table {
-    let mut table =
-        Table::new(">rule, class, protocol, from, from-ports, to, ports, dscp, domain, defined in");
+    let mut table = Table::new(">rule|class|protocol|from|from-ports|to|ports|dscp|domain|defined in");
     for (at, found) in config.class_rules.iter().enumerate() {
         let Rule { domains, class, .. } = &found.rule;
         let mut row = vec![(at + 1).to_string(), config.class_name(*class)];
@@ -63,9 +61,8 @@ fn rules(config: &ClientConfig) -> Table {
 
 /// The rules by which the kernel steers packets into the TUN devices of classes.
 fn steering(config: &ClientConfig) -> Table {
-    let mut table = Table::new(
-        "steered into, mark, vlan, ingress, protocol, from, from-ports, to, ports, dscp, defined in",
-    );
+    let mut table =
+        Table::new("steered into|mark|vlan|ingress|protocol|from|from-ports|to|ports|dscp|defined in");
     for found in &config.class_steering {
         let tun = config.class(found.rule.class).and_then(|class| class.tun.clone());
         let kernel_match = &found.kernel_match;

@@ -325,7 +325,7 @@ impl CheckReport {
 pub fn render(check: &CheckReport, width: usize) -> String {
     let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
     let mut text = format!("server {}{via}\n", check.server);
-    let mut table = Table::new("link, >UDP, >MTU, NAT, >TCP, MPTCP, token, uses, addresses");
+    let mut table = Table::new("link|>UDP|>MTU|NAT|>TCP|MPTCP|token|uses|addresses");
     for link in &check.links {
         let (udp, tcp) = (link.udp.works(), link.tcp.works());
         let none = || "-".to_owned();

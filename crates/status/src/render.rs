@@ -145,8 +145,8 @@ pub fn render_flows(list: &FlowList, width: usize) -> String {
 fn flows(list: &FlowList) -> Table {
     let is_server = list.role == Role::Server;
     let mut table = Table::new(match is_server {
-        true => "flow, user, to, lane, state, >up, >down, >age, >idle",
-        false => "flow, from, to, lane, why, state, >up, >down, >age, >idle",
+        true => "flow|user|to|lane|state|>up|>down|>age|>idle",
+        false => "flow|from|to|lane|why|state|>up|>down|>age|>idle",
     });
     for flow in &list.flows {
         let mut cells = vec![flow.protocol.clone()];
@@ -169,7 +169,7 @@ fn flows(list: &FlowList) -> Table {
 
 fn classes(classes: &[Class]) -> Table {
     let mut table = Table::new(
-        "class, state, lane, scheduler, cc, >sends, >receives, >rtt, >loss, >queue, >dropped, >copies, repair, tun",
+        "class|state|lane|scheduler, cc|>sends|>receives|>rtt|>loss|>queue|>dropped|>copies|repair|tun",
     );
     for class in classes {
         let optional = |value: Option<f64>, unit: &str| {
@@ -201,8 +201,8 @@ fn classes(classes: &[Class]) -> Table {
 fn links(links: &[Link]) -> Table {
     let limited = links.iter().any(|link| !limits(link).is_empty());
     let mut table = Table::new(match limited {
-        true => "link, state, tier, >sent, >received, limits, addresses",
-        false => "link, state, tier, >sent, >received, addresses",
+        true => "link|state|tier|>sent|>received|limits|addresses",
+        false => "link|state|tier|>sent|>received|addresses",
     });
     for link in links {
         let mut cells = vec![
@@ -254,8 +254,7 @@ fn pipe_reasons(links: &[Link]) -> String {
 }
 
 fn paths(paths: &[Path]) -> Table {
-    let mut table =
-        Table::new("path, state, >rtt, >jitter, >loss, >rate, >sent, >received, >mtu, repair, remote");
+    let mut table = Table::new("path|state|>rtt|>jitter|>loss|>rate|>sent|>received|>mtu|repair|remote");
     for path in paths {
         table.row([
             path.id.clone(),
@@ -275,7 +274,7 @@ fn paths(paths: &[Path]) -> Table {
 }
 
 fn clients(clients: &[Client]) -> Table {
-    let mut table = Table::new("client, >connected, >sent, >received, >paths, order, addresses");
+    let mut table = Table::new("client|>connected|>sent|>received|>paths|order|addresses");
     for client in clients {
         table.row([
             client.user.clone(),
@@ -299,9 +298,9 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with this head, names of columns separated by commas, and no other row.
+    /// A table with this head, names of columns separated by `|`, and no other row.
     pub fn new(head: &str) -> Self {
-        let head: Vec<_> = head.split(", ").collect();
+        let head: Vec<_> = head.split('|').collect();
         Self {
             right: head.iter().map(|name| name.starts_with('>')).collect(),
             rows: vec![head.iter().map(|name| name.trim_start_matches('>').to_owned()).collect()],

@@ -38,7 +38,7 @@ pub fn render_users(users: &Users, quotas: &UserQuotas, now: SystemTime, width: 
     };
     let columns: Vec<_> = columns.into_iter().filter(is_shown).collect();
     let titles: Vec<_> = columns.iter().map(|(title, _)| *title).collect();
-    let mut table = mpvpn_status::Table::new(&titles.join(", "));
+    let mut table = mpvpn_status::Table::new(&titles.join("|"));
     let cells =
         |entry| columns.iter().map(|(_, cell)| cell(entry).unwrap_or_else(|| "–".to_owned())).collect();
     table.rows.extend(users.iter().map(cells));
