@@ -1,4 +1,4 @@
-//! How large UDP payloads may be.
+//! The sizes of UDP payloads.
 
 /// The largest UDP payload that is used (bytes). An IP packet has room for 507 more (IPv4); the rest is a
 /// margin for headers.
