@@ -331,7 +331,9 @@ impl Dispatcher {
             own.deficit -= packet.data.len() as i64;
             return Some(packet);
         }
-        if let Some(packet) = want.of(&mut self.shared, now) {
+        if !self.shared.is_empty()
+            && let Some(packet) = want.of(&mut self.shared, now)
+        {
             own.deficit = if own.queue.is_empty() { 0 } else { own.deficit + packet.data.len() as i64 };
             return Some(packet);
         }
