@@ -1,6 +1,8 @@
 //! A rogue client: what the server holds of it, and what one unit of it costs, for each way to misuse an
 //! extension.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use bytes::Bytes;
 use mpvpn_flow::{
     Label, Part,
@@ -11,6 +13,7 @@ use mpvpn_masque::{
     h3,
     headers::Headers,
 };
+use mpvpn_packets::Packet;
 use mpvpn_quic::FlowControlWindows;
 use mpvpn_types::{Duration, LinkId, PathId};
 
@@ -45,7 +48,42 @@ pub fn label(bucket: u16, number: u32, part: Option<Part>) -> Vec<u8> {
 pub fn packet(rogue: &Rogue) -> Vec<u8> {
     let from = rogue.connections[0].addresses.iter().find(|ip| ip.is_ipv4()).copied().expect("an address");
     let to = "203.0.113.9:9".parse().unwrap();
-    mpvpn_packets::Packet::between(std::net::SocketAddr::new(from, 9), to).udp(b"")
+    Packet::between(SocketAddr::new(from, 9), to).udp(b"")
+}
+
+#[test]
+fn only_packets_from_the_addresses_of_their_sender_are_forwarded() {
+    let mut rogue = Rogue::with_tunnel();
+    let to = |is_v4| if is_v4 { "203.0.113.9:9" } else { "[2001:db8:9::9]:9" }.parse().unwrap();
+    // A rogue has no check of its own. Context 0 carries packets as they are (RFC 9484 §6).
+    let send = |rogue: &mut Rogue, from: IpAddr| {
+        let packet = Packet::between(SocketAddr::new(from, 9), to(from.is_ipv4())).udp(b"");
+        let (plain, ordered) = (packet.clone(), [label(7, rogue.sent as u32, None), packet].concat());
+        rogue.datagram(0, &plain);
+        rogue.run(20 * MS);
+        rogue.datagram(context::ORDER, &ordered);
+        // Longer than the reorder timeout, as numbers are left out.
+        rogue.run(1500 * MS);
+        std::mem::take(&mut rogue.forwarded)
+    };
+    rogue.forwarded = 0;
+    let own = rogue.connections[0].addresses.clone();
+    assert!(own.iter().any(IpAddr::is_ipv4) && own.iter().any(IpAddr::is_ipv6), "{own:?}");
+    for from in own {
+        assert_eq!(send(&mut rogue, from), 2, "its own address {from}");
+        let next: IpAddr = match from {
+            IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip) + 1).into(),
+            IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip) + 1).into(),
+        };
+        assert_eq!(send(&mut rogue, next), 0, "an address of another client, {next}");
+    }
+    for stranger in ["192.0.2.66", "2001:db8:66::66"] {
+        assert_eq!(
+            send(&mut rogue, stranger.parse().unwrap()),
+            0,
+            "an address outside the tunnel, {stranger}"
+        );
+    }
 }
 
 /// Runs one way of misuse; the server must hold at most `most` bytes more than before at any time, and none
