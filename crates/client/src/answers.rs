@@ -11,9 +11,6 @@ use mpvpn_threads::event_loop::EventLoop;
 
 use crate::running::Running as Client;
 
-/// Why a process makes no link to its dashboard.
-const NO_DASHBOARD: &str = "this process serves no dashboard";
-
 /// Answers a request at a client.
 pub(crate) fn answer_client_request(
     client: &mut Client,
@@ -40,8 +37,8 @@ pub(crate) fn answer_client_request(
             drop(reply.send(client.config_values().map_err(|error| error.to_string())));
         }
         ControlRequest::Reload(_, reply) => drop(reply.send(client.reload(event_loop, now))),
-        ControlRequest::Overview { .. } => {}
-        ControlRequest::DashboardLink(reply) => drop(reply.send(Err(NO_DASHBOARD.to_owned()))),
+        // Only a server has an overview; the slow thread answers about the dashboard.
+        ControlRequest::Overview { .. } | ControlRequest::DashboardLink(_) => {}
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }

@@ -9,9 +9,6 @@ use mpvpn_api::ControlRequest;
 
 use crate::Running as Server;
 
-/// Why a process makes no link to its dashboard.
-const NO_DASHBOARD: &str = "this process serves no dashboard";
-
 /// Answers a request at a server.
 pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question: ControlRequest) {
     match question {
@@ -30,7 +27,8 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
                 server.shards.report_overview(round, server.data_plane.report_overview(now, &shown));
             }
         }
-        ControlRequest::DashboardLink(reply) => drop(reply.send(Err(NO_DASHBOARD.to_owned()))),
+        // The slow thread answers it.
+        ControlRequest::DashboardLink(_) => {}
         ControlRequest::Config(reply) => {
             drop(reply.send(server.config_values().map_err(|error| error.to_string())));
         }

@@ -31,6 +31,8 @@ const MAX_QUEUED_MESSAGES: usize = 64;
 /// How often the runtime shows that it goes on. More often: wake-ups; less often: it counts as stuck while it
 /// is only busy.
 const ACTIVITY_INTERVAL: Duration = Duration::from_secs(5);
+/// The answer to a request for a link to the dashboard where there is none.
+const NO_DASHBOARD: &str = "this process serves no dashboard";
 
 /// A message to the data plane.
 pub enum Message {
@@ -57,7 +59,7 @@ pub struct Services {
     pub metrics: Option<mpvpn_api::metrics::Server>,
     /// The page for browsers.
     pub dashboard: Option<Dashboard>,
-    /// Those of this end alone.
+    /// The services that only this end has.
     pub own: Option<OwnServices>,
 }
 
@@ -202,11 +204,12 @@ async fn serve(
     };
     let ask = post.clone();
     let login_links = dashboard.as_ref().map(Dashboard::login_links);
-    let source: mpvpn_api::RequestHandler = Arc::new(move |question| match (question, &login_links) {
-        (mpvpn_api::ControlRequest::DashboardLink(reply), Some(login_links)) => {
-            drop(reply.send(login_links.create().map_err(|error| error.to_string())));
+    let source: mpvpn_api::RequestHandler = Arc::new(move |question| match question {
+        mpvpn_api::ControlRequest::DashboardLink(reply) => {
+            let links = login_links.as_ref().ok_or_else(|| NO_DASHBOARD.to_owned());
+            drop(reply.send(links.and_then(|links| links.create().map_err(|error| error.to_string()))));
         }
-        (question, _) => ask(Message::ApiRequest(question)),
+        question => ask(Message::ApiRequest(question)),
     });
     let metrics_source = Arc::clone(&source);
     let dashboard_source = Arc::clone(&source);
