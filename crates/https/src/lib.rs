@@ -1,8 +1,8 @@
 //! The server's TCP side: TLS with HTTP/1.1 and HTTP/2, at the addresses at which QUIC listens.
 //!
 //! In: TCP connections (Multipath TCP if the client asks for it). Out: for users, UDP datagrams to the
-//! server's own QUIC socket ([`tcp_transport`]), or requests to its own HTTP/3 ([`gateway`]); for everybody
-//! else a web site ([`site`]). Always holds: everything runs on the slow thread, for which no QUIC packet
+//! server's own QUIC socket (`tcp_transport`), or requests to its own HTTP/3 (`gateway`); for everybody
+//! else a web site (`site`). Always holds: everything runs on the slow thread, for which no QUIC packet
 //! waits; connections without credentials are bounded in number (in all and per network), time and memory
 //! ([`limiter`](mpvpn_http::limiter)); the same [`Authenticator`] checks credentials as over QUIC.
 #![forbid(unsafe_code)]
