@@ -264,7 +264,10 @@ impl PageHosts {
                 return Err(format!("it ended with {status}:\n{log}"));
             }
             let is_up = if is_ours {
-                self.output(run.at, &["mpvpn", "status"]).1.contains(": up, ")
+                // A server answers before it says, in a terminal, how a client connects.
+                let is_told =
+                    !running.has_terminal || log.contains("A client connects with") && log.ends_with('\n');
+                is_told && self.output(run.at, &["mpvpn", "status"]).1.contains(": up, ")
             } else {
                 let listening = self.output(At { user: false, ..run.at }, &["ss", "-Hltnp"]).1;
                 listening.contains(&format!("pid={id},"))
