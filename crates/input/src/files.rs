@@ -52,7 +52,7 @@ pub fn read_toml(path: &Path, new: &str, expected: &'static str) -> Result<Docum
     })
 }
 
-/// The whole content of `path`, at most [`MAX_FILE_BYTES`] bytes.
+/// The whole content of `path`, at most `MAX_FILE_BYTES` bytes.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     read_up_to(path, MAX_FILE_BYTES)
 }

@@ -163,7 +163,7 @@ impl<'de, T: Text, const NUMBERS: bool, const FILLED: bool> Visitor<'de> for Man
     }
 }
 
-/// Implements [`Text`](crate::values::Text) for enums whose values are words.
+/// Implements [`Text`] for enums whose values are words.
 #[macro_export]
 macro_rules! text_of_words {
     ($($name:ty),+ $(,)?) => {$(
@@ -179,7 +179,7 @@ macro_rules! text_of_words {
     )+};
 }
 
-/// Implements [`Text`](crate::values::Text) for types that [`FromStr`](std::str::FromStr) parses, each with
+/// Implements [`Text`] for types that [`FromStr`] parses, each with
 /// the expected text and an example.
 #[macro_export]
 macro_rules! text_of_parsed {

@@ -2,7 +2,7 @@
 //!
 //! In: events of connections, from the packet threads. Out: files in one folder, written by another thread.
 //! Always holds: a packet thread never waits; events that do not fit into the queue are dropped and counted;
-//! all files together stay below [`MAX_TOTAL_BYTES`]. Format and reasons: `docs/design/qlog.md`.
+//! all files together stay below `MAX_TOTAL_BYTES`. Format and reasons: `docs/design/qlog.md`.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

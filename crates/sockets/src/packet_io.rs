@@ -174,7 +174,7 @@ impl Default for DatagramBuffers {
 }
 
 impl DatagramBuffers {
-    /// Receives what waits in a socket, at most [`MAX_RECV_CALLS`] batches. Calls `each` for every datagram
+    /// Receives what waits in a socket, at most `MAX_RECV_CALLS` batches. Calls `each` for every datagram
     /// and `after` at the end of each batch. Returns when the first datagram arrived, if there was one.
     ///
     /// # Errors

@@ -303,7 +303,7 @@ impl Splice {
     }
 
     /// Moves bytes from the socket to the stream, until the socket has no more, the stream accepts no more,
-    /// or [`MAX_READ_BYTES_PER_EVENT`] are read.
+    /// or `MAX_READ_BYTES_PER_EVENT` are read.
     pub fn move_to_stream<S: ByteStreams>(
         &mut self,
         now: Instant,

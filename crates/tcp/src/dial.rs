@@ -54,7 +54,7 @@ pub struct DialOptions {
     pub via: Option<ProxyTarget>,
     /// Multipath TCP or TCP.
     pub protocol: Protocol,
-    /// The number of parallel sockets, each started [`PARALLEL_CONNECT_INTERVAL`] after the one before: the
+    /// The number of parallel sockets, each started `PARALLEL_CONNECT_INTERVAL` after the one before: the
     /// kernel retransmits a SYN after 1 s at the earliest, and an interrupted link may return at any
     /// time.
     pub sockets: usize,

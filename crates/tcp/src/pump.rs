@@ -3,7 +3,7 @@
 //!
 //! In: datagrams of one peer, and bytes of a stream. Out: the same in the other direction. Always holds:
 //! datagrams that wait are moved together; order is kept; what the stream does not accept waits in the
-//! socket's receive buffer, which holds [`MAX_QUEUE_DELAY`] of the stream's rate, so that the kernel drops
+//! socket's receive buffer, which holds `MAX_QUEUE_DELAY` of the stream's rate, so that the kernel drops
 //! the excess instead of delaying it for seconds; besides, one buffer per direction.
 
 use std::{

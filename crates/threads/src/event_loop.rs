@@ -1,7 +1,7 @@
 //! The event loop that client and server share.
 //!
 //! In: a deadline. Out: an [`Iteration`] with the time and the sockets that are ready. It delays busy loops
-//! ([`WakeupCoalescer`]), returns memory after busy times ([`MemoryTrimmer`]), and reports when this process
+//! (`WakeupCoalescer`), returns memory after busy times (`MemoryTrimmer`), and reports when this process
 //! got no processor for a while.
 
 use std::{
@@ -112,7 +112,7 @@ pub fn signal_event(signal: Signal) -> ControlEvent {
 pub struct Iteration {
     /// The time.
     pub now: Instant,
-    /// This process got no processor for at least [`MIN_LOCAL_STALL`].
+    /// This process got no processor for at least `MIN_LOCAL_STALL`.
     pub stalled: bool,
     /// The sockets that are ready.
     pub ready: Vec<Event>,
