@@ -278,6 +278,10 @@ impl MultipathConnection {
             let _path = enter_path!(LIVENESS, self.log, id, path);
             path.liveness.on_carrier(now, up);
             self.timer.judge_soon();
+            // The peer must learn it before it sends more, and to send again what is in flight.
+            if !up {
+                self.heartbeats.announce();
+            }
         }
     }
 

@@ -7,10 +7,11 @@ use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{Duration, LinkId};
 
 const SECOND: Duration = Duration::from_secs(1);
+const ONE_WAY: Duration = Duration::from_millis(12);
 
 fn with_links(count: usize) -> (World, usize) {
     let mut world = World::new();
-    let client = world.add(TOKEN, Scheduler::Auto, &vec![(50, 12 * MS); count]);
+    let client = world.add(TOKEN, Scheduler::Auto, &vec![(50, ONE_WAY); count]);
     world.up(client);
     world.run(2 * SECOND);
     (world, client)
@@ -31,6 +32,20 @@ pub(crate) fn active(world: &mut World, client: usize) -> [usize; 2] {
     let own = count(&world.machines[client].client.report(now).paths);
     let sessions = world.servers[0].report(now);
     [own, sessions.iter().map(|session| count(&session.paths)).sum()]
+}
+
+#[test]
+fn a_peer_learns_of_a_lost_carrier_as_soon_as_a_packet_reaches_it() {
+    // Heartbeats come once in a round trip: of reports that waited for the next one, most would be late.
+    for phase in 0..10 {
+        let (mut world, client) = with_links(2);
+        world.send_both_ways(client, 2 * SECOND + phase * 3 * MS);
+        lose(&mut world, client, 0, 1.0, 1.0);
+        let now = world.now;
+        world.machines[client].link_down(now, LinkId(0));
+        world.send_both_ways(client, ONE_WAY + 3 * MS);
+        assert_eq!(active(&mut world, client), [1, 1], "{phase}");
+    }
 }
 
 #[test]
