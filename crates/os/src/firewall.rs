@@ -10,7 +10,11 @@ mod client_filter;
 pub(crate) mod json;
 mod marking;
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    path::Path,
+};
 
 pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
 use ipnet::IpNet;
@@ -26,10 +30,14 @@ use nftables::{
     types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::{
     error::OsError,
-    helper::{self, Ended, Program, Run},
+    helper,
+    kill_switch::{self, Exceptions},
+    program::{self, Ended},
+    tunnel_net::inbound::{self, Connection},
 };
 
 /// Priority of the chain for source NAT: `srcnat` of nft(8).
@@ -40,6 +48,8 @@ const SOURCE_NAT_PRIORITY: i32 = 100;
 const MARKING_PRIORITY: i32 = -140;
 /// Priority of the chain that guards addresses: `raw` of nft(8), before connection tracking.
 const GUARD_PRIORITY: i32 = -300;
+/// The beginning of the names of tables.
+const PREFIX: &str = "mpvpn_";
 /// Chain for source NAT.
 const POSTROUTING_CHAIN: &str = "postrouting";
 /// Chain that marks packets received from interfaces.
@@ -114,23 +124,108 @@ pub enum Exit {
     AnyBut(String),
 }
 
+/// A change of a table of ours: facts, from which the process that makes it writes the rules.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// Replaces the table by one with these rules.
+    Rules(Rules),
+    /// Replaces the table by one with these rules and sessions, which have other profiles than the first.
+    Clients(ClientFilter, Vec<Session>),
+    /// Takes sessions out of the table for clients, which has this name, and adds others.
+    Sessions(String, Vec<Session>, Vec<Session>),
+    /// Replaces the table for replies, which has this name, by one for these links with their numbers.
+    Inbound(String, BTreeMap<String, u8>),
+    /// Adds connections to it that are older, with the numbers of their links.
+    InboundConnections(String, Vec<(u8, Connection)>),
+    /// Replaces the table of the kill switch; without exceptions removes it.
+    KillSwitch(Vec<Exceptions>),
+    /// Removes this table.
+    Remove(String),
+}
+
+/// The address of a session, and the number of its profile.
+pub(crate) type Session = (IpAddr, usize);
+
+impl Change {
+    /// The table.
+    pub(crate) fn table(&self) -> String {
+        match self {
+            Self::Rules(rules) => table_name(&rules.name),
+            Self::Clients(filter, _) => filter.table(),
+            Self::Sessions(table, ..)
+            | Self::Inbound(table, _)
+            | Self::InboundConnections(table, _)
+            | Self::Remove(table) => table.clone(),
+            Self::KillSwitch(_) => kill_switch::TABLE.to_owned(),
+        }
+    }
+
+    /// The transaction in the JSON form of nft.
+    fn transaction(&self) -> serde_json::Value {
+        match self {
+            Self::Rules(rules) => json!(transaction(rules)),
+            Self::Clients(filter, sessions) => filter.transaction(sessions),
+            Self::Sessions(table, before, after) => client_filter::change(table, before, after),
+            Self::Inbound(table, links) => inbound::transaction(table, links),
+            Self::InboundConnections(table, connections) => {
+                json!({"nftables": inbound::elements(table, connections)})
+            }
+            Self::KillSwitch(exceptions) => kill_switch::transaction(exceptions),
+            Self::Remove(table) => json!({"nftables": json::remove_table(table)}),
+        }
+    }
+
+    /// Makes the change in this process.
+    pub(crate) fn carry_out(&self) -> Ended {
+        let text = self.transaction().to_string();
+        // nft takes text that it cannot use for its other language. There a name with a quotation mark, which
+        // is escaped here, could begin a statement of its own.
+        if text.contains('\\') || !is_own(&self.table()) {
+            return Ended::Badly(
+                "a name has a quotation mark, a backslash or a control character".to_owned(),
+            );
+        }
+        run_nft(&["--json", "--file", "-"], text)
+    }
+}
+
+/// Shows a table, in this process.
+pub(crate) fn show(table: &str) -> Ended {
+    match is_own(table) {
+        true => run_nft(&["--json", "list", "table", "inet", table], String::new()),
+        false => Ended::Badly(format!("{table:?} is no table of mpvpn")),
+    }
+}
+
+/// Whether a table has a name that [`table_name`] makes.
+fn is_own(table: &str) -> bool {
+    table
+        .strip_prefix(PREFIX)
+        .is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'))
+}
+
+/// Runs nft(8), whose folder is often missing from the PATH of users that may run it.
+fn run_nft(args: &[&str], input: String) -> Ended {
+    let usual = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists());
+    let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+    program::run(usual.unwrap_or("nft"), &args, input, None)
+}
+
 /// Installs `rules`, replacing the table of the same name.
 pub fn install(rules: &Rules) -> Result<(), OsError> {
-    apply(&rules.name, &transaction(rules))
+    apply(Change::Rules(rules.clone()))
 }
 
 /// Removes the table for `name`; no error if it does not exist.
 pub fn remove(name: &str) -> Result<(), OsError> {
-    let mut batch = Batch::new();
-    clear(&mut batch, &table_name(name));
-    apply(name, &batch.to_nftables())
+    apply(Change::Remove(table_name(name)))
 }
 
 /// The name of the table for `name`: `mpvpn_`, then `name` with each byte but ASCII letters and digits
 /// replaced by `_`.
 pub fn table_name(name: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-    format!("mpvpn_{}", name.chars().take(64).map(clean).collect::<String>())
+    format!("{PREFIX}{}", name.chars().take(64).map(clean).collect::<String>())
 }
 
 fn transaction(rules: &Rules) -> Nftables<'static> {
@@ -272,22 +367,13 @@ fn prefix(network: IpNet) -> Expression<'static> {
     }))
 }
 
-fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
-    let table = table_name(name);
-    let invalid =
-        |error: serde_json::Error| OsError::Nft { table: table.clone(), message: error.to_string() };
-    apply_json(&table, &serde_json::to_value(transaction).map_err(invalid)?)
-}
-
-/// Applies a transaction that concerns `table`.
+/// Makes a change.
 ///
 /// # Errors
 /// If nft is missing or refuses it; then nothing has changed.
-pub(crate) fn apply_json(table: &str, transaction: &serde_json::Value) -> Result<(), OsError> {
-    match nft(&["--json", "--file", "-"], transaction.to_string())? {
-        Ok(_) => Ok(()),
-        Err(message) => Err(OsError::Nft { table: table.to_owned(), message }),
-    }
+pub(crate) fn apply(change: Change) -> Result<(), OsError> {
+    let table = change.table();
+    printed(helper::change_firewall(change)?)?.map(drop).map_err(|message| refused(&table, message))
 }
 
 /// The table `table` of the family `inet` as nft shows it; `None` if there is none.
@@ -295,18 +381,22 @@ pub(crate) fn apply_json(table: &str, transaction: &serde_json::Value) -> Result
 /// # Errors
 /// If nft is missing or cannot list tables.
 pub(crate) fn list(table: &str) -> Result<Option<serde_json::Value>, OsError> {
-    let refused = |message| OsError::Nft { table: table.to_owned(), message };
-    match nft(&["--json", "list", "table", "inet", table], String::new())? {
-        Ok(shown) => serde_json::from_str(&shown).map(Some).map_err(|error| refused(error.to_string())),
+    match printed(helper::show_table(table)?)? {
+        Ok(shown) => {
+            serde_json::from_str(&shown).map(Some).map_err(|error| refused(table, error.to_string()))
+        }
         Err(said) if said.contains("No such file") => Ok(None),
-        Err(said) => Err(refused(said)),
+        Err(said) => Err(refused(table, said)),
     }
 }
 
-/// Runs nft. Returns what it printed, or what it complained about.
-fn nft(args: &[&str], input: String) -> Result<Result<String, String>, OsError> {
-    let args = args.iter().map(|&arg| arg.to_owned()).collect();
-    match helper::run(Run { program: Program::Nft, args, input, timeout: None })? {
+fn refused(table: &str, message: String) -> OsError {
+    OsError::Nft { table: table.to_owned(), message }
+}
+
+/// What nft printed, or what it complained about.
+fn printed(ended: Ended) -> Result<Result<String, String>, OsError> {
+    match ended {
         Ended::Well(printed) => Ok(Ok(printed)),
         Ended::Badly(said) => Ok(Err(said)),
         Ended::Missing => Err(OsError::NftMissing),

@@ -1,33 +1,35 @@
-//! The helper: a small process that does what the confined one may not. It runs nft and resolvectl, writes
-//! the file with the name servers, and reads files that it was told at its start, whoever owns them.
+//! The helper: a small process that does what the confined one may not. It changes the firewall and the name
+//! servers, and reads files that it was told at its start, whoever owns them.
 //!
-//! In: a task. Out: its result. Always holds: a task is one of a few kinds and has a bounded size; the helper
-//! runs no other programs, reads and writes no other files, and ends with the process that started it. Where
-//! no helper was started, tasks are done here.
+//! In: a task. Out: its result. Always holds: a task is one of a few kinds, has a bounded size, and consists of
+//! facts that are checked like those of a stranger; the helper changes tables of mpvpn and the one file with
+//! the name servers only, reads no other files, and ends with the process that started it. Where no helper was
+//! started, tasks are done here.
 
 use std::{
-    fs::File,
+    fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::{
+            fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, OnceLock},
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     confinement::{self, Needs},
-    dns::{self, FileRewrite, PreviousContent, service},
+    dns,
     error::OsError,
-    program,
+    firewall,
+    program::Ended,
 };
-
-pub(crate) use crate::program::Ended;
 
 /// The largest message, in bytes. nft's rules for 10,000 sessions have 3 MB; more memory would serve nobody,
 /// less refuses large servers.
@@ -41,54 +43,14 @@ pub const COMMAND: &str = "helper";
 /// The connection to the helper, if one was started.
 static HELPER: OnceLock<Mutex<UnixStream>> = OnceLock::new();
 
-/// The programs that the helper runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Program {
-    /// nft(8).
-    Nft,
-    /// resolvectl(1).
-    Resolvectl,
-}
-
-impl Program {
-    /// Where it is. The folders of nft are often missing from the PATH of users that may run it.
-    fn path(self) -> &'static str {
-        match self {
-            Self::Nft => {
-                let usual = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists());
-                usual.unwrap_or("nft")
-            }
-            Self::Resolvectl => "resolvectl",
-        }
-    }
-}
-
-/// A program to be run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Run {
-    pub(crate) program: Program,
-    pub(crate) args: Vec<String>,
-    /// Its standard input.
-    pub(crate) input: String,
-    /// After which time it is ended; `None`: never.
-    pub(crate) timeout: Option<Duration>,
-}
-
-/// A task of a helper.
+/// A task of a helper: facts only. Neither a path, a text of a file nor an argument of a program is among them,
+/// but the file to read, which is one of those that the helper was started for.
 #[derive(Debug, Serialize, Deserialize)]
 enum Task {
-    Run(Run),
-    NameServers(FileRewrite, Change),
+    Firewall(firewall::Change),
+    ShowTable(String),
+    NameServers(dns::Request),
     Read(PathBuf),
-}
-
-/// A change to the file of name servers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Change {
-    /// It gets its new text.
-    Write,
-    /// It gets this back.
-    Restore(PreviousContent),
 }
 
 /// Starts the helper, which is this program with the command [`COMMAND`]. From now on it does the tasks.
@@ -107,28 +69,39 @@ pub fn start(readable: &[PathBuf]) -> Result<(), OsError> {
     Ok(())
 }
 
-/// Runs a program, and waits until it has ended.
+/// Makes a change of the firewall.
 ///
 /// # Errors
 /// If the helper is gone.
-pub(crate) fn run(run: Run) -> Result<Ended, OsError> {
+pub(crate) fn change_firewall(change: firewall::Change) -> Result<Ended, OsError> {
     match HELPER.get() {
-        Some(helper) => ask(helper, &Task::Run(run)),
-        None => Ok(run_here(&run)),
+        Some(helper) => ask(helper, &Task::Firewall(change)),
+        None => Ok(change.carry_out()),
     }
 }
 
-/// Writes the file with the name servers, or puts back what was there.
+/// Shows a table of the firewall as JSON.
 ///
 /// # Errors
-/// If it cannot be written, or the helper is gone.
-pub(crate) fn write_name_servers(rewrite: &FileRewrite, change: Change) -> Result<(), OsError> {
+/// If the helper is gone.
+pub(crate) fn show_table(table: &str) -> Result<Ended, OsError> {
+    match HELPER.get() {
+        Some(helper) => ask(helper, &Task::ShowTable(table.to_owned())),
+        None => Ok(firewall::show(table)),
+    }
+}
+
+/// Changes the name servers of this machine.
+///
+/// # Errors
+/// Why that failed, or that the helper is gone.
+pub(crate) fn change_name_servers(request: &dns::Request) -> Result<(), String> {
     match HELPER.get() {
         Some(helper) => {
-            let done: Result<(), String> = ask(helper, &Task::NameServers(rewrite.clone(), change))?;
-            done.map_err(|why| OsError::kernel("change", "the name servers", io::Error::other(why)))
+            let task = Task::NameServers(request.clone());
+            ask(helper, &task).unwrap_or_else(|error| Err(error.to_string()))
         }
-        None => write_here(rewrite, change),
+        None => dns::carry_out(request),
     }
 }
 
@@ -166,6 +139,8 @@ pub fn serve(readable: &[PathBuf]) -> Result<(), OsError> {
     // Signals of a terminal or a service manager are for the process that it serves, which needs it until its
     // end.
     ignore_signals().map_err(failed)?;
+    // An ordinary user has a service of root change the name servers.
+    let _ = DirBuilder::new().mode(0o700).create(dns::STATE_OF_ROOT);
     confinement::confine(&Needs {
         network: true,
         programs: true,
@@ -173,15 +148,14 @@ pub fn serve(readable: &[PathBuf]) -> Result<(), OsError> {
         // A file that is replaced is another one, in the same folder.
         readable: readable.iter().filter_map(|path| path.parent()).map(Path::to_owned).collect(),
         // The file with the name servers is replaced by a new one in its folder.
-        writable: vec![PathBuf::from("/etc")],
+        writable: vec![PathBuf::from("/etc"), PathBuf::from(dns::STATE_OF_ROOT)],
         ..Needs::default()
     })?;
     while let Some(task) = receive(&mut stream).map_err(failed)? {
         match task {
-            Task::Run(run) => send(&mut stream, &run_here(&run)),
-            Task::NameServers(rewrite, change) => {
-                send(&mut stream, &write_here(&rewrite, change).map_err(|error| error.to_string()))
-            }
+            Task::Firewall(change) => send(&mut stream, &change.carry_out()),
+            Task::ShowTable(table) => send(&mut stream, &firewall::show(&table)),
+            Task::NameServers(request) => send(&mut stream, &dns::carry_out(&request)),
             Task::Read(path) => {
                 send(&mut stream, &read_here(readable, &path).map_err(|error| error.to_string()))
             }
@@ -201,38 +175,22 @@ fn ignore_signals() -> io::Result<()> {
     Ok(())
 }
 
-fn write_here(rewrite: &FileRewrite, change: Change) -> Result<(), OsError> {
-    if service::is_needed() {
-        return service::change(rewrite, &change);
-    }
-    match change {
-        Change::Write => dns::write(rewrite),
-        Change::Restore(before) => dns::restore(rewrite, &before),
-    }
-}
-
 fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
     // Those that are known are absolute; the process that asks has the same working directory.
     let path = std::path::absolute(path)?;
     if !readable.contains(&path) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Runs a program in this process, or has the service of root run it.
-fn run_here(run: &Run) -> Ended {
-    if run.program == Program::Resolvectl && service::is_needed() {
-        return service::resolvectl(&run.args);
+    // Whoever owns the folder could put a link to a file of root there.
+    let is_of_root = path.parent().map(fs::metadata).is_some_and(|found| found.is_ok_and(|it| it.uid() == 0));
+    let flags = if is_of_root { 0 } else { libc::O_NOFOLLOW };
+    let file = OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
-    run_program(run)
-}
-
-/// Runs a program in this process.
-pub(crate) fn run_program(run: &Run) -> Ended {
-    program::run(run.program.path(), &run.args, run.input.clone(), run.timeout)
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 pub(crate) fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
@@ -262,49 +220,67 @@ pub(crate) fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::symlink;
 
-    fn nft(args: &[&str], timeout: Option<Duration>) -> Run {
-        let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        Run { program: Program::Nft, args, input: String::new(), timeout }
-    }
+    use super::*;
+    use crate::kill_switch;
 
     #[test]
     fn messages_are_read_as_they_were_sent_and_long_ones_are_refused() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
-        let task = nft(&["list"], Some(Duration::from_secs(1)));
+        let task = dns::Request::Forget("mpvpn0".to_owned());
         send(&mut one, &task).unwrap();
-        assert_eq!(receive::<Run>(&mut other).unwrap(), Some(task));
+        assert_eq!(receive::<dns::Request>(&mut other).unwrap(), Some(task));
         one.write_all(&(MAX_MESSAGE_BYTES + 1).to_le_bytes()).unwrap();
-        assert!(receive::<Run>(&mut other).unwrap_err().to_string().contains("too long"));
+        assert!(receive::<Task>(&mut other).unwrap_err().to_string().contains("too long"));
         one.write_all(&3u32.to_le_bytes()).unwrap();
         one.write_all(b"{x}").unwrap();
-        assert!(receive::<Run>(&mut other).is_err());
+        assert!(receive::<Task>(&mut other).is_err());
         drop(one);
-        assert_eq!(receive::<Run>(&mut other).unwrap(), None);
+        assert!(receive::<Task>(&mut other).unwrap().is_none());
     }
 
     #[test]
     fn only_known_files_are_read_also_by_a_relative_path() {
         let known = std::path::absolute("Cargo.toml").unwrap();
-        let text = std::fs::read(&known).unwrap();
+        let text = fs::read(&known).unwrap();
         let readable = [known.clone()];
         for path in [known.as_path(), Path::new("Cargo.toml")] {
             assert_eq!(read_here(&readable, path).unwrap(), text);
         }
         let error = read_here(&readable, Path::new("src/lib.rs")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(read_here(&["/dev/null".into()], Path::new("/dev/null")).is_err(), "a device");
     }
 
     #[test]
-    fn what_a_program_says_is_told() {
-        match run_here(&nft(&["--no-such-option"], None)) {
-            Ended::Badly(said) => assert!(said.contains("no-such-option"), "{said}"),
-            Ended::Missing => eprintln!("skipped: nft is not installed"),
-            other => panic!("{other:?}"),
+    fn a_link_in_a_folder_of_another_user_is_not_followed() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: without root");
         }
-        if let Ended::Well(said) = run_here(&nft(&["--version"], Some(Duration::from_secs(10)))) {
-            assert!(said.contains("nftables"), "{said}");
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("users.toml");
+        symlink("/etc/shadow", &link).unwrap();
+        let readable = [link.clone()];
+        assert!(read_here(&readable, &link).is_ok(), "root's own link");
+        std::os::unix::fs::chown(folder.path(), Some(65_534), None).unwrap();
+        assert!(read_here(&readable, &link).is_err());
+    }
+
+    #[test]
+    fn a_table_of_others_and_a_name_that_ends_a_statement_are_refused() {
+        let badly = |ended| match ended {
+            Ended::Badly(said) => said,
+            other => panic!("{other:?}"),
+        };
+        for table in ["filter", "mpvpn_x; flush ruleset", "mpvpn_\"", "--help", ""] {
+            badly(firewall::show(table));
+            badly(firewall::Change::Remove(table.to_owned()).carry_out());
+        }
+        for name in ["x\"; include \"/etc/shadow", "x\\", "x\n"] {
+            let hostile = kill_switch::Exceptions { devices: vec![name.to_owned()], ..Default::default() };
+            let said = badly(firewall::Change::KillSwitch(vec![hostile]).carry_out());
+            assert!(said.contains("a name has"), "{said}");
         }
     }
 }

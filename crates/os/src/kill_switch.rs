@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use monitor::TableMonitor;
 pub use table::TABLE;
+pub(crate) use table::transaction;
 
 use crate::{
     error::OsError,
@@ -254,7 +255,7 @@ fn folder(base: &Path) -> Result<PathBuf, OsError> {
 fn install(records: &record::Records) -> Result<(), OsError> {
     let exceptions: Vec<Exceptions> =
         records.all().into_iter().map(|(_, record)| record.exceptions).collect();
-    firewall::apply_json(TABLE, &table::transaction(&exceptions))?;
+    firewall::apply(firewall::Change::KillSwitch(exceptions))?;
     records.note_installed(&listed()?)
 }
 

@@ -1,7 +1,17 @@
 //! Privileges of this process, read from `/proc`, so that a missing one is reported at the start and in plain
 //! words.
 
-use std::fs;
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+
+use rustix::{
+    process::{Gid, Uid, geteuid},
+    thread::{
+        CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_groups,
+        set_thread_res_gid, set_thread_res_uid,
+    },
+};
+
+use crate::error::OsError;
 
 /// Bit of a capability set (linux/capability.h): may bind ports below [`FIRST_UNPRIVILEGED_PORT`].
 const CAP_NET_BIND_SERVICE: u32 = 10;
@@ -22,6 +32,32 @@ pub fn may_bind(port: u16) -> bool {
     let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FIRST_UNPRIVILEGED_PORT);
     port >= first || has_capability(CAP_NET_BIND_SERVICE)
+}
+
+/// Whether this is root, and `folder` belongs to another user: what is recorded there has no more rights than
+/// that user.
+pub fn is_root_at_folder_of_other(folder: &Path) -> bool {
+    geteuid().is_root() && fs::metadata(folder).is_ok_and(|found| found.uid() != 0)
+}
+
+/// Leaves root for the owner and group of `folder`, for ever; of all capabilities CAP_NET_ADMIN stays. Counts for
+/// the calling thread and those that it starts.
+///
+/// # Errors
+/// If the folder is not there, or the kernel refuses.
+pub fn become_owner_of(folder: &Path) -> Result<(), OsError> {
+    let leave = || {
+        let owner = fs::metadata(folder)?;
+        let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
+        set_keep_capabilities(true)?;
+        set_thread_groups(&[])?;
+        set_thread_res_gid(group, group, group)?;
+        set_thread_res_uid(user, user, user)?;
+        let kept = CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+        Ok::<(), io::Error>(set_capabilities(None, sets)?)
+    };
+    leave().map_err(|error| OsError::kernel("become the owner of", folder.display(), error))
 }
 
 fn has_capability(capability: u32) -> bool {

@@ -1,8 +1,8 @@
-//! Kernel parameters under `/proc/sys` (sysctl(8)).
+//! Kernel parameters of the network, under `/proc/sys/net` (sysctl(8)).
 //!
 //! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out: values
-//! without their newline. Always holds: keys under `net` are those of the network namespace of the calling
-//! thread; no key leads out of `/proc/sys`.
+//! without their newline. Always holds: parameters are those of the network namespace of the calling thread; no
+//! key leads out of `/proc/sys/net`.
 
 use std::{fs, io, path::PathBuf};
 
@@ -51,7 +51,7 @@ pub fn has_ipv6() -> bool {
 
 fn path(key: &str) -> io::Result<PathBuf> {
     let is_invalid = key.split('/').any(|part| part.is_empty() || part == "." || part == "..");
-    if is_invalid {
+    if is_invalid || !key.starts_with("net/") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of names"));
     }
     Ok(PathBuf::from("/proc/sys").join(key))
@@ -62,8 +62,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_stay_below_proc_sys() {
-        for key in ["../etc/passwd", "net/../../x", "/etc/passwd", "", "net//x"] {
+    fn keys_stay_below_the_network() {
+        for key in ["../etc/passwd", "net/../../x", "/etc/passwd", "", "net//x", "net", "kernel/core_pattern"]
+        {
             assert!(read(key).is_err(), "{key} was read");
             assert!(write(key, "1").is_err(), "{key} was written");
         }
@@ -71,8 +72,8 @@ mod tests {
 
     #[test]
     fn values_come_without_their_newline() {
-        let value = read("kernel/ostype").expect("every Linux has it");
-        assert_eq!(value, "Linux");
-        assert!(exists("kernel/ostype"));
+        let value = read("net/core/default_qdisc").expect("every Linux has it");
+        assert_eq!(value, value.trim());
+        assert!(!value.is_empty() && exists("net/core/default_qdisc"));
     }
 }

@@ -9,7 +9,7 @@ use mpvpn_identity::token::Token;
 use mpvpn_os::program::{self, Ended};
 use mpvpn_users::{LockedUsers, UserSettings};
 
-use crate::{Action, Plan, Step, facts, firewall::handle_of, remove_file, reset, write_file};
+use crate::{Action, Plan, Step, facts, firewall::handle_of, remove_file, write_file};
 
 /// The longest that a program may take: a unit has 90 s to start (TimeoutStartSec of systemd). Less gives up
 /// on slow machines.
@@ -91,11 +91,11 @@ fn perform(action: &Action, done: &mut Done) -> Result<(), String> {
         Action::RemoveUser { name, file } => {
             LockedUsers::open(file).and_then(|mut users| users.remove(name)).map_err(said)
         }
-        Action::Reset => match reset::run() {
-            Ok(report) if report.errors.is_empty() => Ok(()),
-            Ok(report) => Err(report.errors.join("; ")),
-            Err(error) => Err(error.to_string()),
-        },
+        // A process of its own: it may leave root.
+        Action::Reset => {
+            let own = std::env::current_exe().map_err(|error| error.to_string())?;
+            run_words(&[own.display().to_string(), "reset".to_owned()])
+        }
     }
 }
 

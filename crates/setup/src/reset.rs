@@ -4,7 +4,7 @@ use std::path::Path;
 
 use mpvpn_error::RunError;
 use mpvpn_os::{
-    UndoJournal, kill_switch,
+    UndoJournal, helper, kill_switch, privilege,
     undo::{DEFAULT_FOLDER, Leftover},
 };
 
@@ -22,13 +22,18 @@ pub struct ResetReport {
 }
 
 /// Takes back the changes of all instances in this network namespace whose processes have ended, and lifts
-/// their kill switches.
+/// their kill switches. Where the records belong to another user, this process becomes that user, for ever: a
+/// record may ask for no more than its writer could have done.
 ///
 /// # Errors
 /// If the records cannot be read.
 pub fn run() -> Result<ResetReport, RunError> {
     let base = Path::new(DEFAULT_FOLDER);
     let mut report = ResetReport::default();
+    if privilege::is_root_at_folder_of_other(base) {
+        helper::start(&[])?;
+        privilege::become_owner_of(base)?;
+    }
     for (name, leftover) in UndoJournal::reset_all(base)? {
         match leftover {
             Leftover::Running => report.running.push(name),

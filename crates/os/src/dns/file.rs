@@ -15,9 +15,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::{HEADER, RESOLV_CONF, Request, parse};
 use crate::{
     error::OsError,
-    helper::{self, Change},
+    helper,
     undo::{Owners, namespace_folder, original},
 };
 
@@ -67,7 +68,7 @@ pub(super) fn plan(path: &Path, set: &str) -> Result<FileRewrite, OsError> {
 /// Writes the new text.
 pub(crate) fn apply(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
     let set = PreviousContent::Text(rewrite.set.clone());
-    owners.claim(&rewrite.key(), &rewrite.before, &set, || helper::write_name_servers(rewrite, Change::Write))
+    owners.claim(&rewrite.key(), &rewrite.before, &set, || change(Request::Write(parse(&rewrite.set))))
 }
 
 /// Puts back the text of another instance that still runs, or else what was there before all of them; nothing
@@ -75,18 +76,22 @@ pub(crate) fn apply(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsErro
 pub(crate) fn revert(rewrite: &FileRewrite, owners: &Owners) -> Result<(), OsError> {
     let set = PreviousContent::Text(rewrite.set.clone());
     owners.release(&rewrite.key(), &rewrite.before, &set, |before| {
-        helper::write_name_servers(rewrite, Change::Restore(before.clone()))
+        let of_other_instance = match before {
+            PreviousContent::Text(text) if text.starts_with(HEADER) => parse(text),
+            _ => Vec::new(),
+        };
+        change(Request::Restore(of_other_instance))
     })
+}
+
+fn change(request: Request) -> Result<(), OsError> {
+    helper::change_name_servers(&request)
+        .map_err(|why| OsError::kernel("change", RESOLV_CONF, io::Error::other(why)))
 }
 
 impl FileRewrite {
     fn key(&self) -> String {
         key(&self.path)
-    }
-
-    /// The new text of the file.
-    pub(super) fn new_text(&self) -> &str {
-        &self.set
     }
 
     /// The content of the file at the time of planning.
@@ -106,11 +111,6 @@ impl FileRewrite {
     pub(super) fn with_new_text(&self, set: &str) -> Self {
         Self { set: set.to_owned(), ..self.clone() }
     }
-
-    #[cfg(test)]
-    pub(super) fn for_tests(path: &Path, set: &str) -> Self {
-        Self { path: path.to_owned(), before: PreviousContent::Nothing, set: set.to_owned() }
-    }
 }
 
 /// The name of a file among the settings that have several owners.
@@ -119,7 +119,7 @@ pub(super) fn key(path: &Path) -> String {
 }
 
 /// Writes the new text, in this process.
-pub(crate) fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
+pub(super) fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
     let FileRewrite { path, before, set } = rewrite;
     let written = match before {
         PreviousContent::Text(_) => write_in_place(path, set),
@@ -132,7 +132,7 @@ pub(crate) fn write(rewrite: &FileRewrite) -> Result<(), OsError> {
 }
 
 /// Puts `before` back, in this process, unless another program has changed the file since.
-pub(crate) fn restore(rewrite: &FileRewrite, before: &PreviousContent) -> Result<(), OsError> {
+pub(super) fn restore(rewrite: &FileRewrite, before: &PreviousContent) -> Result<(), OsError> {
     let FileRewrite { path, set, .. } = rewrite;
     // A process killed between creating the draft and renaming it leaves the draft.
     let _ = fs::remove_file(draft_of(path));

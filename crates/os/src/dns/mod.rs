@@ -8,18 +8,20 @@
 
 mod file;
 mod resolved;
-pub(crate) mod service;
+mod service;
 
 use std::{net::IpAddr, path::Path};
 
 use ipnet::IpNet;
 
 pub use file::FileRewrite;
-pub(crate) use file::{PreviousContent, apply, restore, revert, write};
+pub(crate) use file::{apply, revert};
 pub use service::serve as serve_clients;
+pub(crate) use service::{Request, STATE_OF_ROOT, carry_out};
 
 use crate::{
     error::OsError,
+    helper,
     netlink::Netlink,
     undo::{Step, UndoJournal},
 };
@@ -30,7 +32,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HEADER: &str = "# Made by mpvpn, which puts back what was here when the tunnel ends.";
 /// The name servers that systemd-resolved itself asks (systemd-resolved.service(8)).
 const RESOLVED_UPSTREAMS_FILE: &str = "/run/systemd/resolve/resolv.conf";
-/// Name servers that the C library uses of a file: `MAXNS` of resolv.conf(5).
+/// Name servers that the C library uses of a file: `MAXNS` of resolv.conf(5). Those beyond are not set.
 const MAX_NAME_SERVERS: usize = 3;
 
 /// The resolver configuration of this machine while a tunnel is up.
@@ -66,20 +68,22 @@ impl ResolverConfig {
             return Ok(());
         }
         servers.clone_into(&mut self.servers);
+        let servers = &servers[..servers.len().min(MAX_NAME_SERVERS)];
         match self.applied.take() {
             Some(Applied::File(step)) => {
                 for error in undo.revert(&[step]) {
                     tracing::warn!(%error, "cannot restore the name servers that were used before the tunnel");
                 }
             }
-            Some(Applied::Resolved) => resolved::revert(resolved::resolvectl, &self.tun),
+            Some(Applied::Resolved) => drop(helper::change_name_servers(&Request::Forget(self.tun.clone()))),
             None => {}
         }
         if servers.is_empty() {
             return Ok(());
         }
         if resolved::is_listed(&nameservers(Path::new(RESOLV_CONF))) {
-            match resolved::apply(resolved::resolvectl, &self.tun, servers) {
+            let request = Request::Resolved(self.tun.clone(), servers.to_vec());
+            match helper::change_name_servers(&request) {
                 Ok(()) => {
                     self.applied = Some(Applied::Resolved);
                     return Ok(());

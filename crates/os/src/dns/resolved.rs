@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::helper::{self, Ended, Program, Run};
+use crate::program::{self, Ended};
 
 /// The addresses of its stub resolver (systemd-resolved.service(8)).
 const STUB_ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(127, 0, 0, 54)];
@@ -45,13 +45,8 @@ pub(super) fn revert(run: impl Fn(&[&str]) -> Result<(), String>, interface: &st
 
 /// Runs the real resolvectl.
 pub(super) fn resolvectl(args: &[&str]) -> Result<(), String> {
-    let run = Run {
-        program: Program::Resolvectl,
-        args: args.iter().map(|&arg| arg.to_owned()).collect(),
-        input: String::new(),
-        timeout: Some(RESOLVECTL_TIMEOUT),
-    };
-    let reason = match helper::run(run).map_err(|error| error.to_string())? {
+    let words: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+    let reason = match program::run("resolvectl", &words, String::new(), Some(RESOLVECTL_TIMEOUT)) {
         Ended::Well(_) => return Ok(()),
         Ended::Badly(said) => said,
         Ended::Missing => "it is not installed".to_owned(),

@@ -10,11 +10,10 @@
 //! shuts down takes no connections for others.
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     net::IpAddr,
     os::unix::{
-        fs::{OpenOptionsExt, PermissionsExt},
+        fs::PermissionsExt,
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -27,14 +26,14 @@ use serde::{Deserialize, Serialize};
 use super::{
     HEADER, MAX_NAME_SERVERS, RESOLV_CONF,
     file::{self, FileRewrite, PreviousContent},
-    parse, text,
+    resolved, text,
 };
 use crate::{
     confinement::{self, Needs},
     error::OsError,
-    helper::{self, Change, Ended, Program, Run},
+    helper,
     service_manager::NotifySocket,
-    undo::open_locked,
+    undo::{namespace, open_locked, replace},
 };
 
 /// Where it listens, in a folder that is gone when it has ended.
@@ -42,52 +41,37 @@ const SOCKET: &str = "/run/mpvpn-dns/socket";
 /// A file that says that it has changed the name servers since the machine has started.
 const CHANGED: &str = "/run/mpvpn-dns/changed";
 /// Where it keeps what root found in the file, which a power failure must not lose.
-const STATE: &str = "/var/lib/mpvpn-dns";
-/// How long either end waits for the other. Longer than systemd-resolved may take; a longer time keeps a
-/// broken connection.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long resolvectl may take, as the client itself would wait.
-const RESOLVECTL_TIMEOUT: Duration = Duration::from_secs(3);
+const STATE: &str = "/var/lib/mpvpn-dns/before.json";
+/// The same for root's own clients, in a file for each network namespace; only root may write there.
+pub(crate) const STATE_OF_ROOT: &str = "/run/mpvpn-resolv.conf";
+/// How long either end waits for the other. Longer than two calls of resolvectl may take; a longer time keeps
+/// a broken connection.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client's request.
+/// A change of the name servers of this machine: facts, never a path, a text or an argument of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Request {
+pub(crate) enum Request {
     /// The file names these servers.
     Write(Vec<IpAddr>),
-    /// The file gets back what was in it.
-    Restore,
-    /// A call of resolvectl.
-    Resolvectl(Vec<String>),
+    /// The file names these servers, of an instance that still runs; if none, it gets back what root found
+    /// in it.
+    Restore(Vec<IpAddr>),
+    /// systemd-resolved asks these servers over this TUN device for all names.
+    Resolved(String, Vec<IpAddr>),
+    /// systemd-resolved forgets the settings of this TUN device.
+    Forget(String),
 }
 
 /// The answer: done, or why not.
 type Answer = Result<(), String>;
 
-/// Whether this process needs the service, and the service is there.
-pub(crate) fn is_needed() -> bool {
-    !rustix::process::geteuid().is_root() && Path::new(SOCKET).exists()
-}
-
-/// Has the service make this change of the file.
-pub(crate) fn change(rewrite: &FileRewrite, change: &Change) -> Result<(), OsError> {
-    let request = match change {
-        Change::Write => Request::Write(parse(rewrite.new_text())),
-        Change::Restore(PreviousContent::Text(before)) if before.starts_with(HEADER) => {
-            Request::Write(parse(before))
-        }
-        Change::Restore(_) => Request::Restore,
-    };
-    let answer = ask(&request).and_then(|answer| answer.map_err(io::Error::other));
-    answer.map_err(|error| OsError::kernel("change", RESOLV_CONF, error))
-}
-
-/// Has the service run resolvectl.
-pub(crate) fn resolvectl(args: &[String]) -> Ended {
-    match ask(&Request::Resolvectl(args.to_vec())) {
-        Ok(Ok(())) => Ended::Well(String::new()),
-        Ok(Err(why)) => Ended::Badly(why),
-        Err(error) => Ended::Badly(format!("{SOCKET}: {error}")),
+/// Makes this change in this process, or has the service of root make it.
+pub(crate) fn carry_out(request: &Request) -> Answer {
+    if !rustix::process::geteuid().is_root() && Path::new(SOCKET).exists() {
+        return ask(request).unwrap_or_else(|error| Err(format!("{SOCKET}: {error}")));
     }
+    let namespace = namespace().map_err(|error| error.to_string())?;
+    perform(request, Path::new(RESOLV_CONF), &Path::new(STATE_OF_ROOT).join(format!("{namespace}.json")))
 }
 
 fn ask(request: &Request) -> io::Result<Answer> {
@@ -108,11 +92,11 @@ pub fn serve() -> Result<(), OsError> {
     let manager = NotifySocket::from_environment().map_err(failed)?;
     confinement::confine(&Needs {
         programs: true,
-        writable: [Path::new("/etc"), state, folder_of(SOCKET)].map(Path::to_owned).into(),
+        writable: [Path::new("/etc"), folder_of(STATE), folder_of(SOCKET)].map(Path::to_owned).into(),
         ..Needs::default()
     })?;
     if !Path::new(CHANGED).exists() {
-        restore(resolv_conf, state)?;
+        restore(&[], resolv_conf, state)?;
     }
     let _ = fs::remove_file(SOCKET);
     let listener = UnixListener::bind(SOCKET).map_err(failed)?;
@@ -149,23 +133,34 @@ fn serve_one(mut stream: UnixStream, resolv_conf: &Path, state: &Path) -> io::Re
     helper::send(&mut stream, &answer)
 }
 
-/// Does what is asked for. `resolv_conf` and `state`: [`RESOLV_CONF`] and [`STATE`] but in tests.
+/// Does what is asked for. `resolv_conf`: [`RESOLV_CONF`] but in tests. `state`: the file with what was
+/// there before, in a folder of root.
 fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> Answer {
+    let count = |servers: &[IpAddr]| match servers.len() {
+        1..=MAX_NAME_SERVERS => Ok(()),
+        other => Err(format!("{other} name servers; 1 to {MAX_NAME_SERVERS} are possible")),
+    };
+    let is_tun = |name: &str| if is_tun(name) { Ok(()) } else { Err(format!("{name:?} is no TUN device")) };
     match request {
-        Request::Write(servers) if servers.is_empty() || servers.len() > MAX_NAME_SERVERS => {
-            Err(format!("{} name servers; 1 to {MAX_NAME_SERVERS} are possible", servers.len()))
+        Request::Write(servers) => {
+            count(servers)?;
+            write(servers, resolv_conf, state).map_err(|error| error.to_string())
         }
-        Request::Write(servers) => write(servers, resolv_conf, state).map_err(|error| error.to_string()),
-        Request::Restore => restore(resolv_conf, state).map_err(|error| error.to_string()),
-        Request::Resolvectl(args) => {
-            check_resolvectl(args, is_tun)?;
-            let (program, timeout) = (Program::Resolvectl, Some(RESOLVECTL_TIMEOUT));
-            match helper::run_program(&Run { program, args: args.clone(), input: String::new(), timeout }) {
-                Ended::Well(_) => Ok(()),
-                Ended::Badly(said) => Err(said),
-                Ended::Missing => Err("resolvectl is not installed".to_owned()),
-                Ended::Late => Err(format!("resolvectl did not end within {RESOLVECTL_TIMEOUT:?}")),
+        Request::Restore(servers) => {
+            if !servers.is_empty() {
+                count(servers)?;
             }
+            restore(servers, resolv_conf, state).map_err(|error| error.to_string())
+        }
+        Request::Resolved(tun, servers) => {
+            is_tun(tun)?;
+            count(servers)?;
+            resolved::apply(resolved::resolvectl, tun, servers)
+        }
+        Request::Forget(tun) => {
+            is_tun(tun)?;
+            resolved::revert(resolved::resolvectl, tun);
+            Ok(())
         }
     }
 }
@@ -173,63 +168,48 @@ fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> Answer {
 fn write(servers: &[IpAddr], resolv_conf: &Path, state: &Path) -> Result<(), OsError> {
     let _lock = lock(state)?;
     let rewrite = file::plan(resolv_conf, &text(servers))?;
-    if !rewrite.previous_text().is_some_and(|text| text.starts_with(HEADER)) {
-        save(&original(state), rewrite.previous())
-            .map_err(|error| OsError::kernel("write", original(state).display(), error))?;
+    match rewrite.previous_text().filter(|text| text.starts_with(HEADER)) {
+        None => save(state, &rewrite)?,
+        Some(_) => saved(state).map_or(Ok(()), |known| save(state, &known.with_new_text(&text(servers))))?,
     }
     file::write(&rewrite)
 }
 
-fn restore(resolv_conf: &Path, state: &Path) -> Result<(), OsError> {
+fn restore(servers: &[IpAddr], resolv_conf: &Path, state: &Path) -> Result<(), OsError> {
     let _lock = lock(state)?;
-    let Some(before) = fs::read(original(state)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
-    else {
-        return Ok(());
-    };
+    let Some(mut rewrite) = saved(state) else { return Ok(()) };
     // The name servers of the last client are taken back; text that another program has written is not.
-    let rewrite = file::plan(resolv_conf, "")?;
-    if let Some(ours) = rewrite.previous_text().filter(|text| text.starts_with(HEADER)) {
-        file::restore(&rewrite.with_new_text(ours), &before)?;
+    let now = file::plan(resolv_conf, "")?;
+    if let Some(ours) = now.previous_text().filter(|text| text.starts_with(HEADER)) {
+        rewrite = rewrite.with_new_text(ours);
     }
-    let _ = fs::remove_file(original(state));
+    if !servers.is_empty() {
+        return file::restore(&rewrite, &PreviousContent::Text(text(servers)));
+    }
+    file::restore(&rewrite, rewrite.previous())?;
+    let _ = fs::remove_file(state);
+    let _ = fs::remove_file(lock_of(state));
     Ok(())
 }
 
-fn original(state: &Path) -> PathBuf {
-    state.join("before.json")
+fn saved(state: &Path) -> Option<FileRewrite> {
+    serde_json::from_slice(&fs::read(state).ok()?).ok()
+}
+
+fn lock_of(state: &Path) -> PathBuf {
+    state.with_extension("lock")
 }
 
 fn lock(state: &Path) -> Result<Option<fs::File>, OsError> {
-    open_locked(&state.join("lock"), FlockOperation::LockExclusive)
+    open_locked(&lock_of(state), FlockOperation::LockExclusive)
         .map_err(|error| OsError::kernel("lock", state.display(), error))
 }
 
-fn save(path: &Path, before: &PreviousContent) -> io::Result<()> {
-    let bytes = serde_json::to_vec(before)?;
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(&bytes)?;
-    file.sync_all()
-}
-
-/// Checks a call of resolvectl: `dns TUN ADDRESS...`, `domain TUN ~.` or `revert TUN`.
-fn check_resolvectl(args: &[String], is_tun: impl Fn(&str) -> bool) -> Result<(), String> {
-    let [command, interface, rest @ ..] = args else { return Err("a word is missing".to_owned()) };
-    let is_known = match command.as_str() {
-        "dns" => {
-            (1..=MAX_NAME_SERVERS).contains(&rest.len())
-                && rest.iter().all(|server| server.parse::<IpAddr>().is_ok())
-        }
-        "domain" => rest == ["~."],
-        "revert" => rest.is_empty(),
-        _ => false,
-    };
-    if !is_known {
-        return Err(format!("resolvectl is not run with {args:?}"));
-    }
-    if !is_tun(interface) {
-        return Err(format!("{interface:?} is no TUN device"));
-    }
-    Ok(())
+fn save(state: &Path, rewrite: &FileRewrite) -> Result<(), OsError> {
+    let bytes = serde_json::to_vec(rewrite).map_err(io::Error::from);
+    bytes
+        .and_then(|bytes| replace(state, &bytes))
+        .map_err(|error| OsError::kernel("write", state.display(), error))
 }
 
 /// Whether an interface is a TUN device of this machine.
@@ -253,7 +233,7 @@ mod tests {
     #[test]
     fn the_file_gets_back_what_root_found_after_several_clients() {
         let home = tempfile::tempdir().unwrap();
-        let (file, state) = (home.path().join("resolv.conf"), home.path().join("state"));
+        let (file, state) = (home.path().join("resolv.conf"), home.path().join("state.json"));
         let perform = |request: Request| perform(&request, &file, &state);
         let read = || fs::read_to_string(&file).unwrap();
         for is_link in [false, true] {
@@ -267,12 +247,20 @@ mod tests {
                 perform(Request::Write(servers(&list))).unwrap();
                 assert_eq!(read(), text(&servers(&list)));
             }
-            perform(Request::Restore).unwrap();
+            // The second ends while the first still runs.
+            perform(Request::Restore(servers(&["10.0.0.1"]))).unwrap();
+            assert_eq!(read(), text(&servers(&["10.0.0.1"])));
+            perform(Request::Restore(Vec::new())).unwrap();
             assert_eq!(read(), OLD);
             assert_eq!(file.is_symlink(), is_link);
             fs::write(&file, "nameserver 9.9.9.9\n").unwrap();
-            perform(Request::Restore).unwrap();
+            perform(Request::Restore(Vec::new())).unwrap();
             assert_eq!(read(), "nameserver 9.9.9.9\n", "what another program has written stays");
+            perform(Request::Write(servers(&["10.0.0.1"]))).unwrap();
+            fs::write(&file, OLD).unwrap();
+            perform(Request::Restore(servers(&["10.0.0.2"]))).unwrap();
+            assert_eq!(read(), OLD, "also for an instance that still runs");
+            perform(Request::Restore(Vec::new())).unwrap();
         }
     }
 
@@ -281,36 +269,21 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("resolv.conf");
         for list in [&[][..], &["10.0.0.1"; 4]] {
-            let refused = perform(&Request::Write(servers(list)), &file, home.path()).unwrap_err();
-            assert!(refused.contains("name servers; 1 to 3"), "{refused}");
+            for request in [Request::Write(servers(list)), Request::Resolved("lo".into(), servers(list))] {
+                assert!(perform(&request, &file, &home.path().join("state.json")).is_err(), "{request:?}");
+            }
         }
         assert!(!file.exists());
-        // A text of the client is never written: its addresses are.
-        let rewrite = FileRewrite::for_tests(&file, "nameserver 10.0.0.1\noptions evil\n");
-        assert_eq!(parse(rewrite.new_text()), servers(&["10.0.0.1"]));
     }
 
     #[test]
     fn systemd_resolved_is_told_about_tun_devices_only() {
-        let check = |line: &str| {
-            let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            check_resolvectl(&args, |name| name == "mpvpn0")
-        };
-        for good in ["dns mpvpn0 10.0.0.1 fd00::1", "domain mpvpn0 ~.", "revert mpvpn0"] {
-            assert_eq!(check(good), Ok(()), "{good}");
-        }
-        for bad in [
-            "dns eth0 10.0.0.1",
-            "dns mpvpn0",
-            "dns mpvpn0 name",
-            "dns mpvpn0 --help",
-            "domain mpvpn0 example.com",
-            "revert mpvpn0 x",
-            "flush-caches mpvpn0",
-            "--help mpvpn0",
-            "dns",
-        ] {
-            assert!(check(bad).is_err(), "{bad}");
+        for name in ["lo", "--help", "..", ""] {
+            let all = [Request::Resolved(name.into(), servers(&["10.0.0.1"])), Request::Forget(name.into())];
+            for request in all {
+                let refused = perform(&request, Path::new("/x"), Path::new("/x")).unwrap_err();
+                assert!(refused.contains("is no TUN device"), "{refused}");
+            }
         }
         assert!(!is_tun("lo") && !is_tun("..") && !is_tun("../net/lo") && !is_tun(""));
     }

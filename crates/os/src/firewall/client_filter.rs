@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    apply_json,
+    Change, Session, apply,
     json::{
         ICMP, ICMPV6, accept, add_table, any_of, chain, ct, drop_silently, equal, goto, hook_chain, meta,
         network, not_equal, payload, reject, remove_table, verdict_map,
@@ -78,19 +78,18 @@ impl ClientFilter {
     /// # Errors
     /// If nft is missing or refuses.
     pub fn remove(&self) -> Result<(), OsError> {
-        let table = self.table();
-        apply_json(&table, &json!({"nftables": remove_table(&table)}))
+        apply(Change::Remove(self.table()))
     }
 
     fn install_with(&self, sessions: &BTreeMap<IpAddr, usize>) -> Result<(), OsError> {
-        apply_json(&self.table(), &self.transaction(sessions))
+        apply(Change::Clients(self.clone(), sessions.iter().map(|(&address, &it)| (address, it)).collect()))
     }
 
-    fn table(&self) -> String {
+    pub(super) fn table(&self) -> String {
         format!("{}_clients", table_name(&self.tun))
     }
 
-    fn transaction(&self, sessions: &BTreeMap<IpAddr, usize>) -> Value {
+    pub(super) fn transaction(&self, sessions: &[Session]) -> Value {
         let table = self.table();
         let mut commands = remove_table(&table).to_vec();
         commands.push(add_table(&table));
@@ -194,23 +193,10 @@ impl SessionProfiles {
         if differing.is_empty() {
             return Ok(());
         }
-        let table = self.filter.table();
-        let mut commands = Vec::new();
-        for is_v4 in [true, false] {
-            let of_family = || differing.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
-            let before =
-                of_family().filter_map(|(address, _)| Some(element(*address, *self.assigned.get(address)?)));
-            let after = of_family().filter(|(_, profile)| **profile != 0);
-            let after = after.map(|(address, profile)| element(*address, *profile));
-            let change = |command: &str, elements: Vec<Value>| {
-                let name = map_name(is_v4);
-                let map = json!({"family": "inet", "table": table, "name": name, "elem": elements});
-                (!elements.is_empty()).then(|| json!({command: {"element": map}}))
-            };
-            commands.extend(change("delete", before.collect()));
-            commands.extend(change("add", after.collect()));
-        }
-        apply_json(&table, &json!({"nftables": commands}))?;
+        let before = differing.keys().filter_map(|address| Some((*address, *self.assigned.get(address)?)));
+        let after = differing.iter().filter(|(_, profile)| **profile != 0);
+        let after = after.map(|(address, profile)| (*address, *profile));
+        apply(Change::Sessions(self.filter.table(), before.collect(), after.collect()))?;
         for (address, profile) in differing {
             match profile {
                 0 => self.assigned.remove(&address),
@@ -253,6 +239,23 @@ impl SessionProfiles {
     fn profile(&self, address: IpAddr) -> usize {
         self.assigned.get(&address).copied().unwrap_or(0)
     }
+}
+
+/// The transaction that takes sessions out of the maps of `table`, and adds others.
+pub(super) fn change(table: &str, before: &[Session], after: &[Session]) -> Value {
+    let mut commands = Vec::new();
+    for is_v4 in [true, false] {
+        for (command, sessions) in [("delete", before), ("add", after)] {
+            let of_family = sessions.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
+            let elements: Vec<Value> =
+                of_family.map(|&(address, profile)| element(address, profile)).collect();
+            let map = json!({"family": "inet", "table": table, "name": map_name(is_v4), "elem": elements});
+            if !elements.is_empty() {
+                commands.push(json!({command: {"element": map}}));
+            }
+        }
+    }
+    json!({"nftables": commands})
 }
 
 fn element(address: IpAddr, profile: usize) -> Value {

@@ -31,7 +31,7 @@ const DNS_PORTS: [u16; 2] = [53, 853];
 const ICMPV6_TYPES: [u8; 8] = [130, 131, 132, 133, 134, 135, 136, 143];
 
 /// A transaction that replaces the table; without exceptions it is removed.
-pub(super) fn transaction(clients: &[Exceptions]) -> Value {
+pub(crate) fn transaction(clients: &[Exceptions]) -> Value {
     let mut commands = remove_table(TABLE).to_vec();
     if !clients.is_empty() {
         commands.push(add_table(TABLE));

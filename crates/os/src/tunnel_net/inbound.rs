@@ -20,16 +20,16 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde_json::{Value, json};
 
+pub(crate) use super::tcp_sockets::Connection;
 use super::{
     AppliedSteps, ClientNetConfig, LINK_BIT, NUMBER_MASK, OWN_PACKETS, family_of,
     identity::{LINK_NUMBERS, Layer, is_table_of_instance, link_mark},
-    loosen_reverse_path_filter,
-    tcp_sockets::{self, Connection},
+    loosen_reverse_path_filter, tcp_sockets,
 };
 use crate::{
     error::OsError,
     firewall::{
-        self, Rules,
+        self, Change, Rules,
         json::{
             TCP, accept, add_elements, add_table, and, any_of, ct, equal, hook_chain, mangle, meta,
             not_equal, payload, remove_table, set,
@@ -150,7 +150,7 @@ impl InboundNet {
         if self.installed.is_none() {
             undo.record(Step::Firewall { rules })?;
         }
-        firewall::apply_json(&table, &transaction(&table, links))?;
+        firewall::apply(Change::Inbound(table.clone(), links.clone()))?;
         let addresses = self.netlink_addresses(links)?;
         let older = tcp_sockets::inbound_connections();
         let of_links = older.into_iter().filter_map(|it| Some((*addresses.get(&it.local.ip())?, it)));
@@ -166,7 +166,7 @@ impl InboundNet {
         if older.is_empty() {
             return Ok(());
         }
-        firewall::apply_json(&table, &json!({"nftables": elements(&table, &older)}))
+        firewall::apply(Change::InboundConnections(table, older))
     }
 
     /// The addresses of the links, with the numbers of these.
@@ -183,7 +183,7 @@ impl InboundNet {
     }
 }
 
-fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
+pub(crate) fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
     let mut commands = remove_table(table).to_vec();
     commands.push(add_table(table));
     for number in links.values() {
@@ -241,7 +241,7 @@ fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
 }
 
 /// Commands that add older connections, each with the number of its link, to the sets.
-fn elements(table: &str, older: &[(u8, Connection)]) -> Vec<Value> {
+pub(crate) fn elements(table: &str, older: &[(u8, Connection)]) -> Vec<Value> {
     let mut sets: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for (number, Connection { local, remote }) in older {
         let version = if local.is_ipv4() { "4" } else { "6" };

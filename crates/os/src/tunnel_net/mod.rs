@@ -9,7 +9,7 @@
 mod classes;
 mod client;
 mod identity;
-mod inbound;
+pub(crate) mod inbound;
 mod kept_networks;
 mod server;
 mod share;

@@ -6,6 +6,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+use serde::{Deserialize, Serialize};
+
 /// The states in which a socket has a connection that both ends may still send by: ESTABLISHED, SYN_RECV,
 /// FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK and CLOSING of linux/net/tcp_states.h.
 const CONNECTED: [u8; 7] = [1, 3, 4, 5, 8, 9, 11];
@@ -13,8 +15,8 @@ const CONNECTED: [u8; 7] = [1, 3, 4, 5, 8, 9, 11];
 const LISTEN: u8 = 10;
 
 /// The two ends of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Connection {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Connection {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
 }

@@ -38,8 +38,9 @@ pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<
     // A previous owner that ends may remove the file or the folder between any two of these steps.
     for _ in 0..MAX_ATTEMPTS {
         make_folder(folder)?;
-        let opened =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let opened = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path);
         let file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             result => result?,

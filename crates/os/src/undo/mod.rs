@@ -317,7 +317,9 @@ fn load(path: &Path) -> Option<Record> {
 /// Replaces a file such that after a crash either the old or the new one exists completely.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // A draft, or a link that somebody put there.
+    let _ = fs::remove_file(&new);
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     give_to_owner_of_folder(&new);
@@ -336,7 +338,7 @@ pub(crate) fn namespace_folder(base: &Path) -> Result<PathBuf, OsError> {
 }
 
 /// The inode of this thread's network namespace, which identifies the namespace.
-fn namespace() -> Result<u64, OsError> {
+pub(crate) fn namespace() -> Result<u64, OsError> {
     let link = Path::new("/proc/thread-self/ns/net");
     Ok(fs::metadata(link).map_err(|e| failed("find the network namespace for", link, e))?.ino())
 }

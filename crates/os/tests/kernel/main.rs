@@ -4,6 +4,7 @@
 
 mod client_filter;
 mod common;
+mod forged;
 mod instances;
 mod kill_switch;
 mod links;

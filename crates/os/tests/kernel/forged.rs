@@ -1,0 +1,96 @@
+//! Records of a process that somebody has taken over, as root finds them.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, chown, symlink},
+    path::PathBuf,
+};
+
+use crate::common::{Folder, in_namespace};
+use mpvpn_os::{UndoJournal, privilege, sysctl, undo::Leftover};
+
+/// User and group of the folder: "nobody".
+const NOBODY: u32 = 65_534;
+
+/// The folder of journals of this network namespace.
+fn journals(folder: &Folder) -> PathBuf {
+    let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+    let journals = folder.0.join(format!("netns-{namespace}"));
+    fs::create_dir_all(&journals).unwrap();
+    journals
+}
+
+/// Has `mpvpn reset` revert a journal with this step; returns its errors.
+fn revert(folder: &Folder, step: &str) -> Vec<String> {
+    let text = format!(r#"{{"pid": {}, "start_time": 1, "steps": [{step}]}}"#, u32::MAX);
+    fs::write(journals(folder).join("forged.json"), text).unwrap();
+    let found = UndoJournal::reset_all(&folder.0).unwrap();
+    let errors = found.into_iter().flat_map(|(_, leftover)| match leftover {
+        Leftover::Reverted(errors) => errors,
+        Leftover::Running => panic!("no process has this number"),
+    });
+    errors.map(|error| error.to_string()).collect()
+}
+
+#[test]
+fn a_journal_asks_for_nothing_but_the_network() {
+    in_namespace(|| {
+        let (folder, others) = (Folder::new(), Folder::new());
+        let pattern = || fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+        let before = pattern();
+        let set = before.trim().replace('\\', "\\\\").replace('"', "\\\"");
+        let sysctl =
+            |key: &str| format!(r#"{{"Sysctl": {{"key": "{key}", "before": "core", "set": "{set}"}}}}"#);
+        for key in ["kernel/core_pattern", "net/../kernel/core_pattern"] {
+            let errors = revert(&folder, &sysctl(key));
+            assert!(errors.iter().any(|error| error.contains("core_pattern")), "{errors:?}");
+            assert_eq!(pattern(), before);
+        }
+        let victim = others.0.join("crontab");
+        fs::write(&victim, "root's").unwrap();
+        let path = victim.display();
+        let resolver = format!(
+            r#"{{"Resolver": {{"path": "{path}", "before": {{"Text": "forged"}}, "set": "root's"}}}}"#
+        );
+        for step in [resolver, format!(r#"{{"File": {{"path": "{path}"}}}}"#)] {
+            revert(&folder, &step);
+            assert_eq!(fs::read_to_string(&victim).unwrap(), "root's", "{step}");
+        }
+    });
+}
+
+#[test]
+fn a_link_in_the_folder_is_not_followed() {
+    in_namespace(|| {
+        let (folder, others) = (Folder::new(), Folder::new());
+        let victim = others.0.join("crontab");
+        for name in ["a.new", "a.lock", "a.json"] {
+            fs::write(&victim, "root's").unwrap();
+            symlink(&victim, journals(&folder).join(name)).unwrap();
+            drop(UndoJournal::open(&folder.0, "a"));
+            assert_eq!(fs::read_to_string(&victim).unwrap(), "root's", "{name}");
+            let _ = fs::remove_file(journals(&folder).join(name));
+        }
+        fs::remove_file(&victim).unwrap();
+        symlink(&victim, journals(&folder).join("a.lock")).unwrap();
+        assert!(UndoJournal::open(&folder.0, "a").is_err());
+        assert!(!victim.exists());
+    });
+}
+
+#[test]
+fn root_leaves_its_rights_for_those_of_the_owner() {
+    in_namespace(|| {
+        let (folder, others) = (Folder::new(), Folder::new());
+        assert!(!privilege::is_root_at_folder_of_other(&folder.0), "root's own folder");
+        chown(&folder.0, Some(NOBODY), Some(NOBODY)).unwrap();
+        assert!(privilege::is_root_at_folder_of_other(&folder.0));
+        privilege::become_owner_of(&folder.0).unwrap();
+        assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
+        assert!(fs::write(others.0.join("file"), "").is_err(), "a folder of root");
+        assert!(fs::read("/etc/shadow").is_err());
+        fs::write(folder.0.join("file"), "").unwrap();
+        assert!(privilege::has_net_admin());
+        sysctl::write("net/ipv4/conf/lo/rp_filter", "1").unwrap();
+    });
+}
