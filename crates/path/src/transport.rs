@@ -310,8 +310,9 @@ impl TransportSelector {
             return;
         }
         let (transport, reason) = match (self.preferred.0, self.udp, self.open) {
-            (PathTransport::Udp, Udp::Silent { .. }, Some(_)) => {
-                (PathTransport::Tcp, "UDP is silent, and a TCP connection is established")
+            // Where UDP worked before, the whole link may be silent, and UDP may be back before TCP is.
+            (PathTransport::Udp, Udp::Silent { died, .. }, Some(open)) if open.works.is_some() || !died => {
+                (PathTransport::Tcp, "UDP is silent, and TCP is not")
             }
             (PathTransport::Tcp, _, None) => (PathTransport::Udp, "there is no TCP connection"),
             (PathTransport::Tcp, Udp::Works { since }, Some(_))

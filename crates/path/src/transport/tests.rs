@@ -386,3 +386,21 @@ fn what_is_wanted_counts_at_once() {
     world.run(S);
     assert!(world.tcp.is_none() && world.judge.allows_udp());
 }
+
+#[test]
+fn a_link_on_which_both_fall_silent_stays_with_udp() {
+    let mut world = World::new(Transport::Auto);
+    world.run(S);
+    world.set_udp(false);
+    world.run(2 * S);
+    world.set_udp(true);
+    world.run(2 * S);
+    assert_eq!(world.judge.preferred(), PathTransport::Udp);
+    let before = world.mains.len();
+    world.set_udp(false);
+    world.tcp.as_mut().expect("it is kept").works = false;
+    world.run(700);
+    world.set_udp(true);
+    world.run(S);
+    assert_eq!(world.mains.len(), before, "{:?}", world.mains);
+}

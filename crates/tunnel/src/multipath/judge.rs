@@ -38,9 +38,8 @@ impl MultipathConnection {
             let limit = connection.max_datagram_size().map(|max| max.saturating_sub(overhead));
             self.mtu.update(now, limit);
         }
-        let silences = self.silent_links();
-        self.choose_placements(now, connection, measuring, &silences);
-        let views = self.judge_paths(now, connection, measuring, &silences);
+        self.choose_placements(now, connection, measuring);
+        let views = self.judge_paths(now, connection, measuring);
         self.form_groups(connection);
         self.update_scheduler(now, connection, measuring);
         if measuring {
@@ -51,16 +50,12 @@ impl MultipathConnection {
     }
 
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
-    fn choose_placements(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        measuring: bool,
-        silences: &[(u16, Instant)],
-    ) {
+    fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
         let (role, reporting) = (self.role, self.heartbeats.reporting(&self.paths));
+        let silences = self.silent_links();
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter_mut() {
+            path.is_unheard = is_unheard(path, id, reporting, &silences, connection);
             let link = path.uplink();
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared_links.as_ref(), link, inside_tcp) {
@@ -88,7 +83,7 @@ impl MultipathConnection {
                 group: path.link_key(role, id),
                 tier: path.policy.get().tier,
                 metered: path.is_metered(),
-                works: path.liveness.is_alive() && !is_unheard(path, id, reporting, silences, connection),
+                works: path.liveness.is_alive() && !path.is_unheard,
                 utilization,
             });
         }
@@ -121,14 +116,7 @@ impl MultipathConnection {
 
     /// Determines the state of every path, and reinjects the data in flight on paths that died. Returns the
     /// measurements, if `measuring`.
-    fn judge_paths(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        measuring: bool,
-        silences: &[(u16, Instant)],
-    ) -> Vec<PathStats> {
-        let reporting = self.heartbeats.reporting(&self.paths);
+    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, measuring: bool) -> Vec<PathStats> {
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
         let mut views = Vec::with_capacity(self.paths.len());
         let mut changes = Vec::new();
@@ -139,7 +127,7 @@ impl MultipathConnection {
             }
             let evidence = Evidence {
                 alive: path.liveness.is_alive(),
-                unheard: is_unheard(path, id, reporting, silences, connection),
+                unheard: path.is_unheard,
                 // A server that knows the tier of the link decides by the tier.
                 refused: self.role == Role::Server
                     && path.policy.get().tier == Tier::Primary

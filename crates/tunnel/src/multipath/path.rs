@@ -27,6 +27,8 @@ pub(super) struct PathEntry {
     inside_tcp: bool,
     pub(super) liveness: Liveness,
     pub(super) peer: PeerView,
+    /// Whether packets that this end sends did not arrive, when the paths were judged last.
+    pub(super) is_unheard: bool,
     pub(super) usage: PathUsage,
     pub(super) loss_grace: LossGrace,
     pub(super) policy: PolicyInForce,
@@ -53,6 +55,7 @@ impl PathEntry {
             inside_tcp,
             liveness: Liveness::new(policy.liveness(role, inside_tcp), now),
             peer: PeerView::default(),
+            is_unheard: false,
             usage: PathUsage::new(),
             loss_grace: LossGrace::default(),
             policy,
@@ -100,7 +103,7 @@ impl PathEntry {
     /// Whether packets arrive in both directions, as far as is known.
     #[inline]
     pub(super) fn works(&self) -> bool {
-        self.liveness.is_alive() && self.peer.unheard_since().is_none()
+        self.liveness.is_alive() && self.peer.unheard_since().is_none() && !self.is_unheard
     }
 
     /// Returns since when the path does not work, if so.
