@@ -1,45 +1,78 @@
 //! The kill switch against the kernel: what passes, and that the table stays and comes back.
 
-use std::{net::SocketAddr, process::Command};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::Command,
+};
 
 use mpvpn_os::{
     OsError, UdpOptions, UdpSocket,
     kill_switch::{self, Exceptions, KillSwitch, TABLE, TableMonitor},
 };
-use rustix::{io::Errno, net::SendFlags};
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketType, ipproto},
+};
 
 use crate::common::{Folder, in_namespace, ip, run};
 
 const MARK: u32 = 0x6d70;
 const SERVER: &str = "192.0.2.1:4433";
+const SERVER_V6: &str = "[2001:db8:1::1]:4433";
 
 /// Two links: one to the internet, one to a LAN, and a device that stands for the tunnel.
 fn links() {
-    for (name, address) in [("eth0", "192.0.2.7/24"), ("lan0", "192.168.1.7/24"), ("mpvpn0", "10.0.0.2/24")] {
+    for (name, v4, v6) in [
+        ("eth0", "192.0.2.7/24", "2001:db8:1::7/64"),
+        ("lan0", "192.168.1.7/24", "fd12::7/64"),
+        ("mpvpn0", "10.0.0.2/24", "fd00::2/64"),
+    ] {
         ip(&format!("link add {name} type veth peer name far-{name}"));
-        ip(&format!("address add {address} dev {name}"));
+        ip(&format!("address add {v4} dev {name}"));
+        // Without a detection of duplicates the address is of use at once.
+        ip(&format!("address add {v6} dev {name} nodad"));
         ip(&format!("link set {name} up"));
         ip(&format!("link set far-{name} up"));
     }
     ip("route add default via 192.0.2.1");
+    ip("route add default via 2001:db8:1::1");
 }
 
 fn exceptions() -> Exceptions {
     Exceptions {
         devices: vec!["mpvpn0".into()],
         mark: MARK,
-        remotes: vec![SERVER.parse().unwrap()],
-        lan: vec!["192.168.1.0/24".parse().unwrap()],
+        remotes: vec![SERVER.parse().unwrap(), SERVER_V6.parse().unwrap()],
+        lan: vec!["192.168.1.0/24".parse().unwrap(), "fd12::/64".parse().unwrap()],
         is_hold: false,
     }
 }
 
 /// Whether a datagram to this address leaves, with a mark or without (0).
 fn leaves(to: &str, mark: u32) -> bool {
-    let mut options = UdpOptions::new("0.0.0.0:0".parse().unwrap());
+    let to: SocketAddr = to.parse().unwrap();
+    let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+    let mut options = UdpOptions::new((any, 0).into());
     options.mark = (mark != 0).then_some(mark);
     let socket = UdpSocket::bind(&options).unwrap();
-    match rustix::net::sendto(&socket, b"x", SendFlags::empty(), &to.parse::<SocketAddr>().unwrap()) {
+    was_sent(rustix::net::sendto(&socket, b"x", SendFlags::empty(), &to), to.ip())
+}
+
+/// Whether an ICMP message of the first type of the pair leaves to an IPv4 address, of the second type to an
+/// IPv6 address.
+fn leaves_icmp(to: &str, (v4, v6): (u8, u8)) -> bool {
+    let to: IpAddr = to.parse().unwrap();
+    let (family, protocol, kind) = match to {
+        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, v4),
+        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, v6),
+    };
+    let socket = rustix::net::socket(family, SocketType::RAW, Some(protocol)).unwrap();
+    let message = [&[kind][..], &[0; 31]].concat();
+    was_sent(rustix::net::sendto(&socket, &message, SendFlags::empty(), &SocketAddr::new(to, 0)), to)
+}
+
+fn was_sent(sent: rustix::io::Result<usize>, to: IpAddr) -> bool {
+    match sent {
         Ok(_) => true,
         Err(Errno::PERM) => false,
         Err(error) => panic!("{to}: {error}"),
@@ -68,10 +101,32 @@ fn only_the_tunnel_the_server_and_the_lan_are_reached() {
             ("192.168.1.9:80", 0, true, "the LAN"),
             ("192.168.1.9:53", 0, false, "a resolver in the LAN"),
             ("192.168.1.9:853", 0, false, "an encrypted resolver in the LAN"),
+            ("[2001:db8:9::9]:80", 0, false, "the internet over IPv6"),
+            ("[2001:db8:9::9]:80", MARK, false, "another host over IPv6, with the client's mark"),
+            (SERVER_V6, 0, false, "the server over IPv6, without the mark"),
+            (SERVER_V6, MARK, true, "the server over IPv6"),
+            ("[2001:db8:1::1]:53", MARK, false, "another port of the server over IPv6"),
+            ("[fd00::9]:80", 0, true, "the tunnel over IPv6"),
+            ("[::1]:80", 0, true, "this machine over IPv6"),
+            ("[fd12::9]:80", 0, true, "the LAN over IPv6"),
+            ("[fd12::9]:53", 0, false, "a resolver in the LAN over IPv6"),
+            ("[fd12::9]:853", 0, false, "an encrypted resolver in the LAN over IPv6"),
         ];
         for (to, mark, passes, what) in cases {
             assert_eq!(leaves(to, mark), passes, "{what}: {}", table().unwrap());
         }
+        let (echo_request, neighbor_solicitation) = ((8, 128), (0, 135));
+        for (to, passes) in [
+            ("198.51.100.9", false),
+            ("2001:db8:9::9", false),
+            ("192.168.1.9", true),
+            ("fd12::9", true),
+            ("10.0.0.9", true),
+            ("fd00::9", true),
+        ] {
+            assert_eq!(leaves_icmp(to, echo_request), passes, "a ping to {to}: {}", table().unwrap());
+        }
+        assert!(leaves_icmp("2001:db8:1::9", neighbor_solicitation), "without it no link has IPv6");
         let resolver = "192.0.2.1:53".parse().unwrap();
         switch.change(Exceptions { remotes: vec![resolver], lan: Vec::new(), ..exceptions() }).unwrap();
         assert!(leaves("192.0.2.1:53", MARK));
