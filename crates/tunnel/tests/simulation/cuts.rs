@@ -28,6 +28,8 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(4);
 /// The 99th percentile of gaps, of any failure.
 const MAX_P99: Duration = Duration::from_millis(200);
 const SEGMENT_BYTES: usize = 1300;
+/// Of a numbered packet.
+const PAYLOAD_BYTES: usize = 400;
 /// The host behind the server.
 const FAR: ([u8; 4], u16) = ([203, 0, 113, 9], 5201);
 
@@ -152,6 +154,52 @@ impl Cuts {
 
 fn is_udp(packet: &[u8]) -> bool {
     ip::parse(packet).is_ok_and(|view| view.protocol() == 17)
+}
+
+/// The longest time that a packet took, of those that are sent in both directions while a link fails; `None`
+/// if one did not arrive.
+fn longest_way_while_a_link_fails(failure: Failure) -> Option<Duration> {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS), (50, 12 * MS)]);
+    world.up(client);
+    world.run(SECOND);
+    world.received_by_server.clear();
+    world.machines[client].received.clear();
+    let mut sent = Vec::new();
+    for number in 0..2000_u32 {
+        if number == 1000 {
+            failure.apply(&mut world, client, LinkId(0));
+        }
+        let payload = [&number.to_be_bytes()[..], &[7; PAYLOAD_BYTES - 4]].concat();
+        let (out, back) =
+            (world.packet_to_target(client, &payload), world.packet_to_client(client, &payload));
+        world.client_sends(client, out);
+        world.server_sends(back);
+        sent.push(world.now);
+        world.run(MS);
+    }
+    world.run(SECOND);
+    let ways = [&world.received_by_server, &world.machines[client].received].map(|arrivals| {
+        let mut ways = vec![None; sent.len()];
+        for (at, packet) in arrivals.iter().filter(|(_, packet)| is_udp(packet)) {
+            // Packets in order arrive as one packet with several payloads.
+            for payload in packet[28..].chunks(PAYLOAD_BYTES) {
+                let number = u32::from_be_bytes(*payload.first_chunk().expect("a number")) as usize;
+                ways[number].get_or_insert(*at - sent[number]);
+            }
+        }
+        ways
+    });
+    ways.concat().into_iter().try_fold(Duration::ZERO, |longest, way| Some(longest.max(way?)))
+}
+
+#[test]
+fn packets_in_flight_on_a_link_that_fails_arrive_over_the_other_one() {
+    for failure in [Failure::Carrier, Failure::Silent(Direction::Both)] {
+        let longest = longest_way_while_a_link_fails(failure);
+        println!("{failure:?}: {longest:?}");
+        assert!(longest.is_some_and(|longest| longest <= MAX_P99), "{failure:?}: {longest:?}");
+    }
 }
 
 /// Cuts links `count` times in each of `seeds` worlds with each direction of the load, and holds the gaps to
