@@ -542,6 +542,20 @@ fn rules_are_about_users_and_ports() {
 }
 
 #[test]
+fn rules_that_are_set_count_for_connections_after_that() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    let mut world = World::new();
+    let before = Arc::clone(&world.egress.access);
+    world.egress.set_access(Arc::default());
+    world.connect(1, &to);
+    assert_eq!(world.failure(1).0, ProxyError::Prohibited);
+    world.egress.set_access(before);
+    world.connect(2, &to);
+    world.until("a connection", |world| world.relays.stream(2).is_open);
+}
+
+#[test]
 fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
     let mut world = World::new();
     world.resolve();
