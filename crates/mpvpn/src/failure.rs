@@ -149,6 +149,16 @@ mod tests {
     }
 
     #[test]
+    fn a_client_or_server_that_ends_by_itself_has_failed() {
+        let refused = RunError::examples().into_iter().filter(|error| error.to_string().contains("401"));
+        assert!(refused.count() > 0, "a refused token is among the examples");
+        for error in RunError::examples() {
+            let failure = Failure::from_error("the client ended", &error, READ_THE_LOG);
+            assert_eq!(failure.exit_code, 1, "{error}");
+        }
+    }
+
+    #[test]
     fn causes_without_a_next_step_get_the_default_one() {
         let failure = Failure::from_error("the client ended", &Wrapped("the cable is cut".into()), "look");
         assert_eq!(failure.text(), "mpvpn: the client ended: no session: the cable is cut\n  next: look");
