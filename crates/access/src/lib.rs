@@ -4,8 +4,9 @@
 //! In: the `[[access]]` rules of the configuration, the tunnel's networks, a user and a destination address.
 //! Out: whether the connection is allowed, or what forbids it. Always holds: the first matching rule of the
 //! configuration decides; if none matches, the server's own addresses in the tunnel and public addresses are
-//! allowed, and nothing else. The caller resolves names first and checks every address, so a name that
-//! resolves to another address later (DNS rebinding) gains no access.
+//! allowed, and nothing else. An address of the server's machine, of a link of it, or of metadata is allowed
+//! only by a rule that names this one address. The caller resolves names first and checks every address, so a
+//! name that resolves to another address later (DNS rebinding) gains no access.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -13,7 +14,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use mpvpn_packet::public::{embedded_ipv4, is_public};
+use mpvpn_packet::public::{embedded_ipv4, is_machine_only, is_public, machine_only_networks};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -23,9 +24,10 @@ use mpvpn_input::{
 };
 
 /// Whether these users reach these destinations: by packets, and by connections that the server relays. The
-/// first table that matches decides. Where none does, packets reach everything but metadata of clouds,
-/// link-local addresses and the addresses of the server's machine outside the tunnel; relayed connections
-/// reach public addresses and the server's own in the tunnel.
+/// first table that matches decides. Where none does, packets reach everything but loopback and link-local
+/// addresses, metadata of clouds and the addresses of the server's machine outside the tunnel; relayed
+/// connections reach public addresses and the server's own in the tunnel. Those that packets do not reach
+/// then are matched by a table with `allow = true` only if its `to` names the one address, as 127.0.0.1.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
@@ -47,15 +49,32 @@ pub struct AccessRule {
 
 impl AccessRule {
     /// Whether the rule is about this user and destination. `behind`: the IPv4 address that a translated IPv6
-    /// destination stands for.
-    fn matches(&self, user: &str, to: SocketAddr, behind: Option<IpAddr>) -> bool {
+    /// destination stands for. `is_guarded`: whether only a rule that names the address allows it.
+    fn matches(
+        &self,
+        user: &str,
+        to: SocketAddr,
+        behind: Option<IpAddr>,
+        is_guarded: impl FnOnce() -> bool,
+    ) -> bool {
         let has = |ip: IpAddr| self.to.iter().any(|net| net.contains(&ip));
         // A forbidden IPv4 address is forbidden in its IPv6 form, too; an allowed one is allowed only as
         // written.
-        let is_there = has(to.ip()) || !self.allow && behind.is_some_and(has);
+        let is_there = self.to.is_empty() || has(to.ip()) || !self.allow && behind.is_some_and(has);
         (self.users.is_empty() || self.users.iter().any(|name| name == user))
-            && (self.to.is_empty() || is_there)
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.range().contains(&to.port())))
+            && is_there
+            && (!self.allow || self.to.contains(&to.ip().into()) || !is_guarded())
+    }
+
+    /// The first network of an allowing rule that allows nothing, because each address of it would have to
+    /// be named alone.
+    pub fn ineffective_network(&self) -> Option<&IpNet> {
+        let guarded = machine_only_networks();
+        let is_ineffective = |net: &&IpNet| {
+            net.prefix_len() < net.max_prefix_len() && guarded.iter().any(|guarded| guarded.contains(*net))
+        };
+        self.to.iter().filter(|_| self.allow).find(is_ineffective)
     }
 }
 
@@ -82,7 +101,9 @@ pub enum Denied {
 
 /// The access rules of a server.
 ///
-/// The first `[[access]]` that matches user, address and port decides. If none matches:
+/// The first `[[access]]` that matches user, address and port decides. One that allows matches loopback and
+/// link-local addresses, metadata ([`is_machine_only`]) and addresses of the server's machine outside the
+/// tunnel only if it names the address alone. If none matches:
 /// 1. the server's own addresses in the tunnel are allowed;
 /// 2. the rest of the tunnel's networks is not;
 /// 3. addresses that the server's routes do not have are not, if it has routes;
@@ -144,13 +165,16 @@ impl Access {
         let ip = to.ip().to_canonical();
         let to = SocketAddr::new(ip, to.port());
         let behind = embedded_ipv4(ip);
+        let is_server = self.tunnel.iter().any(|net| net.addr() == ip);
+        let mut is_guarded =
+            || !is_server && (is_machine_only(ip) || is_own(ip) || behind.is_some_and(&mut is_own));
         if self.is_isolated && self.is_client(ip, behind) {
             return Err(Denied::Client);
         }
-        if let Some(at) = self.rules.iter().position(|rule| rule.matches(user, to, behind)) {
+        if let Some(at) = self.rules.iter().position(|rule| rule.matches(user, to, behind, &mut is_guarded)) {
             return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
         }
-        if self.tunnel.iter().any(|net| net.addr() == ip) {
+        if is_server {
             Ok(())
         } else if self.is_client(ip, behind) {
             Err(Denied::Client)
@@ -158,7 +182,7 @@ impl Access {
             Err(Denied::NoRoute)
         } else if !is_public(ip) {
             Err(Denied::NotPublic)
-        } else if is_own(ip) || behind.is_some_and(is_own) {
+        } else if is_guarded() {
             Err(Denied::Server)
         } else {
             Ok(())
@@ -253,9 +277,68 @@ mod tests {
         for to in ["1.1.1.1:7999", "1.1.1.1:8101", "10.9.0.1:53"] {
             assert_eq!(check(&access, "anna", to), Err(Denied::Rule(2)), "{to}");
         }
-        for to in ["1.1.1.1:8000", "127.0.0.1:8100", "10.9.0.2:8050"] {
+        for to in ["1.1.1.1:8000", "192.168.0.1:8100", "10.9.0.2:8050"] {
             assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
         }
+    }
+
+    /// Destinations of the server's machine and of what only it may ask, each with the network that a
+    /// careless rule names and with the address alone.
+    const GUARDED: [(&str, &str, &str); 20] = [
+        ("127.0.0.1", "127.0.0.0/8", "127.0.0.1/32"),
+        ("127.0.0.53", "127.0.0.0/24", "127.0.0.53/32"),
+        ("0.0.0.0", "0.0.0.0/8", "0.0.0.0/32"),
+        ("[::1]", "::/127", "::1/128"),
+        ("[::]", "::/0", "::/128"),
+        ("[::127.0.0.1]", "::/96", "::7f00:1/128"),
+        ("[::ffff:127.0.0.1]", "127.0.0.0/8", "127.0.0.1/32"),
+        ("[64:ff9b::127.0.0.1]", "64:ff9b::/96", "64:ff9b::7f00:1/128"),
+        ("[2002:7f00:1::1]", "2002::/16", "2002:7f00:1::1/128"),
+        ("169.254.7.7", "169.254.0.0/16", "169.254.7.7/32"),
+        ("[fe80::1]", "fe80::/10", "fe80::1/128"),
+        ("169.254.169.254", "169.254.169.254/31", "169.254.169.254/32"),
+        ("[64:ff9b::169.254.169.254]", "64:ff9b::/96", "64:ff9b::a9fe:a9fe/128"),
+        ("168.63.129.16", "168.63.0.0/16", "168.63.129.16/32"),
+        ("100.100.100.200", "100.64.0.0/10", "100.100.100.200/32"),
+        ("[fd00:ec2::254]", "fd00::/8", "fd00:ec2::254/128"),
+        ("[fd20:ce::254]", "fd00::/8", "fd20:ce::254/128"),
+        ("224.0.0.251", "224.0.0.0/4", "224.0.0.251/32"),
+        ("203.0.113.7", "203.0.113.0/24", "203.0.113.7/32"),
+        ("[64:ff9b::203.0.113.7]", "64:ff9b::/96", "64:ff9b::cb00:7107/128"),
+    ];
+
+    #[test]
+    fn the_machine_and_metadata_are_reached_only_where_a_rule_names_the_address() {
+        let web = vec![Ports::new(80, 80).unwrap()];
+        let check = |rules: &[AccessRule], to: &str| {
+            check(&Access::new(rules.to_vec(), nets(&["10.9.0.1/24"])), "anna", &format!("{to}:80"))
+        };
+        let others = [("10.9.0.2", "10.9.0.0/24", "10.9.0.2/32"), ("10.9.0.1", "10.9.0.0/24", "10.9.0.1/32")];
+        let guarded = GUARDED.iter().map(|row| (row, true));
+        for ((to, network, address), is_guarded) in guarded.chain(others.iter().map(|row| (row, false))) {
+            let careless = [
+                rule(true),
+                AccessRule { ports: web.clone(), ..rule(true) },
+                AccessRule { to: nets(&["0.0.0.0/0", "::/0"]), ..rule(true) },
+                AccessRule { to: nets(&[network]), ports: web.clone(), ..rule(true) },
+                AccessRule { users: vec!["anna".into()], ..rule(true) },
+            ];
+            let named = AccessRule { to: nets(&[address]), ..rule(true) };
+            assert_eq!(check(&[], to).is_ok(), *to == "10.9.0.1", "{to}");
+            assert_eq!(check(&[rule(false)], to), Err(Denied::Rule(1)), "{to}");
+            for broad in careless {
+                assert_eq!(check(std::slice::from_ref(&broad), to).is_ok(), !is_guarded, "{to}: {broad:?}");
+                assert_eq!(check(&[broad.clone(), named.clone()], to), Ok(()), "{to}: {broad:?}");
+                let denied = check(&[broad, rule(false), named.clone()], to);
+                assert_eq!(denied, if is_guarded { Err(Denied::Rule(2)) } else { Ok(()) }, "{to}");
+            }
+            assert_eq!(check(std::slice::from_ref(&named), to), Ok(()), "{to}");
+            let far = AccessRule { ports: vec![Ports::new(81, 81).unwrap()], ..named };
+            assert_eq!(check(&[far], to).is_ok(), *to == "10.9.0.1", "{to}");
+        }
+        let loopback = AccessRule { to: nets(&["127.0.0.1/32"]), ..rule(true) };
+        assert_eq!(check(std::slice::from_ref(&loopback), "[64:ff9b::127.0.0.1]"), Err(Denied::NotPublic));
+        assert_eq!(check(&[loopback], "127.0.0.2"), Err(Denied::NotPublic));
     }
 
     #[test]

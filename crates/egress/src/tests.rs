@@ -117,7 +117,7 @@ const WAKE: u64 = 1;
 impl World {
     /// Clients may connect to this machine.
     fn new() -> Self {
-        let here = ["127.0.0.0/8", "::1/128"].map(|net| net.parse().unwrap());
+        let here = ["127.0.0.1/32", "::1/128"].map(|net| net.parse().unwrap());
         let rule = AccessRule { allow: true, users: vec![], to: here.into(), ports: vec![] };
         Self::with(vec![rule], Budget::new(100, 50))
     }
@@ -530,7 +530,7 @@ fn rules_are_about_users_and_ports() {
     let rule = AccessRule {
         allow: true,
         users: vec!["bob".into()],
-        to: vec![],
+        to: vec!["127.0.0.1/32".parse().unwrap()],
         ports: vec![Ports::new(to.port, to.port).unwrap()],
     };
     let mut world = World::with(vec![rule], Budget::new(9, 9));
@@ -539,6 +539,57 @@ fn rules_are_about_users_and_ports() {
     assert_eq!(world.failure(1).0, ProxyError::Prohibited);
     world.egress.connect(now, &world.poller, &mut world.relays, 2, ("bob", to, Transport::Tcp));
     world.until("a connection", |world| world.relays.stream(2).is_open);
+}
+
+/// Names have addresses of this machine among others, as names of an attacker may.
+#[test]
+fn rules_that_do_not_name_an_address_of_the_machine_do_not_lead_there() {
+    let listener = TcpListener::bind("127.0.0.2:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let target = UdpSocket::bind(("127.0.0.2", port)).unwrap();
+    target.set_nonblocking(true).unwrap();
+    let rule = |to: &[&str], ports: &[Ports]| AccessRule {
+        allow: true,
+        users: vec![],
+        to: to.iter().map(|net| net.parse().unwrap()).collect(),
+        ports: ports.to_vec(),
+    };
+    let web = [Ports::new(port, port).unwrap()];
+    for broad in [rule(&[], &[]), rule(&[], &web), rule(&["127.0.0.0/8"], &[]), rule(&["0.0.0.0/0"], &web)] {
+        let shown = format!("{broad:?}");
+        let mut world = World::with(vec![rule(&["127.0.0.1/32"], &[]), broad], Budget::new(9, 9));
+        let now = world.now();
+        for (name, answer) in [
+            ("own.example", &["127.0.0.2"][..]),
+            ("mapped.example", &["::ffff:127.0.0.2", "169.254.169.254", "203.0.113.7"]),
+            ("first.example", &["127.0.0.2", "127.0.0.1"]),
+            ("second.example", &["127.0.0.1", "127.0.0.2"]),
+        ] {
+            let answer = answer.iter().map(|ip| ip.parse().unwrap()).collect();
+            let _ = world.egress.name_cache.complete(now, name, Ok(answer));
+        }
+        let forbidden = ["127.0.0.2", "[::ffff:127.0.0.2]", "[64:ff9b::127.0.0.2]", "0.0.0.0", "[::]"];
+        let others = ["169.254.169.254", "[fd00:ec2::254]", "[fe80::1]", "203.0.113.7"];
+        for host in forbidden.iter().chain(&others).chain(&["own.example", "mapped.example"]) {
+            world.connect(1, &format!("{host}:{port}"));
+            assert_eq!(world.failure(1).0, ProxyError::Prohibited, "TCP to {host}: {shown}");
+            flow(&mut world, 2, &format!("{host}:{port}"), &[b"no"]);
+            assert_eq!(world.failure(2).0, ProxyError::Prohibited, "UDP to {host}: {shown}");
+        }
+        for host in ["first.example", "second.example"] {
+            world.connect(1, &format!("{host}:{port}"));
+            let (failure, reason) = world.failure(1);
+            assert_eq!(failure, ProxyError::Refused, "nothing listens at 127.0.0.1: {shown}");
+            assert!(reason.contains("127.0.0.1"), "{reason}");
+            flow(&mut world, 2, &format!("{host}:{port}"), &[b"no"]);
+            world.until("a flow", |world| world.relays.stream(2).is_open);
+            world.egress.on_client_gone(2);
+            world.relays.0.clear();
+        }
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "{shown}");
+        assert_eq!(target.recv(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "{shown}");
+    }
 }
 
 #[test]

@@ -82,18 +82,35 @@ pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
     ]
 }
 
-/// Networks that lead to metadata of clouds, which give the rights of the machine that asks (AWS, Azure,
-/// Alibaba), and link-local networks, which no router forwards (RFC 3927, RFC 4291), in all their forms.
+/// Networks that a server's machine reaches with rights of its own, in all their forms: the machine itself
+/// (RFC 1122, RFC 4291), hosts of its links (RFC 3927, RFC 4291, multicast), and metadata of clouds, which
+/// give the rights of the machine that asks (Azure, Alibaba, AWS, Google; most are link-local).
 pub fn machine_only_networks() -> Vec<IpNet> {
-    const V4: [Ipv4Net; 3] =
-        [v4([169, 254, 0, 0], 16), v4([168, 63, 129, 16], 32), v4([100, 100, 100, 200], 32)];
-    const V6: [Ipv6Net; 2] = [
+    const V4: [Ipv4Net; 6] = [
+        v4([0, 0, 0, 0], 8),
+        v4([127, 0, 0, 0], 8),
+        v4([169, 254, 0, 0], 16),
+        v4([168, 63, 129, 16], 32),
+        v4([100, 100, 100, 200], 32),
+        v4([224, 0, 0, 0], 4),
+    ];
+    const V6: [Ipv6Net; 5] = [
+        // With the IPv4 addresses that are written as IPv6 ones.
+        v6([0, 0, 0, 0], 32),
         v6([0xfe80, 0, 0, 0], 10),
+        v6([0xff00, 0, 0, 0], 8),
         Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),
+        Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
     ];
     let v4 = V4.map(IpNet::V4);
     let embedding = v4.iter().flat_map(embedding_networks).chain(V6).map(IpNet::V6);
     v4.iter().copied().chain(embedding).collect()
+}
+
+/// Whether an address is of the [`machine_only_networks`].
+pub fn is_machine_only(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    machine_only_networks().iter().any(|net| net.contains(&ip))
 }
 
 #[cfg(test)]
@@ -117,14 +134,24 @@ mod tests {
             "168.63.129.16",
             "100.100.100.200",
             "fd00:ec2::254",
+            "fd20:ce::254",
             "fe80::1",
+            "127.0.0.53",
+            "0.0.0.0",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::127.0.0.1",
             "64:ff9b::169.254.169.254",
             "2002:a9fe:a9fe::1",
+            "239.255.255.250",
         ] {
-            assert!(has(ip) && !is_public(ip.parse().unwrap()), "{ip}");
+            let address = ip.parse().unwrap();
+            assert!(has(ip) && is_machine_only(address) && !is_public(address), "{ip}");
         }
-        for ip in ["168.63.129.17", "10.0.0.1", "64:ff9b::10.0.0.1", "fd00:ec2::1"] {
-            assert!(!has(ip), "{ip}");
+        for ip in ["168.63.129.17", "10.0.0.1", "64:ff9b::10.0.0.1", "fd00:ec2::1", "9.9.9.9", "2001:db8::1"]
+        {
+            assert!(!has(ip) && !is_machine_only(ip.parse().unwrap()), "{ip}");
         }
     }
 

@@ -17,7 +17,7 @@ use mpvpn_input::{Error, Result};
 pub struct CheckedFile {
     /// The command.
     pub kind: FileKind,
-    /// Files that it names and that this process cannot read, a sentence each.
+    /// Files that it names and that this process cannot read, and rules that allow nothing, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -42,6 +42,14 @@ pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
             if let Some(folder) = config.site.folder() {
                 let listed = std::fs::read_dir(folder).map(drop).map_err(Error::file("read", folder));
                 note_missing(listed, &mut notes)?;
+            }
+            for (number, rule) in (1..).zip(&config.access) {
+                notes.extend(rule.ineffective_network().map(|net| {
+                    format!(
+                        "the table [[access]] number {number} allows nothing in {net}: loopback and link-local \
+                         addresses and metadata of clouds are reached only where `to` names each address alone"
+                    )
+                }));
             }
         }
         FileKind::Client | FileKind::Proxy => {
@@ -120,6 +128,12 @@ mod tests {
             .unwrap();
         let notes = check_file(&file, None).unwrap().notes;
         assert!(notes.len() == 2 && notes[0].contains("/no/such.crt"), "{notes:?}");
+        let rules = "[[access]]\nallow = true\nports = '80'\n[[access]]\nallow = true\nto = ['10.0.0.0/8', '127.0.0.1', \
+                     '127.0.0.0/8']\n[[access]]\nallow = false\nto = '169.254.0.0/16'\n";
+        std::fs::write(&file, rules).unwrap();
+        let notes = check_file(&file, None).unwrap().notes;
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.starts_with("the table [[access]] number 2 allows nothing in 127.0.0.0/8: "), "{note}");
         let users = home.path().join("users.toml");
         std::fs::write(&users, "[[user]]\nname = 1\n").unwrap();
         std::fs::write(&file, format!("users = '{}'\n", users.display())).unwrap();

@@ -179,6 +179,50 @@ fn metadata_and_the_servers_machine_are_not_reached_by_packets() {
     reaches(&testbed, Host::Client, TUNNEL);
 }
 
+/// Whether the SOCKS5 proxy of the second host connects to a target, by CONNECT of its server.
+fn connects_by_proxy(testbed: &Testbed, to: &str) -> bool {
+    let url = format!("telnet://{to}");
+    let args = ["curl", "-sS", "-m", "2", "--socks5-hostname", "127.0.0.1:1080", &url];
+    let output = testbed.output_of(Host::Other, Duration::from_secs(5), &args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "no target says anything: {url}");
+    !error.contains("SOCKS5")
+}
+
+#[test]
+fn the_servers_machine_is_reached_only_where_a_table_names_the_address() {
+    let testbed = Testbed::two_clients();
+    let metadata = METADATA.map(|ip| format!("{ip}/{}", if ip.contains(':') { 128 } else { 32 }));
+    let metadata: Vec<&str> = metadata.iter().map(String::as_str).chain(["172.16.5.9/32"]).collect();
+    let _metadata = listeners(&testbed, Host::Inet, &metadata, &[80]);
+    let own = ["203.0.113.7/32", "203.0.113.8/32", "2001:db8:7::7/128"];
+    let _programs = listeners(&testbed, Host::Server, &own, &[22, 80]);
+    let (_server, [anna, bob]) = server_with_users(
+        &testbed,
+        "[[access]]\nallow = true\nports = ['22', '80']\n\
+         [[access]]\nallow = true\nto = ['127.0.0.0/8', '203.0.113.0/24', '203.0.113.7']\n\
+         [[access]]\nallow = true\n",
+    );
+    let _client = testbed.client(&["--token", anna, "--lane", "datagram"]);
+    for ip in METADATA.iter().chain(&["203.0.113.8", "2001:db8:7::7", "198.51.100.1", "192.0.2.1"]) {
+        assert_eq!(connect(&testbed, Host::Client, ip, 80), Prohibited, "{ip}");
+    }
+    let allowed = [("203.0.113.7", 22), (TUNNEL, 22), (OFFICE, 80)];
+    check(&testbed, Host::Client, &allowed.map(|(ip, port)| (ip, port, Connected)));
+    let socks = ["proxy", "--server", SERVER, "--insecure", "--token", bob, "--path", "eth1"];
+    let socks = [&socks[..], &["--socks5", "127.0.0.1:1080"]].concat();
+    let _proxy = testbed.start(Host::Other, &socks).wait_until_up();
+    for to in ["127.0.0.1:22", "localhost:22", "0.0.0.0:22", "[::1]:22", "[::ffff:127.0.0.1]:22"]
+        .iter()
+        .chain(&["203.0.113.8:22", "[2001:db8:7::7]:22", "168.63.129.16:80", "[fd00:ec2::254]:80"])
+    {
+        assert!(!connects_by_proxy(&testbed, to), "{to}");
+    }
+    for (ip, port) in allowed {
+        assert!(connects_by_proxy(&testbed, &format!("{ip}:{port}")), "{ip}");
+    }
+}
+
 #[test]
 fn isolated_clients_reach_the_server_and_not_each_other() {
     let testbed = Testbed::two_clients();

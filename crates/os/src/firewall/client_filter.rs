@@ -3,7 +3,8 @@
 //! In: the rules of kinds of users as [`Profile`]s, the server's networks, and which profile each session's
 //! addresses have. Out: the table `inet mpvpn_<tun>_clients`. Always holds: it judges the address that a
 //! packet is sent to, before any destination translation; the first rule of a profile that fits decides, and
-//! where none fits, the defaults of [`ClientFilter`] do; replies of clients always pass; refusals are ICMP
+//! where none fits, the defaults of [`ClientFilter`] do; rules lead to the server's machine and blocked
+//! networks only where they name one address; replies of clients always pass; refusals are ICMP
 //! "administratively prohibited". An address that the maps do not have gets the first profile, so most
 //! sessions need no change of the table.
 
@@ -16,8 +17,8 @@ use serde_json::{Value, json};
 use super::{
     Change, Session, apply,
     json::{
-        ICMP, ICMPV6, accept, add_table, any_of, chain, ct, drop_silently, equal, goto, hook_chain, meta,
-        network, not_equal, payload, reject, remove_table, verdict_map,
+        ICMP, ICMPV6, accept, add_table, any_of, chain, ct, drop_silently, end_chain, equal, goto,
+        hook_chain, jump, meta, network, not_equal, payload, reject, remove_table, verdict_map,
     },
     list,
     marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
@@ -28,6 +29,9 @@ use crate::error::OsError;
 /// After connection tracking (-200), before destination translation (`dstnat` of nft(8), -100): rules are
 /// about the address that the client uses. It is `mangle` of nft(8).
 const PRIORITY: i32 = -150;
+
+/// The chain that accepts packets to all but the server's machine and blocked networks.
+const UNGUARDED_CHAIN: &str = "unguarded";
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,7 +61,7 @@ pub struct ClientFilter {
     pub is_isolated: bool,
     /// Whether packets from other interfaces may open connections to clients.
     pub accepts_inbound: bool,
-    /// Networks that packets do not reach where no rule fits.
+    /// Networks that packets do not reach, unless a rule names one address of them.
     pub blocked: Vec<IpNet>,
     /// Profiles. The first counts for addresses without an entry in [`SessionProfiles`].
     pub profiles: Vec<Profile>,
@@ -93,7 +97,14 @@ impl ClientFilter {
         let table = self.table();
         let mut commands = remove_table(&table).to_vec();
         commands.push(add_table(&table));
-        commands.extend(chain(&table, "default", &self.default_rules()));
+        commands.extend(chain(&table, UNGUARDED_CHAIN, &self.unguarded_rules()));
+        // No errors about packets to several hosts (RFC 1122, section 3.2.2).
+        let refuse = [
+            vec![jump(UNGUARDED_CHAIN)],
+            vec![is_one_of(&["broadcast", "multicast"]), drop_silently()],
+            vec![reject()],
+        ];
+        commands.extend(chain(&table, "default", &refuse));
         let no_rules = Profile::new();
         let first = self.profiles.first().unwrap_or(&no_rules);
         for (number, profile) in std::iter::once(first).chain(self.profiles.iter().skip(1)).enumerate() {
@@ -153,18 +164,12 @@ impl ClientFilter {
         rules
     }
 
-    fn default_rules(&self) -> Vec<Vec<Value>> {
+    /// Accepts packets to all but blocked networks and the machine.
+    fn unguarded_rules(&self) -> Vec<Vec<Value>> {
         let own = self.addresses.iter().map(|address| vec![to(&IpNet::from(address.addr())), accept()]);
-        let blocked = self.blocked.iter().map(|net| vec![to(net), reject()]);
-        let is_one_of = |kinds: &[&str]| {
-            equal(json!({"fib": {"result": "type", "flags": ["daddr"]}}), any_of(json!(kinds)))
-        };
-        let machine = [
-            vec![is_one_of(&["local", "anycast"]), reject()],
-            // No errors about packets to several hosts (RFC 1122, section 3.2.2).
-            vec![is_one_of(&["broadcast", "multicast"]), drop_silently()],
-        ];
-        own.chain(blocked).chain(machine).chain([vec![accept()]]).collect()
+        let blocked = to_any(&self.blocked).into_iter().map(|is_there| vec![is_there, end_chain()]);
+        let machine = vec![is_one_of(&["local", "anycast", "broadcast", "multicast"]), end_chain()];
+        own.chain(blocked).chain([machine, vec![accept()]]).collect()
     }
 }
 
@@ -280,21 +285,37 @@ fn statements(rule: &FilterRule) -> Vec<Vec<Value>> {
         rest.push(equal(meta("l4proto"), any_of(json!(PROTOCOLS_WITH_PORTS))));
         rest.push(equal(payload("th", "dport"), any_of(json!(ports))));
     }
-    rest.push(if rule.allow { accept() } else { reject() });
+    let with = |is_there: Option<Value>, verdict: Value| -> Vec<Value> {
+        is_there.into_iter().chain(rest.iter().cloned()).chain([verdict]).collect()
+    };
+    let verdict = if rule.allow { jump(UNGUARDED_CHAIN) } else { reject() };
     if rule.to.is_empty() {
-        return vec![rest];
+        return vec![with(None, verdict)];
     }
+    let is_named = |net: &IpNet| rule.allow && net.prefix_len() == net.max_prefix_len();
+    let (named, networks): (Vec<_>, Vec<_>) = rule.to.iter().copied().partition(is_named);
+    let named = to_any(&named).into_iter().map(|is_there| with(Some(is_there), accept()));
+    let networks = to_any(&networks).into_iter().map(|is_there| with(Some(is_there), verdict.clone()));
+    named.chain(networks).collect()
+}
+
+/// Whether a packet is to one of these networks: a condition for each family that they have.
+fn to_any(nets: &[IpNet]) -> Vec<Value> {
     // nft refuses networks in a set that overlap.
-    let all = IpNet::aggregate(&rule.to);
+    let all = IpNet::aggregate(&nets.to_vec());
     let families = [true, false]
         .map(|is_v4| -> Vec<&IpNet> { all.iter().filter(|net| net.addr().is_ipv4() == is_v4).collect() });
     let families = families.into_iter().filter(|nets| !nets.is_empty());
-    let statement = |nets: Vec<&IpNet>| {
+    let condition = |nets: Vec<&IpNet>| {
         let values: Vec<Value> = nets.iter().map(|net| network(net)).collect();
-        let is_there = equal(payload(protocol_of(nets[0]), "daddr"), any_of(json!(values)));
-        [vec![is_there], rest.clone()].concat()
+        equal(payload(protocol_of(nets[0]), "daddr"), any_of(json!(values)))
     };
-    families.map(statement).collect()
+    families.map(condition).collect()
+}
+
+/// Whether the kernel delivers a packet in one of these ways.
+fn is_one_of(kinds: &[&str]) -> Value {
+    equal(json!({"fib": {"result": "type", "flags": ["daddr"]}}), any_of(json!(kinds)))
 }
 
 fn to(net: &IpNet) -> Value {
@@ -325,5 +346,8 @@ mod tests {
         let text = json!(both).to_string();
         assert!(text.contains("10.0.0.0") && !text.contains("10.1.0.0"), "{text}");
         assert!(text.contains("[1,9]") && !text.contains("[2,9]"), "{text}");
+        let allow = FilterRule { allow: true, ..rule(&["10.0.0.0/8", "10.1.0.1/32", "fd00::1/128"], &[]) };
+        let verdicts: Vec<_> = statements(&allow).into_iter().map(|mut all| all.pop()).collect();
+        assert_eq!(verdicts, [Some(accept()), Some(accept()), Some(jump(UNGUARDED_CHAIN))]);
     }
 }

@@ -126,6 +126,15 @@ pub(crate) fn goto(chain: &str) -> Value {
     json!({"goto": {"target": chain}})
 }
 
+pub(crate) fn jump(chain: &str) -> Value {
+    json!({"jump": {"target": chain}})
+}
+
+/// Ends a chain that was jumped to: the rule after the jump is next.
+pub(crate) fn end_chain() -> Value {
+    json!({"return": null})
+}
+
 /// Drops, and tells the sender by ICMP: communication administratively prohibited (RFC 1812, section 5.2.7.1;
 /// RFC 4443, section 3.1).
 pub(crate) fn reject() -> Value {

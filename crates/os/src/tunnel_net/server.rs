@@ -32,7 +32,7 @@ pub struct ServerNetConfig {
 pub struct PacketAccess {
     /// Whether clients reach each other.
     pub is_isolated: bool,
-    /// Networks that packets do not reach where no rule fits.
+    /// Networks that packets do not reach, unless a rule names one address of them.
     pub blocked: Vec<IpNet>,
     /// The rules of kinds of users; the first counts for sessions without a profile of their own.
     pub profiles: Vec<Profile>,

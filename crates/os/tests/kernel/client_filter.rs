@@ -38,8 +38,18 @@ use Outcome::{Dropped, Forwarded, Prohibited, Taken, ToClient};
 const WAIT: Duration = Duration::from_millis(150);
 const CLIENT: &str = "10.9.0.2";
 const CLIENT6: &str = "fd00:9::2";
-/// Addresses of cloud metadata services; no rule of a test names them.
-const METADATA: [&str; 3] = ["168.63.129.16/32", "100.100.100.200/32", "fd00:ec2::254/128"];
+/// Loopback and link-local addresses, and metadata services of clouds.
+const BLOCKED: [&str; 9] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "168.63.129.16/32",
+    "100.100.100.200/32",
+    "::/32",
+    "fe80::/10",
+    "fd00:ec2::254/128",
+    "64:ff9b::a9fe:0/112",
+];
 
 /// A server's machine: a TUN device for clients, another one that stands for the internet.
 struct Machine {
@@ -145,7 +155,7 @@ fn rule(allow: bool, to: &[&str], ports: &[(u16, u16)]) -> FilterRule {
 
 fn access(profiles: &[&[FilterRule]]) -> PacketAccess {
     let profiles = profiles.iter().map(|profile| profile.to_vec()).collect();
-    PacketAccess { is_isolated: false, blocked: nets(&METADATA), profiles }
+    PacketAccess { is_isolated: false, blocked: nets(&BLOCKED), profiles }
 }
 
 #[track_caller]
@@ -249,6 +259,57 @@ fn the_first_rule_that_fits_decides_and_a_session_has_its_own() {
         check(&machine, &web);
         sessions.change(addresses.map(|ip| (ip, 0))).unwrap();
         check(&machine, &plain);
+    });
+}
+
+#[test]
+fn the_machine_and_metadata_are_reached_only_where_a_rule_names_the_address() {
+    let guarded = [
+        ("127.0.0.1:7", "127.0.0.0/8", "127.0.0.1/32"),
+        ("0.0.0.0:7", "0.0.0.0/8", "0.0.0.0/32"),
+        ("[::1]:7", "::/127", "::1/128"),
+        ("[::ffff:127.0.0.1]:7", "::/32", "::ffff:7f00:1/128"),
+        ("169.254.7.7:7", "169.254.0.0/16", "169.254.7.7/32"),
+        ("[64:ff9b::169.254.169.254]:80", "64:ff9b::/96", "64:ff9b::a9fe:a9fe/128"),
+        ("168.63.129.16:80", "168.63.0.0/16", "168.63.129.16/32"),
+        ("[fd00:ec2::254]:80", "fd00::/8", "fd00:ec2::254/128"),
+        ("203.0.113.7:7", "203.0.113.0/24", "203.0.113.7/32"),
+        ("[2001:db8:7::7]:7", "2001:db8:7::/64", "2001:db8:7::7/128"),
+    ];
+    in_namespace(move || {
+        let careless = |network: &str| {
+            [
+                rule(true, &[], &[]),
+                rule(true, &[], &[(7, 7), (80, 80)]),
+                rule(true, &["0.0.0.0/0", "::/0"], &[]),
+                rule(true, &[network], &[(1, 65535)]),
+            ]
+        };
+        let machine = Machine::new(Nat::Masquerade, access(&[&[]]));
+        let mut sessions = machine.net.session_profiles();
+        let mut set = |profile: &[FilterRule]| {
+            sessions.replace_rules(false, vec![profile.to_vec()], []).unwrap();
+        };
+        for (to, network, address) in guarded {
+            let named = rule(true, &[address], &[]);
+            for broad in careless(network) {
+                set(std::slice::from_ref(&broad));
+                let outcome = machine.datagram_to(to);
+                assert!(matches!(outcome, Prohibited | Dropped), "{to}, {broad:?}: {outcome:?} {}", table());
+                check(&machine, &[("10.9.0.1:7", Taken), ("198.51.100.9:80", Forwarded)]);
+                // Later rules count.
+                set(&[broad, named.clone()]);
+                let outcome = machine.datagram_to(to);
+                assert_ne!(outcome, Prohibited, "{to}: {}", table());
+            }
+            set(&[named, rule(false, &[], &[])]);
+            assert_ne!(machine.datagram_to(to), Prohibited, "{to}: {}", table());
+        }
+        // Clients of the server, and its own addresses in the tunnel, are others.
+        for broad in careless("10.9.0.0/24") {
+            set(&[broad, rule(false, &[], &[])]);
+            check(&machine, &[("10.9.0.3:7", ToClient), ("10.9.0.1:7", Taken)]);
+        }
     });
 }
 
