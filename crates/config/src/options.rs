@@ -174,8 +174,8 @@ pub struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
 
-    /// Keep clients from each other, whatever the tables `[[access]]` say. Give it if clients do not trust
-    /// each other
+    /// Keep clients from each other, whatever the tables `[[access]]` say; `mpvpn setup server` writes it.
+    /// Give it if clients do not trust each other
     #[arg(long)]
     pub isolate: bool,
 

@@ -187,6 +187,7 @@ fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
     if is_new {
         let [a, b, c, d, e, ..] = machine.random;
         document["subnet6"] = value(private_subnet6([a, b, c, d, e]).to_string());
+        document["isolate"] = value(true);
         if let Some(name) = wishes.instance.name() {
             document["tun-name"] = value(machine.free_tun_name(name));
             document["name"] = value(name);
@@ -287,6 +288,10 @@ fn check_subnets(machine: &Machine, config: &ServerConfig, instance: &Instance, 
     let subnets: Vec<IpNet> = subnets.into_iter().flatten().collect();
     let shown: Vec<String> = subnets.iter().map(ToString::to_string).collect();
     plan.found.push(format!("addresses of the tunnel: {}", shown.join(" and ")));
+    plan.found.push(match config.isolate {
+        true => "clients do not reach each other: isolate = true".to_owned(),
+        false => "clients reach each other: isolate = true in the file keeps them apart".to_owned(),
+    });
     let used = subnets.iter().find_map(|subnet| {
         let others = machine.networks.iter().filter(|(interface, _)| *interface != config.tun_name);
         let (interface, network) = others.clone().find(|(_, network)| overlap(*network, *subnet))?;
@@ -399,7 +404,8 @@ mod tests {
         assert_eq!(
             written(&plan),
             format!(
-                "{HEAD}listen = [\"0.0.0.0:443\"]\nsubnet = \"10.67.9.0/24\"\nsubnet6 = \"fd12:3456:789a::/64\"\n"
+                "{HEAD}listen = [\"0.0.0.0:443\"]\nsubnet = \"10.67.9.0/24\"\nsubnet6 = \"fd12:3456:789a::/64\"\n\
+                 isolate = true\n"
             )
         );
         let undo: Vec<_> =
@@ -413,12 +419,25 @@ mod tests {
             ]
         );
         let found = plan.found.join("\n");
-        for part in
-            ["port 443 is free", "203.0.113.7, a public address", "10.67.9.0/24", "no firewall drops packets"]
-        {
+        for part in [
+            "port 443 is free",
+            "203.0.113.7, a public address",
+            "10.67.9.0/24",
+            "no firewall drops packets",
+            "clients do not reach each other: isolate = true",
+        ] {
             assert!(found.contains(part), "{part}: {found}");
         }
         assert_eq!((plan.by_hand.len(), plan.warnings.len()), (0, 1), "{plan:?}");
+    }
+
+    #[test]
+    fn a_server_that_somebody_made_without_isolation_keeps_its_file_and_is_told() {
+        let machine = Machine { file: Some("listen = \"0.0.0.0:443\"\n".into()), ..vps() };
+        let plan = plan_server(&machine, &wishes()).unwrap();
+        assert!(texts(&plan).iter().all(|step| !step.starts_with("write")), "{plan:?}");
+        let found = plan.found.join("\n");
+        assert!(found.contains("clients reach each other: isolate = true in the file"), "{found}");
     }
 
     /// The machine after a plan was carried out.
