@@ -1,14 +1,19 @@
 //! Metrics for Prometheus: `GET /metrics` over HTTP on a TCP address, in the text format.
 //!
 //! In: the [`Status`](mpvpn_status::Status) at the time of each request. Out: text. Always holds: requests
-//! only read.
+//! only read, and name a host that no stranger can make lead here.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use hyper::{Method, Request, StatusCode, body::Incoming, header};
+use hyper::{
+    Method, Request, StatusCode,
+    body::Incoming,
+    header::{self, HeaderValue},
+    http::uri::Authority,
+};
 
 use crate::{ControlRequest, RequestHandler, ask_data_plane};
 use mpvpn_http::{HttpResponse, complete};
@@ -52,6 +57,11 @@ async fn answer(
     source: &RequestHandler,
     users: &Mutex<UserSeries>,
 ) -> HttpResponse {
+    if !request.headers().get_all(header::HOST).iter().all(is_safe_host) {
+        let text =
+            "only requests to an address, to localhost or to another name without a dot are answered\n";
+        return plain(StatusCode::MISDIRECTED_REQUEST, text.to_owned());
+    }
     if request.uri().path() != "/metrics" {
         return plain(StatusCode::NOT_FOUND, "there is only /metrics here\n".to_owned());
     }
@@ -71,10 +81,20 @@ async fn answer(
     }
 }
 
+/// Whether a host is an address, or a name without a dot: browsers send other names, which their owners can
+/// make lead here (DNS rebinding).
+fn is_safe_host(value: &HeaderValue) -> bool {
+    let authority = value.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
+    authority.is_some_and(|authority| {
+        let host = authority.host();
+        host.starts_with('[') || !host.contains('.') || host.parse::<Ipv4Addr>().is_ok()
+    })
+}
+
 fn plain(code: StatusCode, body: String) -> HttpResponse {
     let mut response = complete(body);
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TEXT_FORMAT));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT));
     response
 }
 
@@ -110,19 +130,34 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(server.serve(source)).unwrap();
         });
-        let ask = |head: &str| {
+        let ask_host = |head: &str, host: &str| {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
-            write!(stream, "{head} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+            write!(stream, "{head} HTTP/1.1\r\n{host}\r\n").unwrap();
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
             answer
         };
+        let ask = |head: &str| ask_host(head, "host: x\r\n");
         let found = ask("GET /metrics");
         assert!(found.starts_with("HTTP/1.1 200 "), "{found}");
         assert!(found.contains("content-type: text/plain; version=0.0.4"), "{found}");
         assert!(found.contains("\nmpvpn_up 0\n"), "{found}");
         assert!(ask("GET /").starts_with("HTTP/1.1 404 "));
         assert!(ask("POST /metrics").starts_with("HTTP/1.1 405 "));
+        for host in ["127.0.0.1:9464", "192.0.2.1", "[::1]:9464", "localhost:9464", "prometheus", "LOCALHOST"]
+        {
+            let found = ask_host("GET /metrics", &format!("host: {host}\r\n"));
+            assert!(found.starts_with("HTTP/1.1 200 "), "{host}: {found}");
+        }
+        // Names that a stranger can make lead here (DNS rebinding).
+        for host in
+            ["evil.example:9464", "127.0.0.1.evil.example", "localhost.evil.example", "localhost.", "", "a b"]
+        {
+            let found = ask_host("GET /metrics", &format!("host: {host}\r\n"));
+            assert!(found.starts_with("HTTP/1.1 421 ") && !found.contains("mpvpn_up"), "{host}: {found}");
+        }
+        let twice = ask_host("GET /metrics", "host: localhost\r\nhost: evil.example\r\n");
+        assert!(!twice.contains("mpvpn_up"), "{twice}");
     }
 }

@@ -218,7 +218,8 @@ pub struct ServerOptions {
     pub api_socket: Option<PathBuf>,
 
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
-    /// that only the monitoring reaches [default: no metrics]
+    /// that only the monitoring reaches. Requests must name an address or a name without a dot as their host,
+    /// so that no page in a browser reads them [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(with = "One::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
@@ -456,7 +457,8 @@ pub struct ClientOptions {
     pub api_socket: Option<PathBuf>,
 
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication: choose an address
-    /// that only the monitoring reaches [default: no metrics]
+    /// that only the monitoring reaches. Requests must name an address or a name without a dot as their host,
+    /// so that no page in a browser reads them [default: no metrics]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(with = "One::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
