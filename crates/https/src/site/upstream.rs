@@ -1,7 +1,7 @@
 //! Serves the pages of another HTTP server, usually on the same machine, as a reverse proxy.
 //!
-//! Always holds: connection-specific fields are not forwarded (RFC 9110 §7.6.1); an upstream that does not
-//! answer costs one request, nothing else.
+//! Always holds: connection-specific fields are not forwarded (RFC 9110 §7.6.1), nor what a visitor claims
+//! about its own address; an upstream that does not answer costs one request, nothing else.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -100,7 +100,10 @@ fn forwarded_request<B>(request: Request<B>, peer: SocketAddr) -> Result<Request
     head.extensions = http::Extensions::new();
     remove_connection_fields(&mut head.headers);
     head.headers.insert(HOST, host);
-    head.headers.append("x-forwarded-for", HeaderValue::from_str(&peer.ip().to_string())?);
+    for claim in ["forwarded", "x-real-ip"] {
+        head.headers.remove(claim);
+    }
+    head.headers.insert("x-forwarded-for", HeaderValue::from_str(&peer.ip().to_string())?);
     head.headers.insert("x-forwarded-proto", HeaderValue::from_static("https"));
     Ok(Request::from_parts(head, body))
 }

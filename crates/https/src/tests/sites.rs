@@ -106,12 +106,15 @@ async fn the_pages_of_another_server_are_shown_as_its_own() {
     let uri = format!("https://{}/path?query", server.address);
 
     let request = Request::get(&uri).header("accept", "text/html").header("te", "trailers");
+    let claims = [("x-forwarded-for", "10.1.1.1"), ("forwarded", "for=10.1.1.1"), ("x-real-ip", "10.1.1.1")];
+    let request = claims.into_iter().fold(request, |request, (name, value)| request.header(name, value));
     let (status, head, asked) = get(&mut client, request).await;
     assert_eq!((status, head["server"].to_str().unwrap()), (200, "Upstream"));
     assert!(!head.contains_key("x-hop") && !head.contains_key("keep-alive"), "{head:?}");
     assert!(asked.starts_with("GET /path?query HTTP/1.1\r\n"), "{asked}");
     assert!(asked.contains(&format!("\r\nhost: {}\r\n", server.address)), "{asked}");
     assert!(asked.contains("\r\nx-forwarded-for: 127.0.0.1\r\n") && !asked.contains("\r\nte:"), "{asked}");
+    assert!(!asked.contains("10.1.1.1"), "a visitor says which address it has: {asked}");
 
     let post = Request::post(&uri).header("content-length", "5").body(()).unwrap();
     let (response, mut send) = client.send_request(post, false).unwrap();
