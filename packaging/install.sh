@@ -6,6 +6,7 @@
 #   sh install.sh --uninstall [--purge]    removes what was installed; with --purge settings, users and certificates, too
 #
 #   --key FILE     verify the signature with this public key of GnuPG, instead of the one in this file
+#   --downgrade    replace a newer version, too
 #   --unsigned     verify the checksum only: for an archive that you have built yourself
 #   --root FOLDER  install into this folder, for images; nothing is started
 set -eu
@@ -23,9 +24,9 @@ die() {
 have() { command -v "$1" >/dev/null 2>&1; }
 need() { have "$1" || die "$1 is missing" "install the package $2"; }
 
-help() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+help() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
-from='' key='' signed=yes root='' action=install purge=no
+from='' key='' signed=yes root='' action=install purge=no downgrade=no
 while [ $# -gt 0 ]; do
     case $1 in
     --from | --key | --root)
@@ -38,6 +39,7 @@ while [ $# -gt 0 ]; do
         shift
         ;;
     --unsigned) signed=no ;;
+    --downgrade) downgrade=yes ;;
     --uninstall) action=uninstall ;;
     --purge) purge=yes ;;
     -h | --help)
@@ -128,6 +130,11 @@ install_all() {
     if [ -z "$root" ] && have dpkg-query && dpkg-query -W -f '${Status}' mpvpn 2>/dev/null | grep -q 'ok installed'; then
         die "the Debian package mpvpn is installed" "apt-get install ./mpvpn_*.deb for a new version, or apt-get remove mpvpn first"
     fi
+    # An old release is signed, too. Marks of previews, as in 1.0.0-rc1, sort before the end with a tilde only.
+    before=$("$root/usr/local/bin/mpvpn" --version 2>/dev/null | cut -d ' ' -f 2) || :
+    newest=$(printf '%s\n' "$before" "$version" | sed 's/-/~/' | sort -V | tail -n 1 | sed 's/~/-/')
+    [ "$newest" != "$before" ] || [ "$before" = "$version" ] || [ $downgrade = yes ] ||
+        die "mpvpn $before is installed, which is newer than $version: nothing was installed" "get a newer release; --downgrade if you mean it"
     temporary=$(mktemp -d)
     fetch SHA256SUMS || die "SHA256SUMS is not at $from" "--from FOLDER or URL names where the release is"
     fetch "$archive" || die "$archive is not at $from" "a release for this processor ($arch) is needed"

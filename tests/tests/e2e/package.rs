@@ -144,6 +144,30 @@ fn the_archive_is_installed_again_and_removed_without_a_trace() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("no installation by install.sh"));
 }
 
+#[test]
+fn a_newer_version_is_replaced_by_an_older_one_only_if_that_is_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let program = root.path().join("usr/local/bin/mpvpn");
+    let from = RELEASE.folder.path().to_str().unwrap();
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    for (installed, is_older) in
+        [("9.9.10", false), ("10.0.0-rc1", false), ("9.9.9", true), ("9.9.9-rc1", true), ("9.10.0", false)]
+    {
+        fs::write(&program, format!("#!/bin/sh\necho mpvpn {installed}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let tried = install(root.path(), &["--from", from]);
+        let said = String::from_utf8_lossy(&tried.stderr);
+        assert_eq!(tried.status.success(), is_older, "{installed}: {said}");
+        let is_there = fs::read(&program).unwrap().starts_with(b"#!/bin/sh");
+        assert_eq!(is_there, !is_older, "{installed}");
+        let refusal = format!("mpvpn {installed} is installed, which is newer than {VERSION}");
+        assert_eq!(said.contains(&refusal) && said.contains("--downgrade"), !is_older, "{said}");
+    }
+    let asked = install(root.path(), &["--from", from, "--downgrade"]);
+    assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+    assert!(!fs::read(&program).unwrap().starts_with(b"#!/bin/sh"));
+}
+
 /// The message of install.sh when it refuses; nothing may be installed.
 #[track_caller]
 fn refused(release: &Path, args: &[&str]) -> String {
